@@ -1,0 +1,8 @@
+"""Lightning callbacks over the engine."""
+
+from prunerecover.callbacks.depth_prune import DepthPrune
+from prunerecover.callbacks.distill_recover import DistillRecover
+from prunerecover.callbacks.prune_report import PruneReport
+from prunerecover.callbacks.schedule import PruneSchedule
+
+__all__ = ["DepthPrune", "DistillRecover", "PruneReport", "PruneSchedule"]

@@ -1,0 +1,132 @@
+"""DistillRecover: recover a pruned network by soft distillation (Hinton 2015, arXiv 1503.02531) from the dense one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from prunerecover.batches import ModelInputs, call, logits_of
+from prunerecover.callbacks.features import FeatureMatcher
+from prunerecover.callbacks.ledger import Ledger
+from prunerecover.callbacks.listener import SurgeryListener
+from prunerecover.callbacks.student import Student
+from prunerecover.callbacks.target import find_target
+from prunerecover.callbacks.teacher import copy_dense, load_teacher, open_teacher, save_teacher
+from prunerecover.distillation import distillation_loss
+from prunerecover.plan import Plan
+from prunerecover.structure import get_module, unwrap
+
+
+class DistillRecover(SurgeryListener):
+    """Add the dense network's predictions to the loss of any LightningModule, once it is pruned.
+
+    The loss becomes (1 - alpha) * loss + alpha * T^2 KL(teacher || student). The module's own training step is not changed:
+    the network's inputs and outputs are read by a hook. Under manual optimization the term is added in `manual_backward`.
+
+    Args:
+        teacher: "dense" (the network right before its first surgery), the path of a saved network, or a module.
+        alpha: Weight of the teacher, 0 to 1.
+        temperature: T; divides the logits of both.
+        features: Also match the hidden states after each pruned block (mean squared error relative to the teacher's).
+        target: Path of the network inside the LightningModule; default: the single supported one.
+
+    Raises:
+        ValueError: If alpha or temperature is out of range.
+    """
+
+    def __init__(
+        self,
+        teacher: str | Path | nn.Module = "dense",
+        alpha: float = 0.5,
+        temperature: float = 2.0,
+        features: bool = False,
+        target: str | None = None,
+    ) -> None:
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"Expected argument alpha to be between 0 and 1, but got {alpha}.")
+        if temperature <= 0:
+            raise ValueError(f"Expected argument temperature to be positive, but got {temperature}.")
+        self.teacher, self.alpha, self.temperature = teacher, alpha, temperature
+        self.features, self.target = features, target
+        self._network: nn.Module | None = teacher if isinstance(teacher, nn.Module) else None
+        self._student: Student | None = None
+        self._matcher: FeatureMatcher | None = None
+        self._matched_plan: Plan | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Install the ledger before any checkpoint is read."""
+        Ledger.of(pl_module)
+
+    def before_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
+        """Keep the dense network as the teacher, in memory and in a file."""
+        ledger = Ledger.of(pl_module)
+        mine = find_target(pl_module, self.target)
+        if self.teacher == "dense" and target == mine and self._network is None and target not in ledger.plans:
+            self._network = copy_dense(pl_module, target).to(pl_module.device)
+            ledger.teacher = save_teacher(trainer, self._network)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Get the teacher of a resumed run, and attach to the training step."""
+        ledger, target = Ledger.of(pl_module), find_target(pl_module, self.target)
+        if self._network is None and self.teacher != "dense":
+            assert not isinstance(self.teacher, nn.Module)
+            self._network = open_teacher(pl_module, target, self.teacher)
+        elif self._network is None and not ledger.is_dense:
+            if ledger.teacher is None:
+                raise RuntimeError(
+                    "Expected a dense teacher from before the surgery, but the model was pruned without DistillRecover. "
+                    "Pass DistillRecover(teacher=path)."
+                )
+            self._network = load_teacher(trainer, pl_module, target, ledger.teacher)
+        if self._network is not None:
+            self._network.to(pl_module.device).eval().requires_grad_(False)
+        self._student = Student(pl_module, unwrap(get_module(pl_module, target)), self._add_term)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        """Follow surgery with the feature hooks."""
+        if self.features:
+            self._update_matcher(pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Detach from the training step."""
+        self._detach()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Detach from the training step."""
+        self._detach()
+
+    def _detach(self) -> None:
+        if self._student is not None:
+            self._student.detach()
+        if self._matcher is not None:
+            self._matcher.detach()
+        self._student = self._matcher = self._matched_plan = None
+        if not isinstance(self.teacher, nn.Module):
+            self._network = None
+
+    def _add_term(self, module: pl.LightningModule, loss: Tensor, inputs: ModelInputs, output: Any) -> Tensor:
+        """Return the loss with the teacher's part in it; unchanged while nothing is pruned."""
+        if self._network is None:
+            return loss
+        with torch.no_grad():
+            wanted = logits_of(call(self._network, inputs))
+        term = distillation_loss(logits_of(output), wanted, self.temperature)
+        if self._matcher is not None:
+            term = term + self._matcher.loss()
+        module.log("distillation_loss", term.detach())
+        return (1 - self.alpha) * loss + self.alpha * term
+
+    def _update_matcher(self, module: pl.LightningModule) -> None:
+        """Follow the structure: hooks are on the blocks that are there now."""
+        target = find_target(module, self.target)
+        plan = Ledger.of(module).plans.get(target)
+        if self._network is None or plan is None or plan is self._matched_plan:
+            return
+        if self._matcher is not None:
+            self._matcher.detach()
+        self._matcher = FeatureMatcher(unwrap(get_module(module, target)), self._network, plan)
+        self._matched_plan = plan

@@ -1,0 +1,95 @@
+"""One surgery in the middle of a fit: everything that has to change with the model changes here, in one place."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from prunerecover.callbacks.ledger import Ledger
+from prunerecover.callbacks.listener import SurgeryListener
+from prunerecover.callbacks.optimizers import check_held, follow_surgery
+from prunerecover.callbacks.shadows import shadow_modules
+from prunerecover.merge import plan_merge
+from prunerecover.plan import Plan
+from prunerecover.structure import get_module, unwrap
+from prunerecover.surgery import check_source
+
+
+def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan, merge: bool = False) -> None:
+    """Apply a plan to the network at `target`, in the module, its optimizers, its shadow copies and its DDP wrapper.
+
+    Args:
+        trainer: In the middle of a fit, at the start of an epoch, or before any other loop.
+        module: Its LightningModule.
+        target: Path of the network.
+        plan: Made for the network as it is; the same on every rank.
+        merge: Merge what became linear at once.
+
+    Raises:
+        RuntimeError: If trainable parameters are in no optimizer.
+        ValueError: If the plan is for another model. Nothing is changed in either case.
+    """
+    network = unwrap(get_module(module, target))
+    check_source(network, plan)
+    check_held(trainer.optimizers, network)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, SurgeryListener):
+            callback.before_surgery(trainer, module, target)
+    for optimizer in trainer.optimizers:  # stale gradients would move what is gone and distort the clip norm
+        optimizer.zero_grad(set_to_none=True)
+    plans = [plan]
+    _apply(trainer, module, target, plan)
+    if merge:
+        plans.append(plan_merge(network))
+        _apply(trainer, module, target, plans[-1])
+    for shadow in shadow_modules(module):
+        for each in plans:
+            Ledger.of(shadow).apply(shadow, target, each)
+    _rewrap(trainer)
+    _forget_best(trainer)
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+
+
+def _apply(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan) -> None:
+    if plan.edits:
+        follow_surgery(trainer.optimizers, Ledger.of(module).apply(module, target, plan))
+
+
+def _rewrap(trainer: pl.Trainer) -> None:
+    """Give DDP a reducer for the parameters that are there now."""
+    strategy = trainer.strategy
+    if isinstance(strategy, DDPStrategy) and isinstance(strategy.model, DistributedDataParallel):
+        strategy.model = strategy.lightning_module  # drops the last reference to the old wrapper first
+        strategy.configure_ddp()
+        strategy._pl_static_graph_delay_done = False
+
+
+def _forget_best(trainer: pl.Trainer) -> None:
+    """Scores from before the surgery are of another model: "best" starts anew, and patience with it."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, ModelCheckpoint):
+            _forget_best_checkpoint(callback)
+        elif isinstance(callback, EarlyStopping):
+            callback.wait_count = 0
+            worst = torch.tensor(torch.inf)
+            callback.best_score = worst if callback.mode == "min" else -worst
+    for config in trainer.lr_scheduler_configs:
+        scheduler: Any = config.scheduler
+        if isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.best = torch.inf if scheduler.mode == "min" else -torch.inf
+            scheduler.num_bad_epochs = 0
+
+
+def _forget_best_checkpoint(callback: ModelCheckpoint) -> None:
+    callback.best_k_models = {}
+    callback.best_model_path = callback.kth_best_model_path = ""
+    callback.best_model_score = callback.current_score = None
+    callback.kth_value = torch.tensor(torch.inf if callback.mode == "min" else -torch.inf)

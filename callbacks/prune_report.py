@@ -1,0 +1,92 @@
+"""PruneReport: write down what a fit with surgery did, at its end."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_info
+
+from prunerecover.batches import ModelInputs
+from prunerecover.callbacks.capture import capture_inputs
+from prunerecover.callbacks.ledger import Ledger
+from prunerecover.callbacks.target import find_target
+from prunerecover.callbacks.teacher import copy_dense
+from prunerecover.figures import plot_history, plot_plan
+from prunerecover.merge import merge
+from prunerecover.plan import Plan
+from prunerecover.report import compare
+from prunerecover.structure import get_module, unwrap
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class PruneReport(pl.Callback):
+    """Compare the network before and after pruning (parameters, MACs, latency, memory), with the metrics over epochs.
+
+    Args:
+        dir: Folder for report.md, report.json, plan.json and the figures; relative to the trainer's default_root_dir.
+        target: Path of the network inside the LightningModule; default: the single supported one.
+        samples: Batch size of the measurements.
+        pairs: Interleaved pairs of timed passes; 0 skips the timing.
+    """
+
+    def __init__(self, dir: str | Path = "report", target: str | None = None, samples: int = 8, pairs: int = 30) -> None:
+        self.dir, self.target, self.samples, self.pairs = Path(dir), target, samples, pairs
+        self.history: dict[str, list[tuple[int, float]]] = {}
+        self._example: ModelInputs | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Install the ledger before any checkpoint is read."""
+        Ledger.of(pl_module)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep a batch to measure on."""
+        target = find_target(pl_module, self.target)
+        self._example = capture_inputs(trainer, pl_module, target, self.samples, seed=0)[0]
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the metrics of the epoch."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        for name, value in trainer.callback_metrics.items():
+            if name != "removed_units":
+                self.history.setdefault(name, []).append((trainer.current_epoch, float(value)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keep the history in checkpoints."""
+        return {"history": copy.deepcopy(self.history)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the history of the run that is resumed."""
+        self.history = copy.deepcopy(state_dict["history"])
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Measure and write, on one rank."""
+        if not trainer.is_global_zero or self._example is None or trainer.fast_dev_run:
+            return
+        folder = self.dir if self.dir.is_absolute() else Path(trainer.default_root_dir) / self.dir
+        target, ledger = find_target(pl_module, self.target), Ledger.of(pl_module)
+        dense = copy_dense(pl_module, target)
+        pruned = copy.deepcopy(unwrap(get_module(pl_module, target)))
+        plan = ledger.plans.get(target, Plan())
+        merge(pruned)
+        inputs = self._example.to(pl_module.device)
+        details = {"history": self.history, "surgeries": ledger.events}
+        report = compare(dense, pruned, inputs, plan=plan, pairs=self.pairs, details=details)
+        report.save(folder, figures=self._figures(plan, ledger))
+        plan.save(folder / "plan.json")
+        rank_zero_info(f"prunerecover: report written to {folder}")
+
+    def _figures(self, plan: Plan, ledger: Ledger) -> dict[str, Figure]:
+        figures = {"layers": plot_plan(plan)} if plan.edits else {}
+        surgeries = [(event["epoch"], f"-{len(event['units'])}") for event in ledger.events]
+        for name, points in self.history.items():
+            if "acc" in name or "top" in name or "loss" in name:
+                figures[name.replace("/", "_")] = plot_history(
+                    {name: points}, surgeries, metric=name, percent="loss" not in name
+                )
+        return figures

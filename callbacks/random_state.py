@@ -1,0 +1,51 @@
+"""Random states of all ranks as plain data, so that a resumed run draws what an uninterrupted one would.
+
+Lightning saves none. Exact from a file written at the end of an epoch; from the middle of one the state of the surgery is
+exact, but the order of the remaining batches is not.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+
+def collect() -> list[dict[str, Any]]:
+    """Return the states of every rank (all ranks must call this), readable with `torch.load(weights_only=True)`."""
+    own = _collect_own()
+    if not (dist.is_available() and dist.is_initialized()):
+        return [own]
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, own)
+    return states
+
+
+def restore(states: list[dict[str, Any]]) -> None:
+    """Set this rank's state; nothing happens if the world has another size than when it was saved."""
+    distributed = dist.is_available() and dist.is_initialized()
+    rank, world = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+    if world != len(states):
+        return
+    state = states[rank]
+    torch.set_rng_state(state["torch"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _collect_own() -> dict[str, Any]:
+    version, internal, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "python": (version, list(internal), gauss),
+        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }

@@ -1,0 +1,78 @@
+"""When units go: all at once, or a few every few epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PruneSchedule:
+    """Epochs at which surgery happens, always at their start.
+
+    Args:
+        start: First epoch (0: before any training).
+        every: Epochs between surgeries; None removes everything at `start`.
+        step: Units *per kind* that each surgery removes; needed with `every`.
+        alternate: Take the kinds in turn, one kind per surgery.
+
+    Raises:
+        ValueError: If a number is out of range or `step` and `every` do not come together.
+
+    >>> PruneSchedule(start=1, every=2, step=1).events({"attention": 2, "activation": 1})
+    [(1, {'attention': 1, 'activation': 1}), (3, {'attention': 1})]
+    """
+
+    start: int = 0
+    every: int | None = None
+    step: int | None = None
+    alternate: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if self.start < 0:
+            raise ValueError(f"Expected argument start to be an epoch >= 0, but got {self.start}.")
+        for name in ("every", "step"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"Expected argument {name} to be at least 1, but got {value}.")
+        if self.step is not None and self.every is None:
+            raise ValueError("Expected argument every with step: how many epochs lie between two surgeries.")
+        if self.alternate and self.every is None:
+            raise ValueError("Expected argument every with alternate=True: how many epochs lie between two surgeries.")
+
+    @property
+    def is_progressive(self) -> bool:
+        """Whether there may be several surgeries."""
+        return self.every is not None
+
+    def events(self, counts: Mapping[str, int]) -> list[tuple[int, dict[str, int]]]:
+        """Return the epoch of each surgery and the units it removes, given how many go in all."""
+        left = {kind: n for kind, n in counts.items() if n > 0}
+        if self.every is None:
+            return [(self.start, left)] if left else []
+        events: list[tuple[int, dict[str, int]]] = []
+        order = list(left)
+        while left:
+            kinds = [next(kind for kind in order if kind in left)] if self.alternate else list(left)
+            taken = {kind: min(self.step or 1, left[kind]) for kind in kinds}
+            events.append((self.start + self.every * len(events), taken))
+            left = {kind: n - taken.get(kind, 0) for kind, n in left.items() if n > taken.get(kind, 0)}
+            order = [*(k for k in order if k not in kinds), *kinds]
+        return events
+
+    def check_fits(self, epochs: Sequence[int], max_epochs: int | None) -> None:
+        """Raise ValueError if a surgery would come at or after `max_epochs`."""
+        if epochs and max_epochs is not None and max_epochs >= 0 and epochs[-1] >= max_epochs:
+            raise ValueError(
+                f"Expected all surgeries before max_epochs={max_epochs}, but the last of {len(epochs)} comes at the start of "
+                f"epoch {epochs[-1]} (counted from 0). Start earlier, remove more per step, or train longer."
+            )
+
+
+def schedule_of(schedule: PruneSchedule | Mapping[str, Any] | None) -> PruneSchedule:
+    """Accept a schedule, its arguments as a mapping, or None for the default."""
+    if isinstance(schedule, PruneSchedule):
+        return schedule
+    return PruneSchedule(**(schedule or {}))

@@ -1,0 +1,1 @@
+"""YAML recipes, found by name: `prunerecover fit --config digits_vit_depth`."""

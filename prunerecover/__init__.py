@@ -1,0 +1,86 @@
+"""Prune a model that you already train with Lightning, recover its quality, and get back an ordinary model.
+
+The names below are imported when first used, so `import prunerecover` is fast and the engine alone never imports
+Lightning. This module and `__main__` are the front door: they alone know all layers (engine <- callbacks <- recipes).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from prunerecover.budget import Budget as Budget
+    from prunerecover.callbacks import DepthPrune as DepthPrune
+    from prunerecover.callbacks import DistillRecover as DistillRecover
+    from prunerecover.callbacks import PruneReport as PruneReport
+    from prunerecover.callbacks import PruneSchedule as PruneSchedule
+    from prunerecover.checkpoint import load_pruned as load_pruned
+    from prunerecover.checkpoint import save_pruned as save_pruned
+    from prunerecover.depth import plan_depth as plan_depth
+    from prunerecover.measure import Measurement as Measurement
+    from prunerecover.measure import measure as measure
+    from prunerecover.merge import merge as merge
+    from prunerecover.plan import Plan as Plan
+    from prunerecover.plan import PlanSet as PlanSet
+    from prunerecover.report import Report as Report
+    from prunerecover.report import compare as compare
+    from prunerecover.surgery import Applied as Applied
+    from prunerecover.surgery import apply_plan as apply_plan
+    from prunerecover.units import Unit as Unit
+    from prunerecover.units import find_units as find_units
+
+_HOME = {
+    "Applied": "prunerecover.surgery",
+    "Budget": "prunerecover.budget",
+    "DepthPrune": "prunerecover.callbacks",
+    "DistillRecover": "prunerecover.callbacks",
+    "Measurement": "prunerecover.measure",
+    "Plan": "prunerecover.plan",
+    "PlanSet": "prunerecover.plan",
+    "PruneReport": "prunerecover.callbacks",
+    "PruneSchedule": "prunerecover.callbacks",
+    "Report": "prunerecover.report",
+    "Unit": "prunerecover.units",
+    "apply_plan": "prunerecover.surgery",
+    "compare": "prunerecover.report",
+    "find_units": "prunerecover.units",
+    "load_pruned": "prunerecover.checkpoint",
+    "measure": "prunerecover.measure",
+    "merge": "prunerecover.merge",
+    "plan_depth": "prunerecover.depth",
+    "save_pruned": "prunerecover.checkpoint",
+}
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        public = ", ".join(sorted(_HOME))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. Public names: {public}.")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
+
+
+class _Package(ModuleType):
+    """Keeps `prunerecover.merge` and `prunerecover.measure` the functions.
+
+    Importing the submodule of the same name binds it on the package; without this, what `from prunerecover import
+    merge` gives would depend on what was imported before.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,8 @@
+"""`python -m prunerecover`: the same as the console script."""
+
+import sys
+
+from prunerecover.recipes.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""How much goes: the budget of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prunerecover.units import KINDS
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Say what is removed: exactly one of the arguments.
+
+    Args:
+        remove: Number of units per kind.
+        ratio: Share of the units per kind, rounded to the nearest count.
+        macs: Share of the MACs.
+        params: Share of the parameters.
+        latency: Share of the latency measured on the target device.
+
+    Raises:
+        ValueError: If none or several are given, or a number is out of range.
+
+    >>> Budget(remove={"attention": 3})
+    Budget(remove={'attention': 3}, ratio=None, macs=None, params=None, latency=None)
+    """
+
+    remove: Mapping[str, int] | None = None
+    ratio: Mapping[str, float] | None = None
+    macs: float | None = None
+    params: float | None = None
+    latency: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if len(given) != 1:
+            raise ValueError(
+                f"Expected exactly one of remove, ratio, macs, params, latency, but got {sorted(given) or 'none'}. "
+                'For example Budget(remove={"attention": 3}).'
+            )
+        for kind in (*(self.remove or ()), *(self.ratio or ())):
+            if kind not in KINDS:
+                raise ValueError(f"Expected kinds among {', '.join(KINDS)}, but got '{kind}'.")
+        for kind, count in (self.remove or {}).items():
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise ValueError(f"Expected a whole number of units >= 0 for '{kind}', but got {count!r}.")
+        for share in ((self.ratio or {}).values(), (v for v in (self.macs, self.params, self.latency) if v is not None)):
+            for value in share:
+                if not 0 <= value < 1:
+                    raise ValueError(f"Expected a removed share between 0 and 1 (exclusive), but got {value}.")
+
+    def kinds(self, available: Sequence[str]) -> tuple[str, ...]:
+        """Return the kinds that the budget takes from; all `available` ones for a share of cost."""
+        named = self.remove if self.remove is not None else self.ratio
+        return tuple(available) if named is None else tuple(named)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was given, as JSON primitives.
+
+        >>> Budget(macs=0.3).to_dict()
+        {'macs': 0.3}
+        """
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in given.items()}
+
+    def counts(self, available: Mapping[str, int]) -> dict[str, int]:
+        """Return how many units of each kind go, given how many there are.
+
+        Raises:
+            ValueError: If more are asked for than exist.
+            NotImplementedError: For budgets in shares of cost, which need a search and not a count.
+        """
+        if self.remove is not None:
+            counts = dict(self.remove)
+        elif self.ratio is not None:
+            counts = {kind: round(share * available.get(kind, 0)) for kind, share in self.ratio.items()}
+        else:
+            raise TypeError("Expected a budget in units, but got one in a share of cost. See plan_depth.")
+        for kind, count in counts.items():
+            if count > available.get(kind, 0):
+                raise ValueError(
+                    f"Expected at most {available.get(kind, 0)} units of kind '{kind}' to remove, but got {count}. "
+                    "Lower the number, or list the units with find_units(model)."
+                )
+        return counts

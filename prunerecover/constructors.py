@@ -1,0 +1,276 @@
+"""How to build a dense model again from plain data: timm's name and arguments, or a transformers class and config.
+
+Only these two libraries' own constructors are ever called, with arguments that shape a network and nothing else (no
+file, address, checkpoint or code can be named), so a file can neither execute nor fetch anything. Neither library keeps
+the arguments of a model for good: they are read off the model, and returned only if building from them gives the same
+model but for the values of parameters. Not covered: layers handed in as classes, models of other libraries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.fingerprint import tensors_hash
+from prunerecover.replacements import Replacement, SlopeBias
+
+GENERIC = {
+    "VisionTransformer": "vit_base_patch16_224",
+    "VisionTransformerDistilled": "deit_base_distilled_patch16_224",
+}
+COMMON = ("num_classes", "in_chans", "img_size", "drop_rate", "drop_path_rate")
+ARGUMENTS = frozenset(
+    {*COMMON, "patch_size", "global_pool", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "qk_norm"}
+    | {"scale_attn_norm", "scale_mlp_norm", "proj_bias", "init_values", "class_token", "pos_embed", "no_embed_class"}
+    | {"reg_tokens", "pre_norm", "final_norm", "fc_norm", "pool_include_prefix", "dynamic_img_size", "dynamic_img_pad"}
+    | {"pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "act_layer", "norm_layer"}
+)
+ATTENTIONS = ("eager", "sdpa")
+# What a transformers config may name that is not in the config: code and weights to fetch.
+REACHING_OUT = ("attn_implementation", "experts_implementation", "auto_map", "backbone", "use_pretrained_backbone")
+# Attributes that do not change what a model computes in evaluation mode.
+BYSTANDERS = frozenset(
+    {"training", "init_values", "fused_attn", "grad_checkpointing", "gradient_checkpointing", "distilled_training"}
+    | {"weight_init_mode", "fix_init", "name_or_path", "loss_type"}
+)
+
+
+def constructor_of(model: nn.Module) -> dict[str, Any] | None:
+    """Return the data that `build` needs to make this dense model again, or None if it is not known.
+
+    Args:
+        model: Unwrapped, on any device; it is not changed, nor is the random state.
+
+    Returns:
+        JSON primitives. Building from them was tried: the result has the same text (`repr`), plain attributes (heads,
+        scales, pooling), names, shapes, and buffers that no checkpoint holds.
+    """
+    if any(isinstance(module, Replacement | SlopeBias) for module in model.modules()):
+        return None
+    if "PreTrainedModel" in {cls.__name__ for cls in type(model).__mro__}:
+        candidates = _transformers_candidates(model)
+    elif type(model).__module__.startswith("timm."):
+        candidates = _timm_candidates(model)
+    else:
+        return None
+    return next((candidate for candidate in candidates if _makes(candidate, model)), None)
+
+
+def build(constructor: dict[str, Any]) -> nn.Module:
+    """Build the dense model with parameters on the meta device and buffers in memory; tied parameters are tied.
+
+    Raises:
+        ValueError: If the data names anything but a timm model or a transformers class with arguments that shape it.
+    """
+    from accelerate import init_empty_weights
+
+    if "timm" in constructor:
+        _check_timm(constructor)
+    elif "transformers" not in constructor:
+        raise ValueError(
+            f"Expected a constructor of timm or transformers, but got {sorted(constructor)}. "
+            "Build the dense model yourself and pass it: load_pruned(path, model)."
+        )
+    with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
+        model = _build_timm(constructor) if "timm" in constructor else _build_transformers(constructor)
+    if hasattr(model, "tie_weights"):  # making the parameters meta parted those that were one
+        model.tie_weights()
+    return model
+
+
+def _check_timm(constructor: dict[str, Any]) -> None:
+    import timm
+
+    name, kwargs = constructor["timm"], constructor.get("kwargs", {})
+    if not isinstance(name, str) or not timm.is_model(name):
+        raise ValueError(f"Expected the name of a model of timm {timm.__version__}, but got {name!r}. Is timm too old?")
+    odd = sorted(key for key, value in kwargs.items() if key not in ARGUMENTS or not _is_plain(value))
+    if odd:
+        raise ValueError(
+            f"Expected only arguments that shape '{name}', as numbers and words, but got {', '.join(odd)}. "
+            "Build the dense model yourself and pass it: load_pruned(path, model)."
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, bool | int | float | str) or (
+        isinstance(value, list | tuple) and all(isinstance(v, bool | int | float) for v in value)
+    )
+
+
+def _build_timm(constructor: dict[str, Any]) -> nn.Module:
+    import timm
+
+    model: nn.Module = timm.create_model(constructor["timm"], pretrained=False, **constructor.get("kwargs", {}))
+    return model
+
+
+def _build_transformers(constructor: dict[str, Any]) -> nn.Module:
+    import transformers
+
+    name = constructor["transformers"]
+    cls = getattr(transformers, str(name), None)
+    config_class = getattr(cls, "config_class", None)
+    if config_class is None or not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+        raise ValueError(
+            f"Expected the name of a model class of transformers {transformers.__version__}, but got {name!r}. "
+            "Is transformers too old?"
+        )
+    attention = constructor.get("attention")
+    config = config_class.from_dict(
+        _self_contained(constructor["config"]),
+        attn_implementation=attention if attention in ATTENTIONS else None,
+    )
+    model: nn.Module = cls(config)
+    return model
+
+
+def _self_contained(config: Any) -> Any:
+    """Drop what would reach out of the config, and private entries, at every level."""
+    if isinstance(config, list):
+        return [_self_contained(entry) for entry in config]
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: _self_contained(value)
+        for key, value in config.items()
+        if key not in REACHING_OUT and not str(key).startswith("_")
+    }
+
+
+def _makes(constructor: dict[str, Any], model: nn.Module) -> bool:
+    """Whether building from `constructor` gives a model like this one."""
+    try:
+        built = build(constructor)
+    except Exception:  # a guess may fail in any way; then it is not the constructor
+        return False
+    return (
+        repr(built) == repr(model)
+        and tensors_hash(built) == tensors_hash(model)
+        and _plain_attributes(built) == _plain_attributes(model)
+        and _same_tables(built, model)
+    )
+
+
+def _plain_attributes(model: nn.Module) -> list[dict[str, Any]]:
+    """Numbers, words and tuples on every module, which `repr` leaves out."""
+    return [
+        {
+            name: value
+            for name, value in vars(module).items()
+            if isinstance(value, bool | int | float | str | tuple) and name not in BYSTANDERS and name[0] != "_"
+        }
+        for module in model.modules()
+    ]
+
+
+def _same_tables(built: nn.Module, model: nn.Module) -> bool:
+    """Whether buffers that no state dict holds (rotary tables) are equal; those on the meta device are not looked at."""
+    held, tables = model.state_dict(), dict(built.named_buffers())
+    for name, buffer in model.named_buffers():
+        if name in held or buffer.is_meta:
+            continue
+        if name not in tables or not torch.equal(tables[name].to(buffer.dtype), buffer.cpu()):
+            return False
+    return True
+
+
+def _transformers_candidates(model: Any) -> Iterator[dict[str, Any]]:
+    import transformers
+
+    name = type(model).__name__
+    if getattr(transformers, name, None) is type(model):
+        config = _self_contained(json.loads(model.config.to_json_string(use_diff=False)))
+        attention = getattr(model.config, "_attn_implementation", None)
+        yield {"transformers": name, "config": config, "attention": attention if attention in ATTENTIONS else None}
+
+
+def _timm_candidates(model: Any) -> Iterator[dict[str, Any]]:
+    """Guess from the shortest arguments to the longest; what timm keeps of a call (since 1.0.26) comes early."""
+    architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+    generic = GENERIC.get(type(model).__name__)
+    shape = _arguments(model) if hasattr(model, "blocks") and hasattr(model, "patch_embed") else {}
+    call = {name: _as_json(value) for name, value in (getattr(model, "_model_args", None) or {}).items()}
+    common = {name: shape[name] for name in COMMON if name in shape}
+    for name in dict.fromkeys(filter(None, (architecture, generic))):
+        for kwargs in ({}, call, common, shape):
+            if ARGUMENTS.issuperset(kwargs):
+                yield {"timm": name, "kwargs": kwargs}
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _arguments(model: Any) -> dict[str, Any]:
+    """Read the arguments of a VisionTransformer off its parts; those that cannot be told are left out."""
+    embed, block = model.patch_embed, model.blocks[0]
+    attention, mlp = getattr(block, "attn", None), getattr(block, "mlp", None)
+    found = {
+        "num_classes": getattr(model, "num_classes", None),
+        "in_chans": getattr(getattr(embed, "proj", None), "in_channels", None),
+        "img_size": _as_json(getattr(embed, "img_size", None)),
+        "patch_size": _as_json(getattr(embed, "patch_size", None)),
+        "depth": len(model.blocks),
+        "global_pool": getattr(model, "global_pool", None),
+        "embed_dim": getattr(model, "embed_dim", None),
+        "class_token": getattr(model, "cls_token", None) is not None,
+        "pos_embed": "none" if getattr(model, "pos_embed", None) is None else None,
+        "no_embed_class": getattr(model, "no_embed_class", None),
+        "reg_tokens": getattr(model, "num_reg_tokens", None),
+        "pool_include_prefix": getattr(model, "pool_include_prefix", None),
+        "dynamic_img_size": getattr(model, "dynamic_img_size", None),
+        "dynamic_img_pad": getattr(embed, "dynamic_img_pad", None),
+        "pre_norm": _is_there(model, "norm_pre"),
+        "final_norm": _is_there(model, "norm") or _is_there(model, "fc_norm"),
+        "fc_norm": _is_there(model, "fc_norm"),
+        "init_values": getattr(getattr(block, "ls1", None), "init_values", 1e-5) if _is_there(block, "ls1") else None,
+        "scale_attn_norm": _is_there(attention, "norm"),
+        "scale_mlp_norm": _is_there(mlp, "norm"),
+        "qk_norm": _is_there(attention, "q_norm"),
+        "num_heads": getattr(attention, "num_heads", None),
+        "qkv_bias": _has_bias(attention, "qkv"),
+        "proj_bias": _has_bias(attention, "proj"),
+        "mlp_ratio": _mlp_ratio(mlp, getattr(model, "embed_dim", 1)),
+        "act_layer": _word(getattr(mlp, "act", None), nn.GELU),
+        "norm_layer": _word(getattr(block, "norm1", None), nn.LayerNorm),
+        **_rates(model, attention),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _rates(model: Any, attention: Any) -> dict[str, float | None]:
+    return {
+        "drop_rate": getattr(getattr(model, "head_drop", None), "p", None),
+        "pos_drop_rate": getattr(getattr(model, "pos_drop", None), "p", None),
+        "patch_drop_rate": getattr(getattr(model, "patch_drop", None), "prob", None),
+        "proj_drop_rate": getattr(getattr(attention, "proj_drop", None), "p", None),
+        "attn_drop_rate": getattr(getattr(attention, "attn_drop", None), "p", None),
+        "drop_path_rate": getattr(getattr(model.blocks[-1], "drop_path1", None), "drop_prob", None),
+    }
+
+
+def _is_there(parent: Any, name: str) -> bool:
+    return not isinstance(getattr(parent, name, None), nn.Identity | None)
+
+
+def _has_bias(parent: Any, name: str) -> bool | None:
+    linear = getattr(parent, name, None)
+    return isinstance(linear.bias, Tensor) if isinstance(linear, nn.Linear) else None
+
+
+def _mlp_ratio(mlp: Any, width: int) -> float | None:
+    hidden = getattr(getattr(mlp, "fc1", None), "out_features", None)
+    if hidden is None:
+        return None
+    ratio = hidden / width
+    return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
+
+
+def _word(layer: nn.Module | None, default: type[nn.Module]) -> str | None:
+    """timm's word for a layer class, as a guess; None for its default."""
+    return None if layer is None or type(layer) is default else type(layer).__name__.lower()

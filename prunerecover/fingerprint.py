@@ -1,0 +1,46 @@
+"""Hashes that tell whether a plan and a model belong together.
+
+Names and shapes are compared, never dtype or device: a plan made in float32 or on the meta device applies to the same model
+in bfloat16 on a GPU. Values are compared after rounding to bfloat16, on at most 1,024 evenly spaced elements per tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+SAMPLES_PER_TENSOR = 1024
+
+
+def tensors_hash(model: nn.Module) -> str:
+    """Hash the class name and the names and shapes of all parameters and persistent buffers.
+
+    >>> tensors_hash(nn.Linear(2, 3)) == tensors_hash(nn.Linear(2, 3).double())
+    True
+    """
+    digest = hashlib.sha256(type(model).__name__.encode())
+    for name, tensor in _named_tensors(model):
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+    return digest.hexdigest()
+
+
+def weights_hash(model: nn.Module) -> str | None:
+    """Hash the values of all parameters; None if any is on the meta device."""
+    digest = hashlib.sha256()
+    for name, tensor in _named_tensors(model):
+        if tensor.is_meta:
+            return None
+        flat = tensor.detach().flatten()
+        step = max(1, flat.numel() // SAMPLES_PER_TENSOR)
+        sample = flat[::step][:SAMPLES_PER_TENSOR].to("cpu", torch.bfloat16)
+        digest.update(name.encode())
+        digest.update(sample.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    state = model.state_dict(keep_vars=True)
+    return iter(sorted(((k, v) for k, v in state.items() if isinstance(v, Tensor)), key=lambda item: item[0]))

@@ -1,0 +1,80 @@
+"""Importance by the first-order effect of the weights on the loss.
+
+Molchanov et al. 2019 (arXiv 1906.10771), as Shortened LLaMA (arXiv 2402.02834, "Taylor+") uses it for whole blocks:
+sum |w dL/dw| over the unit's parameters, dL/dw averaged over the calibration samples. For activations over the two linears
+around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from prunerecover.batches import as_inputs
+from prunerecover.importance.losses import loss_of
+from prunerecover.importance.parameters import unit_parameters
+from prunerecover.importance.request import Loss
+from prunerecover.observing import observing
+from prunerecover.structure import unwrap
+from prunerecover.units import Unit
+
+
+def taylor(model: nn.Module, units: Sequence[Unit], batches: Sequence[Any], loss: Loss) -> dict[str, float]:
+    """Rank units by sum |w dL/dw|. Higher means keep.
+
+    Args:
+        model: Judged in evaluation mode; no `.grad` is written.
+        units: Of any kind.
+        batches: As `loss` takes them.
+        loss: `loss(model, batch) -> scalar`, a mean over the batch.
+
+    Raises:
+        ValueError: If the loss depends on none of the parameters.
+    """
+    model = unwrap(model)
+    owned = unit_parameters(model, units)
+    parameters = list(dict.fromkeys(p for own in owned.values() for p in own))
+    with observing(model), trainable(parameters):
+        gradients = _mean_gradients(model, parameters, batches, loss)
+    salience = {p: float((p.detach().double() * g).abs().sum()) for p, g in zip(parameters, gradients, strict=True)}
+    return {name: sum(salience[p] for p in own) for name, own in owned.items()}
+
+
+@contextmanager
+def trainable(parameters: Sequence[Parameter]) -> Iterator[None]:
+    """Have gradients flow to parameters, also frozen ones, inside a `with` block."""
+    flags = [p.requires_grad for p in parameters]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter, flag in zip(parameters, flags, strict=True):
+            parameter.requires_grad_(flag)
+
+
+def _mean_gradients(
+    model: nn.Module, parameters: Sequence[Parameter], batches: Sequence[Any], loss: Loss
+) -> list[Tensor]:
+    sums = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
+    samples, used = 0, False
+    for batch in batches:
+        n = as_inputs(batch).n_samples
+        with torch.enable_grad():
+            gradients = torch.autograd.grad(loss_of(model, batch, loss), parameters, allow_unused=True)
+        for total, gradient in zip(sums, gradients, strict=True):
+            if gradient is not None:
+                total += n * gradient
+                used = True
+        samples += n
+    if not used:
+        raise ValueError(
+            "Expected a loss that depends on the units' parameters, but no gradient reached any. Does loss(model, batch) "
+            "run the model that it is given?"
+        )
+    return [total / samples for total in sums]

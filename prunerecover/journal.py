@@ -1,0 +1,95 @@
+"""What surgery changed, in a form that can be undone, kept on the CPU, pickled and deep-copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from prunerecover.families.renumber import apply_config
+from prunerecover.structure import get_module, set_module
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """The module `old` was at `path`."""
+
+    path: str
+    old: nn.Module
+
+
+@dataclass(frozen=True)
+class TakenOut:
+    """The block `old` was number `index` of the container at `path`."""
+
+    path: str
+    index: int
+    old: nn.Module
+
+
+@dataclass(frozen=True)
+class Configured:
+    """The config entries `previous` were there before."""
+
+    previous: dict[str, Any]
+
+
+@dataclass
+class Journal:
+    """A stack of reversible changes to one model.
+
+    >>> net = nn.Sequential(nn.ReLU(), nn.Tanh())
+    >>> journal = Journal()
+    >>> journal.take_out(net, "", 0)
+    >>> journal.swap(net, "0", nn.Identity())
+    >>> journal.undo(net)
+    >>> net
+    Sequential(
+      (0): ReLU()
+      (1): Tanh()
+    )
+    """
+
+    entries: list[Swapped | TakenOut | Configured] = field(default_factory=list)
+
+    def swap(self, model: nn.Module, path: str, new: nn.Module) -> None:
+        """Put `new` at `path`."""
+        self.entries.append(Swapped(path, set_module(model, path, new)))
+
+    def take_out(self, model: nn.Module, container: str, index: int) -> None:
+        """Remove one block; the later ones move up by one."""
+        blocks = get_module(model, container)
+        assert isinstance(blocks, nn.Sequential | nn.ModuleList)
+        old = blocks[index]
+        del blocks[index]
+        self.entries.append(TakenOut(container, index, old))
+
+    def configure(self, model: nn.Module, edits: dict[str, Any]) -> None:
+        """Set entries of a transformers config."""
+        self.entries.append(Configured(apply_config(model, edits)))
+
+    def undo(self, model: nn.Module, keep: int = 0) -> None:
+        """Take back all changes but the first `keep`, last first. What was removed returns to the model's device."""
+        device = _device_of(model)
+        while len(self.entries) > keep:
+            entry = self.entries.pop()
+            if isinstance(entry, Swapped):
+                set_module(model, entry.path, entry.old.to(device))
+            elif isinstance(entry, TakenOut):
+                blocks = get_module(model, entry.path)
+                assert isinstance(blocks, nn.Sequential | nn.ModuleList)
+                blocks.insert(entry.index, entry.old.to(device))
+            else:
+                apply_config(model, entry.previous)
+
+    def to_cpu(self) -> None:
+        """Move what was removed to the CPU, where it waits for an undo without holding device memory."""
+        for entry in self.entries:
+            if not isinstance(entry, Configured):
+                entry.old.cpu()
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))

@@ -1,0 +1,82 @@
+"""Run a model without leaving a trace: evaluation mode, no gradients, and everything put back afterwards.
+
+Put back are the train/eval mode of every module, the buffers (also those that a forward pass adds or exchanges) and the
+random state of the CPU and of the GPUs that hold the model. Parameters are not copied: no forward pass writes them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def observing(*models: nn.Module) -> Iterator[None]:
+    """Evaluate `models` inside a `with` block; afterwards they are bit for bit what they were.
+
+    >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
+    >>> with observing(net):
+    ...     net.training
+    False
+    >>> net.training
+    True
+    """
+    modules = [module for model in models for module in model.modules()]
+    modes = [module.training for module in modules]
+    buffers = [{name: (b, _copy(b)) for name, b in module._buffers.items()} for module in modules]
+    try:
+        with torch.random.fork_rng(devices=_cuda_devices(*models)), torch.no_grad():
+            for model in models:
+                model.eval()
+            yield
+    finally:
+        for module, mode, kept in zip(modules, modes, buffers, strict=True):
+            module.training = mode
+            _restore_buffers(module, kept)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run compiled modules eagerly, so that their operations can be seen one by one."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled then, and importing it takes a second
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of the first parameter or buffer; the CPU for a model that has neither.
+
+    >>> device_of(nn.Linear(2, 2, device="meta"))
+    device(type='meta')
+    """
+    first = next(chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def _copy(buffer: Tensor | None) -> Tensor | None:
+    return None if buffer is None else buffer.detach().clone()
+
+
+def _restore_buffers(module: nn.Module, kept: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
+    for name in [name for name in module._buffers if name not in kept]:
+        del module._buffers[name]
+    for name, (buffer, value) in kept.items():
+        module._buffers[name] = buffer
+        if buffer is None or value is None or buffer.is_meta:
+            continue
+        # Written only when it changed: writing would invalidate a graph that still waits for its backward pass.
+        if not torch.equal(buffer, value):
+            with torch.no_grad():
+                buffer.copy_(value)
+
+
+def _cuda_devices(*models: nn.Module) -> list[int]:
+    tensors = (t for model in models for t in (*model.parameters(), *model.buffers()))
+    return sorted({t.device.index or 0 for t in tensors if t.device.type == "cuda"})

@@ -1,0 +1,84 @@
+"""Describe in a Plan where it starts, where it ends, and who made it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.batches import ModelInputs
+from prunerecover.constructors import constructor_of
+from prunerecover.edits import Edit
+from prunerecover.fingerprint import tensors_hash, weights_hash
+from prunerecover.macs import count_macs
+from prunerecover.plan import MadeBy, Plan, Result, Source
+from prunerecover.surgery import apply_edits
+
+META = torch.device("meta")
+
+
+def plan_for(
+    model: nn.Module,
+    edits: Sequence[Edit],
+    *,
+    method: str,
+    arguments: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    tensors: Mapping[str, Tensor] | None = None,
+    example: ModelInputs | None = None,
+    evidence: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Make the plan that applies `edits` to this model; the model is not changed.
+
+    Args:
+        model: Unwrapped, as it is before the edits.
+        edits: In order.
+        method: What decided, as in "depth/output_divergence".
+        arguments: What it was called with, JSON primitives.
+        seed: Its seed.
+        tensors: Fitted values that the edits name.
+        example: One batch, to count the MACs of the result; None: 0 is recorded.
+        evidence: Importances, trials, predictions.
+    """
+    from prunerecover import __version__
+
+    if not edits:
+        return Plan()
+    pruned = meta_copy(model)
+    apply_edits(pruned, edits)
+    result = Result(
+        tensors=tensors_hash(pruned),
+        params=sum(p.numel() for p in pruned.parameters()),
+        macs=0 if example is None else count_macs(pruned, example.to(META)),
+    )
+    return Plan(
+        source=source_of(model),
+        result=result,
+        made_by=MadeBy(method=method, arguments=dict(arguments or {}), version=__version__, seed=seed),
+        edits=tuple(edits),
+        evidence=dict(evidence or {}),
+    ).with_tensors(tensors or {})
+
+
+def source_of(model: nn.Module) -> Source:
+    """Describe a model as the start of a plan."""
+    cls = type(model)
+    return Source(
+        class_=f"{cls.__module__}.{cls.__qualname__}",
+        constructor=constructor_of(model),
+        tensors=tensors_hash(model),
+        weights=weights_hash(model),
+    )
+
+
+def meta_copy(model: nn.Module) -> nn.Module:
+    """Copy a model without its values: parameters and buffers are on the meta device."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().to("meta")
+    return copy.deepcopy(model, memo)

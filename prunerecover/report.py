@@ -1,0 +1,290 @@
+"""Compare a model before and after pruning, and keep what was found in a form that reads back.
+
+`compare` measures and returns a `Report`; only `Report.save` writes. A report states costs (parameters, MACs, latency
+as the median of interleaved pairs, memory), metrics with confidence intervals, what was removed, what the search took,
+and where and with what all of this was measured.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
+
+from prunerecover import report_text
+from prunerecover.batches import as_inputs
+from prunerecover.families.describe import describe, is_supported
+from prunerecover.latency import LatencyRatio, latency_ratio
+from prunerecover.macs import macs_by_module
+from prunerecover.measure import Measurement, measure
+from prunerecover.observing import device_of
+from prunerecover.removed_units import removed_units
+from prunerecover.scoring import Metric, metric_named, score
+from prunerecover.statistics import Interval, is_share, mean_interval, paired_difference
+from prunerecover.structure import unwrap
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+    from prunerecover.plan import Plan
+
+SCHEMA = "prunerecover.report/1"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MetricComparison(_Frozen):
+    """One metric of both models on the same samples.
+
+    Attributes:
+        samples: How many both models saw.
+        share: Whether all scores are 0 or 1, so that their mean is a share of the samples, such as an accuracy.
+        dense: Mean score of the dense model (Wilson's interval where scores are 0 or 1).
+        pruned: Mean score of the pruned model.
+        difference: Mean of pruned - dense per sample, with the paired bootstrap interval.
+    """
+
+    samples: int
+    share: bool
+    dense: Interval
+    pruned: Interval
+    difference: Interval
+
+
+class PlanSummary(_Frozen):
+    """What a plan removed, and who made it.
+
+    Attributes:
+        removed: Names of the units in the dense model, per kind, in the order of the edits.
+        leaves: What stands in the place of each unit.
+    """
+
+    method: str = ""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    seed: int = 0
+    removed: dict[str, list[str]] = Field(default_factory=dict)
+    leaves: dict[str, str] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan) -> PlanSummary:
+        """Summarise a plan."""
+        removed: dict[str, list[str]] = {}
+        leaves: dict[str, str] = {}
+        for unit in removed_units(plan.edits):
+            removed.setdefault(unit.kind, []).append(unit.name)
+            leaves[unit.name] = unit.leaves
+        made = plan.made_by
+        return cls(method=made.method, arguments=made.arguments, seed=made.seed, removed=removed, leaves=leaves)
+
+
+class SearchCost(_Frozen):
+    """What it took to find the plan."""
+
+    seconds: float
+    peak_memory_bytes: int | None = None
+    trials: int | None = None
+
+
+class Report(_Frozen):
+    """Before and after.
+
+    Attributes:
+        dense: Cost of the dense model.
+        pruned: Cost of the pruned model.
+        block_macs: MACs of the blocks alone, dense and pruned, per batch; None for models of unknown structure.
+        latency: The interleaved comparison; None if it was skipped.
+        metrics: By name.
+        plan: What was removed.
+        search: What finding it took.
+        seed: Seed of the bootstraps.
+        details: Anything else worth keeping with the numbers, as JSON values (a history, a recipe, a note).
+    """
+
+    schema_name: Literal["prunerecover.report/1"] = Field(default="prunerecover.report/1", alias="schema")
+    dense: Measurement
+    pruned: Measurement
+    block_macs: tuple[int, int] | None = None
+    latency: LatencyRatio | None = None
+    metrics: dict[str, MetricComparison] = Field(default_factory=dict)
+    plan: PlanSummary | None = None
+    search: SearchCost | None = None
+    seed: int = 0
+    details: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of what computed."""
+        return self.dense.versions
+
+    @property
+    def time_over_macs(self) -> float | None:
+        """Share of the time left, divided by the share of the MACs left: 1 is ideal, above 1 is worse."""
+        if self.latency is None:
+            return None
+        return self.latency.ratio.value / (self.pruned.macs / self.dense.macs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Report:
+        """Read what `to_dict` returned.
+
+        Raises:
+            ValueError: If the data are not a report, or one of another schema.
+        """
+        found = data.get("schema")
+        if found != SCHEMA:
+            raise ValueError(
+                f"Expected a report of schema '{SCHEMA}', but got '{found}'. Read it with the version that wrote it."
+            )
+        try:
+            return cls.model_validate(dict(data))
+        except ValidationError as error:
+            raise ValueError(f"Expected a complete report, but {error}. Was the file edited?") from error
+
+    def to_markdown(self, figures: Iterable[str] = ()) -> str:
+        """Return the report as Markdown, with links to `figures` given as file names."""
+        return report_text.markdown(self, figures)
+
+    def table(self) -> Table:
+        """Return the comparison as a table for the terminal."""
+        return report_text.table(self)
+
+    def save(self, folder: str | Path, figures: Mapping[str, Figure] | None = None) -> Path:
+        """Write `report.md`, `report.json` and one PNG per figure into `folder`, and return the folder."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        names = [f"{name}.png" for name in figures or {}]
+        for file, figure in zip(names, (figures or {}).values(), strict=True):
+            figure.savefig(target / file, dpi=200)
+        (target / "report.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        (target / "report.md").write_text(self.to_markdown(names), encoding="utf-8")
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """Read a `report.json`, or the one in a folder.
+
+        Raises:
+            ValueError: If the file holds no report.
+        """
+        file = Path(path)
+        file = file / "report.json" if file.is_dir() else file
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"Expected JSON in {file}, but {error}. Was the file cut off?") from error
+        return cls.from_dict(data if isinstance(data, dict) else {})
+
+
+def compare(
+    dense: nn.Module,
+    pruned: nn.Module,
+    example_inputs: Any,
+    *,
+    batches: Iterable[Any] | None = None,
+    metric: str | Sequence[str] | Mapping[str, Metric] | Callable[..., Any] = "top1",
+    plan: Plan | None = None,
+    search: SearchCost | None = None,
+    device: torch.device | str | None = None,
+    pairs: int = 30,
+    warmup: int = 3,
+    threads: int | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    details: Mapping[str, Any] | None = None,
+) -> Report:
+    """Measure a model before and after pruning, side by side; both are bit-identical afterwards.
+
+    Args:
+        dense: The model before.
+        pruned: The model after.
+        example_inputs: One batch for MACs, latency and memory: a tensor, a tuple whose first element is the input, a
+            mapping of keyword arguments, or `ModelInputs`.
+        batches: Labelled batches for the metrics: tuples (input, labels) or mappings with `labels`. None: costs alone.
+        metric: `"top1"`, `"top5"`, several of them, a function (predictions, labels) -> one score per sample, or
+            functions by name.
+        plan: The plan that was applied, to be summarised.
+        search: What finding the plan took.
+        device: Where to measure; by default where the dense model is. Elsewhere copies are measured.
+        pairs: Interleaved pairs of timed passes; 0 skips the timing.
+        warmup: Untimed pairs before them.
+        threads: CPU threads to hold while timing; by default those PyTorch uses now.
+        confidence: Coverage of all intervals.
+        seed: Seed of the bootstraps.
+        details: Kept in the report as they are; JSON values.
+
+    Raises:
+        ValueError: If a metric is unknown, or there are batches but no sample in them.
+        TypeError: If the batches have no labels.
+    """
+    metrics = _metrics(metric)
+    place = device_of(dense) if device is None else torch.empty(0, device=device).device
+    first, second = (m if device_of(m) == place else copy.deepcopy(m).to(place) for m in (dense, pruned))
+    inputs = as_inputs(example_inputs).to(place)
+    before, after = (measure(m, inputs, repeats=0, threads=threads) for m in (first, second))
+    latency = None
+    if pairs:
+        latency = latency_ratio(first, second, inputs, pairs, warmup, threads, confidence, seed)
+        before = dataclasses.replace(before, latency_ms=latency.dense_ms)
+        after = dataclasses.replace(after, latency_ms=latency.pruned_ms)
+    return Report(
+        dense=before,
+        pruned=after,
+        block_macs=_block_macs(first, second, inputs),
+        latency=latency,
+        metrics={} if batches is None else _compared(first, second, batches, metrics, confidence, seed),
+        plan=None if plan is None else PlanSummary.of(plan),
+        search=search,
+        seed=seed,
+        details=dict(details or {}),
+    )
+
+
+def _metrics(metric: str | Sequence[str] | Mapping[str, Metric] | Callable[..., Any]) -> dict[str, Metric]:
+    if isinstance(metric, Mapping):
+        return dict(metric)
+    if callable(metric):
+        return {getattr(metric, "__name__", "metric"): metric}
+    return {name: metric_named(name) for name in ([metric] if isinstance(metric, str) else metric)}
+
+
+def _block_macs(dense: nn.Module, pruned: nn.Module, inputs: Any) -> tuple[int, int] | None:
+    if not is_supported(unwrap(dense)):
+        return None
+    container = describe(unwrap(dense)).container
+    before, after = (macs_by_module(model, inputs) for model in (dense, pruned))
+    return (before[container], after[container]) if container in before and container in after else None
+
+
+def _compared(
+    dense: nn.Module,
+    pruned: nn.Module,
+    batches: Iterable[Any],
+    metrics: Mapping[str, Metric],
+    confidence: float,
+    seed: int,
+) -> dict[str, MetricComparison]:
+    before, after = score((dense, pruned), batches, metrics)
+    return {
+        name: MetricComparison(
+            samples=len(before[name]),
+            share=is_share(before[name]) and is_share(after[name]),
+            dense=mean_interval(before[name], confidence, seed=seed),
+            pruned=mean_interval(after[name], confidence, seed=seed),
+            difference=paired_difference(before[name], after[name], confidence, seed=seed),
+        )
+        for name in metrics
+    }

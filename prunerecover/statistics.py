@@ -1,0 +1,148 @@
+"""Intervals for what a report states: proportions, means, medians and paired differences.
+
+Proportions get Wilson's interval (Wilson 1927), which stays inside [0, 1] and holds its level near 0 and 1. Everything
+else gets a percentile bootstrap (Efron 1979), seeded. A bootstrap knows only the samples it was given: two models that
+agree on every sample get an interval of width zero, whatever they would do on others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+CHUNK = 2**22  # drawn values held at a time
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with the interval around it.
+
+    Args:
+        value: The estimate itself.
+        low: Lower end.
+        high: Upper end.
+        confidence: Nominal coverage, between 0 and 1.
+    """
+
+    value: float
+    low: float
+    high: float
+    confidence: float = 0.95
+
+    def __contains__(self, x: float) -> bool:
+        """Whether `x` lies inside, ends included."""
+        return self.low <= x <= self.high
+
+
+def wilson_interval(correct: int, total: int, confidence: float = 0.95) -> Interval:
+    """Return the share of successes with Wilson's interval.
+
+    >>> wilson_interval(8, 10).low.__round__(3)
+    0.49
+
+    Raises:
+        ValueError: If there is no sample, or more successes than samples.
+    """
+    from scipy.stats import binomtest
+
+    if total < 1 or not 0 <= correct <= total:
+        raise ValueError(
+            f"Expected 0 <= correct <= total with at least one sample, but got correct={correct}, total={total}. "
+            "Was the evaluation loader empty?"
+        )
+    bounds = binomtest(correct, total).proportion_ci(_checked(confidence), method="wilson")
+    return Interval(correct / total, float(bounds.low), float(bounds.high), confidence)
+
+
+def mean_interval(scores: ArrayLike, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
+    """Return the mean of per-sample scores: Wilson's interval if all are 0 or 1, a bootstrap of the mean otherwise.
+
+    Raises:
+        ValueError: If there is no score, or one that is not a number.
+    """
+    values = _vector(scores)
+    if is_share(values):
+        return wilson_interval(int(values.sum()), len(values), confidence)
+    return _bootstrapped_mean(values, confidence, resamples, seed)
+
+
+def is_share(scores: ArrayLike) -> bool:
+    """Whether all scores are 0 or 1, so that their mean is a share of the samples."""
+    return bool(np.isin(scores, (0, 1)).all())
+
+
+def paired_difference(
+    before: ArrayLike, after: ArrayLike, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Interval:
+    """Return the mean of `after - before` over samples that both models saw, with a paired bootstrap.
+
+    Args:
+        before: `(N,)` scores of the first model, for instance 1 where it is right and 0 where it is wrong.
+        after: `(N,)` scores of the second model on the same samples in the same order.
+        confidence: Nominal coverage.
+        resamples: Number of bootstrap samples.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        ValueError: If the two do not have the same, positive, number of finite scores.
+    """
+    first, second = _vector(before), _vector(after)
+    if len(first) != len(second):
+        raise ValueError(
+            f"Expected scores of the same samples, but got {len(first)} before and {len(second)} after. "
+            "Score both models on the same batches."
+        )
+    return _bootstrapped_mean(second - first, confidence, resamples, seed)
+
+
+def median_interval(values: ArrayLike, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
+    """Return the median with a bootstrap interval.
+
+    Raises:
+        ValueError: If there is no value, or one that is not a number.
+    """
+    sample = _vector(values)
+    rng = np.random.default_rng(seed)
+    rows = max(1, CHUNK // len(sample))
+    medians = [
+        np.median(rng.choice(sample, size=(min(rows, resamples - done), len(sample))), axis=1)
+        for done in range(0, resamples, rows)
+    ]
+    return _percentiles(float(np.median(sample)), np.concatenate(medians), confidence)
+
+
+def _bootstrapped_mean(values: NDArray[np.float64], confidence: float, resamples: int, seed: int) -> Interval:
+    """Bootstrap a mean by drawing how often each distinct value occurs: the same law, and quick for correctness."""
+    distinct, counts = np.unique(values, return_counts=True)
+    rng = np.random.default_rng(seed)
+    rows = max(1, CHUNK // len(distinct))
+    means = [
+        rng.multinomial(len(values), counts / len(values), size=min(rows, resamples - done)) @ distinct / len(values)
+        for done in range(0, resamples, rows)
+    ]
+    return _percentiles(float(values.mean()), np.concatenate(means), confidence)
+
+
+def _percentiles(value: float, resampled: NDArray[np.float64], confidence: float) -> Interval:
+    tail = (1 - _checked(confidence)) / 2
+    low, high = np.quantile(resampled, (tail, 1 - tail))
+    return Interval(value, float(low), float(high), confidence)
+
+
+def _vector(values: ArrayLike) -> NDArray[np.float64]:
+    vector = np.asarray(values, dtype=np.float64)
+    if vector.ndim != 1 or not len(vector) or not np.isfinite(vector).all():
+        raise ValueError(
+            f"Expected a non-empty vector of finite scores, but got shape {vector.shape} with "
+            f"{int((~np.isfinite(vector)).sum())} non-finite values. "
+            "Was the evaluation loader empty, or did a model diverge?"
+        )
+    return vector
+
+
+def _checked(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise ValueError(f"Expected a confidence between 0 and 1, but got {confidence}. 0.95 is usual.")
+    return confidence

@@ -1,0 +1,104 @@
+"""Find and replace submodules by canonical path.
+
+A canonical path is relative to the network that is pruned, with the wrappers that training adds (`module.` of DDP,
+`_orig_mod.` of `torch.compile`, `base_model.model.` of peft) stripped, so that a plan made on a wrapped model applies to
+the bare one and the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+WRAPPERS = ("module", "_orig_mod")
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the network inside DDP, `torch.compile` and peft wrappers; the model itself if it has none.
+
+    >>> from torch import nn
+    >>> inner = nn.Linear(2, 2)
+    >>> unwrap(nn.DataParallel(inner)) is inner
+    True
+    """
+    while True:
+        inner = _inner(model)
+        if inner is None:
+            return model
+        model = inner
+
+
+def _inner(model: nn.Module) -> nn.Module | None:
+    children = dict(model.named_children())
+    if len(children) == 1:
+        for name in WRAPPERS:
+            if name in children:
+                return children[name]
+    if type(model).__module__.startswith("peft.") and hasattr(model, "get_base_model"):
+        base = model.get_base_model()
+        return base if isinstance(base, nn.Module) else None
+    return None
+
+
+def get_module(root: nn.Module, path: str) -> nn.Module:
+    """Return the submodule at `path`.
+
+    Raises:
+        ValueError: If there is none; the message names the deepest part of the path that exists.
+    """
+    module = root
+    parts = path.split(".") if path else []
+    for depth, part in enumerate(parts):
+        child = getattr(module, part, None)
+        if not isinstance(child, nn.Module):
+            where = ".".join(parts[:depth]) or "the model"
+            raise ValueError(
+                f"Expected a module at '{path}', but {where} ({type(module).__name__}) has no '{part}'. "
+                "Was the plan made for another model?"
+            )
+        module = child
+    return module
+
+
+def set_module(root: nn.Module, path: str, new: nn.Module) -> nn.Module:
+    """Put `new` at `path` and return what was there."""
+    parent_path, _, name = path.rpartition(".")
+    parent = get_module(root, parent_path)
+    old = get_module(parent, name)
+    if isinstance(parent, nn.Sequential | nn.ModuleList):
+        parent[int(name)] = new
+    else:
+        setattr(parent, name, new)
+    new.train(old.training)
+    return old
+
+
+@contextmanager
+def temporarily(root: nn.Module, replacements: dict[str, nn.Module]) -> Iterator[None]:
+    """Swap modules in for the length of a `with` block; the originals come back whatever happens.
+
+    >>> import torch
+    >>> net = nn.Sequential(nn.ReLU())
+    >>> with temporarily(net, {"0": nn.Identity()}):
+    ...     net(torch.tensor([-1.0])).item()
+    -1.0
+    >>> net(torch.tensor([-1.0])).item()
+    0.0
+    """
+    originals: list[tuple[str, nn.Module]] = []
+    try:
+        for path, new in replacements.items():
+            originals.append((path, set_module(root, path, new)))
+        yield
+    finally:
+        for path, old in reversed(originals):
+            training = old.training
+            set_module(root, path, old)
+            old.train(training)
+
+
+def parent_path(path: str) -> str:
+    """`"blocks.3.attn"` -> `"blocks.3"`; the empty string is the root."""
+    return path.rpartition(".")[0]

@@ -1,0 +1,139 @@
+"""Apply a plan to a model: the only code that changes structure.
+
+Everything is checked first, and what fails half way is taken back: after an error the model is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from prunerecover.batches import Batches
+from prunerecover.edits import Edit
+from prunerecover.families import describe
+from prunerecover.families.renumber import renumber
+from prunerecover.fingerprint import tensors_hash, weights_hash
+from prunerecover.journal import Journal
+from prunerecover.operations import Site, perform
+from prunerecover.plan import Plan
+from prunerecover.structure import unwrap
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What surgery did to the parameters, for an optimizer that holds them, and how to take it back.
+
+    Attributes:
+        removed: Parameters that left the model, by their old names.
+        added: New parameters by name, each with the old parameter whose optimizer group it should join.
+        journal: Every change, in order; `undo` takes them back.
+    """
+
+    removed: dict[str, Parameter] = field(default_factory=dict)
+    added: dict[str, tuple[Parameter, Parameter]] = field(default_factory=dict)
+    journal: Journal = field(default_factory=Journal)
+
+
+def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Applied:
+    """Change the model in place as the plan says.
+
+    Args:
+        model: The model the plan was made for, at any dtype and on any device, wrapped or not.
+        plan: The plan; one without edits changes nothing.
+        refit: Calibration batches to fit replacements anew, for a model with other weights than the plan's.
+
+    Returns:
+        What became of the parameters.
+
+    Raises:
+        ValueError: If the plan is for another model, its fitted tensors are missing or were fitted to other weights.
+    """
+    model = unwrap(model)
+    if not plan.edits:
+        return Applied()
+    check_source(model, plan)
+    if refit is None:
+        _check_tensors(model, plan)
+    else:
+        from prunerecover.calibrated import refit_plan
+
+        plan = refit_plan(model, plan, refit)
+    applied = apply_edits(model, plan.edits, plan.tensors)
+    if plan.result.tensors and tensors_hash(model) != plan.result.tensors:
+        undo(model, applied.journal)
+        raise ValueError("Expected the plan to leave the model it describes, but it left another. Was the file edited?")
+    return applied
+
+
+def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, Tensor] | None = None) -> Applied:
+    """Apply edits one after the other; if one fails, take all back.
+
+    Args:
+        model: An unwrapped model.
+        edits: What to do, in order.
+        tensors: Values for replacements. None: only the structure is made, because weights will be loaded into it.
+
+    Raises:
+        ValueError: If an edit names something that is not there.
+    """
+    before = dict(model.named_parameters())
+    site = Site(model, tensors)
+    try:
+        for edit in edits:
+            perform(site, edit)
+        renumber(model)
+    except Exception:
+        undo(model, site.journal)
+        raise
+    after = dict(model.named_parameters())
+    left = set(after.values())
+    removed = {name: p for name, p in before.items() if p not in left}
+    added = {name: (p, site.like_of(p)) for name, p in after.items() if p in site.likes}
+    return Applied(removed, added, site.journal)
+
+
+def undo(model: nn.Module, journal: Journal, keep: int = 0) -> None:
+    """Take back all changes in the journal but the first `keep`."""
+    journal.undo(model, keep)
+    renumber(model)
+
+
+def check_source(model: nn.Module, plan: Plan) -> None:
+    """Raise ValueError unless the plan starts from this model's names and shapes."""
+    found = tensors_hash(model)
+    if found == plan.source.tensors:
+        return
+    hint = "It has been pruned with this plan already." if found == plan.result.tensors else _difference(model, plan)
+    raise ValueError(
+        f"Expected the model that the plan was made for ({plan.source.class_ or 'unknown'}, {plan.source.tensors[:12]}), but "
+        f"got {type(model).__name__} ({found[:12]}). {hint}"
+    )
+
+
+def _difference(model: nn.Module, plan: Plan) -> str:
+    try:
+        depth = len(describe(model).blocks)
+    except ValueError as error:
+        return str(error)
+    units = ", ".join(unit for names in plan.removed.values() for unit in names)
+    return f"The plan removes {units}; this model has {depth} blocks. Make a plan for it with plan_depth(model, ...)."
+
+
+def _check_tensors(model: nn.Module, plan: Plan) -> None:
+    missing = [key for key in plan.needed_tensors if key not in plan.tensors]
+    if missing:
+        raise ValueError(
+            f"Expected the plan's fitted tensors ({', '.join(missing[:3])}, ...), but they are missing. Put the .safetensors "
+            "file that was saved with the plan beside it, or pass refit=batches to fit them anew."
+        )
+    if not plan.needed_tensors or plan.source.weights is None:
+        return
+    found = weights_hash(model)
+    if found is not None and found != plan.source.weights:
+        raise ValueError(
+            f"Expected the weights that the plan's tensors were fitted to ({plan.source.weights[:12]}), but the model has "
+            f"others ({found[:12]}). Pass refit=batches to fit them to this model."
+        )

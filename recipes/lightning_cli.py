@@ -1,0 +1,95 @@
+"""`fit | validate | test | predict | plan` on LightningCLI.
+
+Classes are addressed by their short names (`ImageClassifier`, `DepthPrune`), because they are imported here. The user's
+own classes work by class path. What LightningCLI makes easy to get wrong is settled here: no callback is forced (it
+would double one in the recipe), `plan`'s arguments belong to that command alone, and a run never fails because an
+earlier one left a config.yaml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.cli import LightningCLI
+
+from prunerecover.recipes import digits, image_classifier, image_data
+from prunerecover.recipes.planning import DepthPlan, PlanMethod, plan_with
+
+ADDRESSABLE = (image_classifier.ImageClassifier, image_data.ImageData, digits.DigitsData, DepthPlan)
+METHODS = {"depth": "prunerecover.recipes.planning.DepthPlan"}
+
+
+class PlanTrainer(pl.Trainer):
+    """A Trainer with one more entry point, `plan`."""
+
+    def plan(
+        self,
+        model: pl.LightningModule,
+        datamodule: pl.LightningDataModule | None = None,
+        method: PlanMethod | None = None,
+        output: str = "plan.json",
+        calibration: int = 192,
+        target: str | None = None,
+        ckpt_path: str | None = None,
+    ) -> None:
+        """Decide what to remove and write the plan; the model is not changed.
+
+        Args:
+            model: The module that holds the network.
+            datamodule: Where calibration batches come from; the module's own training loader otherwise.
+            method: How to decide, and how much to remove (`--method depth`, or the class path of your own).
+            output: The plan's file.
+            calibration: How many training samples to calibrate on.
+            target: Path of the network in the module; not needed when there is one candidate.
+            ckpt_path: Weights to plan for; the module's own otherwise.
+
+        Raises:
+            ValueError: If no method is given.
+        """
+        if method is None:
+            raise ValueError(
+                "Expected a method, but got none. For example: --method depth --method.remove '{\"activation\": 3}'."
+            )
+        plan = plan_with(method, model, datamodule, calibration, target, ckpt_path, self.strategy.root_device)
+        plan.save(output)
+        removed = ", ".join(f"{len(units)} {kind} ({' '.join(units)})" for kind, units in plan.removed.items())
+        print(f"Wrote {output}: removes {removed or 'nothing'}")
+
+
+class RecipeCLI(LightningCLI):
+    """LightningCLI with the `plan` command."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's commands but `tune`, and `plan`."""
+        return {**LightningCLI.subcommands(), "plan": {"model", "datamodule"}}
+
+
+def with_method_class(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with a method's short name (`depth`) replaced by its class path."""
+    replaced: list[str] = []
+    for argument in arguments:
+        after_option = bool(replaced) and replaced[-1] == "--method"
+        name = argument if after_option else argument.removeprefix("--method=")
+        prefix = "" if after_option else "--method="
+        known = name in METHODS and (after_option or argument.startswith("--method="))
+        replaced.append(prefix + METHODS[name] if known else argument)
+    return replaced
+
+
+def run(arguments: Sequence[str], **options: Any) -> RecipeCLI:
+    """Run one command.
+
+    Args:
+        arguments: The command and its options, recipe names already replaced by paths.
+        options: Further arguments of LightningCLI.
+    """
+    return RecipeCLI(
+        trainer_class=PlanTrainer,
+        save_config_kwargs={"overwrite": True},
+        seed_everything_default=1,
+        args=with_method_class(arguments),
+        **options,
+    )

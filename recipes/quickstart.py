@@ -1,0 +1,211 @@
+"""`prunerecover quickstart`: the whole flow on a real task that needs no download.
+
+Trains a small vision transformer on scikit-learn's digits, takes out activations and attentions with `DepthPrune`,
+recovers with `DistillRecover` inside an ordinary Trainer, merges, and compares with the dense model on test digits that
+nothing before has seen. The numbers of `RECIPE` were chosen on the validation digits.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import nn
+
+from prunerecover import Plan, Report, apply_plan, compare, find_units, merge, save_pruned
+from prunerecover.callbacks import DepthPrune, DistillRecover
+from prunerecover.callbacks.ledger import Ledger
+from prunerecover.figures import plot_history, plot_plan
+from prunerecover.recipes.digits import DigitsClassifier, DigitsData
+from prunerecover.scoring import metric_named, score
+
+Curve = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the quickstart trains, prunes and recovers.
+
+    Args:
+        epochs: Of the dense training.
+        learning_rate: Of the dense training.
+        recovery_epochs: After the surgery.
+        recovery_rate: Learning rate after the surgery.
+        remove: Units per kind.
+    """
+
+    epochs: int = 25
+    learning_rate: float = 1e-3
+    recovery_epochs: int = 15
+    recovery_rate: float = 5e-4
+    remove: dict[str, int] = field(default_factory=lambda: {"activation": 3, "attention": 2})
+
+
+RECIPE = Recipe()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed's models, plan and accuracies on the test digits."""
+
+    dense: nn.Module
+    pruned: nn.Module
+    plan: Plan
+    curves: dict[str, Curve]
+    accuracies: dict[str, float]
+
+
+class ValidationCurve(pl.Callback):
+    """Keeps the validation accuracy of every epoch and moves the progress bar."""
+
+    def __init__(self, progress: Progress, label: str, epochs: int, first_epoch: int = 0) -> None:
+        self.points: Curve = []
+        self.first_epoch, self.progress = first_epoch, progress
+        self.task = progress.add_task(label, total=epochs)
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the accuracy after each epoch, epochs counted from 1."""
+        epoch = self.first_epoch + trainer.current_epoch + 1
+        self.points.append((epoch, float(trainer.callback_metrics["val_top1"])))
+        self.progress.advance(self.task)
+
+
+def run_quickstart(seeds: int = 3, output: str = "report", recipe: Recipe = RECIPE) -> Report:
+    """Run the quickstart, print the tables and write the report; returns the first seed's report.
+
+    Args:
+        seeds: How many runs to average; the report shows the first.
+        output: Folder to write.
+        recipe: How to train, prune and recover.
+
+    Raises:
+        ValueError: If `seeds` is below 1.
+    """
+    if seeds < 1:
+        raise ValueError(f"Expected at least 1 seed, but got {seeds}. Use --seeds 1 for the quickest run.")
+    started, console = time.perf_counter(), Console()
+    data = DigitsData()
+    data.setup()
+    with _quiet(), Progress(console=console) as progress:
+        runs = [run_once(seed, data, recipe, progress) for seed in range(seeds)]
+        report = report_on(runs, data, recipe, time.perf_counter() - started)
+    folder = write(report, runs[0], Path(output))
+    console.print(report.table())
+    for line in summary(report):
+        console.print(line, highlight=False)
+    console.print(f"Wrote {folder}/: report.md, report.json, figures, plan.json and pruned/ (open with load_pruned).")
+    return report
+
+
+def run_once(seed: int, data: DigitsData, recipe: Recipe, progress: Progress) -> Run:
+    """Train, prune, recover and merge with one seed."""
+    pl.seed_everything(seed, verbose=False)
+    module = DigitsClassifier(learning_rate=recipe.learning_rate)
+    curve = ValidationCurve(progress, f"seed {seed}: train the dense model", recipe.epochs)
+    _trainer(recipe.epochs, curve).fit(module, data)
+    dense = copy.deepcopy(module.model).eval()
+
+    module.learning_rate, module.warmup_epochs = recipe.recovery_rate, 1.0
+    prune = DepthPrune(remove=recipe.remove, merge="never", seed=seed)
+    after = ValidationCurve(progress, f"seed {seed}: prune and recover", recipe.recovery_epochs, recipe.epochs)
+    _trainer(recipe.recovery_epochs, prune, DistillRecover(), after).fit(module, data)
+
+    plan = Ledger.of(module).plans["model"]
+    unrecovered = copy.deepcopy(dense)
+    apply_plan(unrecovered, plan)
+    pruned = copy.deepcopy(module.model).eval()
+    plan = plan + merge(pruned)
+    models = {"dense": dense, "pruned": unrecovered, "recovered": pruned}
+    scores = score(tuple(models.values()), data.test_dataloader(), {"top1": metric_named("top1")})
+    accuracies = {name: float(found["top1"].mean()) for name, found in zip(models, scores, strict=True)}
+    return Run(dense, pruned, plan, {"dense": curve.points, "pruned and recovered": after.points}, accuracies)
+
+
+def report_on(runs: list[Run], data: DigitsData, recipe: Recipe, seconds: float) -> Report:
+    """Compare the first run's models, and keep all runs' accuracies beside them."""
+    images = next(iter(data.test_dataloader()))
+    details = {
+        "seeds": [run.accuracies for run in runs],
+        "mean": {name: fmean(run.accuracies[name] for run in runs) for name in runs[0].accuracies},
+        "seconds": round(seconds, 1),
+        "recipe": {**vars(recipe), "data": "scikit-learn digits", "test_digits": len(data.datasets["test"])},
+    }
+    first = runs[0]
+    return compare(
+        first.dense,
+        first.pruned,
+        images,
+        batches=data.test_dataloader(),
+        plan=first.plan,
+        details=details,
+    )
+
+
+def summary(report: Report) -> list[str]:
+    """Return the lines below the table: all seeds' accuracies."""
+    seeds, mean = report.details["seeds"], report.details["mean"]
+    digits = report.details["recipe"]["test_digits"]
+    lines = [f"Accuracy on {digits} test digits: dense, pruned before recovery, recovered"]
+    lines += [f"  seed {i}: {_percents(found)}" for i, found in enumerate(seeds)]
+    change = 100 * (mean["recovered"] - mean["dense"])
+    lines.append(f"  mean:   {_percents(mean)}   ({change:+.2f} points against dense)")
+    return lines
+
+
+def _percents(accuracies: dict[str, float]) -> str:
+    return "  ".join(f"{100 * accuracies[name]:6.2f}%" for name in ("dense", "pruned", "recovered"))
+
+
+def write(report: Report, run: Run, folder: Path) -> Path:
+    """Write the report, its figures, the plan and the pruned model; returns the folder."""
+    surgery = float(run.curves["dense"][-1][0])
+    label = ", ".join(f"-{len(units)} {kind}" for kind, units in run.plan.removed.items())
+    figures = {
+        "removed": plot_plan(run.plan, find_units(run.dense)),
+        "accuracy": plot_history(run.curves, [(surgery, label)], metric="Validation accuracy"),
+    }
+    report.save(folder, figures)
+    run.plan.save(folder / "plan.json")
+    save_pruned(run.pruned, run.plan, folder / "pruned")
+    return folder
+
+
+def _trainer(epochs: int, *callbacks: pl.Callback) -> pl.Trainer:
+    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    return pl.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        callbacks=list(callbacks),
+        **quiet,
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """One thread (such a small model is fastest so) and none of Lightning's hints about hardware and workers."""
+    threads, logger = torch.get_num_threads(), logging.getLogger("lightning.pytorch")
+    level = logger.level
+    torch.set_num_threads(1)
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        logger.setLevel(level)

@@ -1,0 +1,114 @@
+"""Shared fixtures: tiny seeded models and images; no test touches the network."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch and the hub libraries are imported: one thread per worker, and no network.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests on real data and on a GPU where there is none."""
+    if not os.environ.get("PRUNERECOVER_DATA"):
+        skip_data = pytest.mark.skip(reason="PRUNERECOVER_DATA is not set to a folder with data/ and models/")
+        for item in items:
+            if "data" in item.keywords:
+                item.add_marker(skip_data)
+    if not torch.cuda.is_available():
+        skip_gpu = pytest.mark.skip(reason="needs a CUDA device")
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(skip_gpu)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def data_root() -> Path:
+    """The folder with `data/` and `models/` that PRUNERECOVER_DATA names; for tests marked `data`."""
+    return Path(os.environ["PRUNERECOVER_DATA"])
+
+
+@pytest.fixture
+def make_vit() -> Callable[..., nn.Module]:
+    """A factory of tiny seeded timm ViTs: 3 blocks, 16 channels, 8 x 8 grey images; keywords override."""
+
+    def build(name: str = "vit_tiny_patch16_224", **kwargs: object) -> nn.Module:
+        import timm
+
+        sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 3, "num_heads": 2}
+        torch.manual_seed(0)
+        return timm.create_model(name, **{**sizes, "num_classes": 4, **kwargs}).eval()
+
+    return build
+
+
+@pytest.fixture
+def tiny_vit(make_vit: Callable[..., nn.Module]) -> nn.Module:
+    """A tiny seeded ViT in eval mode."""
+    return make_vit()
+
+
+@pytest.fixture
+def grey_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Four labelled batches of 8 grey images of 8 x 8, 4 classes."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(8, 1, 8, 8, generator=generator), torch.randint(0, 4, (8,), generator=generator)) for _ in range(4)
+    ]
+
+
+@pytest.fixture
+def parquet_folder(tmp_path: Path, own_cache: Path) -> Path:
+    """A folder like the hub's: train.parquet (24 rows) and valid.parquet (8), image and label columns, 4 classes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for name, rows in (("train", 24), ("valid", 8)):
+        images = [{"bytes": _png(i), "path": None} for i in range(rows)]
+        pq.write_table(pa.table({"image": images, "label": [i % 4 for i in range(rows)]}), folder / f"{name}.parquet")
+    return folder
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder of the test's own for `datasets`."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    yield tmp_path / "cache"
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture
+def make_png() -> Callable[[int], bytes]:
+    """A factory of one-coloured RGB images as PNG."""
+    return _png
+
+
+def _png(shade: int, size: int = 12) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (size, size), (shade * 10 % 256, 40, 90)).save(buffer, "PNG")
+    return buffer.getvalue()

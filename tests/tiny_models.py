@@ -1,0 +1,129 @@
+"""Tiny seeded models of every supported family, on the CPU; the one place where tests build them.
+
+Weights are larger than at initialisation, so that every branch matters to the output and a wrong one cannot hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+VOCABULARY = 61
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+TEXT = {**SHAPE, **SPECIAL, "vocab_size": VOCABULARY, "max_position_embeddings": 64}
+DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "opt", "opt_post_norm")
+ENCODERS = ("bert", "hf_vit")
+TRANSFORMERS = (*DECODERS, *ENCODERS)
+GATED = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def stir(model: nn.Module, seed: int = 0, scale: float = 10.0) -> nn.Module:
+    """Enlarge the matrices and move biases and norms off their initial values; eval mode."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.mul_(scale)
+            else:
+                parameter.add_(0.1 * noise)
+    return model.eval()
+
+
+def _hf(config: str, model: str, /, **settings: Any) -> nn.Module:
+    import transformers
+
+    torch.manual_seed(0)
+    return stir(getattr(transformers, model)(getattr(transformers, config)(**settings)))
+
+
+def tiny_llama(**changes: Any) -> nn.Module:
+    return _hf("LlamaConfig", "LlamaForCausalLM", **{**TEXT, "num_key_value_heads": 2, **changes})
+
+
+def tiny_mistral(**changes: Any) -> nn.Module:
+    return _hf(
+        "MistralConfig", "MistralForCausalLM", **{**TEXT, "num_key_value_heads": 2, "sliding_window": 5, **changes}
+    )
+
+
+def tiny_qwen2(**changes: Any) -> nn.Module:
+    """Qwen2 with full attention in the even layers and a window of 4 tokens in the odd ones."""
+    windows = {"use_sliding_window": True, "sliding_window": 4, "layer_types": alternating()}
+    return _hf("Qwen2Config", "Qwen2ForCausalLM", **{**TEXT, "num_key_value_heads": 2, **windows, **changes})
+
+
+def tiny_qwen3(**changes: Any) -> nn.Module:
+    settings = {**TEXT, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
+    return _hf("Qwen3Config", "Qwen3ForCausalLM", **{**settings, **changes})
+
+
+def tiny_gpt2(**changes: Any) -> nn.Module:
+    shape = {"n_embd": 32, "n_inner": 48, "n_layer": 4, "n_head": 4, "n_positions": 64, "vocab_size": VOCABULARY}
+    return _hf("GPT2Config", "GPT2LMHeadModel", **{**shape, **SPECIAL, **changes})
+
+
+def tiny_opt(**changes: Any) -> nn.Module:
+    settings = {**TEXT, "ffn_dim": 48, "word_embed_proj_dim": 32}
+    del settings["intermediate_size"]
+    return _hf("OPTConfig", "OPTForCausalLM", **{**settings, **changes})
+
+
+def tiny_opt_post_norm(**changes: Any) -> nn.Module:
+    """OPT as in its 350m size: norms after the additions."""
+    return tiny_opt(do_layer_norm_before=False, **changes)
+
+
+def tiny_bert(**changes: Any) -> nn.Module:
+    return _hf("BertConfig", "BertForSequenceClassification", **{**TEXT, "num_labels": 5, **changes})
+
+
+def tiny_hf_vit(**changes: Any) -> nn.Module:
+    settings = {**SHAPE, "image_size": 16, "patch_size": 4, "num_labels": 5}
+    return _hf("ViTConfig", "ViTForImageClassification", **{**settings, **changes})
+
+
+def alternating(depth: int = 4) -> list[str]:
+    return [("full_attention", "sliding_attention")[i % 2] for i in range(depth)]
+
+
+def tiny_timm(**changes: Any) -> nn.Module:
+    """A VisionTransformer of timm; `distilled=True` gives the two-headed DeiT."""
+    from timm.models.deit import VisionTransformerDistilled
+    from timm.models.vision_transformer import VisionTransformer
+
+    cls = VisionTransformerDistilled if changes.pop("distilled", False) else VisionTransformer
+    shape = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 4, "num_heads": 4, "num_classes": 5}
+    torch.manual_seed(0)
+    return stir(cls(**{**shape, **changes}))
+
+
+BUILD: dict[str, Callable[..., nn.Module]] = {
+    "llama": tiny_llama,
+    "mistral": tiny_mistral,
+    "qwen2": tiny_qwen2,
+    "qwen3": tiny_qwen3,
+    "gpt2": tiny_gpt2,
+    "opt": tiny_opt,
+    "opt_post_norm": tiny_opt_post_norm,
+    "bert": tiny_bert,
+    "hf_vit": tiny_hf_vit,
+    "timm": tiny_timm,
+}
+
+
+def tiny_inputs(name: str, batch: int = 2, length: int = 9, seed: int = 1) -> dict[str, Tensor]:
+    """A batch for a transformers model, as keyword arguments; `(B, T)` tokens or `(B, 3, 16, 16)` images."""
+    generator = torch.Generator().manual_seed(seed)
+    if name == "hf_vit":
+        return {"pixel_values": torch.randn(batch, 3, 16, 16, generator=generator)}
+    return {"input_ids": torch.randint(3, VOCABULARY, (batch, length), generator=generator)}
+
+
+def tiny_images(batch: int = 2, seed: int = 1) -> Tensor:
+    """`(B, 3, 16, 16)` images for `tiny_timm`."""
+    return torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
