@@ -16,8 +16,9 @@ from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.listener import SurgeryListener
 from prunerecover.callbacks.optimizers import check_held, follow_surgery
 from prunerecover.callbacks.shadows import shadow_modules
-from prunerecover.merge import plan_merge
+from prunerecover.merge import merge_edits
 from prunerecover.plan import Plan
+from prunerecover.provenance import plan_for
 from prunerecover.structure import get_module, unwrap
 from prunerecover.surgery import check_source
 
@@ -47,7 +48,7 @@ def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: 
     plans = [plan]
     _apply(trainer, module, target, plan)
     if merge:
-        plans.append(plan_merge(network))
+        plans.append(plan_for(network, merge_edits(network), method="merge"))
         _apply(trainer, module, target, plans[-1])
     for shadow in shadow_modules(module):
         for each in plans:

@@ -52,6 +52,17 @@ class Budget:
                 if not 0 <= value < 1:
                     raise ValueError(f"Expected a removed share between 0 and 1 (exclusive), but got {value}.")
 
+    @property
+    def in_units(self) -> bool:
+        """Whether units are counted, rather than a share of cost measured."""
+        return self.remove is not None or self.ratio is not None
+
+    @property
+    def share(self) -> tuple[str, float] | None:
+        """What is measured ("macs", "params" or "latency") and how much of it goes; None for a budget in units."""
+        given = ((name, getattr(self, name)) for name in ("macs", "params", "latency"))
+        return next(((name, value) for name, value in given if value is not None), None)
+
     def kinds(self, available: Sequence[str]) -> tuple[str, ...]:
         """Return the kinds that the budget takes from; all `available` ones for a share of cost."""
         named = self.remove if self.remove is not None else self.ratio
@@ -71,7 +82,7 @@ class Budget:
 
         Raises:
             ValueError: If more are asked for than exist.
-            NotImplementedError: For budgets in shares of cost, which need a search and not a count.
+            TypeError: For budgets in shares of cost, which need a search and not a count.
         """
         if self.remove is not None:
             counts = dict(self.remove)

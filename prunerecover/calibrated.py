@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -19,7 +19,7 @@ from prunerecover.candidates import Candidate, Fit, fit_of, named_candidate
 from prunerecover.copies import twin_of
 from prunerecover.divergence import output_divergence
 from prunerecover.edits import Remove, Replace
-from prunerecover.families import Block, Branch, describe
+from prunerecover.families import Branch, describe
 from prunerecover.prefix import BlockRunner, recording, skipping
 from prunerecover.sensitivity import token_weights
 from prunerecover.structure import get_module
@@ -50,12 +50,16 @@ class _Front:
         dense: Of the dense model on the same.
         held_out: Of the pruned model on the held-out samples.
         same: Whether the pruned model is still the dense one up to here.
+        after_fit: What leaves the block, where it has been run already; emptied when the block changes.
+        after_dense: The same of the dense model.
     """
 
     fit: Hidden
     dense: Hidden
     held_out: Hidden
     same: bool
+    after_fit: Hidden = field(default_factory=list)
+    after_dense: Hidden = field(default_factory=list)
 
 
 class Calibrator:
@@ -72,7 +76,7 @@ class Calibrator:
     def __init__(
         self, model: nn.Module, samples: CalibrationSet, units: Sequence[Unit], replace: str, seed: int = 0
     ) -> None:
-        self.model, self.samples, self.replace = model, samples, replace
+        self.model, self.samples, self.replace, self.seed = model, samples, replace, seed
         self.layout = describe(model)
         self.runner = BlockRunner(model, self.layout.container)
         self.dense_outputs = [without_padding(self.runner.finish(b, 0, None), b) for b in samples.held_out]
@@ -110,7 +114,109 @@ class Calibrator:
                     fits = self._pass(index, front, [unit])
                     choice = self._best(index, front, unit, fits, None if leaves is None else leaves[unit.name])
                     stack.enter_context(self._in_place(choice.candidate))
-                    front.same = False
+                    front.same, front.after_fit = False, []
                     chosen.append(choice)
                 self._advance(index, front)
         return chosen
+
+    def _front(self, same: bool) -> _Front:
+        n = len(self.samples.fit)
+        return _Front([None] * n, [None] * n, [None] * len(self.samples.held_out), same)
+
+    def _by_block(self, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
+        """Yield each block up to the last that holds a unit, with its units in the order in which they go."""
+        homes = {u.name: self.layout.block_of(u.name) for u in units}
+        for index in range(max(homes.values(), default=-1) + 1):
+            yield index, sorted((u for u in units if homes[u.name] == index), key=lambda u: ORDER[u.kind])
+
+    def _pass(self, index: int, front: _Front, units: Sequence[Unit]) -> dict[str, Fit]:
+        """Run one block on the fitting samples, dense and pruned, and sum up what the units' fits need."""
+        if not self.fits:
+            return {}
+        block = self.layout.blocks[index]
+        fits = {u.name: fit_of(self.model, block, u) for u in units if u.kind in FITTED}
+        targets = {path for f in fits.values() for path in (f.branch.stream, f.branch.last)}
+        paths = {path for f in fits.values() for path in f.paths}
+        front.after_fit, front.after_dense = [], []
+        for i, batch in enumerate(self.samples.fit):
+            seen, out = _watched(self._dense, index, batch, front.dense[i], targets | paths)
+            after = {f.branch.kind: _state_after(f.branch, seen) for f in fits.values()}
+            front.after_dense.append(out)
+            if not front.same:
+                seen, out = _watched(self.runner, index, batch, front.fit[i], paths)
+            front.after_fit.append(out)
+            for fit in fits.values():
+                fit.add(seen, after[fit.branch.kind], self._weights[index][i])
+        return fits
+
+    def _advance(self, index: int, front: _Front) -> None:
+        """Move on to the next block; what `_pass` has not left is computed."""
+        if self.fits:
+            front.dense = front.after_dense or self._run(self._dense, self.samples.fit, index, front.dense)
+            front.fit = front.after_fit or (
+                front.dense if front.same else self._run(self.runner, self.samples.fit, index, front.fit)
+            )
+            front.after_fit, front.after_dense = [], []
+        front.held_out = self._run(self.runner, self.samples.held_out, index, front.held_out)
+
+    def _run(self, runner: BlockRunner, batches: Sequence[ModelInputs], index: int, hidden: Hidden) -> Hidden:
+        return [runner.advance(b, index, h, index + 1) for b, h in zip(batches, hidden, strict=True)]
+
+    def _best(
+        self, index: int, front: _Front, unit: Unit, fits: Mapping[str, Fit], leaves: str | None = None
+    ) -> Choice:
+        """Return the candidate of least output divergence; ties go to the first."""
+        choices = []
+        for candidate in self._candidates(index, unit, fits, leaves):
+            with self._in_place(candidate):
+                choices.append(Choice(unit, candidate, self._divergence(index, front.held_out)))
+        return min(choices, key=lambda choice: choice.divergence)
+
+    def _candidates(self, index: int, unit: Unit, fits: Mapping[str, Fit], leaves: str | None) -> list[Candidate]:
+        forward = self.layout.blocks[index].feed_forward
+        if leaves in ("zero", "identity"):
+            return [named_candidate(self.model, unit, leaves, forward)]
+        if unit.name not in fits and leaves is None:
+            return [named_candidate(self.model, unit, self.replace if self.replace != "calibrated" else "zero", forward)]
+        fitted = fits[unit.name].candidates() if unit.name in fits else []
+        found = [candidate for candidate in fitted if leaves in (None, candidate.leaves)]
+        if not found:
+            raise ValueError(
+                f"Expected something that '{unit.name}' ({unit.kind}) can leave, but '{leaves}' cannot be fitted on "
+                f"{self.samples.n_samples} samples. Pass at least 8, or use replace='zero'."
+            )
+        return found
+
+    def _divergence(self, start: int, hidden: Hidden) -> float:
+        """Mean output divergence over the held-out samples, run from block `start` on."""
+        total, n = 0.0, 0
+        for batch, state, dense in zip(self.samples.held_out, hidden, self.dense_outputs, strict=True):
+            pruned = without_padding(self.runner.finish(batch, start, state), batch)
+            total += float(output_divergence(dense, pruned)) * batch.n_samples
+            n += batch.n_samples
+        return total / n
+
+    @contextmanager
+    def _in_place(self, candidate: Candidate) -> Iterator[None]:
+        """Have a stand-in in the model inside a `with` block. Removed blocks are skipped, so that no path changes."""
+        edit = candidate.edit
+        if isinstance(edit, Remove) and edit.kind == "block":
+            with skipping([get_module(self.model, edit.unit)]):
+                yield
+            return
+        if isinstance(edit, Replace):
+            edit = edit.model_copy(update={"tensors": tuple(candidate.values)})
+        with applied_for_now(self.model, edit, candidate.values):
+            yield
+
+
+def _watched(
+    runner: BlockRunner, index: int, batch: ModelInputs, hidden: Tensor | None, paths: set[str]
+) -> tuple[dict[str, Tensor], Tensor]:
+    with recording({path: get_module(runner.model, path) for path in paths}) as seen:
+        out = runner.advance(batch, index, hidden, index + 1)
+    return seen, out
+
+
+def _state_after(branch: Branch, seen: Mapping[str, Tensor]) -> Tensor:
+    return seen[f"{branch.stream}.in"] + seen[f"{branch.last}.out"]

@@ -9,7 +9,8 @@ model but for the values of parameters. Not covered: layers handed in as classes
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,26 +67,33 @@ def build(constructor: dict[str, Any]) -> nn.Module:
     Raises:
         ValueError: If the data names anything but a timm model or a transformers class with arguments that shape it.
     """
-    from accelerate import init_empty_weights
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
-    if "timm" in constructor:
-        _check_timm(constructor)
-    elif "transformers" not in constructor:
+    if not {"timm", "transformers"} & constructor.keys():
         raise ValueError(
             f"Expected a constructor of timm or transformers, but got {sorted(constructor)}. "
             "Build the dense model yourself and pass it: load_pruned(path, model)."
         )
-    with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
-        model = _build_timm(constructor) if "timm" in constructor else _build_transformers(constructor)
-    if hasattr(model, "tie_weights"):  # making the parameters meta parted those that were one
-        model.tie_weights()
+    make = _timm_call(constructor) if "timm" in constructor else _transformers_call(constructor)
+    try:
+        with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
+            model: nn.Module = make()
+    except Exception as error:
+        what = constructor.get("timm") or constructor.get("transformers")
+        raise ValueError(
+            f"Expected the installed timm or transformers to build '{what}', but it failed: {error}. "
+            "Install the version that the plan was made with, or build the dense model and pass it."
+        ) from error
+    tie = getattr(model, "tie_weights", None)
+    if callable(tie):  # making the parameters meta parted those that were one
+        tie()
     return model
 
 
-def _check_timm(constructor: dict[str, Any]) -> None:
+def _timm_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
     import timm
 
-    name, kwargs = constructor["timm"], constructor.get("kwargs", {})
+    name, kwargs = constructor["timm"], dict(constructor.get("kwargs") or {})
     if not isinstance(name, str) or not timm.is_model(name):
         raise ValueError(f"Expected the name of a model of timm {timm.__version__}, but got {name!r}. Is timm too old?")
     odd = sorted(key for key, value in kwargs.items() if key not in ARGUMENTS or not _is_plain(value))
@@ -94,6 +102,7 @@ def _check_timm(constructor: dict[str, Any]) -> None:
             f"Expected only arguments that shape '{name}', as numbers and words, but got {', '.join(odd)}. "
             "Build the dense model yourself and pass it: load_pruned(path, model)."
         )
+    return partial(timm.create_model, name, pretrained=False, **kwargs)
 
 
 def _is_plain(value: Any) -> bool:
@@ -102,14 +111,7 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _build_timm(constructor: dict[str, Any]) -> nn.Module:
-    import timm
-
-    model: nn.Module = timm.create_model(constructor["timm"], pretrained=False, **constructor.get("kwargs", {}))
-    return model
-
-
-def _build_transformers(constructor: dict[str, Any]) -> nn.Module:
+def _transformers_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
     import transformers
 
     name = constructor["transformers"]
@@ -121,12 +123,8 @@ def _build_transformers(constructor: dict[str, Any]) -> nn.Module:
             "Is transformers too old?"
         )
     attention = constructor.get("attention")
-    config = config_class.from_dict(
-        _self_contained(constructor["config"]),
-        attn_implementation=attention if attention in ATTENTIONS else None,
-    )
-    model: nn.Module = cls(config)
-    return model
+    settings = {"attn_implementation": attention if attention in ATTENTIONS else None}
+    return lambda: cls(config_class.from_dict(_self_contained(constructor.get("config")), **settings))
 
 
 def _self_contained(config: Any) -> Any:
@@ -169,7 +167,7 @@ def _plain_attributes(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _same_tables(built: nn.Module, model: nn.Module) -> bool:
-    """Whether buffers that no state dict holds (rotary tables) are equal; those on the meta device are not looked at."""
+    """Whether buffers that no state dict holds (rotary tables) are equal, but for those on the meta device."""
     held, tables = model.state_dict(), dict(built.named_buffers())
     for name, buffer in model.named_buffers():
         if name in held or buffer.is_meta:
@@ -190,15 +188,17 @@ def _transformers_candidates(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def _timm_candidates(model: Any) -> Iterator[dict[str, Any]]:
-    """Guess from the shortest arguments to the longest; what timm keeps of a call (since 1.0.26) comes early."""
+    """Guess from the shortest arguments to the longest; what newer timm keeps of a call comes early."""
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     generic = GENERIC.get(type(model).__name__)
     shape = _arguments(model) if hasattr(model, "blocks") and hasattr(model, "patch_embed") else {}
     call = {name: _as_json(value) for name, value in (getattr(model, "_model_args", None) or {}).items()}
     common = {name: shape[name] for name in COMMON if name in shape}
     for name in dict.fromkeys(filter(None, (architecture, generic))):
+        tried: list[dict[str, Any]] = []
         for kwargs in ({}, call, common, shape):
-            if ARGUMENTS.issuperset(kwargs):
+            if kwargs not in tried:
+                tried.append(kwargs)
                 yield {"timm": name, "kwargs": kwargs}
 
 
@@ -267,10 +267,10 @@ def _mlp_ratio(mlp: Any, width: int) -> float | None:
     hidden = getattr(getattr(mlp, "fc1", None), "out_features", None)
     if hidden is None:
         return None
-    ratio = hidden / width
-    return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
+    ratio = float(hidden / width)
+    return ratio if int(width * ratio) == hidden else float((hidden + 0.5) / width)
 
 
 def _word(layer: nn.Module | None, default: type[nn.Module]) -> str | None:
-    """timm's word for a layer class, as a guess; None for its default."""
+    """Guess timm's word for a layer class; None for its default."""
     return None if layer is None or type(layer) is default else type(layer).__name__.lower()

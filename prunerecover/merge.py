@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from torch import nn
 
 from prunerecover.edits import Config, Edit, Merge, Remove
-from prunerecover.families import Block, FeedForward, describe
+from prunerecover.families import FeedForward, describe
 from prunerecover.families.renumber import config_edits
 from prunerecover.folding import has_affine
 from prunerecover.plan import Plan
 from prunerecover.provenance import plan_for
+from prunerecover.replacements import Nothing, Replacement
 from prunerecover.structure import get_module, unwrap
 from prunerecover.surgery import apply_edits
 
@@ -27,17 +28,18 @@ def merge(model: nn.Module) -> Plan:
         The edits that were made; without edits if there was nothing to merge.
     """
     model = unwrap(model)
-    plan = plan_merge(model)
+    plan = plan_for(model, merge_edits(model), method="merge")
     apply_edits(model, plan.edits)
     return plan
 
 
-def plan_merge(model: nn.Module) -> Plan:
+def merge_edits(model: nn.Module) -> list[Edit]:
     """Decide what `merge` would do; the model is not changed."""
     layout = describe(model)
-    edits: list[Edit] = [edit for block in layout.blocks for edit in _merge_feed_forward(model, block.feed_forward)]
-    empty = [i for i, block in enumerate(layout.blocks) if _is_empty(get_module(model, block.path), block)]
-    return plan_for(model, (*edits, *take_out_blocks(model, empty)), method="merge")
+    edits = [edit for block in layout.blocks for edit in _merge_feed_forward(model, block.feed_forward)]
+    empty = [i for i, block in enumerate(layout.blocks) if _is_empty(get_module(model, block.path))]
+    one_stays = empty[1:] if len(empty) == len(layout.blocks) else empty
+    return [*edits, *take_out_blocks(model, one_stays)]
 
 
 def _merge_feed_forward(model: nn.Module, forward: FeedForward | None) -> list[Edit]:
@@ -51,17 +53,25 @@ def _merge_feed_forward(model: nn.Module, forward: FeedForward | None) -> list[E
     return [Merge(into=forward.first, from_=sources, norm=norm, scale=scale)]
 
 
-def _is_empty(module: nn.Module, block: Block) -> bool:
-    gone = block.attention is None and block.mlp is None
-    return gone and not any(True for _ in module.parameters())
+def _is_empty(block: nn.Module) -> bool:
+    """Whether a block hands on what it gets: both branches add zero, and no norm is left."""
+    branches = [m for m in block.modules() if isinstance(m, Replacement)]
+    added = all(isinstance(m, Nothing) for m in branches)
+    return len(branches) == 2 and added and not any(True for _ in block.parameters())
 
 
 def take_out_blocks(model: nn.Module, indices: Sequence[int]) -> list[Edit]:
-    """Return the edits that take whole blocks out, the last first, and keep a transformers config standard."""
+    """Return the edits that take whole blocks out, the last first, and keep a transformers config standard.
+
+    Raises:
+        ValueError: If no block would stay.
+    """
     layout = describe(model)
     depth = len(layout.blocks)
-    removals: list[Edit] = [Remove(unit=f"{layout.container}.{i}", kind="block") for i in sorted(indices, reverse=True)]
-    if not removals or len(removals) == depth:
+    if not indices:
         return []
+    if len(indices) >= depth:
+        raise ValueError(f"Expected at least one block to stay, but all {depth} are to be removed. Lower the number.")
+    removals: list[Edit] = [Remove(unit=f"{layout.container}.{i}", kind="block") for i in sorted(indices, reverse=True)]
     config = config_edits(model, [i for i in range(depth) if i not in set(indices)])
     return [*removals, Config(set=config)] if config else removals

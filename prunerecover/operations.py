@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -41,11 +40,11 @@ class Site:
 
     def join(self, new: nn.Module, likes: Mapping[str, Parameter], values: Mapping[str, Tensor]) -> None:
         """Give new parameters their values, and the device, dtype and trainability of those they stand for."""
-        for name, parameter in new.named_parameters():
+        for name, initial in list(new.named_parameters()):
             like = likes[name]
-            value = torch.empty_like(parameter, device="meta") if like.is_meta else values.get(name, parameter.data)
-            parameter.data = value.detach().to(like.device, like.dtype, copy=True)
-            parameter.requires_grad_(like.requires_grad)
+            value = values.get(name, initial).detach().to(like.device, like.dtype, copy=True)
+            parameter = Parameter(value, requires_grad=like.requires_grad)
+            new.register_parameter(name, parameter)
             self.likes[parameter] = like
 
     def swap(self, path: str, new: nn.Module) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from prunerecover.batches import ModelInputs
 from prunerecover.constructors import constructor_of
+from prunerecover.copies import META, meta_copy
 from prunerecover.edits import Edit
 from prunerecover.fingerprint import tensors_hash, weights_hash
 from prunerecover.macs import count_macs
 from prunerecover.plan import MadeBy, Plan, Result, Source
 from prunerecover.surgery import apply_edits
-
-META = torch.device("meta")
 
 
 def plan_for(
@@ -72,13 +69,3 @@ def source_of(model: nn.Module) -> Source:
         tensors=tensors_hash(model),
         weights=weights_hash(model),
     )
-
-
-def meta_copy(model: nn.Module) -> nn.Module:
-    """Copy a model without its values: parameters and buffers are on the meta device."""
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = buffer.detach().to("meta")
-    return copy.deepcopy(model, memo)

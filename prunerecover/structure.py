@@ -71,7 +71,8 @@ def set_module(root: nn.Module, path: str, new: nn.Module) -> nn.Module:
         parent[int(name)] = new
     else:
         setattr(parent, name, new)
-    new.train(old.training)
+    if new.training != old.training:  # else each submodule keeps its own mode
+        new.train(old.training)
     return old
 
 
@@ -94,9 +95,7 @@ def temporarily(root: nn.Module, replacements: dict[str, nn.Module]) -> Iterator
         yield
     finally:
         for path, old in reversed(originals):
-            training = old.training
             set_module(root, path, old)
-            old.train(training)
 
 
 def parent_path(path: str) -> str:

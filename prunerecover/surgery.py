@@ -5,7 +5,8 @@ Everything is checked first, and what fails half way is taken back: after an err
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Ap
     if refit is None:
         _check_tensors(model, plan)
     else:
-        from prunerecover.calibrated import refit_plan
+        from prunerecover.refit import refit_plan
 
         plan = refit_plan(model, plan, refit)
     applied = apply_edits(model, plan.edits, plan.tensors)
@@ -85,7 +86,7 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
         for edit in edits:
             perform(site, edit)
         renumber(model)
-    except Exception:
+    except BaseException:
         undo(model, site.journal)
         raise
     after = dict(model.named_parameters())
@@ -93,6 +94,17 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
     removed = {name: p for name, p in before.items() if p not in left}
     added = {name: (p, site.like_of(p)) for name, p in after.items() if p in site.likes}
     return Applied(removed, added, site.journal)
+
+
+@contextmanager
+def applied_for_now(model: nn.Module, edit: Edit, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Have one edit of a branch or activation in the model inside a `with` block; layers are not renumbered."""
+    site = Site(model, tensors)
+    try:
+        perform(site, edit)
+        yield
+    finally:
+        site.journal.undo(model)
 
 
 def undo(model: nn.Module, journal: Journal, keep: int = 0) -> None:

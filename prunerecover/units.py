@@ -27,7 +27,8 @@ class Unit:
         kind: "block", "attention", "mlp" or "activation".
         targets: Paths of the modules that change.
         params: Parameters that go (activations: once the two linears have merged).
-        macs: MACs per example batch that go; 0 if `find_units` got no example.
+        macs: MACs per example batch that go (activations: once merged); 0 if `find_units` got no example.
+        block: Path of the block that it is or is in.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Unit:
     targets: tuple[str, ...]
     params: int
     macs: int = 0
+    block: str = ""
 
 
 def find_units(
@@ -69,24 +71,26 @@ def find_units(
 
 
 def _units_of(model: nn.Module, block: Block, macs: dict[str, int]) -> list[Unit]:
-    units = [_unit(model, block.path, "block", (block.path,), macs)]
+    units = [_unit(model, block, block.path, "block", (block.path,), macs)]
     for branch in (block.attention, block.mlp):
         if branch is not None:
             norm = (branch.norm,) if branch.norm else ()
-            units.append(_unit(model, branch.path, branch.kind, (*norm, branch.path, *branch.then), macs))
+            units.append(_unit(model, block, branch.path, branch.kind, (*norm, branch.path, *branch.then), macs))
     forward = block.feed_forward
     if forward is not None and forward.state == "nonlinear":
-        units.append(_activation(model, forward, macs))
+        units.append(_activation(model, block, forward, macs))
     return units
 
 
-def _unit(model: nn.Module, name: str, kind: Kind, targets: tuple[str, ...], macs: dict[str, int]) -> Unit:
-    parameters = {p for path in targets for p in get_module(model, path).parameters()}
-    return Unit(name, kind, targets, sum(p.numel() for p in parameters), sum(macs.get(path, 0) for path in targets))
+def _unit(
+    model: nn.Module, block: Block, name: str, kind: Kind, targets: tuple[str, ...], macs: dict[str, int]
+) -> Unit:
+    params = sum(p.numel() for p in {p for path in targets for p in get_module(model, path).parameters()})
+    return Unit(name, kind, targets, params, sum(macs.get(path, 0) for path in targets), block.path)
 
 
-def _activation(model: nn.Module, forward: FeedForward, macs: dict[str, int]) -> Unit:
-    both = _unit(model, forward.activation, "activation", (forward.first, forward.second), macs)
+def _activation(model: nn.Module, block: Block, forward: FeedForward, macs: dict[str, int]) -> Unit:
+    both = _unit(model, block, forward.activation, "activation", (forward.first, forward.second), macs)
     width, hidden = linear_shape(get_module(model, forward.first))
     merged_macs = macs.get(forward.first, 0) // hidden * width
     return Unit(
@@ -95,6 +99,7 @@ def _activation(model: nn.Module, forward: FeedForward, macs: dict[str, int]) ->
         (forward.activation,),
         both.params - width * width - width,
         both.macs - merged_macs,
+        block.path,
     )
 
 

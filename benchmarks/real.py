@@ -1,0 +1,67 @@
+"""Real data and weights for the benchmarks: one folder, named by PRUNERECOVER_DATA."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from prunerecover.environment import cpu_name, versions
+from prunerecover.recipes import ImageData
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+
+
+def data_root() -> Path:
+    """Return the folder with `data/` and `models/`; exit with a message if it is not named."""
+    root = os.environ.get("PRUNERECOVER_DATA")
+    if not root or not Path(root, "data").is_dir():
+        sys.exit("Set PRUNERECOVER_DATA to the folder that holds data/ and models/.")
+    return Path(root)
+
+
+def deit_tiny() -> nn.Module:
+    """Load DeiT-Tiny (ImageNet-1k)."""
+    name = f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}"
+    return timm.create_model(name, pretrained=True).eval()
+
+
+def image_data(name: str, **kwargs: Any) -> ImageData:
+    """Return one of the image sets with DeiT-Tiny's transforms, not augmented."""
+    model = f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}"
+    return ImageData(str(data_root() / "data" / name), model_name=model, **kwargs)
+
+
+def photos(folder: str) -> Tensor:
+    """Read a folder of unlabelled photos with DeiT-Tiny's evaluation transform, `(N, 3, 224, 224)`."""
+    model = deit_tiny()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+    paths = sorted((data_root() / "data" / "coco128" / folder).glob("*.jpg"))
+    return torch.stack([transform(Image.open(path).convert("RGB")) for path in paths])
+
+
+def correct(model: nn.Module, loader: DataLoader[Any], classes: Tensor | None = None) -> Tensor:
+    """Return per-sample correctness `(N,)`; `classes` restricts a larger head to a subset, in label order."""
+    hits = []
+    with torch.inference_mode():
+        for images, labels in loader:
+            logits = model.eval()(images)
+            logits = logits if classes is None else logits[:, classes]
+            hits.append(logits.argmax(1) == labels)
+    return torch.cat(hits)
+
+
+def write(name: str, result: dict[str, Any], markdown: str) -> None:
+    """Write JSON and Markdown results, with what they were measured with."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    record = {"command": f"python benchmarks/{Path(sys.argv[0]).name}", "cpu": cpu_name(), "versions": versions(), **result}
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    (RESULTS / f"{name}.md").write_text(markdown.rstrip() + "\n")

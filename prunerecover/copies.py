@@ -1,0 +1,54 @@
+"""Copies of a model that cost no memory: one without values, one that shares them.
+
+Hooks and compiled calls stay behind: both may lead back to the original, or to a trainer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+META = torch.device("meta")
+
+
+def meta_copy(model: nn.Module) -> nn.Module:
+    """Copy a model without its values: parameters and buffers are on the meta device.
+
+    >>> meta_copy(nn.Linear(2, 3)).weight.device
+    device(type='meta')
+    """
+
+    def bare(tensor: Tensor) -> Tensor:
+        empty = tensor.detach().to(META)
+        return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+    return _copy(model, bare)
+
+
+def twin_of(model: nn.Module) -> nn.Module:
+    """Copy the structure and share parameters and buffers: surgery on the one leaves the other as it is.
+
+    >>> net = nn.Linear(2, 3)
+    >>> twin_of(net).weight is net.weight
+    True
+    """
+    return _copy(model, lambda tensor: tensor)
+
+
+def _copy(model: nn.Module, tensor_of: Callable[[Tensor], Tensor]) -> nn.Module:
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        memo[id(tensor)] = tensor_of(tensor)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if "hooks" in name and isinstance(value, dict):
+                memo[id(value)] = OrderedDict()
+    new = copy.deepcopy(model, memo)
+    for module in new.modules():
+        vars(module).pop("_compiled_call_impl", None)
+    return new

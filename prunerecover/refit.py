@@ -1,0 +1,65 @@
+"""Fit the tensors of a plan anew, on a model with other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor, nn
+
+from prunerecover.batches import Batches, CalibrationSet, split_batches
+from prunerecover.calibrated import Calibrator
+from prunerecover.copies import twin_of
+from prunerecover.edits import Config, Edit, Merge, Remove, Replace
+from prunerecover.fingerprint import weights_hash
+from prunerecover.observing import device_of, observing
+from prunerecover.plan import Plan
+from prunerecover.removed_units import removed_units
+from prunerecover.structure import unwrap
+from prunerecover.surgery import apply_edits, check_source
+from prunerecover.units import find_units
+
+
+def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int = 0) -> Plan:
+    """Return the plan with the same units and what they leave, fitted to this model; the model is bit-identical afterwards.
+
+    Raises:
+        ValueError: If the model is not of the plan's structure or there are too few samples to fit.
+    """
+    model = unwrap(model)
+    check_source(model, plan)
+    samples = split_batches(batches, device_of(model), seed)
+    tensors: dict[str, Tensor] = {}
+    with observing(model):
+        work = twin_of(model)
+        for stage in _stages(plan.edits):
+            tensors |= _fit_stage(work, stage, samples, seed)
+            apply_edits(work, stage, tensors)
+    source = plan.source.model_copy(update={"weights": weights_hash(model)})
+    return plan.model_copy(update={"source": source}).with_tensors(tensors)
+
+
+def _stages(edits: Sequence[Edit]) -> Iterator[list[Edit]]:
+    """Split into runs that were fitted on one model: a merge, or a unit named after blocks have moved, starts anew."""
+    stage: list[Edit] = []
+    moved = False
+    for edit in edits:
+        is_block = isinstance(edit, Remove) and edit.kind == "block"
+        if stage and (isinstance(edit, Merge) or (moved and not is_block and not isinstance(edit, Config))):
+            yield stage
+            stage, moved = [], False
+        moved = moved or is_block
+        stage.append(edit)
+    if stage:
+        yield stage
+
+
+def _fit_stage(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet, seed: int) -> dict[str, Tensor]:
+    keys = {edit.unit: edit.tensors for edit in stage if isinstance(edit, Replace) and edit.tensors}
+    if not keys:
+        return {}
+    gone = {unit.name: unit for unit in removed_units(stage)}
+    leaves = {name: "zero" if unit.kind == "block" else unit.leaves for name, unit in gone.items()}
+    units = [u for u in find_units(model) if u.name in gone]
+    chosen = Calibrator(model, samples, units, "calibrated", seed).choose(units, leaves)
+    values = {choice.unit.name: choice.candidate.values for choice in chosen}
+    return {key: values[name][key.rpartition(".")[2]].float().cpu() for name, own in keys.items() for key in own}

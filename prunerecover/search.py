@@ -1,0 +1,115 @@
+"""The searches of `plan_depth`: all units ranked once, or one removed at a time and the others ranked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from prunerecover.allocation import check_comparable, is_inside, select_by_cost, select_by_count
+from prunerecover.batches import ModelInputs
+from prunerecover.budget import Budget
+from prunerecover.calibrated import Calibrator, Choice
+from prunerecover.candidates import Candidate, named_candidate
+from prunerecover.cost import removed_share
+from prunerecover.edits import Edit, Replace
+from prunerecover.families import describe
+from prunerecover.importance import check_scores
+from prunerecover.merge import take_out_blocks
+from prunerecover.units import Unit
+
+
+def one_shot(
+    calibrator: Calibrator,
+    units: Sequence[Unit],
+    scores: Mapping[str, float],
+    budget: Budget,
+    importance: str,
+    example: ModelInputs,
+) -> list[Choice]:
+    """Remove what matters least by `scores`.
+
+    Args:
+        calibrator: Fits what is left.
+        units: To choose from.
+        scores: Importance by unit name.
+        budget: In units per kind or in a share of cost.
+        importance: Its name: a share of cost over several kinds needs one that compares across kinds.
+        example: A batch to measure the cost with.
+
+    Raises:
+        ValueError: If the budget cannot be met.
+    """
+    if budget.share is None:
+        return calibrator.choose(select_by_count(units, scores, budget.counts(numbers(units))))
+    check_comparable(units, importance)
+    cost, share = budget.share
+    removed = _share_of(calibrator, cost, example)
+    return calibrator.choose(select_by_cost(units, scores, cost, share, removed))
+
+
+def greedy(calibrator: Calibrator, units: Sequence[Unit], budget: Budget) -> tuple[dict[str, float], list[Choice]]:
+    """Remove the unit of least divergence, fit all again, score the others on the pruned model, until the counts are met.
+
+    Returns:
+        The scores of the first round, and the choices.
+    """
+    wanted = budget.counts(numbers(units))
+    chosen: list[Choice] = []
+    first: dict[str, float] = {}
+    while left := _removable(units, wanted, [c.unit for c in chosen]):
+        scores = {name: choice.divergence for name, choice in calibrator.score(left, chosen).items()}
+        check_scores(scores, "output_divergence")
+        first = first or scores
+        best = min(left, key=lambda u: scores[u.name])
+        chosen = calibrator.choose([*(c.unit for c in chosen), best])
+    short = {kind: n for kind, n in wanted.items() if n > sum(c.unit.kind == kind for c in chosen)}
+    if short:
+        raise ValueError(f"Expected enough units outside the other removed ones for {short} more, but none is left. Lower it.")
+    return first, chosen
+
+
+def edits_of(model: nn.Module, chosen: Iterable[tuple[Unit, Candidate]]) -> tuple[list[Edit], dict[str, Tensor]]:
+    """Turn choices into sequential edits and their tensors; blocks go last, from the end."""
+    edits: list[Edit] = []
+    tensors: dict[str, Tensor] = {}
+    blocks = []
+    for unit, candidate in chosen:
+        edit = candidate.edit
+        if unit.kind == "block":
+            blocks.append(describe(model).block_of(unit.name))
+            continue
+        if isinstance(edit, Replace) and candidate.values:
+            keyed = {f"e{len(edits)}.{name}": value for name, value in candidate.values.items()}
+            tensors |= {key: value.detach().float().cpu() for key, value in keyed.items()}
+            edit = edit.model_copy(update={"tensors": tuple(keyed)})
+        edits.append(edit)
+    return [*edits, *take_out_blocks(model, blocks)], tensors
+
+
+def numbers(units: Sequence[Unit]) -> dict[str, int]:
+    """Return how many units there are of each kind."""
+    return {kind: sum(u.kind == kind for u in units) for kind in {u.kind for u in units}}
+
+
+def _removable(units: Sequence[Unit], wanted: Mapping[str, int], gone: Sequence[Unit]) -> list[Unit]:
+    """Units of kinds whose count is not met, neither gone, nor inside what is gone, nor around it."""
+    missing = {kind for kind, n in wanted.items() if sum(u.kind == kind for u in gone) < n}
+    return [
+        u
+        for u in units
+        if u.kind in missing and not any(u == g or is_inside(u, g) or is_inside(g, u) for g in gone)
+    ]
+
+
+def _share_of(calibrator: Calibrator, cost: str, example: ModelInputs) -> Callable[[Sequence[Unit]], float]:
+    """Return a function that measures the share of the cost that goes with some units, as if they left nothing."""
+    model, layout = calibrator.model, calibrator.layout
+
+    def share(units: Sequence[Unit]) -> float:
+        leaves = {u.kind: "identity" if u.kind == "activation" else "zero" for u in units}
+        bare = ((u, named_candidate(model, u, leaves[u.kind], layout.blocks[layout.block_of(u.name)].feed_forward)) for u in units)
+        edits, _ = edits_of(model, bare)
+        return removed_share(model, edits, cost, example, calibrator.seed)
+
+    return share

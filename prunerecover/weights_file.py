@@ -1,0 +1,179 @@
+"""Weights in a safetensors file, and how they get into a model whose structure is already the right one.
+
+A tensor that a model holds under several names (tied embeddings) is stored once; the other names stand in the file's
+metadata. Buffers that no state dict holds (rotary tables) are rebuilt with the model; the file says their dtype.
+Not covered: state other than tensors (`get_extra_state`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+ALIASES = "prunerecover.aliases"
+TABLES = "prunerecover.tables"
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a file holds for one network.
+
+    Attributes:
+        tensors: By canonical name; names that share one tensor in the file share it here.
+        tables: Dtypes of the buffers that are in no state dict, by name, as in "bfloat16".
+    """
+
+    tensors: dict[str, Tensor]
+    tables: dict[str, str] = field(default_factory=dict)
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """Write all parameters and persistent buffers of a model, in their dtype.
+
+    Raises:
+        ValueError: If tensors are on the meta device, where there are no values to save.
+    """
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    empty = [name for name, value in state.items() if value.is_meta]
+    if empty:
+        raise ValueError(
+            f"Expected a model with values, but got {_some(empty)} on the meta device. Load its weights first."
+        )
+    first: dict[object, str] = {}
+    aliases = {}
+    for name, value in state.items():
+        leader = first.setdefault(_place(name, value), name)
+        if leader != name:
+            aliases[name] = leader
+    tables = {path: str(getattr(module, name).dtype).removeprefix("torch.") for module, name, path in _tables(model)}
+    stored = {name: _alone(value) for name, value in state.items() if name not in aliases}
+    save_file(stored, path, {"format": "pt", ALIASES: json.dumps(aliases), TABLES: json.dumps(tables)})
+
+
+def read_weights(path: Path) -> Weights:
+    """Read a file of `save_weights`, or any safetensors file.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        ValueError: If it cannot be read.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"Expected the weights of a pruned model at {path}, but there is no such file.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        aliases, tables = (json.loads(metadata.get(key, "{}")) for key in (ALIASES, TABLES))
+        tensors |= {name: tensors[leader] for name, leader in aliases.items()}
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"Expected weights in safetensors at {path}, but they cannot be read: {error}. Is the file cut off? "
+            "Copy it again."
+        ) from None
+    return Weights(tensors, tables)
+
+
+def check_fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    """Raise ValueError unless the weights are for exactly this structure: no name more or less, no other shape.
+
+    Args:
+        model: With the structure that the weights should have; its buffers that no file holds must be in memory.
+        weights: By name.
+        where: The file, for the message.
+    """
+    empty = [path for module, name, path in _tables(model) if getattr(module, name).is_meta]
+    if empty:
+        raise ValueError(
+            f"Expected a model whose buffers are in memory, but got {_some(empty)} on the meta device, and no file "
+            "holds them. Build it under accelerate.init_empty_weights(include_buffers=False), or on the CPU."
+        )
+    expected = {name: tuple(v.shape) for name, v in model.state_dict().items() if isinstance(v, Tensor)}
+    found = {name: tuple(value.shape) for name, value in weights.items()}
+    shapes = (f"{n} {found[n]} instead of {expected[n]}" for n in expected if found.get(n, expected[n]) != expected[n])
+    differences = {
+        "lacks": [name for name in expected if name not in found],
+        "has besides": [name for name in found if name not in expected],
+        "has other shapes": list(shapes),
+    }
+    problems = "; ".join(f"{verb} {_some(names)}" for verb, names in differences.items() if names)
+    if problems:
+        raise ValueError(
+            f"Expected the weights of the {type(model).__name__} that the plan leaves ({len(expected)} tensors), but "
+            f"{where} {problems}. Were plan and weights saved together?"
+        )
+
+
+def fill(model: nn.Module, weights: Weights) -> None:
+    """Give a model its values, in the dtype of the file; what is on the meta device becomes real.
+
+    Parameters that are there stay the same objects, on their device. Names share one parameter afterwards if they share
+    it in the file, or if they do in the model and the file has equal values for both.
+
+    Args:
+        model: Of the structure that `check_fit` has confirmed.
+        weights: Its values.
+    """
+    values: dict[str, Tensor] = {}
+    by_place: dict[object, str] = {}
+    by_parameter: dict[int, str] = {}
+    for name, old in model.state_dict(keep_vars=True).items():
+        new = weights.tensors[name]
+        twin = by_place.setdefault(_place(name, new), name)
+        tied = by_parameter.setdefault(id(old), name)
+        if twin != name:
+            values[name] = values[twin]
+        elif tied != name and torch.equal(weights.tensors[tied], new):
+            values[name] = values[tied]
+        else:
+            values[name] = _filled(old, new, anew=tied != name)
+    model.load_state_dict(values, strict=True, assign=True)
+    for module, name, path in _tables(model):
+        dtype = getattr(torch, weights.tables.get(path, ""), None)
+        if isinstance(dtype, torch.dtype):
+            module._buffers[name] = getattr(module, name).to(dtype)
+
+
+def _filled(old: Tensor, new: Tensor, anew: bool) -> Tensor:
+    """Put values into a tensor of a model; into a new one if it is on the meta device or holds other values already."""
+    value = new if old.is_meta else new.to(old.device)
+    if not isinstance(old, Parameter):
+        return value
+    if old.is_meta or anew:
+        return Parameter(value, requires_grad=old.requires_grad)
+    old.grad = None
+    old.data = value
+    return old
+
+
+def _tables(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
+    """Floating-point buffers that are in no state dict: the module, the name in it, the full name."""
+    for prefix, module in model.named_modules():
+        for name in module._non_persistent_buffers_set:
+            if isinstance(module._buffers.get(name), Tensor) and getattr(module, name).is_floating_point():
+                yield module, name, f"{prefix}.{name}" if prefix else name
+
+
+def _place(name: str, value: Tensor) -> object:
+    """What two names of one tensor have in common; nothing, for a tensor without elements."""
+    if not value.numel() or value.is_meta:
+        return name
+    return (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
+
+
+def _alone(value: Tensor) -> Tensor:
+    """The tensor on the CPU in memory of its own, as safetensors wants it."""
+    value = value.detach().cpu().contiguous()
+    return value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
