@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from prunerecover.environment import cpu_name, versions
-from prunerecover.recipes import ImageData
+from prunerecover.recipes.image_data import ImageData
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
@@ -37,7 +37,7 @@ def deit_tiny() -> nn.Module:
 def image_data(name: str, **kwargs: Any) -> ImageData:
     """Return one of the image sets with DeiT-Tiny's transforms, not augmented."""
     model = f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}"
-    return ImageData(str(data_root() / "data" / name), model_name=model, **kwargs)
+    return ImageData(str(data_root() / "data" / name), model=model, **kwargs)
 
 
 def photos(folder: str) -> Tensor:
@@ -62,6 +62,11 @@ def correct(model: nn.Module, loader: DataLoader[Any], classes: Tensor | None = 
 def write(name: str, result: dict[str, Any], markdown: str) -> None:
     """Write JSON and Markdown results, with what they were measured with."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    record = {"command": f"python benchmarks/{Path(sys.argv[0]).name}", "cpu": cpu_name(), "versions": versions(), **result}
+    record = {
+        "command": f"python benchmarks/{Path(sys.argv[0]).name}",
+        "cpu": cpu_name(),
+        "versions": versions(),
+        **result,
+    }
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
     (RESULTS / f"{name}.md").write_text(markdown.rstrip() + "\n")

@@ -76,19 +76,27 @@ class DepthPrune(pl.Callback):
         seed: int = 0,
     ) -> None:
         if sum(argument is not None for argument in (budget, remove, plan)) != 1:
-            raise ValueError('Expected exactly one of budget, remove and plan, e.g. DepthPrune(remove={"attention": 2}).')
+            raise ValueError(
+                'Expected exactly one of budget, remove and plan, e.g. DepthPrune(remove={"attention": 2}).'
+            )
         if merge not in ("copy", "at_surgery", "never"):
             raise ValueError(f"Expected argument merge to be 'copy', 'at_surgery' or 'never', but got '{merge}'.")
         if calibration < 1:
             raise ValueError(f"Expected argument calibration to be at least 1 sample, but got {calibration}.")
         if schedule_of(schedule).is_progressive and remove is None and (budget is None or not budget.in_units):
-            raise ValueError("Expected a budget in units (remove= or ratio=) with schedule every=..., which removes some each time.")
+            raise ValueError(
+                "Expected a budget in units (remove= or ratio=) with schedule every=..., which removes some each time."
+            )
         self.budget = Budget(remove=remove) if remove is not None else budget
         self.plan = Plan.load(plan) if isinstance(plan, str | Path) else plan
         self.schedule = schedule_of(schedule)
         self.target, self.calibration, self.merge, self.seed = target, calibration, merge, seed
         self.planning = {
-            "importance": importance, "loss": loss, "replace": replace, "search": search, "ignore": tuple(ignore)
+            "importance": importance,
+            "loss": loss,
+            "replace": replace,
+            "search": search,
+            "ignore": tuple(ignore),
         }
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -86,7 +86,9 @@ class DistillRecover(SurgeryListener):
             self._network.to(pl_module.device).eval().requires_grad_(False)
         self._student = Student(pl_module, unwrap(get_module(pl_module, target)), self._add_term)
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Follow surgery with the feature hooks."""
         if self.features:
             self._update_matcher(pl_module)

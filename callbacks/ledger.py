@@ -111,12 +111,21 @@ class Ledger:
         self.teacher = record.get("teacher")
         self.pending = {name: record[name] for name in ("optimizers", "random_states") if name in record}
 
-    def resume(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """At the start of a fit: order optimizer groups as the file has them, and set the random states."""
-        if "optimizers" in self.pending and trainer.optimizers:
-            optimizers.rebind(trainer.optimizers, module, self.pending["optimizers"])
+    def restore_random_state(self) -> None:
+        """Set the random states of the file that was read last."""
         if "random_states" in self.pending:
             random_state.restore(self.pending["random_states"])
+
+    def resume(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """At the start of a fit: order optimizer groups as the file has them, and set the random states.
+
+        They were set when the file was read, too: a scheduler that asks for the number of steps has had the first batch
+        drawn since, which must not be drawn again.
+        """
+        if "optimizers" in self.pending and trainer.optimizers:
+            optimizers.rebind(trainer.optimizers, module, self.pending["optimizers"])
+        if trainer.fit_loop._combined_loader is None:
+            self.restore_random_state()
         self.pending = {}
 
 
@@ -135,6 +144,9 @@ class _Hook:
         else:
             for module in (self.module, *shadow_modules(self.module)):
                 Ledger.of(module).restore(module, checkpoint.get(KEY))
+            trainer = self.module._trainer
+            if trainer is not None and trainer.state.fn == "fit":
+                ledger.restore_random_state()
         if self.previous is not None:
             self.previous(checkpoint)
         else:

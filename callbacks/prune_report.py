@@ -34,7 +34,9 @@ class PruneReport(pl.Callback):
         pairs: Interleaved pairs of timed passes; 0 skips the timing.
     """
 
-    def __init__(self, dir: str | Path = "report", target: str | None = None, samples: int = 8, pairs: int = 30) -> None:
+    def __init__(
+        self, dir: str | Path = "report", target: str | None = None, samples: int = 8, pairs: int = 30
+    ) -> None:
         self.dir, self.target, self.samples, self.pairs = Path(dir), target, samples, pairs
         self.history: dict[str, list[tuple[int, float]]] = {}
         self._example: ModelInputs | None = None

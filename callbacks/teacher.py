@@ -72,7 +72,9 @@ def load_teacher(trainer: pl.Trainer, module: pl.LightningModule, target: str, r
     for path in (f / record["file"] for f in folders):
         if path.is_file():
             if hashlib.sha256(path.read_bytes()).hexdigest() != record["sha256"]:
-                raise ValueError(f"Expected the teacher that the run was started with at {path}, but its sha256 differs.")
+                raise ValueError(
+                    f"Expected the teacher that the run was started with at {path}, but its sha256 differs."
+                )
             network = copy_dense(module, target)
             network.load_state_dict(load_file(path))
             return network

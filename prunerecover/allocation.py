@@ -28,8 +28,8 @@ def select_by_count(units: Sequence[Unit], importance: Mapping[str, float], coun
         free = [u for u in units if u.kind == kind and not any(is_inside(u, other) for other in chosen)]
         if counts[kind] > len(free):
             raise ValueError(
-                f"Expected at most {len(free)} units of kind '{kind}' outside the other removed units, but got {counts[kind]}. "
-                "Lower one of the numbers."
+                f"Expected at most {len(free)} units of kind '{kind}' outside the other removed units, but got "
+                f"{counts[kind]}. Lower one of the numbers."
             )
         chosen += sorted(free, key=lambda u: importance[u.name])[: counts[kind]]
     return chosen
@@ -87,9 +87,9 @@ def check_comparable(units: Sequence[Unit], importance: str) -> None:
     kinds = sorted({u.kind for u in units})
     if len(kinds) > 1 and importance not in COMPARABLE:
         raise ValueError(
-            f"Expected importance='output_divergence' for a share of cost over several kinds ({', '.join(kinds)}), but got "
-            f"'{importance}': gate gradients and the like differ in scale and must not be compared across types. Use "
-            "Budget(remove=...) with a number per kind, or ignore all kinds but one."
+            f"Expected importance='output_divergence' for a share of cost over several kinds ({', '.join(kinds)}), but "
+            f"got '{importance}': gate gradients and the like differ in scale and must not be compared across types. "
+            "Use Budget(remove=...) with a number per kind, or ignore all kinds but one."
         )
 
 
@@ -103,4 +103,3 @@ def is_inside(unit: Unit, other: Unit) -> bool:
     if other.kind == "block":
         return unit.name.startswith(other.name + ".")
     return other.kind == "mlp" and unit.kind == "activation" and unit.block == other.block
-

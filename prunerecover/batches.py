@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
@@ -51,7 +50,7 @@ class ModelInputs:
 
     def to(self, device: torch.device) -> ModelInputs:
         """Move every tensor to `device`."""
-        args, kwargs = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, (self.args, self.kwargs))
+        args, kwargs = on_device((self.args, self.kwargs), device)
         return ModelInputs(args, kwargs)
 
 
@@ -76,6 +75,17 @@ def as_inputs(batch: Any) -> ModelInputs:
         "Expected each batch to be a tensor, a tuple whose first element is the input, or a mapping of keyword "
         f"arguments, but got {type(batch).__name__}. Convert it in your loader or pass a generator that does."
     )
+
+
+def on_device(batch: Any, device: torch.device) -> Any:
+    """Move all tensors of a batch of any form; those made in inference mode are copied, so that gradients may flow."""
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return (leaf.clone() if leaf.is_inference() else leaf).to(device)
+
+    return tree_map(move, batch)
 
 
 def call(model: nn.Module, inputs: ModelInputs) -> Any:
@@ -110,7 +120,7 @@ def predictions_of(output: Any) -> Tensor:
 
 
 def is_padding(inputs: ModelInputs, tokens: Tensor) -> Tensor:
-    """Say which of `tokens`, `(N T,)` or `(N, T)`, the batch's `attention_mask` marks as padding; without one, none is."""
+    """Say which of `tokens`, `(N T,)` or `(N, T)`, the batch's `attention_mask` marks as padding; none without one."""
     mask = inputs.kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 2 and mask.numel() == tokens.numel():
         return (mask == 0).reshape(tokens.shape).to(tokens.device)
@@ -127,15 +137,15 @@ def without_padding(output: Tensor, inputs: ModelInputs) -> Tensor:
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Calibration samples in two parts: `fit` estimates replacements, `held_out` judges them."""
+    """Calibration samples in two parts: `fit` estimates replacements, `held_out` judges them.
+
+    Attributes:
+        n_samples: Different samples in both parts together.
+    """
 
     fit: tuple[ModelInputs, ...]
     held_out: tuple[ModelInputs, ...]
-
-    @property
-    def n_samples(self) -> int:
-        """Samples in both parts together."""
-        return sum(b.n_samples for b in chain(self.fit, self.held_out))
+    n_samples: int
 
     @property
     def enough(self) -> bool:
@@ -163,7 +173,7 @@ def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> Cali
             f"Only {total} calibration samples (fewer than {MIN_SAMPLES}): removed units leave zero instead of a fit.",
             stacklevel=3,
         )
-        return CalibrationSet(tuple(inputs), tuple(inputs))
+        return CalibrationSet(tuple(inputs), tuple(inputs), total)
     fit, held_out, seen = [], [], 0
     for batch in inputs:
         index = torch.arange(seen, seen + batch.n_samples)
@@ -173,4 +183,4 @@ def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> Cali
             fit.append(batch.select((~chosen).nonzero().flatten()))
         if chosen.any():
             held_out.append(batch.select(chosen.nonzero().flatten()))
-    return CalibrationSet(tuple(fit), tuple(held_out))
+    return CalibrationSet(tuple(fit), tuple(held_out), total)

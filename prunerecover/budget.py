@@ -47,7 +47,10 @@ class Budget:
         for kind, count in (self.remove or {}).items():
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
                 raise ValueError(f"Expected a whole number of units >= 0 for '{kind}', but got {count!r}.")
-        for share in ((self.ratio or {}).values(), (v for v in (self.macs, self.params, self.latency) if v is not None)):
+        for share in (
+            (self.ratio or {}).values(),
+            (v for v in (self.macs, self.params, self.latency) if v is not None),
+        ):
             for value in share:
                 if not 0 <= value < 1:
                     raise ValueError(f"Expected a removed share between 0 and 1 (exclusive), but got {value}.")

@@ -1,9 +1,9 @@
 """Choose what removed units leave behind, by the effect on the model's output on held-out calibration samples.
 
-One walk through the model, block by block, keeps the pruned model's hidden states on the fitting and the held-out samples,
-and the dense model's on the fitting samples. Every unit is fitted on the already pruned model, towards the dense model's
-hidden states, and judged by the output of the whole model. Never by its local fit: a token-wise least-squares fit of an
-attention is better locally than zero, and worse for the model.
+One walk through the model, block by block, keeps the pruned model's hidden states on the fitting and the held-out
+samples, and the dense model's on the fitting samples. Every unit is fitted on the already pruned model, towards the
+dense model's hidden states, and judged by the output of the whole model. Never by its local fit: a token-wise
+least-squares fit of an attention is better locally than zero, and worse for the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prunerecover.copies import twin_of
 from prunerecover.divergence import output_divergence
 from prunerecover.edits import Remove, Replace
 from prunerecover.families import Branch, describe
-from prunerecover.prefix import BlockRunner, recording, skipping
+from prunerecover.prefix import BlockRunner, recording
 from prunerecover.sensitivity import token_weights
 from prunerecover.structure import get_module
 from prunerecover.surgery import applied_for_now
@@ -177,7 +177,9 @@ class Calibrator:
         if leaves in ("zero", "identity"):
             return [named_candidate(self.model, unit, leaves, forward)]
         if unit.name not in fits and leaves is None:
-            return [named_candidate(self.model, unit, self.replace if self.replace != "calibrated" else "zero", forward)]
+            return [
+                named_candidate(self.model, unit, self.replace if self.replace != "calibrated" else "zero", forward)
+            ]
         fitted = fits[unit.name].candidates() if unit.name in fits else []
         found = [candidate for candidate in fitted if leaves in (None, candidate.leaves)]
         if not found:
@@ -201,7 +203,7 @@ class Calibrator:
         """Have a stand-in in the model inside a `with` block. Removed blocks are skipped, so that no path changes."""
         edit = candidate.edit
         if isinstance(edit, Remove) and edit.kind == "block":
-            with skipping([get_module(self.model, edit.unit)]):
+            with self.runner.skipping([self.layout.block_of(edit.unit)]):
                 yield
             return
         if isinstance(edit, Replace):

@@ -1,6 +1,7 @@
 """What may be left in the place of one unit, fitted on calibration data in one streaming pass.
 
-Fits aim at the dense model's hidden state after the branch, so that each also corrects what earlier replacements changed.
+Fits aim at the dense model's hidden state after the branch, so that each also corrects what earlier replacements
+changed.
 """
 
 from __future__ import annotations
@@ -41,12 +42,14 @@ class Fit(Protocol):
     """Sums over calibration tokens from which the candidates of one unit are solved.
 
     Attributes:
-        paths: Modules whose inputs and outputs `add` reads, as `<path>.in` and `<path>.out`.
         branch: The branch that the unit is or is part of.
     """
 
-    paths: tuple[str, ...]
     branch: Branch
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Modules whose inputs and outputs `add` reads, as `<path>.in` and `<path>.out`."""
 
     def add(self, seen: Seen, target: Tensor, weight: Tensor) -> None:
         """Add one batch: what was seen in the pruned model, the dense model's state after the branch, token weights."""
@@ -71,8 +74,12 @@ class ActivationFit:
 
     def __init__(self, model: nn.Module, forward: FeedForward, branch: Branch) -> None:
         self.model, self.forward, self.branch = model, forward, branch
-        self.paths = (branch.stream, forward.first, forward.activation)
         self._channels, self._affine = ChannelRegression(), AffineRegression()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The residual stream, and what enters and leaves the activation."""
+        return self.branch.stream, self.forward.first, self.forward.activation
 
     def add(self, seen: Seen, target: Tensor, weight: Tensor) -> None:
         """Add one batch."""
@@ -113,8 +120,12 @@ class BranchFit:
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
-        self.paths = (branch.stream, branch.path)
         self._affine = AffineRegression()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The residual stream, and what enters the branch."""
+        return self.branch.stream, self.branch.path
 
     def add(self, seen: Seen, target: Tensor, weight: Tensor) -> None:
         """Add one batch."""

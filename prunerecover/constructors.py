@@ -3,7 +3,8 @@
 Only these two libraries' own constructors are ever called, with arguments that shape a network and nothing else (no
 file, address, checkpoint or code can be named), so a file can neither execute nor fetch anything. Neither library keeps
 the arguments of a model for good: they are read off the model, and returned only if building from them gives the same
-model but for the values of parameters. Not covered: layers handed in as classes, models of other libraries.
+model but for the values of parameters. Not covered: layers handed in as classes, networks that run a backbone while
+they are built (timm's hybrid ViTs), models of other libraries.
 """
 
 from __future__ import annotations
@@ -23,12 +24,24 @@ GENERIC = {
     "VisionTransformer": "vit_base_patch16_224",
     "VisionTransformerDistilled": "deit_base_distilled_patch16_224",
 }
+LAYERS = ("act_layer", "norm_layer")
 COMMON = ("num_classes", "in_chans", "img_size", "drop_rate", "drop_path_rate")
 ARGUMENTS = frozenset(
-    {*COMMON, "patch_size", "global_pool", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "qk_norm"}
+    {
+        *COMMON,
+        *LAYERS,
+        "patch_size",
+        "global_pool",
+        "embed_dim",
+        "depth",
+        "num_heads",
+        "mlp_ratio",
+        "qkv_bias",
+        "qk_norm",
+    }
     | {"scale_attn_norm", "scale_mlp_norm", "proj_bias", "init_values", "class_token", "pos_embed", "no_embed_class"}
     | {"reg_tokens", "pre_norm", "final_norm", "fc_norm", "pool_include_prefix", "dynamic_img_size", "dynamic_img_pad"}
-    | {"pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "act_layer", "norm_layer"}
+    | {"pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate"}
 )
 ATTENTIONS = ("eager", "sdpa")
 # What a transformers config may name that is not in the config: code and weights to fetch.
@@ -172,7 +185,8 @@ def _same_tables(built: nn.Module, model: nn.Module) -> bool:
     for name, buffer in model.named_buffers():
         if name in held or buffer.is_meta:
             continue
-        if name not in tables or not torch.equal(tables[name].to(buffer.dtype), buffer.cpu()):
+        table = tables.get(name)
+        if table is None or table.is_meta or not torch.equal(table.to(buffer.dtype), buffer.cpu()):
             return False
     return True
 
@@ -191,12 +205,14 @@ def _timm_candidates(model: Any) -> Iterator[dict[str, Any]]:
     """Guess from the shortest arguments to the longest; what newer timm keeps of a call comes early."""
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     generic = GENERIC.get(type(model).__name__)
-    shape = _arguments(model) if hasattr(model, "blocks") and hasattr(model, "patch_embed") else {}
+    is_vit = "VisionTransformer" in {cls.__name__ for cls in type(model).__mro__} and len(model.blocks)
+    shape = _arguments(model) if is_vit else {"num_classes": getattr(model, "num_classes", None)}
     call = {name: _as_json(value) for name, value in (getattr(model, "_model_args", None) or {}).items()}
     common = {name: shape[name] for name in COMMON if name in shape}
+    sizes = {name: value for name, value in shape.items() if name not in LAYERS}
     for name in dict.fromkeys(filter(None, (architecture, generic))):
         tried: list[dict[str, Any]] = []
-        for kwargs in ({}, call, common, shape):
+        for kwargs in ({}, call, common, sizes, shape):
             if kwargs not in tried:
                 tried.append(kwargs)
                 yield {"timm": name, "kwargs": kwargs}
@@ -209,7 +225,8 @@ def _as_json(value: Any) -> Any:
 def _arguments(model: Any) -> dict[str, Any]:
     """Read the arguments of a VisionTransformer off its parts; those that cannot be told are left out."""
     embed, block = model.patch_embed, model.blocks[0]
-    attention, mlp = getattr(block, "attn", None), getattr(block, "mlp", None)
+    attention = next((module for module in block.modules() if hasattr(module, "num_heads")), None)
+    mlp = next((module for module in block.modules() if hasattr(module, "fc1")), None)
     found = {
         "num_classes": getattr(model, "num_classes", None),
         "in_chans": getattr(getattr(embed, "proj", None), "in_channels", None),

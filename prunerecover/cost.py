@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from prunerecover.batches import ModelInputs
-from prunerecover.copies import META, meta_copy, twin_of
+from prunerecover.copies import meta_copy, twin_of
 from prunerecover.edits import Edit
 from prunerecover.latency import latency_ratio
 from prunerecover.macs import count_macs
@@ -27,13 +27,13 @@ def removed_share(model: nn.Module, edits: Sequence[Edit], cost: str, example: M
         example: One batch.
         seed: Of the latency's bootstrap.
     """
-    copy = twin_of(model) if cost == "latency" else meta_copy(model)
+    copy = meta_copy(model) if cost == "params" else twin_of(model)  # GPT-2's forward pass reads its input: not on meta
     apply_edits(copy, edits)
     apply_edits(copy, merge_edits(copy))
     if cost == "latency":
         return 1 - latency_ratio(model, copy, example, pairs=PAIRS, seed=seed).ratio.value
     if cost == "macs":
-        return 1 - count_macs(copy, example.to(META)) / count_macs(meta_copy(model), example.to(META))
+        return 1 - count_macs(copy, example) / count_macs(model, example)
     return 1 - _params(copy) / _params(model)
 
 

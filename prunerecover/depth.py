@@ -43,12 +43,13 @@ def plan_depth(
         budget: How much goes.
         remove: Short for `Budget(remove=...)`: units per kind.
         batches: Calibration batches: tensors, tuples whose first element is the input, or mappings. No labels are read,
-            except by importances that take a `loss`. Every 4th sample is held out to judge what was fitted to the others.
+            except by importances that take a `loss`. Every 4th sample is held out to judge what was fitted to the
+            others.
         importance: What ranks units within their kind: "output_divergence" (the default), "gate_gradient", "taylor",
             "magnitude", "angular_distance", "block_influence" or "random".
         loss: `loss(model, batch) -> scalar`, for "gate_gradient" and "taylor".
-        replace: "calibrated" fits what is left and picks it by its effect on the output; "zero" and "identity" are there by
-            name. Whole blocks always leave nothing.
+        replace: "calibrated" fits what is left and picks it by its effect on the output; "zero" and "identity" are
+            there by name. Whole blocks always leave nothing.
         search: "one_shot" ranks once; "greedy" removes one unit at a time and ranks again on the pruned model
             (needs "output_divergence" and a budget in units).
         ignore: Shell patterns of unit names that stay, such as "blocks.0.*".
@@ -64,9 +65,9 @@ def plan_depth(
     budget = _budget(budget, remove)
     _check(importance, replace, search, loss, budget)
     batches = list(batches)
-    samples = split_batches(batches, device_of(model), seed)
-    example = samples.held_out[0].select(torch.tensor([0]))
-    with observing(model), uncompiled():
+    with torch.inference_mode(False), observing(model), uncompiled():
+        samples = split_batches(batches, device_of(model), seed)
+        example = samples.held_out[0].select(torch.tensor([0]))
         found = find_units(model, [k for k in DEPTH_KINDS if k in budget.kinds(DEPTH_KINDS)], example)
         units = [u for u in found if not any(fnmatch(u.name, pattern) for pattern in ignore)]
         calibrator = Calibrator(model, samples, units, replace, seed)
@@ -108,6 +109,9 @@ def _check(importance: str, replace: str, search: str, loss: Any, budget: Budget
     ):
         if value not in allowed:
             raise ValueError(f"Expected argument {name} to be one of {', '.join(allowed)}, but got '{value}'.")
+    for kind in budget.kinds(DEPTH_KINDS):
+        if kind not in DEPTH_KINDS:
+            raise ValueError(f"Expected kinds among {', '.join(DEPTH_KINDS)} for a plan in depth, but got '{kind}'.")
     if importance in NEED_LOSS and loss is None:
         raise ValueError(
             f"Expected argument loss=f(model, batch) for importance='{importance}', but got none. "
@@ -115,6 +119,6 @@ def _check(importance: str, replace: str, search: str, loss: Any, budget: Budget
         )
     if search == "greedy" and (importance != "output_divergence" or budget.share is not None):
         raise ValueError(
-            "Expected importance='output_divergence' and a budget in units (remove=... or ratio=...) for search='greedy', "
-            f"but got '{importance}' and {budget.to_dict()}. Use search='one_shot'."
+            "Expected importance='output_divergence' and a budget in units (remove=... or ratio=...) for "
+            f"search='greedy', but got '{importance}' and {budget.to_dict()}. Use search='one_shot'."
         )

@@ -10,7 +10,8 @@ def output_divergence(dense: Tensor, pruned: Tensor) -> Tensor:
     """Return the mean divergence over samples, a scalar >= 0.
 
     Two-dimensional outputs `(N, classes)` and three-dimensional `(N, tokens, vocabulary)` are taken as logits:
-    KL(dense || pruned) in nats. Others, and outputs with a single value per position: squared L2 relative to the dense norm.
+    KL(dense || pruned) in nats. Others, and outputs with a single value per position: squared L2 relative to the
+    dense norm.
 
     >>> output_divergence(torch.zeros(2, 3), torch.ones(2, 3)).item()
     0.0

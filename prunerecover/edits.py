@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Kind = Literal["block", "attention", "mlp", "activation", "layer", "channel", "head", "neuron", "expert"]
+
+
+LEAVES = {"activation": ("identity", "slope_bias", "affine"), "branch": ("identity", "affine", "constant")}
 
 
 class _Edit(BaseModel):
@@ -39,6 +42,15 @@ class Replace(_Edit):
     leaves: Literal["identity", "slope_bias", "affine", "constant"]
     tensors: tuple[str, ...] = ()
 
+    @model_validator(mode="after")
+    def _fits_the_kind(self) -> Replace:
+        allowed = LEAVES["activation" if self.kind == "activation" else "branch"]
+        if self.leaves not in allowed:
+            raise ValueError(
+                f"Expected a removed {self.kind} to leave one of {', '.join(allowed)}, but got {self.leaves}."
+            )
+        return self
+
 
 class Merge(_Edit):
     """Linears with nothing nonlinear between them become one; norm affine and LayerScale around them fold in.
@@ -52,7 +64,7 @@ class Merge(_Edit):
 
     op: Literal["merge"] = "merge"
     into: str
-    from_: tuple[str, ...] = Field(alias="from")
+    from_: tuple[str, ...] = Field(validation_alias="from", serialization_alias="from")
     norm: str | None = None
     scale: str | None = None
 

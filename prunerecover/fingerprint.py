@@ -1,7 +1,8 @@
 """Hashes that tell whether a plan and a model belong together.
 
-Names and shapes are compared, never dtype or device: a plan made in float32 or on the meta device applies to the same model
-in bfloat16 on a GPU. Values are compared after rounding to bfloat16, on at most 1,024 evenly spaced elements per tensor.
+Names and shapes are compared, never dtype or device: a plan made in float32 or on the meta device applies to the
+same model in bfloat16 on a GPU. Values are compared after rounding to bfloat16, on at most 1,024 evenly spaced
+elements per tensor.
 """
 
 from __future__ import annotations

@@ -29,8 +29,12 @@ def merged_linear(model: nn.Module, edit: Merge) -> nn.Module:
 
     With n the normalised input without its affine part (g, beta), SlopeBias (s, t) and LayerScale gamma:
     W = gamma W2 s W1 g and b = gamma (W2 (s (W1 beta + b1) + t) + b2).
+
+    Raises:
+        ValueError: If something between is not linear.
     """
     first = get_module(model, edit.into)
+    _check_linear(edit.into, first)
     weight, bias = matrix_and_bias(first)
     if edit.norm is not None:
         gain, shift = norm_affine(get_module(model, edit.norm))
@@ -42,6 +46,7 @@ def merged_linear(model: nn.Module, edit: Merge) -> nn.Module:
             weight = module.slope.detach().double()[:, None] * weight
             bias = module.slope.detach().double() * bias + module.bias.detach().double()
         elif path != edit.into and not isinstance(module, nn.Identity | nn.Dropout):
+            _check_linear(path, module)
             outer, outer_bias = matrix_and_bias(module)
             weight, bias = outer @ weight, outer @ bias + outer_bias
     if edit.scale is not None:
@@ -65,6 +70,14 @@ def without_affine(norm: nn.Module) -> nn.LayerNorm:
     """Return the same LayerNorm without its affine part."""
     assert isinstance(norm, nn.LayerNorm)
     return nn.LayerNorm(norm.normalized_shape, eps=norm.eps, elementwise_affine=False)
+
+
+def _check_linear(path: str, module: nn.Module) -> None:
+    if not (isinstance(module, nn.Linear | Affine) or _is_transposed(module)):
+        raise ValueError(
+            f"Expected only linear maps to merge, but '{path}' is a {type(module).__name__}. "
+            "Remove the activation between the linears first."
+        )
 
 
 def _linear_like(first: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:

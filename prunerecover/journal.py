@@ -22,11 +22,12 @@ class Swapped:
 
 @dataclass(frozen=True)
 class TakenOut:
-    """The block `old` was number `index` of the container at `path`."""
+    """The block `old` was number `index` of the container at `path`, which then was in training mode or not."""
 
     path: str
     index: int
     old: nn.Module
+    training: bool
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Journal:
         assert isinstance(blocks, nn.Sequential | nn.ModuleList)
         old = blocks[index]
         del blocks[index]
-        self.entries.append(TakenOut(container, index, old))
+        self.entries.append(TakenOut(container, index, old, blocks.training))
 
     def configure(self, model: nn.Module, edits: dict[str, Any]) -> None:
         """Set entries of a transformers config."""
@@ -80,6 +81,8 @@ class Journal:
             elif isinstance(entry, TakenOut):
                 blocks = get_module(model, entry.path)
                 assert isinstance(blocks, nn.Sequential | nn.ModuleList)
+                if entry.training != blocks.training:  # else each part of the block keeps its own mode
+                    entry.old.train(blocks.training)
                 blocks.insert(entry.index, entry.old.to(device))
             else:
                 apply_config(model, entry.previous)

@@ -1,7 +1,7 @@
 """Merge what became linear: two linears with no activation between them are one (d x 4d x d becomes d x d).
 
-The norm's affine part and LayerScale fold in, and a block with both branches gone is taken out. Exact in evaluation mode;
-dropout between the linears goes.
+The norm's affine part and LayerScale fold in, and a block with both branches gone is taken out. Exact in evaluation
+mode; dropout between the linears goes.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -99,8 +100,8 @@ def _branch(model: nn.Module, unit: str, kind: str) -> Branch:
     branch = layout.branch(unit)
     if branch is None or branch.kind != kind:
         raise ValueError(
-            f"Expected '{unit}' to be a present {kind} of this {layout.family} with {len(layout.blocks)} blocks, but there is "
-            "none. Was it removed before, or was the plan made for another model?"
+            f"Expected '{unit}' to be a present {kind} of this {layout.family} with {len(layout.blocks)} blocks, but "
+            "there is none. Was it removed before, or was the plan made for another model?"
         )
     return branch
 
@@ -117,7 +118,8 @@ def _replace_activation(site: Site, edit: Replace) -> None:
     weight = first.get_parameter("weight")
     bias = first.bias if isinstance(first.bias, Parameter) else weight
     if edit.leaves == "affine":
-        linear = nn.Linear(width, width)
+        linear = nn.Linear(width, width, device="meta")  # drawing initial values would move the random state
+        linear.weight, linear.bias = Parameter(torch.eye(width)), Parameter(torch.zeros(width))
         site.join(linear, {"weight": weight, "bias": bias}, _values(site, edit))
         site.swap(forward.first, linear)
         site.drop((forward.activation, *forward.between, forward.second))

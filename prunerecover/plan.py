@@ -1,7 +1,7 @@
 """The Plan: what is removed and what is left in its place, as data that can be read, diffed, composed and replayed.
 
-On disk a plan is a JSON file; tensors that its edits need (fitted slopes, affine maps) lie in a safetensors file beside it,
-whose sha256 the JSON holds. Nothing from either file is executed.
+On disk a plan is a JSON file; tensors that its edits need (fitted slopes, affine maps) lie in a safetensors file
+beside it, whose sha256 the JSON holds. Nothing from either file is executed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -35,14 +36,14 @@ class Source(_Record):
         weights: Hash of its values; None if they were not there (meta device).
     """
 
-    class_: str = Field("", alias="class")
+    class_: str = Field(default="", validation_alias="class", serialization_alias="class")
     constructor: dict[str, Any] | None = None
     tensors: str = ""
     weights: str | None = None
 
 
 class Result(_Record):
-    """The model a plan ends in: hash of names and shapes, parameter count, MACs per example batch (0: not counted)."""
+    """The model a plan ends in: hash of names and shapes, parameter count, MACs per sample (0: not counted)."""
 
     tensors: str = ""
     params: int = 0
@@ -65,7 +66,7 @@ class Plan(_Record):
     True
     """
 
-    schema_: str = Field(SCHEMA, alias="schema")
+    schema_: str = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
     source: Source = Source()
     result: Result = Result()
     made_by: MadeBy = MadeBy()
@@ -111,7 +112,7 @@ class Plan(_Record):
             ValueError: If this is no plan, comes from a newer schema, or has an operation this version does not know.
         """
         if not isinstance(data, Mapping) or not str(data.get("schema", "")).startswith("prunerecover.plan/"):
-            raise ValueError(f"Expected a plan (\"schema\": \"{SCHEMA}\"), but got something else. Is it a plan file?")
+            raise ValueError(f'Expected a plan ("schema": "{SCHEMA}"), but got something else. Is it a plan file?')
         if data["schema"] != SCHEMA:
             raise ValueError(
                 f"Expected a plan of schema {SCHEMA}, but got {data['schema']}. "
@@ -124,7 +125,7 @@ class Plan(_Record):
             raise ValueError(f"Expected a valid plan, but got one with {error.error_count()} errors: {error}") from None
 
     def save(self, path: str | Path) -> Path:
-        """Write the JSON file and, if there are fitted tensors, `<stem>.safetensors` beside it; return the JSON's path."""
+        """Write the JSON file and `<stem>.safetensors` with the fitted tensors beside it; return the JSON's path."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         data = self.to_dict()
@@ -152,7 +153,9 @@ class Plan(_Record):
         try:
             data = json.loads(path.read_text())
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"Expected a plan in JSON at {path}, but it cannot be read: {error}. Is it cut off?") from None
+            raise ValueError(
+                f"Expected a plan in JSON at {path}, but it cannot be read: {error}. Is it cut off?"
+            ) from None
         plan = cls.from_dict(data)
         if plan.sidecar is None:
             return plan
@@ -165,6 +168,17 @@ class Plan(_Record):
                 "Copy both files again from where the plan was made."
             )
         return plan.with_tensors(load_file(sidecar))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same and hold equal tensors; where a plan was saved does not count."""
+        if not isinstance(other, Plan):
+            return NotImplemented
+        if self.model_copy(update={"sidecar": None}).to_dict() != other.model_copy(update={"sidecar": None}).to_dict():
+            return False
+        mine, theirs = self._tensors, other._tensors
+        return mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Draw which units went; write a PNG if `path` is given. Returns a matplotlib Figure."""
@@ -187,14 +201,13 @@ class Plan(_Record):
             return self
         if other.source.tensors != self.result.tensors:
             raise ValueError(
-                f"Expected the second plan to start from the model the first one leaves ({self.result.tensors[:12]}), but it "
-                f"starts from {other.source.tensors[:12]}. Make it on the model that the first plan was applied to."
+                f"Expected the second plan to start from the model the first one leaves ({self.result.tensors[:12]}), "
+                f"but it starts from {other.source.tensors[:12]}. Make it on the model the first plan was applied to."
             )
         renamed, tensors = _shift(other, len(self.edits))
-        return self.model_copy(
-            update={"edits": self.edits + renamed, "result": other.result, "sidecar": None,
-                    "evidence": {**self.evidence, **other.evidence}}
-        ).with_tensors({**self._tensors, **tensors})
+        evidence = {**self.evidence, **other.evidence}
+        update = {"edits": self.edits + renamed, "result": other.result, "sidecar": None, "evidence": evidence}
+        return self.model_copy(update=update).with_tensors({**self._tensors, **tensors})
 
 
 class PlanSet(_Record):
@@ -234,9 +247,10 @@ def _shift(plan: Plan, offset: int) -> tuple[tuple[Edit, ...], dict[str, Tensor]
 def _check_ops(data: Mapping[str, Any]) -> None:
     from prunerecover import __version__
 
-    for edit in data.get("edits") or ():
-        op = edit.get("op") if isinstance(edit, Mapping) else edit
-        if op not in OPS:
+    edits = data.get("edits")
+    for edit in edits if isinstance(edits, list | tuple) else ():
+        op = edit.get("op") if isinstance(edit, Mapping) else None
+        if op is not None and op not in OPS:
             raise ValueError(
                 f"Expected one of the operations {', '.join(OPS)} of prunerecover {__version__}, but the plan (made by "
                 f"{_version_of(data)}) has '{op}'. Install the version that made it, or a newer one."

@@ -1,13 +1,13 @@
 """Run a model from a given block on, with the hidden states before that block kept from an earlier run.
 
 All candidates of one search step share what comes before the block they change, so it is computed once. Works for any
-supported family without knowing its forward: the blocks before are skipped, and the first block that runs gets the stored
-hidden state. Embeddings, masks and rotary tables are made anew each time, which is cheap.
+supported family without knowing its forward: the blocks before are skipped, and the first block that runs gets the
+stored hidden state. Embeddings, masks and rotary tables are made anew each time, which is cheap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -32,6 +32,7 @@ class BlockRunner:
     def __init__(self, model: nn.Module, container: str) -> None:
         self.model = model
         self.blocks = list(get_module(model, container).children())
+        self._in_tuple = False
 
     def advance(self, inputs: ModelInputs, start: int, hidden: Tensor | None, stop: int) -> Tensor:
         """Return the hidden state that enters block `stop`, given the one that enters block `start`.
@@ -71,42 +72,58 @@ class BlockRunner:
             return predictions_of(call(self.model, inputs))
 
     @contextmanager
+    def _noting_form(self) -> Iterator[None]:
+        """Note whether blocks answer with a tuple, as transformers 5.0's GPT-2 and OPT do: skipped ones have to."""
+
+        def note(_: nn.Module, __: Any, output: Any) -> None:
+            self._in_tuple = isinstance(output, tuple)
+
+        handle = self.blocks[0].register_forward_hook(note)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    @contextmanager
     def _from(self, start: int, hidden: Tensor | None) -> Iterator[None]:
         if hidden is None:
-            yield
+            with self._noting_form():
+                yield
             return
 
-        def inject(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def inject(
+            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             if args:
                 return (hidden, *args[1:]), kwargs
             return args, {**kwargs, "hidden_states": hidden}
 
-        with skipping(self.blocks[:start]):
+        with self.skipping(range(start)):
             handle = self.blocks[start].register_forward_pre_hook(inject, with_kwargs=True)
             try:
                 yield
             finally:
                 handle.remove()
 
+    @contextmanager
+    def skipping(self, indices: Iterable[int]) -> Iterator[None]:
+        """Let blocks hand on their first argument instead of computing, inside a `with` block."""
 
-@contextmanager
-def skipping(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Let blocks hand on their first argument instead of computing, inside a `with` block."""
+        def hand_on(*args: Any, **kwargs: Any) -> Any:
+            hidden = first_tensor(args, kwargs)
+            return (hidden,) if self._in_tuple else hidden
 
-    def hand_on(*args: Any, **kwargs: Any) -> Tensor:
-        return first_tensor(args, kwargs)
-
-    own = [vars(block).get("forward") for block in blocks]
-    try:
-        for block in blocks:
-            block.forward = hand_on  # type: ignore[method-assign]
-        yield
-    finally:
-        for block, forward in zip(blocks, own, strict=True):
-            if forward is None:
-                vars(block).pop("forward", None)
-            else:
-                block.forward = forward
+        originals = {index: vars(self.blocks[index]).get("forward") for index in indices}
+        try:
+            for index in originals:
+                setattr(self.blocks[index], "forward", hand_on)  # noqa: B010  (mypy: a method)
+            yield
+        finally:
+            for index, forward in originals.items():
+                if forward is None:
+                    vars(self.blocks[index]).pop("forward", None)
+                else:
+                    setattr(self.blocks[index], "forward", forward)  # noqa: B010
 
 
 @contextmanager

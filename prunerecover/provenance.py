@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from prunerecover.batches import ModelInputs
 from prunerecover.constructors import constructor_of
-from prunerecover.copies import META, meta_copy
+from prunerecover.copies import meta_copy, twin_of
 from prunerecover.edits import Edit
 from prunerecover.fingerprint import tensors_hash, weights_hash
 from prunerecover.macs import count_macs
@@ -44,12 +44,12 @@ def plan_for(
 
     if not edits:
         return Plan()
-    pruned = meta_copy(model)
+    pruned = meta_copy(model) if example is None else twin_of(model)
     apply_edits(pruned, edits)
     result = Result(
         tensors=tensors_hash(pruned),
         params=sum(p.numel() for p in pruned.parameters()),
-        macs=0 if example is None else count_macs(pruned, example.to(META)),
+        macs=0 if example is None else count_macs(pruned, example),
     )
     return Plan(
         source=source_of(model),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from prunerecover.batches import Batches, CalibrationSet, split_batches
@@ -11,7 +12,7 @@ from prunerecover.calibrated import Calibrator
 from prunerecover.copies import twin_of
 from prunerecover.edits import Config, Edit, Merge, Remove, Replace
 from prunerecover.fingerprint import weights_hash
-from prunerecover.observing import device_of, observing
+from prunerecover.observing import device_of, observing, uncompiled
 from prunerecover.plan import Plan
 from prunerecover.removed_units import removed_units
 from prunerecover.structure import unwrap
@@ -20,16 +21,16 @@ from prunerecover.units import find_units
 
 
 def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int = 0) -> Plan:
-    """Return the plan with the same units and what they leave, fitted to this model; the model is bit-identical afterwards.
+    """Return the plan with the same units and what they leave, fitted to this model, which is bit-identical afterwards.
 
     Raises:
         ValueError: If the model is not of the plan's structure or there are too few samples to fit.
     """
     model = unwrap(model)
     check_source(model, plan)
-    samples = split_batches(batches, device_of(model), seed)
     tensors: dict[str, Tensor] = {}
-    with observing(model):
+    with torch.inference_mode(False), observing(model), uncompiled():
+        samples = split_batches(batches, device_of(model), seed)
         work = twin_of(model)
         for stage in _stages(plan.edits):
             tensors |= _fit_stage(work, stage, samples, seed)

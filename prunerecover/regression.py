@@ -1,7 +1,7 @@
 """Streaming weighted least squares: the sums grow with the widths squared, never with the number of tokens.
 
-Rows are taken relative to the mean of the first batch, so that products in single precision lose nothing to cancellation;
-sums are kept in double precision.
+Rows are taken relative to the mean of the first batch, so that products in single precision lose nothing to
+cancellation; sums are kept in double precision.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class ChannelRegression:
 class AffineRegression:
     """Weighted ridge regression of Y `(T, D)` on X `(T, C)` with an intercept, shrunk towards a given map.
 
-    Minimises sum_t w_t |W x_t + b - y_t|^2 / sum_t w_t + ridge * s |W - W0|^2, where s is the mean weighted variance of X.
-    The intercept is not penalised.
+    Minimises sum_t w_t |W x_t + b - y_t|^2 / sum_t w_t + ridge * s |W - W0|^2, where s is the mean weighted
+    variance of X. The intercept is not penalised.
     """
 
     def __init__(self) -> None:
@@ -92,6 +92,7 @@ class AffineRegression:
         if ridge != float("inf"):
             covariance = s["xx"] - torch.outer(s["x"], s["x"])
             cross = s["yx"] - torch.outer(s["y"], s["x"])
-            system = covariance + (ridge * covariance.diagonal().mean() + 1e-12) * torch.eye(len(covariance)).to(covariance)
+            penalty = ridge * covariance.diagonal().mean() + 1e-12
+            system = covariance + penalty * torch.eye(len(covariance)).to(covariance)
             weight = weight + torch.linalg.solve(system, (cross - weight @ covariance).T).T
         return weight, origin_y + s["y"] - weight @ (origin_x + s["x"])

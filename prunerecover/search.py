@@ -44,15 +44,28 @@ def one_shot(
         return calibrator.choose(select_by_count(units, scores, budget.counts(numbers(units))))
     check_comparable(units, importance)
     cost, share = budget.share
-    removed = _share_of(calibrator, cost, example)
-    return calibrator.choose(select_by_cost(units, scores, cost, share, removed))
+    bare = _share_of(calibrator, cost, example)
+    goal = share
+    while True:
+        selected = select_by_cost(units, scores, cost, goal, bare)
+        chosen = calibrator.choose(selected)
+        edits, _ = edits_of(calibrator.model, ((c.unit, c.candidate) for c in chosen))
+        if cost == "latency":  # what a fitted map costs is below what a clock can tell
+            return chosen
+        short = share - removed_share(calibrator.model, edits, cost, example)
+        if short <= 0:
+            return chosen
+        goal = bare(selected) + short  # fitted maps stay and cost something: at least one more unit goes
 
 
 def greedy(calibrator: Calibrator, units: Sequence[Unit], budget: Budget) -> tuple[dict[str, float], list[Choice]]:
-    """Remove the unit of least divergence, fit all again, score the others on the pruned model, until the counts are met.
+    """Remove the unit of least divergence, fit all again, and score the others on the pruned model, in turn.
 
     Returns:
         The scores of the first round, and the choices.
+
+    Raises:
+        ValueError: If the budget asks for more units than can go together.
     """
     wanted = budget.counts(numbers(units))
     chosen: list[Choice] = []
@@ -65,7 +78,9 @@ def greedy(calibrator: Calibrator, units: Sequence[Unit], budget: Budget) -> tup
         chosen = calibrator.choose([*(c.unit for c in chosen), best])
     short = {kind: n for kind, n in wanted.items() if n > sum(c.unit.kind == kind for c in chosen)}
     if short:
-        raise ValueError(f"Expected enough units outside the other removed ones for {short} more, but none is left. Lower it.")
+        raise ValueError(
+            f"Expected enough units outside the other removed ones for {short} more, but none is left. Lower it."
+        )
     return first, chosen
 
 
@@ -96,9 +111,7 @@ def _removable(units: Sequence[Unit], wanted: Mapping[str, int], gone: Sequence[
     """Units of kinds whose count is not met, neither gone, nor inside what is gone, nor around it."""
     missing = {kind for kind, n in wanted.items() if sum(u.kind == kind for u in gone) < n}
     return [
-        u
-        for u in units
-        if u.kind in missing and not any(u == g or is_inside(u, g) or is_inside(g, u) for g in gone)
+        u for u in units if u.kind in missing and not any(u == g or is_inside(u, g) or is_inside(g, u) for g in gone)
     ]
 
 
@@ -108,7 +121,10 @@ def _share_of(calibrator: Calibrator, cost: str, example: ModelInputs) -> Callab
 
     def share(units: Sequence[Unit]) -> float:
         leaves = {u.kind: "identity" if u.kind == "activation" else "zero" for u in units}
-        bare = ((u, named_candidate(model, u, leaves[u.kind], layout.blocks[layout.block_of(u.name)].feed_forward)) for u in units)
+        bare = (
+            (u, named_candidate(model, u, leaves[u.kind], layout.blocks[layout.block_of(u.name)].feed_forward))
+            for u in units
+        )
         edits, _ = edits_of(model, bare)
         return removed_share(model, edits, cost, example, calibrator.seed)
 

@@ -1,8 +1,9 @@
 """How much each token of each block's output matters to the model's output.
 
-A least-squares fit over all tokens serves the many (patches) at the cost of the one that is read (the class token), so fits
-are weighted. The weight of a token is the squared gradient of the log-likelihood of a label drawn from the model's own
-prediction with respect to the block's output: the trace of the Fisher information per token, which needs no labels.
+A least-squares fit over all tokens serves the many (patches) at the cost of the one that is read (the class token),
+so fits are weighted. The weight of a token is the squared gradient of the log-likelihood of a label drawn from the
+model's own prediction with respect to the block's output: the trace of the Fisher information per token, which
+needs no labels.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.batches import ModelInputs, call, predictions_of
+from prunerecover.batches import ModelInputs, call, is_padding, predictions_of, without_padding
 from prunerecover.prefix import BlockRunner
 
 FLOOR = 1.0
@@ -25,13 +26,16 @@ def token_weights(runner: BlockRunner, batches: Sequence[ModelInputs], seed: int
     Where all batches have the same number of tokens, weights are averaged over samples: position matters, not content.
     A floor of one mean weight keeps the fit from resting on a few tokens (measured better than none and than uniform).
 
+    Padding weighs nothing.
+
     Returns:
         For each block a list with one tensor `(N, T)` per batch (`(N,)` if hidden states have no token axis).
     """
     generator = torch.Generator().manual_seed(seed)
     per_batch = [_squared_gradients(runner, batch, generator) for batch in batches]
-    blocks = range(len(runner.blocks))
-    return [_normalised([gradients[i] for gradients in per_batch]) for i in blocks]
+    weights = [_normalised([gradients[i] for gradients in per_batch]) for i in range(len(runner.blocks))]
+    padding = [is_padding(batch, w) for batch, w in zip(batches, weights[0], strict=True)]
+    return [[w.masked_fill(p, 0) for w, p in zip(block, padding, strict=True)] for block in weights]
 
 
 def _normalised(weights: list[Tensor]) -> list[Tensor]:
@@ -61,7 +65,8 @@ def _squared_gradients(runner: BlockRunner, batch: ModelInputs, generator: torch
     handles += [block.register_forward_hook(keep) for block in runner.blocks]
     try:
         with torch.enable_grad():
-            score = _log_likelihood(predictions_of(call(runner.model, batch)), generator)
+            output = without_padding(predictions_of(call(runner.model, batch)), batch)
+            score = _log_likelihood(output, generator)
             gradients = torch.autograd.grad(score, outputs, allow_unused=True)
     finally:
         for handle in handles:
@@ -75,6 +80,7 @@ def _log_likelihood(output: Tensor, generator: torch.Generator) -> Tensor:
     if output.ndim in (2, 3) and output.shape[-1] > 1:
         flat = output.flatten(0, -2)
         drawn = torch.multinomial(flat.detach().softmax(-1).cpu(), 1, generator=generator).flatten()
-        return -nn.functional.cross_entropy(flat, drawn.to(flat.device), reduction="sum")
+        return flat.log_softmax(-1).gather(-1, drawn.to(flat.device)[:, None]).sum()
     signs = torch.randint(0, 2, output.shape, generator=generator).to(output) * 2 - 1
-    return (output * signs).sum() / output.detach().norm().clamp_min(1e-12)
+    direction: Tensor = signs / output.detach().square().sum().sqrt().clamp_min(1e-12)
+    return (output * direction).sum()

@@ -1,14 +1,15 @@
 """Find and replace submodules by canonical path.
 
 A canonical path is relative to the network that is pruned, with the wrappers that training adds (`module.` of DDP,
-`_orig_mod.` of `torch.compile`, `base_model.model.` of peft) stripped, so that a plan made on a wrapped model applies to
-the bare one and the other way round.
+`_orig_mod.` of `torch.compile`, `base_model.model.` of peft) stripped, so that a plan made on a wrapped model
+applies to the bare one and the other way round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 from torch import nn
 
@@ -37,7 +38,7 @@ def _inner(model: nn.Module) -> nn.Module | None:
             if name in children:
                 return children[name]
     if type(model).__module__.startswith("peft.") and hasattr(model, "get_base_model"):
-        base = model.get_base_model()
+        base = cast(Any, model).get_base_model()
         return base if isinstance(base, nn.Module) else None
     return None
 

@@ -120,8 +120,8 @@ def check_source(model: nn.Module, plan: Plan) -> None:
         return
     hint = "It has been pruned with this plan already." if found == plan.result.tensors else _difference(model, plan)
     raise ValueError(
-        f"Expected the model that the plan was made for ({plan.source.class_ or 'unknown'}, {plan.source.tensors[:12]}), but "
-        f"got {type(model).__name__} ({found[:12]}). {hint}"
+        f"Expected the model that the plan was made for ({plan.source.class_ or 'unknown'}, "
+        f"{plan.source.tensors[:12]}), but got {type(model).__name__} ({found[:12]}). {hint}"
     )
 
 
@@ -138,14 +138,14 @@ def _check_tensors(model: nn.Module, plan: Plan) -> None:
     missing = [key for key in plan.needed_tensors if key not in plan.tensors]
     if missing:
         raise ValueError(
-            f"Expected the plan's fitted tensors ({', '.join(missing[:3])}, ...), but they are missing. Put the .safetensors "
-            "file that was saved with the plan beside it, or pass refit=batches to fit them anew."
+            f"Expected the plan's fitted tensors ({', '.join(missing[:3])}, ...), but they are missing. Put the "
+            ".safetensors file that was saved with the plan beside it, or pass refit=batches to fit them anew."
         )
     if not plan.needed_tensors or plan.source.weights is None:
         return
     found = weights_hash(model)
     if found is not None and found != plan.source.weights:
         raise ValueError(
-            f"Expected the weights that the plan's tensors were fitted to ({plan.source.weights[:12]}), but the model has "
-            f"others ({found[:12]}). Pass refit=batches to fit them to this model."
+            f"Expected the weights that the plan's tensors were fitted to ({plan.source.weights[:12]}), but the model "
+            f"has others ({found[:12]}). Pass refit=batches to fit them to this model."
         )

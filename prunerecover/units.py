@@ -39,9 +39,7 @@ class Unit:
     block: str = ""
 
 
-def find_units(
-    model: nn.Module, kinds: Sequence[str] = DEPTH_KINDS, example_inputs: Any = None
-) -> tuple[Unit, ...]:
+def find_units(model: nn.Module, kinds: Sequence[str] = DEPTH_KINDS, example_inputs: Any = None) -> tuple[Unit, ...]:
     """List the units of a supported model that are still there, in order of depth.
 
     Args:
@@ -50,8 +48,8 @@ def find_units(
         example_inputs: One batch, to count the MACs of each unit; None leaves them 0.
 
     Raises:
-        ValueError: If the model is of no supported family, a kind is unknown, or the family has no unit of a kind (gated
-            feed-forwards have no removable activation; the message says why).
+        ValueError: If the model is of no supported family, a kind is unknown, or the family has no unit of a kind
+            (gated feed-forwards have no removable activation; the message says why).
 
     >>> import timm
     >>> vit = timm.create_model("vit_tiny_patch16_224", depth=2)
@@ -104,6 +102,10 @@ def _activation(model: nn.Module, block: Block, forward: FeedForward, macs: dict
 
 
 def _explain_missing_activations(kinds: Sequence[str], blocks: Sequence[Block], family: str) -> None:
-    reasons = {block.no_activation for block in blocks if block.mlp is not None and block.feed_forward is None}
-    if "activation" in kinds and len(reasons) == 1 and all(b.feed_forward is None for b in blocks) and "" not in reasons:
-        raise ValueError(f"Expected {family} to have removable activations, but {reasons.pop()}. Use 'attention' or 'mlp'.")
+    if "activation" not in kinds or any(block.feed_forward is not None for block in blocks):
+        return
+    reasons = {block.no_activation for block in blocks if block.mlp is not None}
+    if len(reasons) == 1 and "" not in reasons:
+        raise ValueError(
+            f"Expected {family} to have removable activations, but {reasons.pop()}. Use 'attention' or 'mlp'."
+        )

@@ -71,7 +71,8 @@ def read_weights(path: Path) -> Weights:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copied: tensors in the file begin at any byte, and some kernels round differently on unaligned memory.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         aliases, tables = (json.loads(metadata.get(key, "{}")) for key in (ALIASES, TABLES))
         tensors |= {name: tensors[leader] for name, leader in aliases.items()}
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -157,7 +158,7 @@ def _filled(old: Tensor, new: Tensor, anew: bool) -> Tensor:
 def _tables(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
     """Floating-point buffers that are in no state dict: the module, the name in it, the full name."""
     for prefix, module in model.named_modules():
-        for name in module._non_persistent_buffers_set:
+        for name in sorted(module._non_persistent_buffers_set):
             if isinstance(module._buffers.get(name), Tensor) and getattr(module, name).is_floating_point():
                 yield module, name, f"{prefix}.{name}" if prefix else name
 

@@ -143,17 +143,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if arguments and arguments[0] in TRAINER_COMMANDS:
-            resolved = [arguments[0], *with_recipe_paths(arguments[1:])]
-            from prunerecover.recipes.lightning_cli import run
-
-            run(resolved)
-        else:
+        if not arguments or arguments[0] not in TRAINER_COMMANDS:
             options = build_parser().parse_args(arguments)
             _runner(options.command)(options)
-    except ValueError as error:
-        if "--traceback" in arguments:
-            raise
+            return 0
+        resolved = [arguments[0], *with_recipe_paths(arguments[1:])]
+    except (ValueError, FileNotFoundError, FileExistsError) as error:
         print(f"prunerecover: error: {error}", file=sys.stderr)
         return 2
+    from prunerecover.recipes.lightning_cli import run
+
+    run(resolved)  # the user's own code runs here: errors keep their traceback
     return 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from prunerecover.plan import Plan
 
 
 def show_report(path: str) -> None:
@@ -38,15 +41,13 @@ def export(path: str, output: str, merge: bool = True, batch_size: int = 1) -> N
         batch_size: Of the example input; the exported batch dimension is dynamic.
 
     Raises:
-        ValueError: If there is nothing at `path`.
+        FileNotFoundError: If there is nothing at `path`.
     """
     from prunerecover import load_pruned, save_pruned
     from prunerecover import merge as merge_model
 
-    if not Path(path).exists():
-        raise ValueError(f"Expected a checkpoint or a folder at {path}, but nothing is there. Check the path.")
-    model = load_pruned(path).eval()
-    plan = model.prunerecover_plan
+    model = load_pruned(path)
+    plan = stored_plan(Path(path))
     if merge:
         plan = plan + merge_model(model)
     target = Path(output)
@@ -56,6 +57,17 @@ def export(path: str, output: str, merge: bool = True, batch_size: int = 1) -> N
     else:
         save_pruned(model, plan, target)
     print(f"Wrote {target}")
+
+
+def stored_plan(path: Path) -> Plan:
+    """Return the plan of the one network in a checkpoint or folder that `load_pruned` opens."""
+    from prunerecover.lightning_file import read_checkpoint
+    from prunerecover.plan import Plan
+
+    if path.is_dir():
+        return Plan.load(path / "plan.json")
+    (plan,) = read_checkpoint(path).plans.values()
+    return plan
 
 
 def export_onnx(model: nn.Module, path: Path, batch_size: int = 1) -> None:

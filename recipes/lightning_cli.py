@@ -8,6 +8,8 @@ earlier one left a config.yaml.
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +29,8 @@ class PlanTrainer(pl.Trainer):
     def plan(
         self,
         model: pl.LightningModule,
+        method: PlanMethod,
         datamodule: pl.LightningDataModule | None = None,
-        method: PlanMethod | None = None,
         output: str = "plan.json",
         calibration: int = 192,
         target: str | None = None,
@@ -38,20 +40,13 @@ class PlanTrainer(pl.Trainer):
 
         Args:
             model: The module that holds the network.
-            datamodule: Where calibration batches come from; the module's own training loader otherwise.
             method: How to decide, and how much to remove (`--method depth`, or the class path of your own).
+            datamodule: Where calibration batches come from; the module's own training loader otherwise.
             output: The plan's file.
             calibration: How many training samples to calibrate on.
             target: Path of the network in the module; not needed when there is one candidate.
             ckpt_path: Weights to plan for; the module's own otherwise.
-
-        Raises:
-            ValueError: If no method is given.
         """
-        if method is None:
-            raise ValueError(
-                "Expected a method, but got none. For example: --method depth --method.remove '{\"activation\": 3}'."
-            )
         plan = plan_with(method, model, datamodule, calibration, target, ckpt_path, self.strategy.root_device)
         plan.save(output)
         removed = ", ".join(f"{len(units)} {kind} ({' '.join(units)})" for kind, units in plan.removed.items())
@@ -86,6 +81,8 @@ def run(arguments: Sequence[str], **options: Any) -> RecipeCLI:
         arguments: The command and its options, recipe names already replaced by paths.
         options: Further arguments of LightningCLI.
     """
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # of calls inside LightningCLI
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # names are resolved in the arguments
     return RecipeCLI(
         trainer_class=PlanTrainer,
         save_config_kwargs={"overwrite": True},

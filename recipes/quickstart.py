@@ -11,7 +11,7 @@ import copy
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +49,7 @@ class Recipe:
     epochs: int = 25
     learning_rate: float = 1e-3
     recovery_epochs: int = 15
-    recovery_rate: float = 5e-4
+    recovery_rate: float = 2e-3
     remove: dict[str, int] = field(default_factory=lambda: {"activation": 3, "attention": 2})
 
 
@@ -127,15 +127,26 @@ def run_once(seed: int, data: DigitsData, recipe: Recipe, progress: Progress) ->
     apply_plan(unrecovered, plan)
     pruned = copy.deepcopy(module.model).eval()
     plan = plan + merge(pruned)
-    models = {"dense": dense, "pruned": unrecovered, "recovered": pruned}
-    scores = score(tuple(models.values()), data.test_dataloader(), {"top1": metric_named("top1")})
-    accuracies = {name: float(found["top1"].mean()) for name, found in zip(models, scores, strict=True)}
-    return Run(dense, pruned, plan, {"dense": curve.points, "pruned and recovered": after.points}, accuracies)
+    accuracies = dict(
+        zip(
+            ("dense", "pruned", "recovered"),
+            _accuracy((dense, unrecovered, pruned), data.test_dataloader()),
+            strict=True,
+        )
+    )
+    (at_surgery,) = _accuracy((unrecovered,), data.val_dataloader())
+    curves = {"dense": curve.points, "pruned and recovered": [(recipe.epochs, at_surgery), *after.points]}
+    return Run(dense, pruned, plan, curves, accuracies)
+
+
+def _accuracy(models: tuple[nn.Module, ...], batches: Iterable[Any]) -> list[float]:
+    scores = score(models, batches, {"top1": metric_named("top1")})
+    return [float(found["top1"].mean()) for found in scores]
 
 
 def report_on(runs: list[Run], data: DigitsData, recipe: Recipe, seconds: float) -> Report:
     """Compare the first run's models, and keep all runs' accuracies beside them."""
-    images = next(iter(data.test_dataloader()))
+    images = data.datasets["test"].images[:64]
     details = {
         "seeds": [run.accuracies for run in runs],
         "mean": {name: fmean(run.accuracies[name] for run in runs) for name in runs[0].accuracies},
@@ -143,14 +154,8 @@ def report_on(runs: list[Run], data: DigitsData, recipe: Recipe, seconds: float)
         "recipe": {**vars(recipe), "data": "scikit-learn digits", "test_digits": len(data.datasets["test"])},
     }
     first = runs[0]
-    return compare(
-        first.dense,
-        first.pruned,
-        images,
-        batches=data.test_dataloader(),
-        plan=first.plan,
-        details=details,
-    )
+    batches = data.test_dataloader()
+    return compare(first.dense, first.pruned, images, batches=batches, plan=first.plan, details=details)
 
 
 def summary(report: Report) -> list[str]:
@@ -173,7 +178,7 @@ def write(report: Report, run: Run, folder: Path) -> Path:
     surgery = float(run.curves["dense"][-1][0])
     label = ", ".join(f"-{len(units)} {kind}" for kind, units in run.plan.removed.items())
     figures = {
-        "removed": plot_plan(run.plan, find_units(run.dense)),
+        "removed": plot_plan(run.plan, find_units(run.dense, tuple(run.plan.removed))),
         "accuracy": plot_history(run.curves, [(surgery, label)], metric="Validation accuracy"),
     }
     report.save(folder, figures)

@@ -26,18 +26,24 @@ def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def small_recipe(in_tmp: Path) -> Path:
-    """A recipe like digits_vit_depth, but of 2 epochs of a few steps."""
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished `fit` of a recipe like digits_vit_depth, but of 2 epochs of a few steps."""
+    folder = tmp_path_factory.mktemp("fit")
     recipe = yaml.safe_load((CONFIGS / "digits_vit_depth.yaml").read_text())
     recipe["trainer"] |= {"max_epochs": 2, "limit_train_batches": 3, "log_every_n_steps": 1}
-    recipe["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": str(in_tmp)}
+    recipe["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": str(folder)}
     prune = recipe["trainer"]["callbacks"][0]["init_args"]
     prune |= {"remove": {"activation": 1, "attention": 1}, "schedule": {"start": 1}, "calibration": 32}
     recipe["model"]["init_args"] = {"depth": 3, "embed_dim": 16, "num_heads": 2}
-    path = in_tmp / "small.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    return path
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    logger = ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={folder}"]
+    assert main(["fit", "--config", str(folder / "recipe.yaml"), *logger]) == 0
+    return folder
+
+
+def last_checkpoint(folder: Path) -> str:
+    return str(next(folder.rglob("last.ckpt")))
 
 
 def test_help_answers_at_once_and_lists_the_recipes() -> None:
@@ -87,8 +93,8 @@ def test_every_recipe_parses_for_every_command(name: str, command: str, capsys: 
         main([command, "--config", name, "--print_config"])
     assert not stopped.value.code
     parsed = yaml.safe_load(capsys.readouterr().out)
-    names = [c["class_path"] for c in parsed["trainer"]["callbacks"]]
-    assert names[:3] == [f"prunerecover.callbacks.{n}" for n in ("DepthPrune", "DistillRecover", "PruneReport")]
+    names = [c["class_path"].rpartition(".")[2] for c in parsed["trainer"]["callbacks"]]
+    assert names == ["DepthPrune", "DistillRecover", "PruneReport", "ModelCheckpoint"]
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -101,30 +107,45 @@ def test_every_recipe_opens_with_its_command(name: str) -> None:
     assert "Hardware: " in head[1]
 
 
-def test_fit_then_test_from_the_checkpoint_gives_the_same_model(
-    small_recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        main(
-            [
-                "fit",
-                "--config",
-                str(small_recipe),
-                "--trainer.logger=CSVLogger",
-                f"--trainer.logger.save_dir={small_recipe.parent}",
-            ]
-        )
-        == 0
-    )
-    last = next(small_recipe.parent.rglob("last.ckpt"))
-    capsys.readouterr()
+def run_on(fitted: Path, command: str, *options: str) -> int:
+    return main([command, "--config", str(fitted / "recipe.yaml"), "--trainer.logger=false", *options])
+
+
+def test_fit_leaves_checkpoint_pruned_copy_and_report(fitted: Path) -> None:
+    for name in ("last.ckpt", "pruned", "report.json", "config.yaml"):
+        assert list(fitted.rglob(name)), name
+
+
+def test_two_tests_of_the_checkpoint_agree_to_the_last_digit(fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = []
     for _ in range(2):
-        command = ["test", "--config", str(small_recipe), "--ckpt_path", str(last), "--trainer.logger=false"]
-        assert main(command) == 0
+        assert run_on(fitted, "test", "--ckpt_path", last_checkpoint(fitted)) == 0
         shown.append(capsys.readouterr().out)
     assert "test_top1" in shown[0]
     assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("command", ["validate", "predict"])
+def test_the_other_commands_open_the_checkpoint(fitted: Path, command: str) -> None:
+    assert run_on(fitted, command, "--ckpt_path", last_checkpoint(fitted)) == 0
+
+
+def test_plan_refuses_a_pruned_checkpoint(fitted: Path) -> None:
+    budget = ["--method=depth", '--method.remove={"attention": 1}']
+    with pytest.raises(ValueError, match="Expected a checkpoint of the dense model at .*, but it has been pruned"):
+        run_on(fitted, "plan", *budget, "--ckpt_path", last_checkpoint(fitted))
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_exported_checkpoint_gives_the_same_logits(fitted: Path, tmp_path: Path, merged: bool) -> None:
+    from prunerecover import load_pruned
+
+    options = [] if merged else ["--unmerged"]
+    assert main(["export", last_checkpoint(fitted), "--output", str(tmp_path / "out"), *options]) == 0
+    images = torch.randn(5, 1, 8, 8)
+    with torch.no_grad():
+        expected = load_pruned(last_checkpoint(fitted))(images)
+        assert torch.allclose(load_pruned(tmp_path / "out")(images), expected, atol=1e-5)
 
 
 def test_plan_is_written_and_applies(in_tmp: Path) -> None:
@@ -154,8 +175,9 @@ def test_plan_by_another_importance(in_tmp: Path, importance: str) -> None:
 
 @pytest.mark.usefixtures("in_tmp")
 def test_plan_without_a_method_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--config", "digits_vit_depth", *SMALL, *QUICK]) == 2
-    assert "Expected a method, but got none" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["plan", "--config", "digits_vit_depth", *SMALL, *QUICK])
+    assert "method" in capsys.readouterr().err
 
 
 def test_report_shows_what_was_saved(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,7 +234,7 @@ def test_exported_onnx_gives_the_same_logits(
 
 def test_export_of_nothing_is_an_error(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(in_tmp / "none"), "--output", "out"]) == 2
-    assert "Expected a checkpoint or a folder at" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
 
 
 def test_onnx_of_a_model_of_unknown_input_is_an_error() -> None:

@@ -12,7 +12,11 @@ from prunerecover.callbacks import DepthPrune, DistillRecover
 from prunerecover.callbacks.ledger import KEY, Ledger
 
 ONCE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1}}
-PROGRESSIVE = {"remove": {"attention": 2, "activation": 2}, "schedule": {"start": 1, "every": 1, "step": 1, "alternate": True}}
+
+PROGRESSIVE = {
+    "remove": {"attention": 2, "activation": 1},
+    "schedule": {"start": 1, "every": 1, "step": 1, "alternate": True},
+}
 
 
 def fit(folder, make=Plain, callbacks=(), prune=ONCE, resume=None, epochs=4, **trainer):
@@ -42,7 +46,9 @@ def resumed_equals_uninterrupted(folder, epochs, **settings):
         assert_same(whole, part)
 
 
-@pytest.mark.parametrize("prune", [ONCE, PROGRESSIVE, {**ONCE, "schedule": {"start": 2}}], ids=["once", "progressive", "late"])
+@pytest.mark.parametrize(
+    "prune", [ONCE, PROGRESSIVE, {**ONCE, "schedule": {"start": 2}}], ids=["once", "progressive", "late"]
+)
 def test_resumed_equals_uninterrupted(tmp_path, prune):
     resumed_equals_uninterrupted(tmp_path, (0, 1, 2), prune=prune)
 
@@ -146,17 +152,30 @@ def test_tuners_do_not_trigger_surgery_and_survive_it(tmp_path):
     finder = pl.callbacks.LearningRateFinder(num_training_steps=6, early_stop_threshold=None)
     module, _ = fit(tmp_path, make=lambda: _Tunable(), callbacks=[finder], prune={**ONCE, "schedule": {"start": 0}})
     assert [event["epoch"] for event in Ledger.of(module).events] == [0]
-    scaled, _ = fit(tmp_path / "scaled", prune=None)
-    runner = pl.Trainer(max_epochs=2, logger=False, accelerator="cpu", callbacks=[DepthPrune(**ONCE, calibration=16)])
-    pl.tuner.Tuner(runner).scale_batch_size(scaled, loader(), max_trials=1, steps_per_trial=1)
-    runner.fit(scaled, loader())
-    assert [event["epoch"] for event in Ledger.of(scaled).events] == [1]
+
+
+def test_batch_size_may_be_scaled_around_surgery(tmp_path):
+    module = _Tunable()
+    prune = DepthPrune(**ONCE, calibration=16, merge="never")
+    runner = pl.Trainer(max_epochs=2, logger=False, accelerator="cpu", callbacks=[prune], default_root_dir=tmp_path)
+    pl.tuner.Tuner(runner).scale_batch_size(module, max_trials=2, steps_per_trial=1, init_val=4)
+    assert not Ledger.of(module).events
+    runner.fit(module)
+    assert [event["epoch"] for event in Ledger.of(module).events] == [1]
+    pl.tuner.Tuner(runner).scale_batch_size(module, max_trials=2, steps_per_trial=1, init_val=4)
+    assert [event["epoch"] for event in Ledger.of(module).events] == [1]
 
 
 class _Tunable(Plain):
     def __init__(self) -> None:
         super().__init__()
-        self.lr = self.batch_size = 1
+        self.lr, self.batch_size = 1e-3, 8
+
+    def train_dataloader(self):
+        return loader(batch_size=self.batch_size)
+
+    def val_dataloader(self):
+        return loader(shuffle=False)
 
 
 def test_ledger_holds_plain_data(tmp_path):

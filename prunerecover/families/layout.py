@@ -1,7 +1,7 @@
 """The vocabulary of a family description: blocks, their residual branches, and their feed-forward linears.
 
-A description is made anew from the live model each time it is needed, so it always tells the present structure: a branch
-that was removed is None.
+A description is made anew from the live model each time it is needed, so it always tells the present structure: a
+branch that was removed is None.
 """
 
 from __future__ import annotations

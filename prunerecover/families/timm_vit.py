@@ -1,10 +1,12 @@
 """timm's VisionTransformer: ViT, DeiT and distilled DeiT, with or without LayerScale, DropPath and qk-norm.
 
-A block is x + drop_path1(ls1(attn(norm1(x)))), then the same with mlp. Post-norm (`ResPostBlock`) and parallel blocks are
-not covered.
+A block is x + drop_path1(ls1(attn(norm1(x)))), then the same with mlp. Post-norm (`ResPostBlock`) and parallel
+blocks are not covered.
 """
 
 from __future__ import annotations
+
+from typing import Any, Literal
 
 from torch import nn
 
@@ -37,11 +39,11 @@ def _branch(path: str, block: nn.Module, name: str, number: int, dim: int) -> Br
     if isinstance(getattr(block, name), Replacement):
         return None
     followers = tuple(f"{path}.{part}{number}" for part in ("norm", "ls", "drop_path"))
-    kind = "attention" if name == "attn" else "mlp"
+    kind: Literal["attention", "mlp"] = "attention" if name == "attn" else "mlp"
     return Branch(kind, f"{path}.{name}", followers, f"{path}.norm{number}", returns=1, dim=dim)
 
 
-def _feed_forward(path: str, block: nn.Module) -> tuple[FeedForward | None, str]:
+def _feed_forward(path: str, block: Any) -> tuple[FeedForward | None, str]:
     mlp = block.mlp
     if isinstance(mlp, Replacement):
         return None, ""

@@ -1,8 +1,8 @@
 """How much each unit matters: higher means keep.
 
-Every importance is a plain function `(model, units, batches) -> {unit name: importance}` that leaves the model bit for bit
-as it was (parameters, buffers, random state, train or eval mode). `IMPORTANCES` lists them by the name that `plan_depth`
-takes.
+Every importance is a plain function `(model, units, batches) -> {unit name: importance}` that leaves the model bit
+for bit as it was (parameters, buffers, random state, train or eval mode). `IMPORTANCES` lists them by the name that
+`plan_depth` takes.
 """
 
 from prunerecover.importance.angular_distance import angular_distance

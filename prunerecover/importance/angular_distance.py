@@ -1,7 +1,7 @@
 """Importance by the angle that a unit turns the residual stream.
 
-Gromov et al. 2024 (arXiv 2403.17887): arccos(cos(x_l, x_{l+1})) / pi. They take the last token of runs of blocks; here it is
-the mean over all tokens of single units, because a classifier may read any of them.
+Gromov et al. 2024 (arXiv 2403.17887): arccos(cos(x_l, x_{l+1})) / pi. They take the last token of runs of blocks;
+here it is the mean over all tokens of single units, because a classifier may read any of them.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ from prunerecover.units import Unit
 
 
 def angular_distance(model: nn.Module, units: Sequence[Unit], batches: Sequence[Any]) -> dict[str, float]:
-    """Return the mean angle between the residual stream before and after each unit, in units of pi. Higher means keep."""
+    """Return the mean angle, in units of pi, between the residual stream before and after. Higher means keep."""
     return mean_over_tokens(model, units, batches, lambda cosine: cosine.arccos() / math.pi, "angular_distance")

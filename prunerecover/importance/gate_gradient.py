@@ -1,9 +1,9 @@
 """Importance by the gradient of a gate on each unit: the search rule of BoundaryDPT (arXiv 2607.03784).
 
-The gate h = m kept + (1 - m) removed is 1 for every unit, so the forward pass is the dense model's (straight through); the
-gradient with respect to m gives the first-order cost of removal, <dL/dh, removed - kept>. `removed` is what the unit leaves:
-zero for a branch, the input for an activation or a block. The authors leave the input for attention too, and learn m over
-60 epochs; here it is one pass without training.
+The gate h = m kept + (1 - m) removed is 1 for every unit, so the forward pass is the dense model's (straight
+through); the gradient with respect to m gives the first-order cost of removal, <dL/dh, removed - kept>. `removed`
+is what the unit leaves: zero for a branch, the input for an activation or a block. The authors leave the input for
+attention too, and learn m over 60 epochs; here it is one pass without training.
 
 Gate gradients of attention and activation differ in scale: compare them within a kind only.
 """

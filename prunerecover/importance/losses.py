@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from prunerecover.batches import on_device
 from prunerecover.importance.request import Loss
 from prunerecover.observing import device_of
 
@@ -18,13 +18,12 @@ def loss_of(model: nn.Module, batch: Any, loss: Loss) -> Tensor:
         TypeError: If it is no tensor.
         ValueError: If it is not a scalar, or no gradient flows from it.
     """
-    device = device_of(model)
-    value = loss(model, tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch))
+    value = loss(model, on_device(batch, device_of(model)))
     if not isinstance(value, Tensor):
         raise TypeError(f"Expected loss(model, batch) to return a scalar tensor, but got {type(value).__name__}.")
     if value.numel() != 1 or not value.requires_grad:
         raise ValueError(
-            f"Expected loss(model, batch) to return a scalar that gradients flow from, but got shape {tuple(value.shape)} "
-            f"with requires_grad={value.requires_grad}. Average over the batch, and do not detach or use no_grad."
+            "Expected loss(model, batch) to return a scalar that gradients flow from, but got shape "
+            f"{tuple(value.shape)} with requires_grad={value.requires_grad}. Average over the batch, and do not detach."
         )
     return value

@@ -1,8 +1,8 @@
 """The default importance: how far the model's output moves when a unit is replaced. It needs no labels.
 
-Each unit alone is replaced exactly as the plan would replace it, and the divergence from the dense output (KL on logits,
-relative squared L2 otherwise) is measured on held-out calibration samples. The only importance here whose values compare
-across kinds.
+Each unit alone is replaced exactly as the plan would replace it, and the divergence from the dense output (KL on
+logits, relative squared L2 otherwise) is measured on held-out calibration samples. The only importance here whose
+values compare across kinds.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from prunerecover.units import Unit
 
 
 def unit_parameters(model: nn.Module, units: Sequence[Unit]) -> dict[str, list[Parameter]]:
-    """Return each unit's parameters by its name; for an activation, which has none, those of the two linears around it."""
+    """Return each unit's parameters by its name; for an activation, which has none, those of the linears around it."""
     layout = describe(model)
     found: dict[str, list[Parameter]] = {}
     for unit in units:

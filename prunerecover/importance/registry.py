@@ -43,6 +43,6 @@ def check_scores(scores: Mapping[str, float], importance: str) -> None:
     if wrong:
         found = ", ".join(f"{name}: {value}" for name, value in list(wrong.items())[:3])
         raise ValueError(
-            f"Expected finite importances from '{importance}', but got {len(wrong)} of {len(scores)} that are not ({found}). "
+            f"Expected finite importances from '{importance}', but {len(wrong)} of {len(scores)} are not ({found}). "
             "Check the model's output on the calibration batches for NaN, and compute it in float32."
         )

@@ -1,8 +1,8 @@
 """Importance by the first-order effect of the weights on the loss.
 
 Molchanov et al. 2019 (arXiv 1906.10771), as Shortened LLaMA (arXiv 2402.02834, "Taylor+") uses it for whole blocks:
-sum |w dL/dw| over the unit's parameters, dL/dw averaged over the calibration samples. For activations over the two linears
-around it.
+sum |w dL/dw| over the unit's parameters, dL/dw averaged over the calibration samples. For activations over the two
+linears around it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _mean_gradients(
         samples += n
     if not used:
         raise ValueError(
-            "Expected a loss that depends on the units' parameters, but no gradient reached any. Does loss(model, batch) "
-            "run the model that it is given?"
+            "Expected a loss that depends on the units' parameters, but no gradient reached any. "
+            "Does loss(model, batch) run the model that it is given?"
         )
     return [total / samples for total in sums]

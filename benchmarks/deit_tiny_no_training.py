@@ -1,0 +1,101 @@
+"""What calibrated replacement keeps before a single training step: real DeiT-Tiny, all 1,000 images of imagenet_sample.
+
+    PRUNERECOVER_DATA=... python benchmarks/deit_tiny_no_training.py
+
+Calibration sees no label: 256 photos (coco128, both folders) and 256 training images of tiny_imagenet. Nothing is chosen on
+imagenet_sample. "identity" removes the same units as the default above it, as the published method does.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from real import correct, deit_tiny, image_data, photos, write
+from rich.console import Console
+
+from prunerecover import Plan, apply_plan, plan_depth
+from prunerecover.statistics import wilson_interval
+from prunerecover.units import find_units
+
+REMOVALS = ({"activation": 3}, {"activation": 6}, {"attention": 3})
+console = Console()
+
+
+def calibration_batches() -> list[torch.Tensor]:
+    """Return 512 images in seeded order, in batches of 32."""
+    tiny = image_data("tiny_imagenet", augment=False, limit_train=256, batch_size=256, num_workers=0, seed=1)
+    tiny.setup("fit")
+    small = next(iter(tiny.train_dataloader()))[0]
+    images = torch.cat([photos("train2017"), photos("val2017"), small])
+    return list(images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))].split(32))
+
+
+def plan_on_same_units(plan: Plan, batches: list[torch.Tensor], replace: str) -> Plan:
+    """Plan the removal of exactly the units of another plan, with another replacement."""
+    model = deit_tiny()
+    chosen = {name for names in plan.removed.values() for name in names}
+    others = [unit.name for unit in find_units(model) if unit.name not in chosen]
+    counts = {kind: len(names) for kind, names in plan.removed.items()}
+    return plan_depth(model, remove=counts, batches=batches, replace=replace, ignore=others)
+
+
+def evaluate(plan: Plan, loader: Any) -> dict[str, Any]:
+    """Apply a plan to a fresh model and measure top-1 with its 95% interval."""
+    model = deit_tiny()
+    apply_plan(model, plan)
+    hits = correct(model, loader)
+    interval = wilson_interval(int(hits.sum()), len(hits))
+    leaves = [edit.leaves for edit in plan.edits]
+    return {
+        "removed": {kind: list(names) for kind, names in plan.removed.items()},
+        "leaves": leaves,
+        "top1": 100 * interval.value,
+        "ci_low": 100 * interval.low,
+        "ci_high": 100 * interval.high,
+        "n": len(hits),
+        "seed": 0,
+    }
+
+
+def main() -> None:
+    """Measure all rows and write them."""
+    batches = calibration_batches()
+    data = image_data("imagenet_sample", batch_size=100, num_workers=0, test_split="validation")
+    data.setup("test")
+    loader = [(x, y) for x, y in data.test_dataloader()]
+    rows = [{"method": "dense", **evaluate(Plan(), loader)}]
+    for search in ("one_shot", "greedy"):
+        for remove in REMOVALS:
+            started = time.perf_counter()
+            plan = plan_depth(deit_tiny(), remove=remove, batches=batches, search=search)
+            seconds = time.perf_counter() - started
+            rows.append({"method": search, "remove": remove, "seconds": seconds, **evaluate(plan, loader)})
+            identity = plan_on_same_units(plan, batches[:1], "identity")
+            rows.append({"method": f"identity ({search}'s units)", "remove": remove, **evaluate(identity, loader)})
+            console.print(rows[-2], rows[-1])
+            write("deit_tiny_no_training", {"rows": rows}, markdown(rows))
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """Render the rows."""
+    lines = [
+        "# DeiT-Tiny without training, 1,000 images of imagenet_sample",
+        "",
+        "`python benchmarks/deit_tiny_no_training.py`",
+        "",
+        "| method | removed | top-1 (95% interval) | left in their place | planning, s |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        removed = ", ".join(name for names in row["removed"].values() for name in names) or "nothing"
+        interval = f"{row['top1']:.1f} ({row['ci_low']:.1f}-{row['ci_high']:.1f})"
+        seconds = f"{row['seconds']:.0f}" if "seconds" in row else ""
+        leaves = ", ".join(sorted(set(row["leaves"])))
+        lines.append(f"| {row['method']} | {removed} | {interval} | {leaves} | {seconds} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
