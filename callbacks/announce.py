@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-import lightning.pytorch as pl
-from lightning.pytorch.utilities import rank_zero_info
+from typing import Any
 
+import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from prunerecover.callbacks.artifacts import artifact_folder, save_plan
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.plan import Plan
 
 
-def announce(trainer: pl.Trainer, ledger: Ledger, by: str, plan: Plan) -> None:
-    """Record one surgery.
+def announce(trainer: pl.Trainer, ledger: Ledger, by: str, target: str, plan: Plan) -> None:
+    """Record one surgery; within a fit also tell the loggers and the console, and write a plan file.
 
     Args:
-        trainer: Whose loggers are told (units removed, parameters, MACs per calibration batch).
+        trainer: Whose loggers are told (units removed, parameters, MACs per calibration sample).
         ledger: Where the event is kept, so that a resumed run knows it happened.
         by: Which callback did it.
-        plan: What was done.
+        target: Path of the network.
+        plan: What was done, before any merging.
     """
     units = [name for names in plan.removed.values() for name in names]
-    event = {
-        "by": by,
-        "epoch": trainer.current_epoch,
-        "step": trainer.global_step,
-        "units": units,
-        "params": plan.result.params,
-        "macs": plan.result.macs,
-    }
-    ledger.events.append(event)
-    removed = sum(len(e["units"]) for e in ledger.events)
+    if not units:
+        rank_zero_warn(f"{by} removed nothing: its plan has no edits. Is the budget below one unit?")
+    params = ledger.plans[target].result.params if units else 0
+    event = {"by": by, "target": target, "epoch": trainer.current_epoch, "step": trainer.global_step, "units": units}
+    ledger.events.append({**event, "params": params, "macs": plan.result.macs})
+    if not units or trainer.state.fn != "fit":
+        return
+    metrics: dict[str, Any] = {"surgery/params": params}
+    if plan.result.macs:  # counted on a sample; plans that were made elsewhere may not say
+        metrics["surgery/macs"] = plan.result.macs
+    metrics["surgery/removed_units"] = ledger.removed_units
     for logger in trainer.loggers:
-        logger.log_metrics(
-            {"surgery/removed_units": removed, "surgery/params": plan.result.params, "surgery/macs": plan.result.macs},
-            step=trainer.global_step,
-        )
+        logger.log_metrics(metrics, step=trainer.global_step)
     rank_zero_info(
-        f"prunerecover: epoch {trainer.current_epoch}, removed {', '.join(units) or 'nothing'}; "
-        f"{plan.result.params:,} parameters left."
+        f"prunerecover: epoch {trainer.current_epoch}, removed {', '.join(units)}; {params:,} parameters left."
     )
+    folder = artifact_folder(trainer)
+    if folder is not None and trainer.is_global_zero:
+        save_plan(folder, target if len(ledger.plans) > 1 else "", ledger.plans[target])

@@ -1,26 +1,36 @@
 """Collect calibration inputs of the target network from the user's own training data and training step.
 
 A forward pre-hook on the target notes the arguments of its first call and ends the step there: the user's loss and
-optimizer never run, whatever the step looks like. Samples are a seeded subset of the training set, the same on every rank
-and whatever the random state is.
+optimizer never run, whatever the step looks like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+import random
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
-from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from prunerecover.batches import ModelInputs
+from prunerecover.callbacks.calibration_data import calibration_batches
+from prunerecover.observing import observing, uncompiled
 from prunerecover.structure import get_module, unwrap
+
+
+@dataclass(frozen=True)
+class CapturedInputs(ModelInputs):
+    """The arguments of the target's call, with what the training step was given: a `loss` needs its labels."""
+
+    batch: Any = None
 
 
 class _Captured(BaseException):  # not an Exception: a user's own `except Exception` must not swallow it
@@ -29,25 +39,29 @@ class _Captured(BaseException):  # not an Exception: a user's own `except Except
 
 def capture_inputs(
     trainer: pl.Trainer, module: pl.LightningModule, target: str, n_samples: int, seed: int
-) -> list[ModelInputs]:
+) -> list[CapturedInputs]:
     """Return the target's inputs for at least `n_samples` training samples, or for all there are.
 
-    The module is in evaluation mode meanwhile, and afterwards as before: modes, buffers, requires_grad flags, random state.
+    The module is in evaluation mode meanwhile, and afterwards as before: modes, buffers, attributes, requires_grad
+    flags, random state. Inputs carry no gradients and have the dtype of the target's weights.
 
     Raises:
         ValueError: If there is no training data, or the training step never calls the target.
     """
-    captured: list[ModelInputs] = []
-    with isolate_rng(), ExitStack() as stack:
-        pl.seed_everything(seed, verbose=False)
-        stack.enter_context(_undisturbed(trainer, module))
-        found = stack.enter_context(_stopped_at(unwrap(get_module(module, target))))
-        for index, batch in enumerate(_calibration_batches(trainer, n_samples, seed)):
-            inputs = _run_until_captured(trainer, module, batch, index, found)
+    network = unwrap(get_module(module, target))
+    captured: list[CapturedInputs] = []
+    with ExitStack() as stack:
+        stack.enter_context(isolate_rng())
+        for context in (observing(module), uncompiled(), torch.enable_grad(), _undisturbed(trainer, module)):
+            stack.enter_context(context)
+        found = stack.enter_context(_stopped_at(network))
+        _seed_all(seed)
+        for index, batch in enumerate(calibration_batches(trainer, n_samples, seed)):
+            inputs = _run_until_captured(trainer, module, _on_device(trainer, module, batch), index, found)
             if inputs is None:
                 raise ValueError(
-                    f"Expected {type(module).__name__}.training_step to call the network at target='{target}', but it never "
-                    "did. Is this the network that is trained?"
+                    f"Expected {type(module).__name__}.training_step to call the network at target='{target}', but it "
+                    "never did. Is this the network that is trained, and is it called as a whole?"
                 )
             captured.append(inputs)
             if sum(c.n_samples for c in captured) >= n_samples:
@@ -57,24 +71,52 @@ def capture_inputs(
     return captured
 
 
+def _seed_all(seed: int) -> None:
+    """Seed what `isolate_rng` restores; Lightning's own function would also leave the seed in the environment."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 def _run_until_captured(
     trainer: pl.Trainer, module: pl.LightningModule, batch: Any, index: int, found: list[ModelInputs]
-) -> ModelInputs | None:
+) -> CapturedInputs | None:
     found.clear()
-    batch = trainer.strategy.precision_plugin.convert_input(batch)
-    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
-    batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
     try:
         with trainer.strategy.precision_plugin.train_step_context():
-            type(module).training_step(module, *_step_arguments(module, batch, index))
+            module.training_step(*_step_arguments(module, batch, index))
     except _Captured:
-        return found[0]
+        return CapturedInputs(found[0].args, found[0].kwargs, batch)
     return None
 
 
+def _on_device(trainer: pl.Trainer, module: pl.LightningModule, batch: Any) -> Any:
+    """Prepare a batch as Lightning does: precision, the user's transfer hooks, device."""
+    batch = trainer.strategy.precision_plugin.convert_input(batch)
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
 def _step_arguments(module: pl.LightningModule, batch: Any, index: int) -> tuple[Any, ...]:
-    parameters = type(module).training_step.__code__.co_varnames[1 : type(module).training_step.__code__.co_argcount]
-    return (batch, index)[: max(1, len(parameters))]
+    """Return what Lightning would call the training step with."""
+    _, *parameters = inspect.signature(type(module).training_step).parameters.values()
+    if any(p.name == "dataloader_iter" for p in parameters):
+        return (iter([(batch, index, 0)]),)
+    takes_index = len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return (batch, index) if takes_index else (batch,)
+
+
+def _at_rest(inputs: ModelInputs, network: nn.Module) -> ModelInputs:
+    """Detach, and undo what autocast did before the target: planning runs without it."""
+    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+
+    def visit(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
+
+    args, kwargs = tree_map(visit, (inputs.args, inputs.kwargs))
+    return ModelInputs(args, kwargs)
 
 
 @contextmanager
@@ -82,7 +124,7 @@ def _stopped_at(network: nn.Module) -> Iterator[list[ModelInputs]]:
     found: list[ModelInputs] = []
 
     def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(ModelInputs(args, dict(kwargs)))
+        found.append(_at_rest(ModelInputs(args, dict(kwargs)), network))
         raise _Captured
 
     handle = network.register_forward_pre_hook(stop, with_kwargs=True)
@@ -94,68 +136,24 @@ def _stopped_at(network: nn.Module) -> Iterator[list[ModelInputs]]:
 
 @contextmanager
 def _undisturbed(trainer: pl.Trainer, module: pl.LightningModule) -> Iterator[None]:
-    """Keep what a training step may touch before it reaches the target: modes, flags, buffers, logs, other optimizers."""
-    modes = [(m, m.training) for m in module.modules()]
+    """Keep what a step may touch before it reaches the target: attributes and flags, logs, other optimizers."""
+    wrapped: Any = module.optimizers()
+    optimizers = [*trainer.optimizers, *(wrapped if isinstance(wrapped, list) else [wrapped])]
+    kept = [(holder, dict(vars(holder))) for holder in (module, *optimizers)]
     flags = [(p, p.requires_grad) for p in module.parameters()]
-    buffers = [(b, b.clone()) for b in module.buffers()]
-    silenced = {"log": _ignore, "log_dict": _ignore, "manual_backward": _ignore}
-    own = {name: vars(module).get(name) for name in silenced}
-    steps = [(o, vars(o).get("step")) for o in trainer.strategy._lightning_optimizers]
     try:
-        for name, stand_in in silenced.items():
-            object.__setattr__(module, name, stand_in)
-        for optimizer, _ in steps:
-            optimizer.step = _ignore  # type: ignore[method-assign]
-        module.eval()
+        for name in ("log", "log_dict", "manual_backward"):
+            vars(module)[name] = _ignore
+        for optimizer in optimizers:
+            vars(optimizer)["step"] = _ignore
         yield
     finally:
-        for name, value in own.items():
-            _put_back(module, name, value)
-        for optimizer, step in steps:
-            _put_back(optimizer, "step", step)
-        for m, mode in modes:
-            m.training = mode
+        for holder, attributes in kept:
+            vars(holder).clear()
+            vars(holder).update(attributes)
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:
-    """Stand in for logging and optimizer calls."""
-
-
-def _put_back(holder: Any, name: str, value: Any) -> None:
-    if value is None:
-        vars(holder).pop(name, None)
-    else:
-        object.__setattr__(holder, name, value)
-
-
-def _calibration_batches(trainer: pl.Trainer, n_samples: int, seed: int) -> Iterable[Any]:
-    loaders = trainer.train_dataloader
-    if loaders is None:
-        trainer.fit_loop.setup_data()
-        loaders = trainer.train_dataloader
-    if isinstance(loaders, DataLoader):
-        return _subset(loaders, n_samples, seed)
-    combined = trainer.fit_loop._combined_loader
-    if combined is not None and not isinstance(loaders, list | tuple | dict):
-        return islice(iter(loaders), n_samples)
-    assert combined is not None
-    from torch.utils._pytree import tree_map
-
-    subsets = tree_map(lambda dl: _subset(dl, n_samples, seed) if isinstance(dl, DataLoader) else dl, loaders)
-    return (batch for batch, _, _ in CombinedLoader(subsets, combined._mode))
-
-
-def _subset(loader: DataLoader[Any], n_samples: int, seed: int) -> Iterable[Any]:
-    """A loader of `n_samples` seeded random samples, which leaves the user's loader and its workers alone."""
-    make: Callable[..., DataLoader[Any]] = DataLoader
-    common = {"collate_fn": loader.collate_fn, "batch_size": loader.batch_size or 1}
-    if isinstance(loader.dataset, IterableDataset):
-        return islice(make(loader.dataset, **common), n_samples)
-    size = len(loader.dataset)  # type: ignore[arg-type]
-    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
-    return make(Subset(loader.dataset, order[:n_samples].tolist()), **common)
+    """Stand in for logging, backward passes and optimizer steps."""

@@ -9,48 +9,55 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from prunerecover.budget import Budget
 from prunerecover.callbacks.announce import announce
-from prunerecover.callbacks.artifacts import artifact_folder
+from prunerecover.callbacks.artifacts import artifact_folder, is_trial
 from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.ledger import Ledger
+from prunerecover.callbacks.ledger_callback import LedgerCallback
 from prunerecover.callbacks.operate import operate
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
 from prunerecover.callbacks.target import find_target
 from prunerecover.checkpoint import save_pruned
 from prunerecover.depth import plan_depth
+from prunerecover.fingerprint import tensors_hash, weights_hash
 from prunerecover.merge import merge as merge_linears
 from prunerecover.plan import Plan
+from prunerecover.refit import refit_plan
 from prunerecover.structure import get_module, unwrap
+from prunerecover.surgery import check_source, check_tensors
 from prunerecover.units import DEPTH_KINDS, find_units
 
 SHARDED = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 
 
-class DepthPrune(pl.Callback):
+class DepthPrune(LedgerCallback):
     """Prune the depth of a network inside any LightningModule, and keep training it.
 
-    The surgery happens at the start of an epoch. Checkpoints hold what was done, so resuming, `test(ckpt_path="best")` and
-    weights-only files work; optimizers, schedulers, averaged copies and DDP follow. Several of these on one module compose.
+    The surgery happens at the start of an epoch. Checkpoints hold what was done, so resuming, `test(ckpt_path="best")`
+    and weights-only files work; optimizers, schedulers, averaged copies and DDP follow. Several of these on one module
+    compose. In a second fit the same object goes on where it was; a new one starts its schedule anew.
 
     Args:
         budget: How much goes; exactly one of `budget`, `remove` and `plan`.
         remove: Units per kind, such as {"attention": 2, "activation": 6}.
-        plan: A plan, or the path of one, instead of deciding here. Also applied before test, validate and predict when no
-            checkpoint says otherwise.
+        plan: A plan, or the path of one, instead of deciding here. Also applied before test, validate and predict when
+            no checkpoint says otherwise. In a fit, its fitted tensors are fitted anew if the weights have changed
+            since.
         target: Path of the network inside the LightningModule; default: the single supported one.
         importance: See `plan_depth`.
-        loss: See `plan_depth`.
+        loss: `loss(network, inputs) -> scalar` for importances that need one: call `network(*inputs.args,
+            **inputs.kwargs)`; `inputs.batch` is what the training step was given, labels included.
         replace: See `plan_depth`.
         search: See `plan_depth`.
         schedule: When; also as a dict of `PruneSchedule`'s arguments.
         calibration: Number of training samples to calibrate on.
-        merge: "copy" saves a merged copy in `pruned/` beside the checkpoints at the end of the fit; "at_surgery" merges the
-            live network; "never" does neither.
+        merge: "copy" saves a merged copy in `pruned/` beside the checkpoints at the end of the fit; "at_surgery" merges
+            the live network; "never" does neither.
         ignore: Shell patterns of units that stay.
         seed: Of calibration samples and everything random in planning.
 
@@ -91,35 +98,36 @@ class DepthPrune(pl.Callback):
         self.plan = Plan.load(plan) if isinstance(plan, str | Path) else plan
         self.schedule = schedule_of(schedule)
         self.target, self.calibration, self.merge, self.seed = target, calibration, merge, seed
-        self.planning = {
+        self.planning: dict[str, Any] = {
             "importance": importance,
             "loss": loss,
             "replace": replace,
             "search": search,
             "ignore": tuple(ignore),
         }
+        self._has_begun = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Install the ledger before any checkpoint is read."""
-        ledger = Ledger.of(pl_module)
-        ledger.from_checkpoint = None
+        super().setup(trainer, pl_module, stage)
         if isinstance(trainer.strategy, SHARDED):
             self._prune_before_sharding(trainer, pl_module)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume from the ledger of a checkpoint; refuse a schedule that does not fit."""
-        Ledger.of(pl_module).resume(trainer, pl_module)
-        events = self._events(pl_module)
-        self.schedule.check_fits([epoch for epoch, _ in events], trainer.max_epochs)
+        super().on_fit_start(trainer, pl_module)
+        self._begin(trainer, pl_module)
+        left = self._left(trainer, pl_module)
+        if not left and not Ledger.of(pl_module).made_by(self._key(trainer)):
+            rank_zero_warn(f"{self._key(trainer)} will remove nothing: {self.budget} is less than one unit.")
+        self.schedule.check_fits([epoch for epoch, _ in left], trainer.max_epochs)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Do the surgeries that are due."""
-        ledger, me = Ledger.of(pl_module), self._key(trainer)
-        done = sum(event["by"] == me for event in ledger.events)
-        for epoch, budget in self._events(pl_module)[done:]:
+        for epoch, budget in self._left(trainer, pl_module):
             if epoch <= trainer.current_epoch:
                 self._operate(trainer, pl_module, budget)
-        self.log("removed_units", float(sum(len(event["units"]) for event in ledger.events)), prog_bar=True)
+        pl_module.log("removed_units", float(Ledger.of(pl_module).removed_units), prog_bar=True)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Apply a given plan when no checkpoint says otherwise."""
@@ -135,67 +143,101 @@ class DepthPrune(pl.Callback):
         self._prune_for_evaluation(trainer, pl_module)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save a merged copy beside the checkpoints."""
+        """Save a merged copy beside the checkpoints; warn of surgeries that never came."""
+        left = self._left(trainer, pl_module)
+        if left and not is_trial(trainer):
+            rank_zero_warn(
+                f"The fit ended before {len(left)} surgeries of {self._key(trainer)}, the first at the start of epoch "
+                f"{left[0][0]}: the model is less pruned than asked for. Train longer or start earlier."
+            )
+        copying = [mate for mate in self._mates(trainer) if mate.merge == "copy"]
         folder = artifact_folder(trainer)
-        if self.merge != "copy" or folder is None or not trainer.is_global_zero or self._mates(trainer)[-1] is not self:
-            return
-        ledger = Ledger.of(pl_module)
-        for target, plan in ledger.plans.items():
-            if plan.edits:
-                name = "pruned" if len(ledger.plans) == 1 else f"pruned/{target}"
-                network = copy.deepcopy(unwrap(get_module(pl_module, target)))
-                save_pruned(network, plan + merge_linears(network), folder / name)
+        if copying[:1] == [self] and folder is not None and trainer.is_global_zero:
+            _save_merged(pl_module, folder)
 
-    def _events(self, pl_module: pl.LightningModule) -> list[tuple[int, Budget | None]]:
-        """All surgeries of the schedule, done or not; None stands for the given plan."""
-        if self.budget is None or not self.budget.in_units:
-            return [(self.schedule.start, self.budget)]
-        counts = self.budget.counts(self._dense_counts(pl_module))
-        return [(epoch, Budget(remove=part)) for epoch, part in self.schedule.events(counts)]
+    def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note what there was before the first surgery, unless this schedule is already under way."""
+        ledger, me = Ledger.of(pl_module), self._key(trainer)
+        under_way = me in ledger.begun and (self._has_begun or ledger.from_checkpoint)
+        if not under_way:
+            total = sum(event["by"] == me for event in ledger.events)
+            ledger.begun[me] = {"events": total, "units": self._units(pl_module)}
+        self._has_begun = True
 
-    def _dense_counts(self, pl_module: pl.LightningModule) -> dict[str, int]:
-        """Units per kind before any surgery: those that are left and those in the ledger."""
-        target = find_target(pl_module, self.target)
-        removed = Ledger.of(pl_module).plans.get(target, Plan()).removed
-        units = find_units(unwrap(get_module(pl_module, target)))
-        return {k: sum(u.kind == k for u in units) + len(removed.get(k, ())) for k in DEPTH_KINDS}
+    def _units(self, pl_module: pl.LightningModule) -> dict[str, int]:
+        units = find_units(unwrap(get_module(pl_module, find_target(pl_module, self.target))))
+        return {kind: sum(unit.kind == kind for unit in units) for kind in DEPTH_KINDS}
+
+    def _left(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> list[tuple[int, Budget | None]]:
+        """The surgeries of the schedule that are not done: epoch and budget; None stands for the given plan."""
+        ledger, me = Ledger.of(pl_module), self._key(trainer)
+        events: list[tuple[int, Budget | None]] = [(self.schedule.start, self.budget)]
+        if self.budget is not None and self.budget.in_units:
+            counts = self.budget.counts(ledger.begun[me]["units"])
+            events = [(epoch, Budget(remove=part)) for epoch, part in self.schedule.events(counts)]
+        return events[ledger.made_by(me) :]
 
     def _operate(self, trainer: pl.Trainer, pl_module: pl.LightningModule, budget: Budget | None) -> None:
         target = find_target(pl_module, self.target)
         with isolate_rng():
-            plan = self.plan if budget is None else self._decide(trainer, pl_module, target, budget)
+            plan = self._decide(trainer, pl_module, target, budget)
             plan = trainer.strategy.broadcast(plan)  # decided once: ranks must not differ by a rounding error
-            assert plan is not None
             operate(trainer, pl_module, target, plan, merge=self.merge == "at_surgery")
-        announce(trainer, Ledger.of(pl_module), self._key(trainer), plan)
+        announce(trainer, Ledger.of(pl_module), self._key(trainer), target, plan)
 
-    def _decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget) -> Plan:
-        batches = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
+    def _decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
         network = unwrap(get_module(pl_module, target))
-        return plan_depth(network, budget, batches=batches, seed=self.seed, **self.planning)
+        if budget is not None:
+            batches = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
+            return plan_depth(network, budget, batches=batches, seed=self.seed, **self.planning)
+        assert self.plan is not None
+        if _fits_weights(self.plan, network):
+            return self.plan
+        rank_zero_info("prunerecover: the weights have changed since the plan was made; fitting its tensors anew.")
+        batches = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
+        return refit_plan(network, self.plan, batches, self.seed)
 
     def _prune_for_evaluation(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         ledger = Ledger.of(pl_module)
-        if ledger.from_checkpoint or not ledger.is_dense:
+        if ledger.from_checkpoint:
             return
         if self.plan is None:
-            rank_zero_warn(
-                "DepthPrune(remove=...) decides during a fit: without a checkpoint of a pruned model nothing is pruned now. "
-                "Pass ckpt_path=..., or DepthPrune(plan=...)."
-            )
+            if ledger.is_dense:
+                rank_zero_warn(
+                    "DepthPrune(remove=...) decides during a fit: without a checkpoint of a pruned model nothing is "
+                    "pruned now. Pass ckpt_path=..., or DepthPrune(plan=...)."
+                )
             return
-        operate(trainer, pl_module, find_target(pl_module, self.target), self.plan, merge=self.merge == "at_surgery")
+        target = find_target(pl_module, self.target)
+        found = tensors_hash(unwrap(get_module(pl_module, target)))
+        if not ledger.is_dense and found != self.plan.source.tensors:  # pruned before: by this plan, or by a fit
+            return
+        self._begin(trainer, pl_module)
+        operate(trainer, pl_module, target, self.plan, merge=self.merge == "at_surgery")
+        announce(trainer, ledger, self._key(trainer), target, self.plan)
 
     def _prune_before_sharding(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Sharded strategies load weights into the wrapped model: the structure must be there before."""
+        strategy = type(trainer.strategy).__name__
         if self.plan is None:
             raise ValueError(
-                f"Expected DepthPrune(plan=...) with {type(trainer.strategy).__name__}, which shards the model before any "
-                "surgery could happen. Make the plan beforehand: plan_depth(...).save('plan.json')."
+                f"Expected DepthPrune(plan=...) with {strategy}, which shards the model before any surgery could "
+                "happen. Make the plan beforehand: plan_depth(...).save('plan.json')."
             )
-        ledger = Ledger.of(pl_module)
-        if ledger.is_dense:
-            ledger.apply(pl_module, find_target(pl_module, self.target), self.plan)
+        if self.schedule.start > 0:
+            raise ValueError(
+                f"Expected schedule start=0 with {strategy}, which shards the model before the first epoch, but got "
+                f"{self.schedule.start}. Train the dense model in a fit of its own, and prune in the next one."
+            )
+        self._begin(trainer, pl_module)
+        ledger, me = Ledger.of(pl_module), self._key(trainer)
+        if ledger.made_by(me) == 0:
+            target = find_target(pl_module, self.target)
+            network = unwrap(get_module(pl_module, target))
+            check_source(network, self.plan)
+            check_tensors(network, self.plan)
+            ledger.apply(pl_module, target, self.plan)
+            announce(trainer, ledger, me, target, self.plan)
 
     def _key(self, trainer: pl.Trainer) -> str:
         return f"DepthPrune.{self._mates(trainer).index(self)}"
@@ -203,3 +245,18 @@ class DepthPrune(pl.Callback):
     @staticmethod
     def _mates(trainer: pl.Trainer) -> list[DepthPrune]:
         return [c for c in trainer.callbacks if isinstance(c, DepthPrune)]  # type: ignore[attr-defined]
+
+
+def _fits_weights(plan: Plan, network: nn.Module) -> bool:
+    """Whether there is nothing to fit anew. Missing tensors are not fitted in silence: `operate` refuses."""
+    complete = set(plan.needed_tensors) <= set(plan.tensors)
+    return not plan.needed_tensors or not complete or plan.source.weights in (None, weights_hash(network))
+
+
+def _save_merged(pl_module: pl.LightningModule, folder: Path) -> None:
+    ledger = Ledger.of(pl_module)
+    plans = {target: plan for target, plan in ledger.plans.items() if plan.edits}
+    for target, plan in plans.items():
+        network = copy.deepcopy(unwrap(get_module(pl_module, target)))
+        name = "pruned" if len(plans) == 1 else f"pruned/{target}"
+        save_pruned(network, plan + merge_linears(network), folder / name)

@@ -9,10 +9,10 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from prunerecover.batches import ModelInputs, call, logits_of
+from prunerecover.batches import ModelInputs, call, predictions_of
 from prunerecover.callbacks.features import FeatureMatcher
 from prunerecover.callbacks.ledger import Ledger
-from prunerecover.callbacks.listener import SurgeryListener
+from prunerecover.callbacks.ledger_callback import LedgerCallback
 from prunerecover.callbacks.student import Student
 from prunerecover.callbacks.target import find_target
 from prunerecover.callbacks.teacher import copy_dense, load_teacher, open_teacher, save_teacher
@@ -21,11 +21,12 @@ from prunerecover.plan import Plan
 from prunerecover.structure import get_module, unwrap
 
 
-class DistillRecover(SurgeryListener):
+class DistillRecover(LedgerCallback):
     """Add the dense network's predictions to the loss of any LightningModule, once it is pruned.
 
-    The loss becomes (1 - alpha) * loss + alpha * T^2 KL(teacher || student). The module's own training step is not changed:
-    the network's inputs and outputs are read by a hook. Under manual optimization the term is added in `manual_backward`.
+    The loss becomes (1 - alpha) * loss + alpha * T^2 KL(teacher || student). The module's own training step is not
+    changed: the network's inputs and outputs are read by a hook. Under manual optimization the term is added in
+    `manual_backward`.
 
     Args:
         teacher: "dense" (the network right before its first surgery), the path of a saved network, or a module.
@@ -53,13 +54,10 @@ class DistillRecover(SurgeryListener):
         self.teacher, self.alpha, self.temperature = teacher, alpha, temperature
         self.features, self.target = features, target
         self._network: nn.Module | None = teacher if isinstance(teacher, nn.Module) else None
+        self._path = ""
         self._student: Student | None = None
         self._matcher: FeatureMatcher | None = None
         self._matched_plan: Plan | None = None
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Install the ledger before any checkpoint is read."""
-        Ledger.of(pl_module)
 
     def before_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
         """Keep the dense network as the teacher, in memory and in a file."""
@@ -67,7 +65,9 @@ class DistillRecover(SurgeryListener):
         mine = find_target(pl_module, self.target)
         if self.teacher == "dense" and target == mine and self._network is None and target not in ledger.plans:
             self._network = copy_dense(pl_module, target).to(pl_module.device)
-            ledger.teacher = save_teacher(trainer, self._network)
+            record = save_teacher(trainer, self._network)
+            if record is not None:
+                ledger.teachers[target] = record
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Get the teacher of a resumed run, and attach to the training step."""
@@ -75,23 +75,28 @@ class DistillRecover(SurgeryListener):
         if self._network is None and self.teacher != "dense":
             assert not isinstance(self.teacher, nn.Module)
             self._network = open_teacher(pl_module, target, self.teacher)
-        elif self._network is None and not ledger.is_dense:
-            if ledger.teacher is None:
+        elif self._network is None and target in ledger.plans:
+            if target not in ledger.teachers:
                 raise RuntimeError(
-                    "Expected a dense teacher from before the surgery, but the model was pruned without DistillRecover. "
-                    "Pass DistillRecover(teacher=path)."
+                    "Expected a dense teacher from before the surgery, but none was saved: the model was pruned "
+                    "without DistillRecover, or by a Trainer without checkpoints. Pass DistillRecover(teacher=path)."
                 )
-            self._network = load_teacher(trainer, pl_module, target, ledger.teacher)
+            self._network = load_teacher(trainer, pl_module, target, ledger.teachers[target])
         if self._network is not None:
             self._network.to(pl_module.device).eval().requires_grad_(False)
+        self._path = target
         self._student = Student(pl_module, unwrap(get_module(pl_module, target)), self._add_term)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Follow surgery with the feature hooks."""
+        """Forget what the network was called with outside of training steps; follow surgery with the feature hooks."""
+        if self._student is not None:
+            self._student.tap.take()
         if self.features:
             self._update_matcher(pl_module)
+        if self._matcher is not None:
+            self._matcher.clear()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Detach from the training step."""
@@ -115,8 +120,8 @@ class DistillRecover(SurgeryListener):
         if self._network is None:
             return loss
         with torch.no_grad():
-            wanted = logits_of(call(self._network, inputs))
-        term = distillation_loss(logits_of(output), wanted, self.temperature)
+            wanted = predictions_of(call(self._network, inputs))
+        term = distillation_loss(predictions_of(output), wanted, self.temperature)
         if self._matcher is not None:
             term = term + self._matcher.loss()
         module.log("distillation_loss", term.detach())
@@ -124,11 +129,10 @@ class DistillRecover(SurgeryListener):
 
     def _update_matcher(self, module: pl.LightningModule) -> None:
         """Follow the structure: hooks are on the blocks that are there now."""
-        target = find_target(module, self.target)
-        plan = Ledger.of(module).plans.get(target)
+        plan = Ledger.of(module).plans.get(self._path)
         if self._network is None or plan is None or plan is self._matched_plan:
             return
         if self._matcher is not None:
             self._matcher.detach()
-        self._matcher = FeatureMatcher(unwrap(get_module(module, target)), self._network, plan)
+        self._matcher = FeatureMatcher(unwrap(get_module(module, self._path)), self._network, plan)
         self._matched_plan = plan

@@ -31,13 +31,18 @@ class FeatureMatcher:
         touched = {dense.block_of(u.name) for u in units}
         ends = {max((k for k in kept if k <= i), default=kept[0]) for i in touched}
         present = describe(student).blocks
-        self.students = [_Output(get_module(student, present[kept.index(i)].path)) for i in sorted(ends)]
-        self.teachers = [_Output(get_module(teacher, dense.blocks[i].path)) for i in sorted(ends)]
+        self.students = [_Output(get_module(student, present[kept.index(i)].path), True) for i in sorted(ends)]
+        self.teachers = [_Output(get_module(teacher, dense.blocks[i].path), False) for i in sorted(ends)]
 
     def loss(self) -> Tensor:
-        """Mean relative squared error over the matched blocks, of the last call of both networks."""
-        pairs = [(s.value, t.value) for s, t in zip(self.students, self.teachers, strict=True)]
+        """Mean relative squared error over the matched blocks; what was read is forgotten, for the next call."""
+        pairs = [(s.take(), t.take()) for s, t in zip(self.students, self.teachers, strict=True)]
         return torch.stack([feature_loss(s, t) for s, t in pairs if s is not None and t is not None]).mean()
+
+    def clear(self) -> None:
+        """Forget what was read outside of training steps."""
+        for output in (*self.students, *self.teachers):
+            output.take()
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -46,14 +51,25 @@ class FeatureMatcher:
 
 
 class _Output:
-    """Keeps the last output of a block; copies of a network do not keep it."""
+    """Keeps the first output of a block, with gradients or without, until it is taken.
 
-    def __init__(self, block: nn.Module) -> None:
+    The first, as `Tap` does with the whole network: a step may call it more than once. Copies of a network do not keep
+    it.
+    """
+
+    def __init__(self, block: nn.Module, gradients: bool) -> None:
         self.value: Tensor | None = None
+        self.gradients = gradients
         self.handle = block.register_forward_hook(self)
 
     def __call__(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self.value = output[0] if isinstance(output, tuple) else output
+        if self.value is None and torch.is_grad_enabled() == self.gradients:
+            self.value = output[0] if isinstance(output, tuple) else output
+
+    def take(self) -> Tensor | None:
+        """Return what was read, and forget it."""
+        value, self.value = self.value, None
+        return value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _ignore

@@ -1,9 +1,9 @@
 """One ledger per LightningModule: the edits of all callbacks, kept in every checkpoint and replayed when one is read.
 
 The ledger hangs on the module itself, with one pair of hooks on the instance, so a user's own class needs no change. It
-survives pickling and deep copies (weight averaging copies the module with it), and stays after the fit, because checkpoints
-may be saved later. Loading a file first takes back what the live module has and then replays what the file has: a file may
-be less pruned than the module.
+survives pickling and deep copies (weight averaging copies the module with it), and stays after the fit, because
+checkpoints may be saved later. Loading a file first takes back what the live module has and then replays what the file
+has: a file may be less pruned than the module.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from torch import nn
 from prunerecover.callbacks import optimizers, random_state
 from prunerecover.callbacks.shadows import shadow_modules
 from prunerecover.edits import Edit
+from prunerecover.fingerprint import tensors_hash
 from prunerecover.journal import Journal
 from prunerecover.plan import Plan
 from prunerecover.structure import get_module, unwrap
-from prunerecover.surgery import Applied, apply_edits, undo
+from prunerecover.surgery import Applied, apply_edits, check_source, undo
 
 KEY = "prunerecover"
 SCHEMA = "prunerecover.ledger/1"
@@ -36,8 +37,9 @@ class Ledger:
     Attributes:
         plans: All edits so far of each network, by its path.
         journals: How to take them back, by the same paths.
-        events: Surgeries in order: {"by", "epoch", "step", "units", "params", "macs"}; plain data.
-        teacher: File and hash of the dense teacher, once one was saved.
+        events: Surgeries in order: {"by", "target", "epoch", "step", "units", "params", "macs"}; plain data.
+        begun: What each callback found when its schedule began: {"events": how many were its own, "units": per kind}.
+        teachers: File and hash of the dense teacher of each network, once it was saved.
         from_checkpoint: Whether the last file read held a ledger; None: no file was read.
         pending: What the file says about optimizers and random states, until the fit starts.
     """
@@ -45,7 +47,8 @@ class Ledger:
     plans: dict[str, Plan] = field(default_factory=dict)
     journals: dict[str, Journal] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
-    teacher: dict[str, str] | None = None
+    begun: dict[str, dict[str, Any]] = field(default_factory=dict)
+    teachers: dict[str, dict[str, str]] = field(default_factory=dict)
     from_checkpoint: bool | None = None
     pending: dict[str, Any] = field(default_factory=dict)
 
@@ -72,17 +75,31 @@ class Ledger:
             module: The module this ledger belongs to.
             target: Path of the network in it.
             plan: With its fitted tensors.
+
+        Raises:
+            ValueError: If the plan does not fit, or does not lead where it says; nothing is changed then.
         """
         composed = self.plans.get(target, Plan()) + plan
-        applied = self._edit(module, target, plan.edits, plan)
+        network, journal = unwrap(get_module(module, target)), self.journals.setdefault(target, Journal())
+        before = len(journal.entries)
+        applied = _edit(network, journal, plan.edits, plan)
+        if plan.edits and tensors_hash(network) != plan.result.tensors:
+            undo(network, journal, keep=before)
+            raise ValueError(
+                "Expected the plan to leave the model it describes, but it left another. Was the file edited?"
+            )
         self.plans[target] = composed
         return applied
 
-    def _edit(self, module: nn.Module, target: str, edits: tuple[Edit, ...], plan: Plan | None) -> Applied:
-        applied = apply_edits(unwrap(get_module(module, target)), edits, None if plan is None else plan.tensors)
-        applied.journal.to_cpu()
-        self.journals.setdefault(target, Journal()).entries.extend(applied.journal.entries)
-        return applied
+    @property
+    def removed_units(self) -> int:
+        """How many units were removed so far, in all networks."""
+        return sum(len(event["units"]) for event in self.events)
+
+    def made_by(self, callback: str) -> int:
+        """Return how many surgeries a callback has made since its schedule began."""
+        total = sum(1 for event in self.events if event["by"] == callback)
+        return total - int(self.begun.get(callback, {}).get("events", 0))
 
     def record(self, module: pl.LightningModule) -> dict[str, Any]:
         """Return everything a checkpoint must hold, as primitives and tensors."""
@@ -91,25 +108,43 @@ class Ledger:
             "schema": SCHEMA,
             "plans": {target: plan.to_dict() for target, plan in self.plans.items()},
             "events": copy.deepcopy(self.events),
-            "teacher": self.teacher,
+            "begun": copy.deepcopy(self.begun),
+            "teachers": copy.deepcopy(self.teachers),
             "optimizers": optimizers.group_names(trainer.optimizers, module) if trainer is not None else [],
             "random_states": random_state.collect(),
         }
 
     def restore(self, module: pl.LightningModule, record: dict[str, Any] | None) -> None:
-        """Give the module the structure that a checkpoint's weights are for; weights are loaded afterwards."""
+        """Give the module the structure that a checkpoint's weights are for; weights are loaded afterwards.
+
+        Raises:
+            ValueError: If the file is of a newer schema, or of another network.
+        """
         record = record or {}
+        if record and record.get("schema") != SCHEMA:
+            raise ValueError(
+                f"Expected a checkpoint with a ledger of schema {SCHEMA}, but got {record.get('schema')}. It was saved "
+                "by another version of prunerecover; install that version or newer."
+            )
         self.from_checkpoint = bool(record)
         plans = {target: Plan.from_dict(data) for target, data in record.get("plans", {}).items()}
-        if {t: p.edits for t, p in self.plans.items() if p.edits} != {t: p.edits for t, p in plans.items() if p.edits}:
-            for target, journal in self.journals.items():
-                undo(unwrap(get_module(module, target)), journal)
-            for target, plan in plans.items():
-                self._edit(module, target, plan.edits, None)
+        if _edits(self.plans) != _edits(plans):
+            self._replay(module, plans)
         self.plans = plans
         self.events = copy.deepcopy(record.get("events", []))
-        self.teacher = record.get("teacher")
+        self.begun = copy.deepcopy(record.get("begun", {}))
+        self.teachers = copy.deepcopy(record.get("teachers", {}))
         self.pending = {name: record[name] for name in ("optimizers", "random_states") if name in record}
+
+    def _replay(self, module: pl.LightningModule, plans: dict[str, Plan]) -> None:
+        for target, journal in self.journals.items():
+            undo(unwrap(get_module(module, target)), journal)
+        self.plans = {}
+        for target, plan in plans.items():
+            network = unwrap(get_module(module, target))
+            if plan.edits:
+                check_source(network, plan)
+            _edit(network, self.journals.setdefault(target, Journal()), plan.edits, None)
 
     def restore_random_state(self) -> None:
         """Set the random states of the file that was read last."""
@@ -127,6 +162,18 @@ class Ledger:
         if trainer.fit_loop._combined_loader is None:
             self.restore_random_state()
         self.pending = {}
+
+
+def _edit(network: nn.Module, journal: Journal, edits: tuple[Edit, ...], plan: Plan | None) -> Applied:
+    """Apply edits, with a plan's fitted tensors or structure alone, and note how to take them back."""
+    applied = apply_edits(network, edits, None if plan is None else plan.tensors)
+    applied.journal.to_cpu()
+    journal.entries.extend(applied.journal.entries)
+    return applied
+
+
+def _edits(plans: dict[str, Plan]) -> dict[str, tuple[Edit, ...]]:
+    return {target: plan.edits for target, plan in plans.items() if plan.edits}
 
 
 @dataclass

@@ -13,14 +13,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from prunerecover.callbacks.ledger import Ledger
-from prunerecover.callbacks.listener import SurgeryListener
-from prunerecover.callbacks.optimizers import check_held, follow_surgery
+from prunerecover.callbacks.ledger_callback import LedgerCallback
+from prunerecover.callbacks.optimizers import check_held
 from prunerecover.callbacks.shadows import shadow_modules
 from prunerecover.merge import merge_edits
+from prunerecover.optimizers import update_optimizer
 from prunerecover.plan import Plan
 from prunerecover.provenance import plan_for
 from prunerecover.structure import get_module, unwrap
-from prunerecover.surgery import check_source
+from prunerecover.surgery import check_source, check_tensors
 
 
 def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan, merge: bool = False) -> None:
@@ -30,18 +31,22 @@ def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: 
         trainer: In the middle of a fit, at the start of an epoch, or before any other loop.
         module: Its LightningModule.
         target: Path of the network.
-        plan: Made for the network as it is; the same on every rank.
+        plan: Made for the network as it is; the same on every rank. One without edits changes nothing.
         merge: Merge what became linear at once.
 
     Raises:
         RuntimeError: If trainable parameters are in no optimizer.
-        ValueError: If the plan is for another model. Nothing is changed in either case.
+        ValueError: If the plan is for another model, its fitted tensors are missing or were fitted to other weights.
+            Nothing is changed in any of these cases.
     """
+    if not plan.edits:
+        return
     network = unwrap(get_module(module, target))
     check_source(network, plan)
+    check_tensors(network, plan)
     check_held(trainer.optimizers, network)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, SurgeryListener):
+        if isinstance(callback, LedgerCallback):
             callback.before_surgery(trainer, module, target)
     for optimizer in trainer.optimizers:  # stale gradients would move what is gone and distort the clip norm
         optimizer.zero_grad(set_to_none=True)
@@ -60,8 +65,11 @@ def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: 
 
 
 def _apply(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan) -> None:
-    if plan.edits:
-        follow_surgery(trainer.optimizers, Ledger.of(module).apply(module, target, plan))
+    if not plan.edits:
+        return
+    applied = Ledger.of(module).apply(module, target, plan)
+    for optimizer in trainer.optimizers:
+        update_optimizer(optimizer, applied)
 
 
 def _rewrap(trainer: pl.Trainer) -> None:

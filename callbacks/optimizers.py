@@ -1,19 +1,11 @@
-"""Keep optimizers right when parameters leave and join a model.
-
-Groups are edited in place and may become empty: schedulers, LightningOptimizer and gradient scalers hold references to them
-and count them.
-"""
+"""Optimizers of a Trainer: checked before surgery, and bound to the same parameters again when a run is resumed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import nn
-from torch.nn import Parameter
 from torch.optim import Optimizer
-
-from prunerecover.surgery import Applied
 
 GroupNames = list[list[list[str]]]
 
@@ -25,28 +17,9 @@ def check_held(optimizers: Sequence[Optimizer], network: nn.Module) -> None:
     if optimizers and lost:
         raise RuntimeError(
             f"Expected every trainable parameter of the network in an optimizer, but none holds {', '.join(lost[:3])}"
-            f"{', ...' if len(lost) > 3 else ''}. Add them in configure_optimizers, or freeze them (requires_grad=False)."
+            f"{', ...' if len(lost) > 3 else ''}. Add them in configure_optimizers, or freeze them "
+            "(requires_grad=False)."
         )
-
-
-def follow_surgery(optimizers: Sequence[Optimizer], applied: Applied) -> None:
-    """Drop removed parameters with their state; let each new one join the group of the parameter it stands for."""
-    removed = set(applied.removed.values())
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            present = set(group["params"])
-            joining = {name: new for name, (new, like) in applied.added.items() if like in present}
-            _edit_group(group, removed, joining)
-        for parameter in removed:
-            optimizer.state.pop(parameter, None)
-
-
-def _edit_group(group: dict[str, Any], removed: set[Parameter], joining: Mapping[str, Parameter]) -> None:
-    kept = [p not in removed for p in group["params"]]
-    if "param_names" in group:
-        names = [name for name, keep in zip(group["param_names"], kept, strict=True) if keep]
-        group["param_names"] = [*names, *joining]
-    group["params"] = [*(p for p, keep in zip(group["params"], kept, strict=True) if keep), *joining.values()]
 
 
 def group_names(optimizers: Sequence[Optimizer], module: nn.Module) -> GroupNames:
@@ -72,8 +45,11 @@ def rebind(optimizers: Sequence[Optimizer], module: nn.Module, saved: GroupNames
         for group, names in zip(optimizer.param_groups, groups, strict=True):
             missing = [name for name in names if name and name not in by_name]
             if missing:
-                raise RuntimeError(f"Expected parameter '{missing[0]}' of the checkpoint's optimizer in the model.")
+                raise RuntimeError(
+                    f"Expected parameter '{missing[0]}' of the checkpoint's optimizer in {type(module).__name__}, but "
+                    "it has none of this name. Resume with the LightningModule that the checkpoint was saved from."
+                )
             if all(names):
-                group["params"] = [by_name[name] for name in names]
+                group["params"][:] = [by_name[name] for name in names]
                 if "param_names" in group:
                     group["param_names"] = list(names)

@@ -10,8 +10,10 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
 
 from prunerecover.batches import ModelInputs
+from prunerecover.callbacks.artifacts import is_trial
 from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.ledger import Ledger
+from prunerecover.callbacks.ledger_callback import LedgerCallback
 from prunerecover.callbacks.target import find_target
 from prunerecover.callbacks.teacher import copy_dense
 from prunerecover.figures import plot_history, plot_plan
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class PruneReport(pl.Callback):
+class PruneReport(LedgerCallback):
     """Compare the network before and after pruning (parameters, MACs, latency, memory), with the metrics over epochs.
 
     Args:
@@ -40,10 +42,6 @@ class PruneReport(pl.Callback):
         self.dir, self.target, self.samples, self.pairs = Path(dir), target, samples, pairs
         self.history: dict[str, list[tuple[int, float]]] = {}
         self._example: ModelInputs | None = None
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Install the ledger before any checkpoint is read."""
-        Ledger.of(pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep a batch to measure on."""
@@ -68,7 +66,7 @@ class PruneReport(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure and write, on one rank."""
-        if not trainer.is_global_zero or self._example is None or trainer.fast_dev_run:
+        if not trainer.is_global_zero or self._example is None or is_trial(trainer):
             return
         folder = self.dir if self.dir.is_absolute() else Path(trainer.default_root_dir) / self.dir
         target, ledger = find_target(pl_module, self.target), Ledger.of(pl_module)
@@ -79,13 +77,13 @@ class PruneReport(pl.Callback):
         inputs = self._example.to(pl_module.device)
         details = {"history": self.history, "surgeries": ledger.events}
         report = compare(dense, pruned, inputs, plan=plan, pairs=self.pairs, details=details)
-        report.save(folder, figures=self._figures(plan, ledger))
+        report.save(folder, figures=self._figures(plan, [e for e in ledger.events if e["target"] == target]))
         plan.save(folder / "plan.json")
         rank_zero_info(f"prunerecover: report written to {folder}")
 
-    def _figures(self, plan: Plan, ledger: Ledger) -> dict[str, Figure]:
+    def _figures(self, plan: Plan, events: list[dict[str, Any]]) -> dict[str, Figure]:
         figures = {"layers": plot_plan(plan)} if plan.edits else {}
-        surgeries = [(event["epoch"], f"-{len(event['units'])}") for event in ledger.events]
+        surgeries = [(event["epoch"], f"-{len(event['units'])}") for event in events]
         for name, points in self.history.items():
             if "acc" in name or "top" in name or "loss" in name:
                 figures[name.replace("/", "_")] = plot_history(

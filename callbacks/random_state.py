@@ -1,7 +1,7 @@
 """Random states of all ranks as plain data, so that a resumed run draws what an uninterrupted one would.
 
-Lightning saves none. Exact from a file written at the end of an epoch; from the middle of one the state of the surgery is
-exact, but the order of the remaining batches is not.
+Lightning saves none. Exact from a file written at the end of an epoch; from the middle of one the state of the surgery
+is exact, but the order of the remaining batches is not.
 """
 
 from __future__ import annotations
@@ -36,8 +36,12 @@ def restore(states: list[dict[str, Any]]) -> None:
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _uses_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _collect_own() -> dict[str, Any]:
@@ -47,5 +51,6 @@ def _collect_own() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "python": (version, list(internal), gauss),
         "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        # Of this rank's device alone: asking the others would put a context on each of them.
+        "cuda": torch.cuda.get_rng_state() if _uses_cuda() else None,
     }

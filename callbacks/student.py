@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from torch import Tensor, nn
 
 from prunerecover.batches import ModelInputs
@@ -18,7 +19,8 @@ class Student:
     """The training step with a term added to its loss, until `detach`.
 
     Args:
-        module: The LightningModule; `training_step` (automatic optimization) or `manual_backward` is wrapped on the instance.
+        module: The LightningModule; `training_step` (automatic optimization) or `manual_backward` is wrapped on the
+            instance.
         network: The network inside it whose first call in each step is read.
         add_term: `add_term(module, loss, inputs, output) -> loss`.
     """
@@ -41,13 +43,14 @@ class Student:
 
 
 class Tap:
-    """A forward hook that keeps the first call since it was last emptied; copies of a network do not keep it."""
+    """A forward hook that keeps the first call with gradients until it is taken; copies of a network do not keep it."""
 
     def __init__(self) -> None:
         self.seen: tuple[ModelInputs, Any] | None = None
 
     def __call__(self, network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.seen is None and network.training:
+        """Note the call."""
+        if self.seen is None and torch.is_grad_enabled():
             self.seen = (ModelInputs(args, dict(kwargs)), output)
 
     def take(self) -> tuple[ModelInputs, Any] | None:

@@ -1,4 +1,4 @@
-"""The dense teacher: the network as it was right before its first surgery, kept in a file because no checkpoint has it."""
+"""The dense teacher: the network right before its first surgery, kept in a file because no checkpoint has it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 from pathlib import Path
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -19,7 +18,7 @@ from prunerecover.surgery import undo
 
 
 def copy_dense(module: pl.LightningModule, target: str) -> nn.Module:
-    """Return a frozen copy of the network with the structure it had before all surgery; pruned parts have stale values."""
+    """Return a frozen copy of the network with its structure before all surgery; pruned parts have stale values."""
     journal = Ledger.of(module).journals.get(target)
     network, journal = copy.deepcopy((unwrap(get_module(module, target)), journal))
     if journal is not None:
@@ -36,7 +35,7 @@ def save_teacher(trainer: pl.Trainer, network: nn.Module) -> dict[str, str] | No
     """Write the teacher's weights beside the checkpoints, once.
 
     Returns:
-        File name and sha256, for the ledger; None if the trainer writes no checkpoints.
+        File name, folder and sha256, for the ledger; None if the trainer writes no checkpoints.
     """
     folder = artifact_folder(trainer)
     if folder is None:
@@ -47,7 +46,6 @@ def save_teacher(trainer: pl.Trainer, network: nn.Module) -> dict[str, str] | No
     return trainer.strategy.broadcast(record)
 
 
-@rank_zero_only
 def _write(folder: Path, network: nn.Module) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
@@ -56,31 +54,32 @@ def _write(folder: Path, network: nn.Module) -> dict[str, str]:
     digest = hashlib.sha256(unfinished.read_bytes()).hexdigest()
     path = folder / f"teacher-{digest[:8]}.safetensors"
     unfinished.replace(path)
-    return {"file": path.name, "sha256": digest}
+    return {"file": path.name, "folder": str(folder.absolute()), "sha256": digest}
 
 
 def load_teacher(trainer: pl.Trainer, module: pl.LightningModule, target: str, record: dict[str, str]) -> nn.Module:
-    """Read the teacher that the ledger names, from beside the checkpoint being resumed or the new ones.
+    """Read the teacher that the ledger names: beside the checkpoint being resumed or the new ones, or where it was.
 
     Raises:
-        FileNotFoundError: If the file is in neither place.
+        FileNotFoundError: If the file is in none of these places.
         ValueError: If it is another file.
     """
-    folders = [Path(trainer.ckpt_path).parent] if trainer.ckpt_path else []
-    folder = artifact_folder(trainer)
-    folders += [folder] if folder is not None else []
-    for path in (f / record["file"] for f in folders):
+    new = artifact_folder(trainer)
+    places = [Path(trainer.ckpt_path).parent if trainer.ckpt_path else None, new, Path(record["folder"])]
+    folders = list(dict.fromkeys(place for place in places if place is not None))
+    for path in (folder / Path(record["file"]).name for folder in folders):
         if path.is_file():
             if hashlib.sha256(path.read_bytes()).hexdigest() != record["sha256"]:
                 raise ValueError(
-                    f"Expected the teacher that the run was started with at {path}, but its sha256 differs."
+                    f"Expected the teacher that the run was started with at {path}, but its sha256 differs. Copy the "
+                    "file again from where the run began, or pass DistillRecover(teacher=path)."
                 )
             network = copy_dense(module, target)
             network.load_state_dict(load_file(path))
             return network
     raise FileNotFoundError(
-        f"Expected the dense teacher {record['file']} in {', '.join(map(str, folders)) or 'the checkpoint folder'}, but it is "
-        "not there. Copy it beside the checkpoint, or pass DistillRecover(teacher=path)."
+        f"Expected the dense teacher {record['file']} in {' or '.join(map(str, folders))}, but it is not "
+        "there. Copy it beside the checkpoint, or pass DistillRecover(teacher=path)."
     )
 
 

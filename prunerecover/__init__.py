@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from prunerecover.measure import Measurement as Measurement
     from prunerecover.measure import measure as measure
     from prunerecover.merge import merge as merge
+    from prunerecover.optimizers import update_optimizer as update_optimizer
     from prunerecover.plan import Plan as Plan
     from prunerecover.plan import PlanSet as PlanSet
     from prunerecover.report import Report as Report
@@ -54,6 +55,7 @@ _HOME = {
     "merge": "prunerecover.merge",
     "plan_depth": "prunerecover.depth",
     "save_pruned": "prunerecover.checkpoint",
+    "update_optimizer": "prunerecover.optimizers",
 }
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 

@@ -43,7 +43,7 @@ class Choice:
 
 @dataclass
 class _Front:
-    """Hidden states that enter one block, per batch; None enters the first.
+    """Hidden states that enter block number `at`, per batch; None enters the first.
 
     Attributes:
         fit: Of the pruned model on the fitting samples.
@@ -58,6 +58,7 @@ class _Front:
     dense: Hidden
     held_out: Hidden
     same: bool
+    at: int = 0
     after_fit: Hidden = field(default_factory=list)
     after_dense: Hidden = field(default_factory=list)
 
@@ -93,10 +94,10 @@ class Calibrator:
             for choice in present:
                 stack.enter_context(self._in_place(choice.candidate))
             for index, here in self._by_block(units):
+                self._advance(front, index)
                 fits = self._pass(index, front, here)
                 for unit in here:
                     scores[unit.name] = self._best(index, front, unit, fits)
-                self._advance(index, front)
         return scores
 
     def choose(self, units: Sequence[Unit], leaves: Mapping[str, str] | None = None) -> list[Choice]:
@@ -110,13 +111,13 @@ class Calibrator:
         front = self._front(same=True)
         with ExitStack() as stack:
             for index, here in self._by_block(units):
+                self._advance(front, index)
                 for unit in here:
                     fits = self._pass(index, front, [unit])
                     choice = self._best(index, front, unit, fits, None if leaves is None else leaves[unit.name])
                     stack.enter_context(self._in_place(choice.candidate))
                     front.same, front.after_fit = False, []
                     chosen.append(choice)
-                self._advance(index, front)
         return chosen
 
     def _front(self, same: bool) -> _Front:
@@ -124,9 +125,9 @@ class Calibrator:
         return _Front([None] * n, [None] * n, [None] * len(self.samples.held_out), same)
 
     def _by_block(self, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
-        """Yield each block up to the last that holds a unit, with its units in the order in which they go."""
+        """Yield each block that holds a unit, with its units in the order in which they go."""
         homes = {u.name: self.layout.block_of(u.name) for u in units}
-        for index in range(max(homes.values(), default=-1) + 1):
+        for index in sorted(set(homes.values())):
             yield index, sorted((u for u in units if homes[u.name] == index), key=lambda u: ORDER[u.kind])
 
     def _pass(self, index: int, front: _Front, units: Sequence[Unit]) -> dict[str, Fit]:
@@ -149,18 +150,18 @@ class Calibrator:
                 fit.add(seen, after[fit.branch.kind], self._weights[index][i])
         return fits
 
-    def _advance(self, index: int, front: _Front) -> None:
-        """Move on to the next block; what `_pass` has not left is computed."""
+    def _advance(self, front: _Front, to: int) -> None:
+        """Move the front on to block `to`; what `_pass` has left is not computed again."""
+        if to == front.at:
+            return
         if self.fits:
-            front.dense = front.after_dense or self._run(self._dense, self.samples.fit, index, front.dense)
-            front.fit = front.after_fit or (
-                front.dense if front.same else self._run(self.runner, self.samples.fit, index, front.fit)
-            )
-            front.after_fit, front.after_dense = [], []
-        front.held_out = self._run(self.runner, self.samples.held_out, index, front.held_out)
-
-    def _run(self, runner: BlockRunner, batches: Sequence[ModelInputs], index: int, hidden: Hidden) -> Hidden:
-        return [runner.advance(b, index, h, index + 1) for b, h in zip(batches, hidden, strict=True)]
+            front.dense = _moved(self._dense, self.samples.fit, front.at, to, front.dense, front.after_dense)
+            if front.same:
+                front.fit = front.dense
+            else:
+                front.fit = _moved(self.runner, self.samples.fit, front.at, to, front.fit, front.after_fit)
+        front.held_out = _moved(self.runner, self.samples.held_out, front.at, to, front.held_out, [])
+        front.at, front.after_fit, front.after_dense = to, [], []
 
     def _best(
         self, index: int, front: _Front, unit: Unit, fits: Mapping[str, Fit], leaves: str | None = None
@@ -210,6 +211,17 @@ class Calibrator:
             edit = edit.model_copy(update={"tensors": tuple(candidate.values)})
         with applied_for_now(self.model, edit, candidate.values):
             yield
+
+
+def _moved(
+    runner: BlockRunner, batches: Sequence[ModelInputs], start: int, stop: int, hidden: Hidden, after: Hidden
+) -> Hidden:
+    """Return what enters block `stop`, given what enters `start` and, if it is known, what leaves it."""
+    if after:
+        start, hidden = start + 1, after
+    if start == stop:
+        return hidden
+    return [runner.advance(b, start, h, stop) for b, h in zip(batches, hidden, strict=True)]
 
 
 def _watched(

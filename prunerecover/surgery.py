@@ -57,7 +57,7 @@ def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Ap
         return Applied()
     check_source(model, plan)
     if refit is None:
-        _check_tensors(model, plan)
+        check_tensors(model, plan)
     else:
         from prunerecover.refit import refit_plan
 
@@ -134,7 +134,8 @@ def _difference(model: nn.Module, plan: Plan) -> str:
     return f"The plan removes {units}; this model has {depth} blocks. Make a plan for it with plan_depth(model, ...)."
 
 
-def _check_tensors(model: nn.Module, plan: Plan) -> None:
+def check_tensors(model: nn.Module, plan: Plan) -> None:
+    """Raise ValueError if the plan's fitted tensors are missing or were fitted to other weights than the model's."""
     missing = [key for key in plan.needed_tensors if key not in plan.tensors]
     if missing:
         raise ValueError(

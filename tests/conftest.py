@@ -40,7 +40,7 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder with `data/` and `models/` that PRUNERECOVER_DATA names; for tests marked `data`."""
     return Path(os.environ["PRUNERECOVER_DATA"])

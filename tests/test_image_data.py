@@ -223,3 +223,25 @@ def test_real_folders_open(data_root: Path, folder: str, stage: str, rows: int) 
     role = {"validate": "val", "test": "test"}[stage]
     assert len(data.datasets[role]) == rows
     assert data.datasets[role][0][0].shape == (3, 8, 8)
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize(
+    ("folder", "mapped", "top1"), [("tiny_imagenet", True, 0.5625), ("imagenet_sample", False, 0.795)]
+)
+def test_real_weights_score_what_others_measured(data_root: Path, folder: str, mapped: bool, top1: float) -> None:
+    """DeiT-Tiny on 400 images drawn with seed 1, against the figures of an independent evaluation script."""
+    import lightning.pytorch as pl
+
+    from prunerecover.recipes.image_classifier import ImageClassifier
+
+    weights = f"local-dir:{data_root}/models/deit_tiny_patch16_224"
+    label_map = str(data_root / "data" / folder / "imagenet1k_index.json") if mapped else None
+    module = ImageClassifier(weights, pretrained=True, label_map=label_map)
+    path = str(data_root / "data" / folder)
+    data = ImageData(path, model=weights, val_split="validation", limit_val=400, seed=1, batch_size=50, num_workers=0)
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    (found,) = trainer.validate(module, data, verbose=False)
+    assert found["val_top1"] == pytest.approx(top1, abs=0.006)

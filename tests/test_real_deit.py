@@ -1,0 +1,103 @@
+"""Real weights and real images, at a size that a laptop runs in a minute; the whole measurements are in benchmarks/."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from prunerecover import Plan, apply_plan, load_pruned, merge, plan_depth, save_pruned
+
+pytestmark = pytest.mark.data
+LAST_THREE = ["blocks.[0-8].*"]  # what stays when 3 activations go: the specification's example
+
+
+@pytest.fixture(scope="module")
+def deit(data_root: Path):
+    """A function that loads real DeiT-Tiny anew."""
+    return lambda: timm.create_model(f"local-dir:{data_root}/models/deit_tiny_patch16_224", pretrained=True).eval()
+
+
+@pytest.fixture(scope="module")
+def images(data_root: Path, deit):
+    """48 calibration images of tiny_imagenet, and 200 labelled images of imagenet_sample."""
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(deit()), is_training=False)
+
+    def read(path: str, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        table = pq.read_table(data_root / "data" / path)
+        rows = torch.randperm(table.num_rows, generator=torch.Generator().manual_seed(1))[:n].tolist()
+        picked = table.take(rows).to_pylist()
+        pixels = [transform(Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB")) for row in picked]
+        return torch.stack(pixels), torch.tensor([row["label"] for row in picked])
+
+    return read("tiny_imagenet/train.parquet", 48)[0], read("imagenet_sample/validation.parquet", 200)
+
+
+def top1(model: torch.nn.Module, labelled: tuple[torch.Tensor, torch.Tensor]) -> float:
+    with torch.inference_mode():
+        hits = [model(x).argmax(1) == y for x, y in zip(labelled[0].split(50), labelled[1].split(50), strict=True)]
+    return 100 * torch.cat(hits).float().mean().item()
+
+
+@pytest.fixture(scope="module")
+def plan(deit, images) -> Plan:
+    """The last three activations, calibrated."""
+    return plan_depth(deit(), remove={"activation": 3}, batches=images[0].split(24), ignore=LAST_THREE)
+
+
+def test_calibrated_replacement_keeps_what_identity_loses(deit, images, plan):
+    calibrated, identity = deit(), deit()
+    apply_plan(calibrated, plan)
+    bare = plan_depth(identity, remove={"activation": 3}, batches=[images[0]], ignore=LAST_THREE, replace="identity")
+    apply_plan(identity, bare)
+    dense = top1(deit(), images[1])
+    assert dense > 70
+    assert top1(calibrated, images[1]) > dense - 15
+    assert top1(identity, images[1]) < 5
+
+
+def test_merged_equals_unmerged(deit, images, plan):
+    model = deit()
+    apply_plan(model, plan)
+    zero = plan_depth(model, remove={"attention": 1}, batches=[images[0]], importance="magnitude", replace="zero")
+    apply_plan(model, zero)
+    with torch.inference_mode():
+        before = model(images[1][0][:32])
+        merge(model)
+        assert (model(images[1][0][:32]) - before).abs().max() <= 1e-4
+
+
+def test_plan_from_disk_gives_identical_logits_in_a_new_process(deit, images, plan, tmp_path, data_root):
+    model, inputs = deit(), images[1][0][:16]
+    apply_plan(model, plan)
+    with torch.inference_mode():
+        expected = model(inputs)
+    plan.save(tmp_path / "plan.json")
+    torch.save(inputs, tmp_path / "inputs.pt")
+    script = f"""
+import timm, torch
+from prunerecover import Plan, apply_plan
+torch.set_num_threads({torch.get_num_threads()})
+model = timm.create_model("local-dir:{data_root}/models/deit_tiny_patch16_224", pretrained=True).eval()
+apply_plan(model, Plan.load("{tmp_path}/plan.json"))
+with torch.inference_mode():
+    torch.save(model(torch.load("{tmp_path}/inputs.pt")), "{tmp_path}/logits.pt")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), expected)
+
+
+def test_saved_folder_opens_to_identical_logits(deit, images, plan, tmp_path):
+    model, inputs = deit(), images[1][0][:16]
+    apply_plan(model, plan)
+    save_pruned(model, plan, tmp_path / "pruned")
+    with torch.inference_mode():
+        assert torch.equal(load_pruned(tmp_path / "pruned")(inputs), model(inputs))
