@@ -2,8 +2,8 @@
 
     PRUNERECOVER_DATA=... python benchmarks/deit_tiny_no_training.py
 
-Calibration sees no label: 256 photos (coco128, both folders) and 256 training images of tiny_imagenet. Nothing is chosen on
-imagenet_sample. "identity" removes the same units as the default above it, as the published method does.
+Calibration sees no label: 256 photos (coco128, both folders) and 256 training images of tiny_imagenet. Nothing is
+chosen on imagenet_sample. "identity" removes the same units as the default above it, as the published method does.
 """
 
 from __future__ import annotations

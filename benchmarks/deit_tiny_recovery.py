@@ -2,8 +2,9 @@
 
     PRUNERECOVER_DATA=... python benchmarks/deit_tiny_recovery.py
 
-Runs the shipped recipe through the command line, then judges it in new processes on all 5,000 validation images: the figure
-of `prunerecover test` from the checkpoint, of `load_pruned` on the checkpoint, and of `load_pruned` on a saved folder.
+Runs the shipped recipe through the command line, then judges it in new processes on all 5,000 validation images: the
+figure of `prunerecover test` from the checkpoint, of `load_pruned` on the checkpoint, and of `load_pruned` on a saved
+folder.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ def markdown(result: dict[str, Any]) -> str:
         *(f"| {r['model']} | {r['top1']:.2f} ({r['ci_low']:.2f}-{r['ci_high']:.2f}) |" for r in result["rows"]),
         "",
         f"Recovery adds {gain['points']:.2f} points ({gain['ci_low']:.2f} to {gain['ci_high']:.2f}, paired bootstrap).",
-        f"`prunerecover test` in a new process: {result['test_top1_in_a_new_process']!r}; `load_pruned` on the checkpoint: "
-        f"{result['recovered_top1']!r}.",
+        f"`prunerecover test` in a new process: {result['test_top1_in_a_new_process']!r}; `load_pruned` on the "
+        f"checkpoint: {result['recovered_top1']!r}.",
     ]
     return "\n".join(lines)
 

@@ -2,7 +2,8 @@
 
     PRUNERECOVER_DATA=... python benchmarks/time_follows_macs.py
 
-Time share and MACs share are of the whole model, pruned and merged against dense; each is the median of 60 interleaved pairs.
+Time share and MACs share are of the whole model, pruned and merged against dense; each is the median of
+60 interleaved pairs.
 """
 
 from __future__ import annotations

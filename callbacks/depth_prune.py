@@ -106,6 +106,7 @@ class DepthPrune(LedgerCallback):
             "ignore": tuple(ignore),
         }
         self._has_begun = False
+        self._unfit: ValueError | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Install the ledger before any checkpoint is read."""
@@ -122,12 +123,16 @@ class DepthPrune(LedgerCallback):
             rank_zero_warn(f"{self._key(trainer)} will remove nothing: {self.budget} is less than one unit.")
         self.schedule.check_fits([epoch for epoch, _ in left], trainer.max_epochs)
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse fitted tensors of other weights under a sharded strategy, now that a checkpoint would have been read."""
+        self._check_weights(pl_module)
+
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Do the surgeries that are due."""
         for epoch, budget in self._left(trainer, pl_module):
             if epoch <= trainer.current_epoch:
                 self._operate(trainer, pl_module, budget)
-        pl_module.log("removed_units", float(Ledger.of(pl_module).removed_units), prog_bar=True)
+        pl_module.log("removed_units", float(Ledger.of(pl_module).removed_units), prog_bar=True, batch_size=1)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Apply a given plan when no checkpoint says otherwise."""
@@ -152,7 +157,11 @@ class DepthPrune(LedgerCallback):
             )
         copying = [mate for mate in self._mates(trainer) if mate.merge == "copy"]
         folder = artifact_folder(trainer)
-        if copying[:1] == [self] and folder is not None and trainer.is_global_zero:
+        if copying[:1] != [self] or folder is None:
+            return
+        if isinstance(trainer.strategy, SHARDED):
+            rank_zero_info("prunerecover: no rank has the whole model to merge; load_pruned opens the checkpoint.")
+        elif trainer.is_global_zero:
             _save_merged(pl_module, folder)
 
     def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -198,6 +207,7 @@ class DepthPrune(LedgerCallback):
         return refit_plan(network, self.plan, batches, self.seed)
 
     def _prune_for_evaluation(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._check_weights(pl_module)
         ledger = Ledger.of(pl_module)
         if ledger.from_checkpoint:
             return
@@ -235,9 +245,16 @@ class DepthPrune(LedgerCallback):
             target = find_target(pl_module, self.target)
             network = unwrap(get_module(pl_module, target))
             check_source(network, self.plan)
-            check_tensors(network, self.plan)
-            ledger.apply(pl_module, target, self.plan)
+            try:
+                check_tensors(network, self.plan)
+            except ValueError as error:  # no matter if weights are loaded from a checkpoint, which is not known yet
+                self._unfit = error
+            ledger.apply(pl_module, target, self.plan, structure_only=self._unfit is not None)
             announce(trainer, ledger, me, target, self.plan)
+
+    def _check_weights(self, pl_module: pl.LightningModule) -> None:
+        if self._unfit is not None and not Ledger.of(pl_module).from_checkpoint:
+            raise self._unfit
 
     def _key(self, trainer: pl.Trainer) -> str:
         return f"DepthPrune.{self._mates(trainer).index(self)}"

@@ -124,7 +124,7 @@ class DistillRecover(LedgerCallback):
         term = distillation_loss(predictions_of(output), wanted, self.temperature)
         if self._matcher is not None:
             term = term + self._matcher.loss()
-        module.log("distillation_loss", term.detach())
+        module.log("distillation_loss", term.detach(), batch_size=inputs.n_samples)
         return (1 - self.alpha) * loss + self.alpha * term
 
     def _update_matcher(self, module: pl.LightningModule) -> None:

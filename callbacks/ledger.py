@@ -68,13 +68,14 @@ class Ledger:
         """Whether nothing was removed yet."""
         return not any(plan.edits for plan in self.plans.values())
 
-    def apply(self, module: pl.LightningModule, target: str, plan: Plan) -> Applied:
+    def apply(self, module: pl.LightningModule, target: str, plan: Plan, *, structure_only: bool = False) -> Applied:
         """Apply a plan, made for the network as it is now, and write it down.
 
         Args:
             module: The module this ledger belongs to.
             target: Path of the network in it.
             plan: With its fitted tensors.
+            structure_only: Leave the values of what is put in to a checkpoint.
 
         Raises:
             ValueError: If the plan does not fit, or does not lead where it says; nothing is changed then.
@@ -82,7 +83,7 @@ class Ledger:
         composed = self.plans.get(target, Plan()) + plan
         network, journal = unwrap(get_module(module, target)), self.journals.setdefault(target, Journal())
         before = len(journal.entries)
-        applied = _edit(network, journal, plan.edits, plan)
+        applied = _edit(network, journal, plan.edits, None if structure_only else plan)
         if plan.edits and tensors_hash(network) != plan.result.tensors:
             undo(network, journal, keep=before)
             raise ValueError(

@@ -50,26 +50,25 @@ def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: 
             callback.before_surgery(trainer, module, target)
     for optimizer in trainer.optimizers:  # stale gradients would move what is gone and distort the clip norm
         optimizer.zero_grad(set_to_none=True)
-    plans = [plan]
-    _apply(trainer, module, target, plan)
-    if merge:
-        plans.append(plan_for(network, merge_edits(network), method="merge"))
-        _apply(trainer, module, target, plans[-1])
-    for shadow in shadow_modules(module):
-        for each in plans:
-            Ledger.of(shadow).apply(shadow, target, each)
+    with torch.inference_mode(False):  # before test and predict Lightning is in it, and new weights could never train
+        _apply_everywhere(trainer, module, target, plan)
+        if merge:
+            _apply_everywhere(trainer, module, target, plan_for(network, merge_edits(network), method="merge"))
     _rewrap(trainer)
     _forget_best(trainer)
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
 
 
-def _apply(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan) -> None:
+def _apply_everywhere(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan) -> None:
+    """Apply a plan to the module, its optimizers and its shadow copies."""
     if not plan.edits:
         return
     applied = Ledger.of(module).apply(module, target, plan)
     for optimizer in trainer.optimizers:
         update_optimizer(optimizer, applied)
+    for shadow in shadow_modules(module):
+        Ledger.of(shadow).apply(shadow, target, plan)
 
 
 def _rewrap(trainer: pl.Trainer) -> None:
@@ -84,7 +83,7 @@ def _rewrap(trainer: pl.Trainer) -> None:
 def _forget_best(trainer: pl.Trainer) -> None:
     """Scores from before the surgery are of another model: "best" starts anew, and patience with it."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, ModelCheckpoint):
+        if isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
             _forget_best_checkpoint(callback)
         elif isinstance(callback, EarlyStopping):
             callback.wait_count = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -73,13 +74,14 @@ class _Wrapper:
 
     def __init__(self, module: pl.LightningModule, previous: Any, tap: Tap, add_term: AddTerm) -> None:
         self.module, self.previous, self.tap, self.add_term = module, previous, tap, add_term
-        self.__wrapped__ = getattr(type(module), self.name)
+        self.own = getattr(type(module), self.name)
+        self.__wrapped__ = inspect.unwrap(self.own)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """Call what was there before."""
         if self.previous is not None:
             return self.previous(*args, **kwargs)
-        return self.__wrapped__(self.module, *args, **kwargs)
+        return self.own(self.module, *args, **kwargs)
 
     def with_term(self, loss: Tensor) -> Tensor:
         """Add the term if the network was called."""
@@ -87,7 +89,7 @@ class _Wrapper:
         return loss if seen is None else self.add_term(self.module, loss, *seen)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
-        return functools.partial(self.__wrapped__, memo.get(id(self.module), self.module))
+        return functools.partial(self.own, memo.get(id(self.module), self.module))
 
 
 class _Step(_Wrapper):

@@ -7,7 +7,7 @@ from torch import nn
 
 from prunerecover.families import SUPPORTED
 from prunerecover.families.describe import is_supported
-from prunerecover.structure import get_module
+from prunerecover.structure import get_module, unwrap
 
 
 def find_target(module: pl.LightningModule, target: str | None) -> str:
@@ -16,12 +16,13 @@ def find_target(module: pl.LightningModule, target: str | None) -> str:
     Raises:
         ValueError: If there is no supported network, or several and `target` does not say which.
     """
-    candidates = _candidates(module)
+    candidates = list(_candidates(module).values())
     if target is not None:
-        if not is_supported(get_module(module, target)):
+        network = unwrap(get_module(module, target))
+        if not is_supported(network):
             raise ValueError(
                 f"Expected a supported network ({', '.join(SUPPORTED)}) at target='{target}', but got "
-                f"{type(get_module(module, target)).__name__}. Supported in this module: {candidates or 'none'}."
+                f"{type(network).__name__}. Supported in this module: {', '.join(candidates) or 'none'}."
             )
         return target
     if not candidates:
@@ -37,11 +38,13 @@ def find_target(module: pl.LightningModule, target: str | None) -> str:
     return candidates[0]
 
 
-def _candidates(module: nn.Module, path: str = "") -> list[str]:
-    if is_supported(module):
-        return [path]
-    return [
-        found
-        for name, child in module.named_children()
-        for found in _candidates(child, f"{path}.{name}" if path else name)
-    ]
+def _candidates(module: nn.Module, path: str = "") -> dict[nn.Module, str]:
+    """Return the supported networks with their paths; one that is there twice by its first."""
+    network = unwrap(module)
+    if is_supported(network):
+        return {network: path}
+    found: dict[nn.Module, str] = {}
+    for name, child in module.named_children():
+        for other, where in _candidates(child, f"{path}.{name}" if path else name).items():
+            found.setdefault(other, where)
+    return found

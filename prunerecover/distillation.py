@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812  (the name everyone uses)
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
-    """Return T^2 KL(teacher || student) of softened predictions (Hinton 2015, arXiv 1503.02531), averaged over positions.
+    """Return T^2 KL(teacher || student) of softened predictions (Hinton 2015, arXiv 1503.02531), mean over positions.
 
     Outputs with one value per position are no logits: their squared L2 distance relative to the teacher's is returned.
 
@@ -22,8 +22,8 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0
     """
     if student.shape != teacher.shape:
         raise ValueError(
-            f"Expected teacher and student to answer alike, but got shapes {tuple(teacher.shape)} and {tuple(student.shape)}. "
-            "Is the teacher the dense version of this network?"
+            f"Expected teacher and student to answer alike, but got shapes {tuple(teacher.shape)} and "
+            f"{tuple(student.shape)}. Is the teacher the dense version of this network?"
         )
     if student.shape[-1] == 1 or student.ndim == 1:
         return (student - teacher).square().sum() / teacher.square().sum().clamp_min(torch.finfo(torch.float32).tiny)

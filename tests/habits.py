@@ -165,3 +165,104 @@ class Wrapped(pl.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), 1e-3)
+
+
+TEXT_SAMPLES = 24
+
+
+def tokens(n: int = TEXT_SAMPLES) -> DataLoader:
+    """Batches of one tensor of token ids."""
+    ids = torch.randint(3, 61, (n, 9), generator=torch.Generator().manual_seed(0))
+    return DataLoader(TensorDataset(ids), 8, shuffle=True)
+
+
+class WrappedCompiled(Plain):
+    """Keeps the wrapper of torch.compile as its attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.compile(self.net, backend="eager")
+
+
+class OwnHooks(Plain):
+    """Has checkpoint hooks of its own, and a subclassed idea of what belongs in a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def on_save_checkpoint(self, checkpoint):
+        self.calls.append("save")
+        checkpoint["mine"] = {"epochs": self.current_epoch}
+
+    def on_load_checkpoint(self, checkpoint):
+        assert checkpoint["mine"]["epochs"] >= 0
+        self.calls.append("load")
+
+
+class Watched(Plain):
+    """Counts what happens in its training step; BatchNorm in front of the network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+        self.started, self.losses, self.seen = 0, 0, []
+
+    def loss(self, batch):
+        self.started += 1
+        logits = self.net(self.norm(batch[0]))
+        self.losses += 1
+        return F.cross_entropy(logits, batch[1])
+
+
+class BatchOnly(Plain):
+    """A training step without the batch's number, decorated."""
+
+    @torch.enable_grad()
+    def training_step(self, batch):
+        return self.loss(batch)
+
+
+class Iterating(Plain):
+    """A training step that fetches its batches itself."""
+
+    def training_step(self, dataloader_iter):
+        batch, _, _ = next(dataloader_iter)
+        loss = self.loss(batch)
+        self.log("train_loss", loss, batch_size=len(batch[0]))
+        return loss
+
+
+class ByName(Plain):
+    """Trained on several dataloaders at once, by name."""
+
+    def loss(self, batch):
+        return super().loss(batch["a"]) + super().loss(batch["b"])
+
+
+class InTurn(Plain):
+    """Trained on a list of dataloaders."""
+
+    def loss(self, batch):
+        return super().loss(batch[0]) + super().loss(batch[1])
+
+
+class Adversarial(Plain):
+    """Manual optimization with raw optimizers, and a backward pass before the network is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.encoder = nn.Conv2d(1, 1, 1)
+
+    def training_step(self, batch, batch_idx):
+        first, second = self.optimizers(use_pl_optimizer=False)
+        first.zero_grad()
+        self.encoder(batch[0]).square().mean().backward()
+        first.step()
+        second.zero_grad()
+        F.cross_entropy(self.net(self.encoder(batch[0])), batch[1]).backward()
+        second.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.encoder.parameters(), 1e-2), torch.optim.AdamW(self.net.parameters(), 1e-3)]
