@@ -75,7 +75,7 @@ class DepthPrune(LedgerCallback):
         importance: str = "output_divergence",
         loss: Callable[[nn.Module, Any], Tensor] | None = None,
         replace: str = "calibrated",
-        search: str = "one_shot",
+        search: str | None = None,
         schedule: PruneSchedule | dict[str, Any] | None = None,
         calibration: int = 192,
         merge: Literal["copy", "at_surgery", "never"] = "copy",

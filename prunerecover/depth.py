@@ -32,7 +32,7 @@ def plan_depth(
     importance: str = "output_divergence",
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     replace: str = "calibrated",
-    search: str = "one_shot",
+    search: str | None = None,
     ignore: Sequence[str] = (),
     seed: int = 0,
 ) -> Plan:
@@ -50,8 +50,9 @@ def plan_depth(
         loss: `loss(model, batch) -> scalar`, for "gate_gradient" and "taylor".
         replace: "calibrated" fits what is left and picks it by its effect on the output; "zero" and "identity" are
             there by name. Whole blocks always leave nothing.
-        search: "one_shot" ranks once; "greedy" removes one unit at a time and ranks again on the pruned model
-            (needs "output_divergence" and a budget in units).
+        search: "greedy" removes one unit at a time and ranks the others again on the pruned model: units interact, and
+            this was measured better; it needs "output_divergence" and a budget in units. "one_shot" ranks once. None:
+            greedy where it is possible.
         ignore: Shell patterns of unit names that stay, such as "blocks.0.*".
         seed: Of the held-out split and of everything random.
 
@@ -63,6 +64,8 @@ def plan_depth(
     """
     model = unwrap(model)
     budget = _budget(budget, remove)
+    greedily = importance == "output_divergence" and budget.share is None
+    search = search if search is not None else ("greedy" if greedily else "one_shot")
     _check(importance, replace, search, loss, budget)
     batches = list(batches)
     with torch.inference_mode(False), observing(model), uncompiled():

@@ -54,7 +54,7 @@ class DepthPlan(PlanMethod):
         latency: Share of the measured latency to remove.
         importance: What ranks the units; the default needs no labels.
         replace: What removed units leave: `calibrated`, `zero` or `identity`.
-        search: `one_shot` or `greedy`.
+        search: `one_shot` or `greedy`; None takes the better one that is possible.
         ignore: Shell patterns of units that stay.
         seed: Of everything random.
     """
@@ -68,7 +68,7 @@ class DepthPlan(PlanMethod):
         latency: float | None = None,
         importance: str = "output_divergence",
         replace: str = "calibrated",
-        search: str = "one_shot",
+        search: str | None = None,
         ignore: list[str] | None = None,
         seed: int = 0,
     ) -> None:

@@ -1,4 +1,4 @@
-"""Two ranks (CPU, gloo): one decision, the same weights after every step before and after surgery, also after a resume."""
+"""Two ranks (CPU, gloo): one decision, the same weights after every step before and after surgery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits on two CPU ranks, each a process; run as a script by test_ddp.py: two_ranks.py RESULT.json FOLDER SCENARIO ..."""
+"""Fits on two CPU ranks, each a process. A script of test_ddp.py: two_ranks.py RESULT.json FOLDER SCENARIO ..."""
 
 from __future__ import annotations
 
