@@ -58,7 +58,7 @@ def main() -> None:
     )
     data = image_data("tiny_imagenet", batch_size=100, num_workers=2)
     data.setup("validate")
-    plan = Plan.load(next(FOLDER.rglob("plan.json")))
+    plan = Plan.load(checkpoint.parent / "plan.json")
     pruned_only = deit_tiny()
     apply_plan(pruned_only, plan)
     recovered = load_pruned(checkpoint)

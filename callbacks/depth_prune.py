@@ -124,7 +124,7 @@ class DepthPrune(LedgerCallback):
         self.schedule.check_fits([epoch for epoch, _ in left], trainer.max_epochs)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse fitted tensors of other weights under a sharded strategy, now that a checkpoint would have been read."""
+        """Refuse fitted tensors of other weights under a sharded strategy, unless a checkpoint was read."""
         self._check_weights(pl_module)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -21,6 +21,7 @@ from prunerecover.divergence import output_divergence
 from prunerecover.edits import Remove, Replace
 from prunerecover.families import Branch, describe
 from prunerecover.prefix import BlockRunner, recording
+from prunerecover.progress import progress
 from prunerecover.sensitivity import token_weights
 from prunerecover.structure import get_module
 from prunerecover.surgery import applied_for_now
@@ -90,7 +91,7 @@ class Calibrator:
         """Judge each unit alone, on top of the `present` choices: the best stand-in and its divergence."""
         scores: dict[str, Choice] = {}
         front = self._front(same=not present)
-        with ExitStack() as stack:
+        with ExitStack() as stack, progress("ranking units", len(units)) as advance:
             for choice in present:
                 stack.enter_context(self._in_place(choice.candidate))
             for index, here in self._by_block(units):
@@ -98,6 +99,7 @@ class Calibrator:
                 fits = self._pass(index, front, here)
                 for unit in here:
                     scores[unit.name] = self._best(index, front, unit, fits)
+                    advance()
         return scores
 
     def choose(self, units: Sequence[Unit], leaves: Mapping[str, str] | None = None) -> list[Choice]:
@@ -109,7 +111,7 @@ class Calibrator:
         """
         chosen: list[Choice] = []
         front = self._front(same=True)
-        with ExitStack() as stack:
+        with ExitStack() as stack, progress("fitting what units leave", len(units)) as advance:
             for index, here in self._by_block(units):
                 self._advance(front, index)
                 for unit in here:
@@ -118,6 +120,7 @@ class Calibrator:
                     stack.enter_context(self._in_place(choice.candidate))
                     front.same, front.after_fit = False, []
                     chosen.append(choice)
+                    advance()
         return chosen
 
     def _front(self, same: bool) -> _Front:

@@ -16,6 +16,7 @@ from prunerecover.edits import Edit, Replace
 from prunerecover.families import describe
 from prunerecover.importance import check_scores
 from prunerecover.merge import take_out_blocks
+from prunerecover.progress import progress
 from prunerecover.units import Unit
 
 
@@ -70,12 +71,14 @@ def greedy(calibrator: Calibrator, units: Sequence[Unit], budget: Budget) -> tup
     wanted = budget.counts(numbers(units))
     chosen: list[Choice] = []
     first: dict[str, float] = {}
-    while left := _removable(units, wanted, [c.unit for c in chosen]):
-        scores = {name: choice.divergence for name, choice in calibrator.score(left, chosen).items()}
-        check_scores(scores, "output_divergence")
-        first = first or scores
-        best = min(left, key=lambda u: scores[u.name])
-        chosen = calibrator.choose([*(c.unit for c in chosen), best])
+    with progress("removing one unit after the other", sum(wanted.values())) as advance:
+        while left := _removable(units, wanted, [c.unit for c in chosen]):
+            scores = {name: choice.divergence for name, choice in calibrator.score(left, chosen).items()}
+            check_scores(scores, "output_divergence")
+            first = first or scores
+            best = min(left, key=lambda u: scores[u.name])
+            chosen = calibrator.choose([*(c.unit for c in chosen), best])
+            advance()
     short = {kind: n for kind, n in wanted.items() if n > sum(c.unit.kind == kind for c in chosen)}
     if short:
         raise ValueError(
