@@ -3,7 +3,7 @@
     PRUNERECOVER_DATA=... python benchmarks/time_follows_macs.py
 
 Time share and MACs share are of the whole model, pruned and merged against dense; each is the median of
-60 interleaved pairs.
+40 interleaved pairs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prunerecover import apply_plan, merge, plan_depth
 from prunerecover.latency import latency_ratio
 from prunerecover.macs import count_macs
 
-PAIRS = 60
+PAIRS = 40
 KINDS = {"attention": ("attention",), "activation": ("activation",), "both": ("attention", "activation")}
 
 
