@@ -13,7 +13,7 @@ from prunerecover.plan import Plan
 def artifact_folder(trainer: pl.Trainer) -> Path | None:
     """Return the folder of the trainer's checkpoints; None if it writes none (no ModelCheckpoint, fast_dev_run)."""
     callback = trainer.checkpoint_callback
-    if not isinstance(callback, ModelCheckpoint) or callback.dirpath is None:
+    if is_trial(trainer) or not isinstance(callback, ModelCheckpoint) or callback.dirpath is None:
         return None
     return Path(callback.dirpath)
 

@@ -65,6 +65,8 @@ class DepthPrune(LedgerCallback):
         ValueError: If the arguments do not fit together.
     """
 
+    prunes = True
+
     def __init__(
         self,
         budget: Budget | None = None,
@@ -94,6 +96,10 @@ class DepthPrune(LedgerCallback):
             raise ValueError(
                 "Expected a budget in units (remove= or ratio=) with schedule every=..., which removes some each time."
             )
+        if budget is not None and not isinstance(budget, Budget):
+            raise TypeError(
+                f"Expected argument budget to be a Budget, but got {type(budget).__name__}. Use remove={{...}}."
+            )
         self.budget = Budget(remove=remove) if remove is not None else budget
         self.plan = Plan.load(plan) if isinstance(plan, str | Path) else plan
         self.schedule = schedule_of(schedule)
@@ -103,7 +109,7 @@ class DepthPrune(LedgerCallback):
             "loss": loss,
             "replace": replace,
             "search": search,
-            "ignore": tuple(ignore),
+            "ignore": (ignore,) if isinstance(ignore, str) else tuple(ignore),
         }
         self._has_begun = False
         self._unfit: ValueError | None = None
@@ -121,7 +127,8 @@ class DepthPrune(LedgerCallback):
         left = self._left(trainer, pl_module)
         if not left and not Ledger.of(pl_module).made_by(self._key(trainer)):
             rank_zero_warn(f"{self._key(trainer)} will remove nothing: {self.budget} is less than one unit.")
-        self.schedule.check_fits([epoch for epoch, _ in left], trainer.max_epochs)
+        if not is_trial(trainer):
+            self.schedule.check_fits([epoch for epoch, _ in left], trainer.max_epochs)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse fitted tensors of other weights under a sharded strategy, unless a checkpoint was read."""
@@ -130,7 +137,7 @@ class DepthPrune(LedgerCallback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Do the surgeries that are due."""
         for epoch, budget in self._left(trainer, pl_module):
-            if epoch <= trainer.current_epoch:
+            if epoch <= trainer.current_epoch or is_trial(trainer):  # a trial run tries the surgery, too
                 self._operate(trainer, pl_module, budget)
         pl_module.log("removed_units", float(Ledger.of(pl_module).removed_units), prog_bar=True, batch_size=1)
 
@@ -168,13 +175,26 @@ class DepthPrune(LedgerCallback):
         """Note what there was before the first surgery, unless this schedule is already under way."""
         ledger, me = Ledger.of(pl_module), self._key(trainer)
         under_way = me in ledger.begun and (self._has_begun or ledger.from_checkpoint)
+        if under_way and ledger.begun[me]["asked"] != self._asked():
+            raise ValueError(
+                f"Expected {me} with the arguments of the run that is resumed ({ledger.begun[me]['asked']}), but got "
+                f"{self._asked()}. Resume with the same callbacks in the same order, or start a new fit from the weights."
+            )
         if not under_way:
             total = sum(event["by"] == me for event in ledger.events)
-            ledger.begun[me] = {"events": total, "units": self._units(pl_module)}
+            ledger.begun[me] = {"events": total, "units": self._units(pl_module), "asked": self._asked()}
         self._has_begun = True
 
+    def _asked(self) -> dict[str, Any]:
+        """What decides which surgeries come when, as plain data."""
+        plan = None if self.plan is None else self.plan.result.tensors
+        budget = None if self.budget is None else self.budget.to_dict()
+        return {"budget": budget, "plan": plan, "schedule": dict(vars(self.schedule))}
+
     def _units(self, pl_module: pl.LightningModule) -> dict[str, int]:
-        units = find_units(unwrap(get_module(pl_module, find_target(pl_module, self.target))))
+        kinds = () if self.budget is None else self.budget.kinds(())
+        network = unwrap(get_module(pl_module, find_target(pl_module, self.target)))
+        units = find_units(network, kinds or DEPTH_KINDS)
         return {kind: sum(unit.kind == kind for unit in units) for kind in DEPTH_KINDS}
 
     def _left(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> list[tuple[int, Budget | None]]:

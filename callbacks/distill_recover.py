@@ -14,7 +14,6 @@ from prunerecover.callbacks.features import FeatureMatcher
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.ledger_callback import LedgerCallback
 from prunerecover.callbacks.student import Student
-from prunerecover.callbacks.target import find_target
 from prunerecover.callbacks.teacher import copy_dense, load_teacher, open_teacher, save_teacher
 from prunerecover.distillation import distillation_loss
 from prunerecover.plan import Plan
@@ -33,7 +32,8 @@ class DistillRecover(LedgerCallback):
         alpha: Weight of the teacher, 0 to 1.
         temperature: T; divides the logits of both.
         features: Also match the hidden states after each pruned block (mean squared error relative to the teacher's).
-        target: Path of the network inside the LightningModule; default: the single supported one.
+        target: Path of the network inside the LightningModule; default: the one that DepthPrune names, or the
+            single supported one.
 
     Raises:
         ValueError: If alpha or temperature is out of range.
@@ -62,7 +62,7 @@ class DistillRecover(LedgerCallback):
     def before_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
         """Keep the dense network as the teacher, in memory and in a file."""
         ledger = Ledger.of(pl_module)
-        mine = find_target(pl_module, self.target)
+        mine = self.network_path(trainer, pl_module)
         if self.teacher == "dense" and target == mine and self._network is None and target not in ledger.plans:
             self._network = copy_dense(pl_module, target).to(pl_module.device)
             record = save_teacher(trainer, self._network)
@@ -71,7 +71,7 @@ class DistillRecover(LedgerCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Get the teacher of a resumed run, and attach to the training step."""
-        ledger, target = Ledger.of(pl_module), find_target(pl_module, self.target)
+        ledger, target = Ledger.of(pl_module), self.network_path(trainer, pl_module)
         if self._network is None and self.teacher != "dense":
             assert not isinstance(self.teacher, nn.Module)
             self._network = open_teacher(pl_module, target, self.teacher)

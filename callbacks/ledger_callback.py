@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import lightning.pytorch as pl
 
 from prunerecover.callbacks.ledger import Ledger
+from prunerecover.callbacks.target import find_target
 
 
 class LedgerCallback(pl.Callback):
-    """Base: the ledger is there before a checkpoint is read, and optimizers are in order before their state is."""
+    """Base: the ledger is there before a checkpoint is read, and optimizers are in order before their state is.
+
+    Attributes:
+        target: Path of the network inside the LightningModule; None: see `network_path`.
+        prunes: Whether this callback removes something.
+    """
+
+    target: str | None = None
+    prunes: ClassVar[bool] = False
+
+    def network_path(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
+        """Return this callback's target, else the one that all pruning callbacks name, else the only network there is."""
+        pruning = (c for c in trainer.callbacks if isinstance(c, LedgerCallback) and c.prunes)  # type: ignore[attr-defined]
+        named = {callback.target for callback in pruning}
+        shared = named.pop() if len(named) == 1 else None
+        return find_target(pl_module, self.target if self.target is not None else shared)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Install the ledger before any checkpoint is read."""

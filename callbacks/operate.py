@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_info
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -97,6 +98,10 @@ def _forget_best(trainer: pl.Trainer) -> None:
 
 
 def _forget_best_checkpoint(callback: ModelCheckpoint) -> None:
+    if callback.monitor is not None and callback.best_model_path:
+        rank_zero_info(
+            f"prunerecover: 'best' starts anew; {callback.best_model_path} is of the model before this surgery."
+        )
     callback.best_k_models = {}
     callback.best_model_path = callback.kth_best_model_path = ""
     callback.best_model_score = callback.current_score = None

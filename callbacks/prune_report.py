@@ -14,7 +14,6 @@ from prunerecover.callbacks.artifacts import is_trial
 from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.ledger_callback import LedgerCallback
-from prunerecover.callbacks.target import find_target
 from prunerecover.callbacks.teacher import copy_dense
 from prunerecover.figures import plot_history, plot_plan
 from prunerecover.merge import merge
@@ -31,7 +30,8 @@ class PruneReport(LedgerCallback):
 
     Args:
         dir: Folder for report.md, report.json, plan.json and the figures; relative to the trainer's default_root_dir.
-        target: Path of the network inside the LightningModule; default: the single supported one.
+        target: Path of the network inside the LightningModule; default: the one that DepthPrune names, or the
+            single supported one.
         samples: Batch size of the measurements.
         pairs: Interleaved pairs of timed passes; 0 skips the timing.
     """
@@ -45,7 +45,7 @@ class PruneReport(LedgerCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep a batch to measure on."""
-        target = find_target(pl_module, self.target)
+        target = self.network_path(trainer, pl_module)
         self._example = capture_inputs(trainer, pl_module, target, self.samples, seed=0)[0]
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -69,7 +69,7 @@ class PruneReport(LedgerCallback):
         if not trainer.is_global_zero or self._example is None or is_trial(trainer):
             return
         folder = self.dir if self.dir.is_absolute() else Path(trainer.default_root_dir) / self.dir
-        target, ledger = find_target(pl_module, self.target), Ledger.of(pl_module)
+        target, ledger = self.network_path(trainer, pl_module), Ledger.of(pl_module)
         dense = copy_dense(pl_module, target)
         pruned = copy.deepcopy(unwrap(get_module(pl_module, target)))
         plan = ledger.plans.get(target, Plan())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -75,4 +75,8 @@ def schedule_of(schedule: PruneSchedule | Mapping[str, Any] | None) -> PruneSche
     """Accept a schedule, its arguments as a mapping, or None for the default."""
     if isinstance(schedule, PruneSchedule):
         return schedule
+    names = [f.name for f in fields(PruneSchedule)]
+    unknown = [name for name in schedule or {} if name not in names]
+    if unknown:
+        raise ValueError(f"Expected schedule to have {', '.join(names)}, but got '{unknown[0]}'.")
     return PruneSchedule(**(schedule or {}))

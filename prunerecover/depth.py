@@ -18,7 +18,7 @@ from prunerecover.plan import Plan
 from prunerecover.provenance import plan_for
 from prunerecover.search import edits_of, greedy, one_shot
 from prunerecover.structure import unwrap
-from prunerecover.units import DEPTH_KINDS, find_units
+from prunerecover.units import DEPTH_KINDS, Unit, find_units
 
 SEARCHES = ("one_shot", "greedy")
 
@@ -67,12 +67,14 @@ def plan_depth(
     greedily = importance == "output_divergence" and budget.share is None
     search = search if search is not None else ("greedy" if greedily else "one_shot")
     _check(importance, replace, search, loss, budget)
-    batches = list(batches)
+    batches = _listed(batches)
+    ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     with torch.inference_mode(False), observing(model), uncompiled():
         samples = split_batches(batches, device_of(model), seed)
         example = samples.held_out[0].select(torch.tensor([0]))
         found = find_units(model, [k for k in DEPTH_KINDS if k in budget.kinds(DEPTH_KINDS)], example)
         units = [u for u in found if not any(fnmatch(u.name, pattern) for pattern in ignore)]
+        _check_patterns(ignore, find_units(model))
         calibrator = Calibrator(model, samples, units, replace, seed)
         if search == "greedy":
             scores, chosen = greedy(calibrator, units, budget)
@@ -101,7 +103,30 @@ def plan_depth(
 def _budget(budget: Budget | None, remove: Mapping[str, int] | None) -> Budget:
     if (budget is None) == (remove is None):
         raise ValueError('Expected either a budget or remove={"attention": 3, ...}, and not both.')
+    if budget is not None and not isinstance(budget, Budget):
+        raise TypeError(
+            f"Expected argument budget to be a Budget, but got {type(budget).__name__}. "
+            "Units per kind are remove={...}."
+        )
     return Budget(remove=remove) if budget is None else budget
+
+
+def _check_patterns(ignore: Sequence[str], units: Sequence[Unit]) -> None:
+    for pattern in ignore:
+        if not any(fnmatch(unit.name, pattern) for unit in units):
+            raise ValueError(
+                f"Expected argument ignore to match units such as {units[0].name}, but '{pattern}' matches none. "
+                "List the names with find_units(model)."
+            )
+
+
+def _listed(batches: Batches) -> list[Any]:
+    if isinstance(batches, Tensor | Mapping):
+        raise TypeError(
+            f"Expected argument batches to be an iterable of batches, but got one {type(batches).__name__}. "
+            "Pass batches=[batch]."
+        )
+    return list(batches)
 
 
 def _check(importance: str, replace: str, search: str, loss: Any, budget: Budget) -> None:

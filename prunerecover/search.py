@@ -76,10 +76,13 @@ def greedy(calibrator: Calibrator, units: Sequence[Unit], budget: Budget) -> tup
             scores = {name: choice.divergence for name, choice in calibrator.score(left, chosen).items()}
             check_scores(scores, "output_divergence")
             first = first or scores
-            best = min(left, key=lambda u: scores[u.name])
+            # What holds other units goes first: small units must not use up its places.
+            holders = [u for u in left if u.kind == "block"] or [u for u in left if u.kind == "mlp"]
+            best = min(holders or left, key=lambda u: scores[u.name])
             chosen = calibrator.choose([*(c.unit for c in chosen), best])
             advance()
-    short = {kind: n for kind, n in wanted.items() if n > sum(c.unit.kind == kind for c in chosen)}
+    short = {kind: n - sum(c.unit.kind == kind for c in chosen) for kind, n in wanted.items()}
+    short = {kind: n for kind, n in short.items() if n > 0}
     if short:
         raise ValueError(
             f"Expected enough units outside the other removed ones for {short} more, but none is left. Lower it."

@@ -287,7 +287,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "all blocks": ({"remove": {"block": 4}}, "at least one block to stay, but all 4 are to be removed"),
     "crowded": (
         {"remove": {"block": 3, "attention": 2}},
+        r"enough units outside the other removed ones for \{'attention': 1\} more, but none is left",
+    ),
+    "crowded in one shot": (
+        {"remove": {"block": 3, "attention": 2}, "search": "one_shot"},
         "at most 1 units of kind 'attention' outside the other removed units, but got 2",
+    ),
+    "ignore matches nothing": (
+        {"remove": {"attention": 1}, "ignore": ["block.3"]},
+        "ignore to match units such as .*, but 'block.3' matches none",
     ),
     "negative": ({"remove": {"attention": -1}}, "a whole number of units >= 0 for 'attention', but got -1"),
     "no budget": ({}, "either a budget or remove="),
