@@ -178,7 +178,8 @@ class DepthPrune(LedgerCallback):
         if under_way and ledger.begun[me]["asked"] != self._asked():
             raise ValueError(
                 f"Expected {me} with the arguments of the run that is resumed ({ledger.begun[me]['asked']}), but got "
-                f"{self._asked()}. Resume with the same callbacks in the same order, or start a new fit from the weights."
+                f"{self._asked()}. Resume with the same callbacks in the same order, or start a new fit from the "
+                "weights."
             )
         if not under_way:
             total = sum(event["by"] == me for event in ledger.events)

@@ -22,7 +22,7 @@ class LedgerCallback(pl.Callback):
     prunes: ClassVar[bool] = False
 
     def network_path(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
-        """Return this callback's target, else the one that all pruning callbacks name, else the only network there is."""
+        """Return this callback's target, else what all pruning callbacks name, else the only network there is."""
         pruning = (c for c in trainer.callbacks if isinstance(c, LedgerCallback) and c.prunes)  # type: ignore[attr-defined]
         named = {callback.target for callback in pruning}
         shared = named.pop() if len(named) == 1 else None

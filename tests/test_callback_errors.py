@@ -259,6 +259,7 @@ def sharded(strategy, *callbacks):
         state=SimpleNamespace(fn="fit"),
         loggers=[],
         checkpoint_callback=None,
+        fast_dev_run=False,
         current_epoch=0,
         global_step=0,
     )
