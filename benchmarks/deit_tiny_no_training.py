@@ -1,13 +1,15 @@
 """What calibrated replacement keeps before a single training step: real DeiT-Tiny, all 1,000 images of imagenet_sample.
 
     PRUNERECOVER_DATA=... python benchmarks/deit_tiny_no_training.py
+    PRUNERECOVER_DATA=... python benchmarks/deit_tiny_no_training.py --search one_shot --samples 512
 
-Calibration sees no label: 96 photos (coco128) and 96 training images of tiny_imagenet. Nothing is chosen on
-imagenet_sample. "identity" removes the same units as the default above it, as the published method does.
+Calibration sees no label: half the samples are photos (coco128), half are training images of tiny_imagenet. Nothing is
+chosen on imagenet_sample. "identity" removes the same units as the default above it, as the published method does.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from typing import Any
 
@@ -23,12 +25,13 @@ REMOVALS = ({"attention": 3}, {"activation": 3}, {"activation": 6})
 console = Console()
 
 
-def calibration_batches() -> list[torch.Tensor]:
-    """Return 192 images in seeded order, in batches of 32."""
-    tiny = image_data("tiny_imagenet", augment=False, limit_train=96, batch_size=96, num_workers=0, seed=1)
+def calibration_batches(samples: int) -> list[torch.Tensor]:
+    """Return images in seeded order, in batches of 32."""
+    half = samples // 2
+    tiny = image_data("tiny_imagenet", augment=False, limit_train=half, batch_size=half, num_workers=0, seed=1)
     tiny.setup("fit")
     small = next(iter(tiny.train_dataloader()))[0]
-    images = torch.cat([photos("train2017")[:96], small])
+    images = torch.cat([torch.cat([photos("train2017"), photos("val2017")])[:half], small])
     return list(images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))].split(32))
 
 
@@ -61,21 +64,25 @@ def evaluate(plan: Plan, loader: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Measure all rows and write them."""
-    batches = calibration_batches()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--search", default="greedy", choices=("greedy", "one_shot"))
+    parser.add_argument("--samples", type=int, default=192)
+    options = parser.parse_args()
+    search, name = options.search, "deit_tiny_no_training" + ("" if options.search == "greedy" else "_one_shot")
+    batches = calibration_batches(options.samples)
     data = image_data("imagenet_sample", batch_size=100, num_workers=0, test_split="validation")
     data.setup("test")
     loader = [(x, y) for x, y in data.test_dataloader()]
     rows = [{"method": "dense", **evaluate(Plan(), loader)}]
-    for search in ("greedy", "one_shot"):
-        for remove in REMOVALS:
-            started = time.perf_counter()
-            plan = plan_depth(deit_tiny(), remove=remove, batches=batches, search=search)
-            seconds = time.perf_counter() - started
-            rows.append({"method": search, "remove": remove, "seconds": seconds, **evaluate(plan, loader)})
-            identity = plan_on_same_units(plan, batches[:1], "identity")
-            rows.append({"method": f"identity ({search}'s units)", "remove": remove, **evaluate(identity, loader)})
-            console.print(rows[-2], rows[-1])
-            write("deit_tiny_no_training", {"rows": rows}, markdown(rows))
+    for remove in REMOVALS:
+        started = time.perf_counter()
+        plan = plan_depth(deit_tiny(), remove=remove, batches=batches, search=search)
+        seconds = time.perf_counter() - started
+        rows.append({"method": search, "remove": remove, "seconds": seconds, **evaluate(plan, loader)})
+        identity = plan_on_same_units(plan, batches[:1], "identity")
+        rows.append({"method": f"identity ({search}'s units)", "remove": remove, **evaluate(identity, loader)})
+        console.print(rows[-2], rows[-1])
+        write(name, {"samples": options.samples, "rows": rows}, markdown(rows))
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

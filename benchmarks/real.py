@@ -63,7 +63,7 @@ def write(name: str, result: dict[str, Any], markdown: str) -> None:
     """Write JSON and Markdown results, with what they were measured with."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     record = {
-        "command": f"python benchmarks/{Path(sys.argv[0]).name}",
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "cpu": cpu_name(),
         "versions": versions(),
         **result,
