@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from real import correct, data_root, deit_tiny, image_data, write
+from real import RESULTS, correct, data_root, deit_tiny, image_data, write
 
-from prunerecover import Plan, apply_plan, load_pruned, save_pruned
+from prunerecover import Plan, apply_plan, find_units, load_pruned, save_pruned
+from prunerecover.figures import plot_plan
 from prunerecover.statistics import paired_difference, wilson_interval
 
 RECIPE = "deit_tiny_imagenet200_depth"
@@ -81,6 +83,9 @@ def main() -> None:
         "recovered_top1": float(hits["recovered"].float().mean()),
     }
     write("deit_tiny_recovery", result, markdown(result))
+    figure = plot_plan(plan, find_units(deit_tiny(), ("attention", "activation")))
+    figure.savefig(RESULTS / "deit_tiny_recovery_layers.png", dpi=110, bbox_inches="tight")
+    shutil.copy(FOLDER / "report" / "report.json", RESULTS / "deit_tiny_recovery_report.json")
 
 
 def _row(name: str, hits: torch.Tensor) -> dict[str, Any]:
