@@ -55,7 +55,7 @@ def select_by_cost(
         ValueError: If removing all of them is not enough.
     """
     order = by_cost(units, importance, cost)
-    low, high = 0, len(order)
+    low, high = int(share > 0), len(order)  # by definition nothing goes with no unit, whatever a clock says
     most = removed_share(outermost(order))
     if most < share:
         raise ValueError(

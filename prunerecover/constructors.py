@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from prunerecover.fingerprint import tensors_hash
 from prunerecover.replacements import Replacement, SlopeBias
@@ -46,6 +47,7 @@ ARGUMENTS = frozenset(
 ATTENTIONS = ("eager", "sdpa")
 # What a transformers config may name that is not in the config: code and weights to fetch.
 REACHING_OUT = ("attn_implementation", "experts_implementation", "auto_map", "backbone", "use_pretrained_backbone")
+INITIALISING = frozenset({"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"})
 # Attributes that do not change what a model computes in evaluation mode.
 BYSTANDERS = frozenset(
     {"training", "init_values", "fused_attn", "grad_checkpointing", "gradient_checkpointing", "distilled_training"}
@@ -89,7 +91,7 @@ def build(constructor: dict[str, Any]) -> nn.Module:
         )
     make = _timm_call(constructor) if "timm" in constructor else _transformers_call(constructor)
     try:
-        with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
+        with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False), _NoInitialisation():
             model: nn.Module = make()
     except Exception as error:
         what = constructor.get("timm") or constructor.get("transformers")
@@ -101,6 +103,17 @@ def build(constructor: dict[str, Any]) -> nn.Module:
     if callable(tie):  # making the parameters meta parted those that were one
         tie()
     return model
+
+
+class _NoInitialisation(TorchFunctionMode):
+    """Skip drawing values for parameters on the meta device: it has no result there, and takes most of the time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the tensor as it is, or run anything else."""
+        written = args[0] if args else (kwargs or {}).get("tensor")
+        if getattr(func, "__name__", "") in INITIALISING and isinstance(written, Tensor) and written.is_meta:
+            return written
+        return func(*args, **(kwargs or {}))
 
 
 def _timm_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:

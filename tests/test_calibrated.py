@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import FAMILIES, UNGATED, batch_of, batches_of, build, output_of, unchanged
+from engine_cases import PLANNED, UNGATED, batch_of, batches_of, build, output_of, unchanged
 from tiny_models import tiny_timm
 from torch import Tensor, nn
 
@@ -42,7 +42,7 @@ def brute_force(model: nn.Module, edits: list[Any], values: dict[str, Tensor], h
     return sum(float(output_divergence(output_of(model, b), output_of(pruned, b))) * b.n_samples for b in held_out) / n
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", PLANNED)
 def test_score_of_every_unit_equals_brute_force(name: str) -> None:
     model, batches = build(name), batches_of(name)
     kinds = ("attention", "mlp", "activation") if name in UNGATED else ("attention", "mlp")
@@ -81,7 +81,7 @@ def test_chosen_candidate_is_the_best_of_all_by_full_forward_passes(name: str) -
         )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", PLANNED)
 def test_units_replaced_in_order_equal_the_plan_applied(name: str) -> None:
     """The last divergence that `choose` reports is the divergence of the model that the plan leaves."""
     model, batches = build(name), batches_of(name)

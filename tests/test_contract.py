@@ -64,7 +64,7 @@ def test_resumed_equals_uninterrupted_with_progressive_distillation(tmp_path):
     resumed_equals_uninterrupted(tmp_path, (0, 2), prune=PROGRESSIVE, callbacks=lambda: [DistillRecover()])
 
 
-@pytest.mark.parametrize("make", [Manual, TwoOptimizers, Compiled])
+@pytest.mark.parametrize("make", [Manual, TwoOptimizers, pytest.param(Compiled, marks=pytest.mark.slow)])
 def test_resumed_equals_uninterrupted_in_foreign_code(tmp_path, make):
     resumed_equals_uninterrupted(tmp_path, (0, 1), make=make)
 

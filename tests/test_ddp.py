@@ -12,8 +12,9 @@ import pytest
 
 import prunerecover
 
+pytestmark = pytest.mark.slow  # starting two ranks takes longer than anything they do
 HERE = Path(__file__).parent
-SLOW = ("reducers", "manual", "averaged", "resumed", "local_data", "sharded")
+SCENARIOS = ("progressive", "reducers", "manual", "averaged", "resumed", "local_data", "sharded")
 
 
 def two_ranks(folder: Path, *scenarios: str) -> dict:
@@ -38,38 +39,33 @@ def agreed(result: dict, surgeries: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict:
-    """All slow scenarios, in one pair of processes."""
-    return two_ranks(tmp_path_factory.mktemp("ranks"), *SLOW)
+    """All scenarios, in one pair of processes."""
+    return two_ranks(tmp_path_factory.mktemp("ranks"), *SCENARIOS)
 
 
-def test_progressive_with_distillation_and_accumulation(tmp_path):
-    result = two_ranks(tmp_path, "progressive")["progressive"]
+def test_progressive_with_distillation_and_accumulation(results):
+    result = results["progressive"]
     agreed(result, [1, 2])
     assert result["steps"] == 3 * 3  # 48 samples, 2 ranks, batches of 8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reducer", ["find_unused", "static", "bucket_view"])
 def test_every_reducer(results, reducer):
     agreed(results["reducers"][reducer], [1])
 
 
-@pytest.mark.slow
 def test_reducers_do_not_change_the_result(results):
     assert len({result["digest"] for result in results["reducers"].values()}) == 1
 
 
-@pytest.mark.slow
 def test_manual_optimization_with_features(results):
     agreed(results["manual"], [1])
 
 
-@pytest.mark.slow
 def test_averaged_copies(results):
     agreed(results["averaged"], [1])
 
 
-@pytest.mark.slow
 def test_resumed_equals_uninterrupted(results):
     whole, parts = results["resumed"]["whole"], results["resumed"]["parts"]
     agreed(whole, [1])
@@ -78,7 +74,6 @@ def test_resumed_equals_uninterrupted(results):
         assert part["digest"] == whole["digest"]
 
 
-@pytest.mark.slow
 def test_one_decision_for_ranks_with_different_data(results):
     result = results["local_data"]
     agreed(result, [1])
@@ -86,7 +81,6 @@ def test_one_decision_for_ranks_with_different_data(results):
     assert result["plans"][0] == result["plans"][1]
 
 
-@pytest.mark.slow
 def test_sharded_with_a_plan_known_beforehand(results):
     """FSDP2: the structure is there before the model is sharded, and a file resumes into it."""
     whole, again = results["sharded"]["whole"], results["sharded"]["again"]

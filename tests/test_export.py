@@ -14,14 +14,14 @@ from torch import nn
 from prunerecover import apply_plan, load_pruned, merge, save_pruned
 
 CASES = [
-    ("everything", False),
-    ("everything", True),
-    ("attention constant", False),
-    ("activation slope and bias", True),
+    pytest.param(("everything", True), id="everything-merged"),
+    pytest.param(("everything", False), id="everything-unmerged", marks=pytest.mark.slow),
+    pytest.param(("attention constant", False), id="attention constant-unmerged"),
+    pytest.param(("activation slope and bias", True), id="activation slope and bias-merged", marks=pytest.mark.slow),
 ]
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{'merged' if case[1] else 'unmerged'}")
+@pytest.fixture(params=CASES)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> nn.Module:
     """A pruned ViT as its user gets it: from the folder."""
     case, merged = request.param

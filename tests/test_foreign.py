@@ -78,7 +78,18 @@ class AtSurgery(pl.Callback):
 
 @pytest.mark.parametrize(
     "make",
-    [Manual, TwoOptimizers, Adversarial, BuiltLate, Compiled, WrappedCompiled, OwnHooks, Watched, BatchOnly, Iterating],
+    [
+        Manual,
+        TwoOptimizers,
+        Adversarial,
+        BuiltLate,
+        OwnHooks,
+        Watched,
+        BatchOnly,
+        Iterating,
+        pytest.param(Compiled, marks=pytest.mark.slow),
+        pytest.param(WrappedCompiled, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("recover", [False, True], ids=["prune", "recover"])
 def test_habits(tmp_path, make, recover):

@@ -52,7 +52,7 @@ def expected_files() -> set[str]:
     return found
 
 
-@pytest.fixture(scope="module", params=["symlink", "text"])
+@pytest.fixture(scope="module", params=["symlink", pytest.param("text", marks=pytest.mark.slow)])
 def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = copy_tree(tmp_path_factory.mktemp("tree"), request.param)
     output = tmp_path_factory.mktemp("wheel")
