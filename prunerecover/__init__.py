@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from prunerecover.accuracy_map import AccuracyMap as AccuracyMap
+    from prunerecover.accuracy_map import MapPoint as MapPoint
+    from prunerecover.accuracy_map import fit_map as fit_map
     from prunerecover.budget import Budget as Budget
     from prunerecover.callbacks import DepthPrune as DepthPrune
     from prunerecover.callbacks import DistillRecover as DistillRecover
@@ -36,10 +39,12 @@ if TYPE_CHECKING:
     from prunerecover.units import find_units as find_units
 
 _HOME = {
+    "AccuracyMap": "prunerecover.accuracy_map",
     "Applied": "prunerecover.surgery",
     "Budget": "prunerecover.budget",
     "DepthPrune": "prunerecover.callbacks",
     "DistillRecover": "prunerecover.callbacks",
+    "MapPoint": "prunerecover.accuracy_map",
     "Measurement": "prunerecover.measure",
     "Plan": "prunerecover.plan",
     "PlanSet": "prunerecover.plan",
@@ -50,6 +55,7 @@ _HOME = {
     "apply_plan": "prunerecover.surgery",
     "compare": "prunerecover.report",
     "find_units": "prunerecover.units",
+    "fit_map": "prunerecover.accuracy_map",
     "load_pruned": "prunerecover.checkpoint",
     "measure": "prunerecover.measure",
     "merge": "prunerecover.merge",

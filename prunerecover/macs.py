@@ -14,10 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from prunerecover.batches import ModelInputs, as_inputs, call
@@ -59,22 +63,32 @@ def macs_by_module(model: nn.Module, example_inputs: Any) -> dict[str, int]:
     {'': 30, '0': 30, '1': 0}
     """
     network = unwrap(model)
-    inputs = _on_device(as_inputs(example_inputs), device_of(network))
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     with _every_kernel_visible(), observing(network), counter:
-        call(network, inputs)
+        if device_of(network).type == "meta":
+            _call_without_values(network, as_inputs(example_inputs))
+        else:
+            call(network, as_inputs(example_inputs).to(device_of(network)))
     counted = {path: sum(flops.values()) // 2 for path, flops in counter.get_flop_counts().items()}
     return _by_canonical_path(network, counted)
 
 
-def _on_device(inputs: ModelInputs, device: torch.device) -> ModelInputs:
-    """Move the inputs; on the meta device without the padding mask, whose values transformers would want to read.
+def _call_without_values(network: nn.Module, inputs: ModelInputs) -> None:
+    """Call a network on the meta device with tensors that have shapes alone, but say that they are on the CPU.
 
-    The mask changes no count: padded positions are computed like all others.
+    Some forward passes ask the device for more than the meta device knows, such as its type under autocast. Padding
+    masks are left out, because transformers would read their values; they change no count, as padded positions are
+    computed like all others.
     """
-    if device.type == "meta" and "attention_mask" in inputs.kwargs:
-        inputs = ModelInputs(inputs.args, {k: v for k, v in inputs.kwargs.items() if k != "attention_mask"})
-    return inputs.to(device)
+    kwargs = {name: value for name, value in inputs.kwargs.items() if name != "attention_mask"}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        args, kwargs = tree_map(_without_values, (inputs.args, kwargs))
+        state = {name: _without_values(t) for name, t in chain(network.named_parameters(), network.named_buffers())}
+        functional_call(network, state, args, kwargs)
+
+
+def _without_values(leaf: Any) -> Any:
+    return torch.empty_like(leaf, device="cpu") if isinstance(leaf, Tensor) else leaf
 
 
 def _by_canonical_path(network: nn.Module, counted: dict[str, int]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch.nn import Parameter
-from torch.optim import Optimizer
+from torch.optim import Adagrad, Optimizer
 
 from prunerecover.surgery import Applied
 
@@ -32,6 +32,9 @@ def update_optimizer(optimizer: Optimizer, applied: Applied) -> None:
         present = set(group["params"])
         joining = {name: new for name, (new, like) in applied.added.items() if like in present and new not in present}
         _edit_group(group, removed, joining)
+        if isinstance(optimizer, Adagrad):  # up to torch 2.9 it fills its state when it is made, and never later
+            options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+            optimizer.state.update(Adagrad([{**options, "params": list(joining.values())}]).state)
     for parameter in removed:
         optimizer.state.pop(parameter, None)
 

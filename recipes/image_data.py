@@ -174,6 +174,9 @@ class ImageData(pl.LightningDataModule):
         channels = config["input_size"][0]
         if self.image_size is not None:
             config["input_size"] = (channels, self.image_size, self.image_size)
+        for name in ("mean", "std"):  # timm gives those of colour images where a model does not name its own
+            if len(config[name]) != channels:
+                config[name] = (sum(config[name]) / len(config[name]),) * channels
         config.update(self.given)
         if training:
             config.update(self.augment_kwargs)

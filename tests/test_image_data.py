@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from prunerecover.recipes.digits import DigitsData
 from prunerecover.recipes.image_data import ImageData
@@ -53,13 +54,16 @@ def test_model_name_gives_the_preprocessing(parquet_folder: Path) -> None:
     assert smaller.shape == (3, 32, 32)
 
 
-def test_model_for_grey_images_gets_one_channel(tmp_path: Path, make_vit: Callable[..., nn.Module]) -> None:
+@pytest.mark.parametrize("mean", [[0.5], [0.4, 0.5, 0.6]], ids=["grey", "coloured"])
+def test_model_for_grey_images_gets_one_channel(tmp_path: Path, mean: list[float]) -> None:
     from PIL import Image
-    from timm.models import save_for_hf
 
-    save_for_hf(make_vit(), tmp_path, {"num_classes": 4}, safe_serialization=True)
-    data = ImageData("unused/unused", model=f"local-dir:{tmp_path}", image_size=8)
-    assert data.transform(training=False)(Image.new("RGB", (20, 20))).shape == (1, 8, 8)
+    cfg = {"input_size": [1, 8, 8], "mean": mean, "std": [0.5] * len(mean)}
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224", "pretrained_cfg": cfg}))
+    image = ImageData("unused/unused", model=f"local-dir:{tmp_path}", image_size=8).transform(training=False)(
+        Image.new("RGB", (20, 20))
+    )
+    torch.testing.assert_close(image, torch.full((1, 8, 8), -1.0))
 
 
 def test_splits_are_found_and_ordered(parquet_folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -138,14 +137,3 @@ def test_importing_the_package_loads_neither_torch_nor_lightning() -> None:
     script = f"import prunerecover, sys; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert result.stdout.strip() == "[]", result.stderr
-
-
-def test_minimum_script_pins_the_declared_lower_bounds() -> None:
-    def trimmed(pairs: list[tuple[str, str]]) -> dict[str, str]:
-        return {name: re.sub(r"(\.0|\.\*)+$", "", version) for name, version in pairs}
-
-    declared = "\n".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
-    bounds = trimmed(re.findall(r"^([\w-]+)(?:\[\w+\])?>=(\S+)$", declared, re.MULTILINE))
-    pins = trimmed(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / ".ci/minimum").read_text(), re.MULTILINE))
-    assert len(bounds) == len(declared.splitlines())
-    assert pins == bounds
