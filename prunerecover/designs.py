@@ -1,0 +1,174 @@
+"""Which splits of a depth budget are feasible, and which of them to train first.
+
+A *split* is a pair (attention, activation): how many units of each type are removed. A budget in layers leaves the
+splits with one sum, a line; a budget in cost leaves a staircase close to a line. An accuracy map (`accuracy_map`) is
+fitted to short training runs at a few splits, and these functions choose the splits. Algorithms 1 and 2 are those of
+BoundaryDPT (arXiv 2607.03784), `axes_and_staircase` is the design of its published table, and `spread` is ours: its
+runs go where the question is, to the feasible splits. `refinement` chooses runs that depend on earlier results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Split = tuple[int, int]
+Layers = int | tuple[int, int]  # units of the dense model: (attention, activation), or one number for both
+ROUNDING = 1e-9  # of a share of cost: sums of shares that equal the budget on paper do so here
+
+
+def layer_counts(layers: Layers) -> tuple[int, int]:
+    """Return the number of attention and activation units of the dense model, given both or one for both.
+
+    Raises:
+        ValueError: If a number is below 1.
+    """
+    attention, activation = (layers, layers) if isinstance(layers, int) else layers
+    if min(attention, activation) < 1:
+        raise ValueError(
+            f"Expected at least one attention and one activation unit, but got layers={layers}. "
+            "Pass the numbers of the dense model."
+        )
+    return attention, activation
+
+
+def feasible_splits(layers: Layers, *, n_remove: int | None = None, n_keep: int | None = None) -> tuple[Split, ...]:
+    """List all splits of a budget in layers, fewest attentions first.
+
+    Args:
+        layers: Number of attention and activation units of the dense model; one number stands for both.
+        n_remove: Number of units to remove, both types together.
+        n_keep: Number of units to keep, both types together. Exactly one of the two is given.
+
+    Raises:
+        ValueError: If none or both are given, or the model does not have that many units.
+
+    >>> feasible_splits(2, n_remove=3)
+    ((1, 2), (2, 1))
+    """
+    attention, activation = layer_counts(layers)
+    total = attention + activation
+    if (n_remove is None) == (n_keep is None):
+        raise ValueError(
+            f"Expected exactly one of n_remove and n_keep, but got n_remove={n_remove}, n_keep={n_keep}. "
+            f"Of {total} units, n_remove=k keeps {total} - k."
+        )
+    removed = n_remove if n_remove is not None else total - (n_keep or 0)
+    if not 0 <= removed <= total:
+        raise ValueError(
+            f"Expected a budget between 0 and the {total} units of the model, but got n_remove={n_remove}, "
+            f"n_keep={n_keep}. Both count attention and activation units together."
+        )
+    return tuple((n, removed - n) for n in range(max(0, removed - activation), min(attention, removed) + 1))
+
+
+def affordable_splits(
+    layers: Layers, attention_share: float, activation_share: float, budget: float
+) -> tuple[Split, ...]:
+    """List the splits that meet a budget in cost with nothing to spare, fewest attentions first.
+
+    For each number of attentions the fewest activations that meet the budget are taken; a split that removes as many
+    activations as one with fewer attentions is dropped. Shares are taken to add up, as MACs do and latency nearly does.
+
+    Args:
+        layers: Number of attention and activation units of the dense model; one number stands for both.
+        attention_share: Share of the model's cost (MACs, latency) that goes with one attention, measured.
+        activation_share: Share that goes with one activation once its linears are merged.
+        budget: Share of the cost that has to go.
+
+    Raises:
+        ValueError: If a share is not between 0 and 1, or removing everything does not meet the budget.
+
+    >>> affordable_splits(4, attention_share=0.05, activation_share=0.10, budget=0.25)
+    ((0, 3), (1, 2), (3, 1))
+    """
+    attention, activation = layer_counts(layers)
+    for name, share in {"attention_share": attention_share, "activation_share": activation_share}.items():
+        if not 0 < share < 1:
+            raise ValueError(f"Expected {name} between 0 and 1 (exclusive), but got {share}. Measure one removal.")
+    most = attention * attention_share + activation * activation_share
+    if not 0 <= budget <= most + ROUNDING:
+        raise ValueError(
+            f"Expected a budget between 0 and {most:.3f}, the share that goes when all units go, but got {budget}. "
+            "Lower it, or prune widths as well."
+        )
+    frontier: list[Split] = []
+    for n in range(attention + 1):
+        cheapest = _fewest(budget - n * attention_share, activation_share, activation)
+        if cheapest is not None and (not frontier or cheapest < frontier[-1][1]):
+            frontier.append((n, cheapest))
+    return tuple(frontier)
+
+
+def spread(splits: Sequence[Split], runs: int) -> tuple[Split, ...]:
+    """Choose splits at even distances along the feasible ones, both ends among them.
+
+    Args:
+        splits: The feasible splits, in order.
+        runs: How many to choose; all of them if there are no more.
+
+    Raises:
+        ValueError: If there is no split, or fewer than two runs are asked for.
+
+    >>> spread(feasible_splits(12, n_remove=8), 4)
+    ((0, 8), (3, 5), (5, 3), (8, 0))
+    """
+    if not splits or runs < 2:
+        raise ValueError(
+            f"Expected at least one split and two runs, but got {len(splits)} splits and {runs} runs. "
+            "A curve needs three runs; see next_split for further ones."
+        )
+    last = len(splits) - 1
+    return tuple(splits[i] for i in sorted({round(step * last / (runs - 1)) for step in range(runs)}))
+
+
+def one_type_at_a_time(layers: Layers, n_remove: int) -> tuple[Split, ...]:
+    """Return the runs of Algorithm 1 (arXiv 2607.03784): dense, attentions alone one by one, activations alone.
+
+    No run removes both types, so a polynomial of degree 2 cannot be fitted to these runs alone.
+
+    Raises:
+        ValueError: If the model does not have `n_remove` units.
+    """
+    attention, activation = _budgeted(layers, n_remove)
+    alone = [(n, 0) for n in range(1, min(n_remove, attention) + 1)]
+    return ((0, 0), *alone, *((0, n) for n in range(1, min(n_remove, activation) + 1)))
+
+
+def interleaved(layers: Layers, n_remove: int) -> tuple[Split, ...]:
+    """Return the runs of Algorithm 2 (arXiv 2607.03784): dense, then attentions and activations in turn, kept removed.
+
+    The runs lie along a diagonal, so a polynomial of degree 2 cannot be fitted to them alone.
+
+    Raises:
+        ValueError: If the model does not have `n_remove` units.
+    """
+    attention, activation = _budgeted(layers, n_remove)
+    steps = [((n + 1) // 2, n // 2) for n in range(n_remove + 1)]
+    return tuple(split for split in steps if split[0] <= attention and split[1] <= activation)
+
+
+def axes_and_staircase(layers: Layers, n_remove: int = 8, steps: int = 5) -> tuple[Split, ...]:
+    """Return the design of the published table of BoundaryDPT: both axes and a staircase where both types go.
+
+    With 12 layers and the defaults these are its 22 runs: dense, 8 with attentions removed, 8 with activations removed,
+    and (1, 1), (1, 2), (2, 2), (2, 3), (3, 3).
+    """
+    attention, activation = layer_counts(layers)
+    staircase = [((n + 2) // 2, (n + 3) // 2) for n in range(steps)]
+    inside = (split for split in staircase if split[0] <= attention and split[1] <= activation)
+    return (*one_type_at_a_time(layers, n_remove), *inside)
+
+
+def _budgeted(layers: Layers, n_remove: int) -> tuple[int, int]:
+    attention, activation = layer_counts(layers)
+    if not 0 <= n_remove <= attention + activation:
+        raise ValueError(
+            f"Expected n_remove between 0 and the {attention + activation} units of the model, but got {n_remove}. "
+            "It counts attention and activation units together."
+        )
+    return attention, activation
+
+
+def _fewest(missing: float, share: float, most: int) -> int | None:
+    """Return the least number of units, at most `most`, whose shares reach what is missing; None if all do not."""
+    return next((n for n in range(most + 1) if n * share >= missing - ROUNDING), None)

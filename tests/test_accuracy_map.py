@@ -1,0 +1,401 @@
+"""Accuracy maps: the published table, the paper's three theorems, and every left-out error against refits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from prunerecover import AccuracyMap, MapPoint, fit_map
+from prunerecover.accuracy_map import kept_fractions
+from prunerecover.designs import affordable_splits, axes_and_staircase, feasible_splits, spread
+from prunerecover.gaussian_surface import fit_gaussian
+from prunerecover.map_figure import plot_map
+from prunerecover.surfaces import constraint_line, fit_parabola, fit_polynomial, left_out_errors, monomials, pooled_rmse
+
+Truth = Callable[[float, float], float]
+# DeiT-B, top-1 in percent, as published with the method (arXiv 2607.03784), in the order of `axes_and_staircase(12)`.
+PAPER = (81.80, 81.31, 80.90, 80.20, 78.10, 77.40, 72.69, 69.44, 64.84)
+PAPER += (81.07, 80.40, 78.90, 77.80, 76.70, 75.20, 74.50, 73.90, 80.34, 80.03, 78.88, 78.08, 76.52)
+TABLE = tuple(MapPoint(*split, y) for split, y in zip(axes_and_staircase(12), PAPER, strict=True))
+GRID = tuple((m, n) for m in range(5) for n in range(5))
+LINE = feasible_splits(12, n_remove=8)
+
+
+def arrays(points: tuple[MapPoint, ...], layers: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    kept = kept_fractions((point.split for point in points), (layers, layers))
+    return kept, np.array([point.accuracy for point in points])
+
+
+def design(points: tuple[MapPoint, ...], degree: int) -> np.ndarray:
+    kept = arrays(points)[0]
+    return np.stack([kept[:, 0] ** i * kept[:, 1] ** j for i, j in monomials(degree)], axis=1)
+
+
+def measured(truth: Truth, splits: tuple[tuple[int, int], ...], layers: int = 12) -> tuple[MapPoint, ...]:
+    return tuple(MapPoint(m, n, truth(1 - m / layers, 1 - n / layers)) for m, n in splits)
+
+
+def polynomial(theta: tuple[float, ...], degree: int) -> Truth:
+    """A polynomial around 50%, so that it stays a percentage."""
+    return lambda a, t: 50 + sum(c * a**i * t**j for c, (i, j) in zip(theta, monomials(degree), strict=True))
+
+
+# The published table. Numbers: ordinary least squares on the 22 runs at exact fractions n/12.
+
+
+def test_the_published_table_gives_its_map() -> None:
+    fitted = fit_map(TABLE, 12)
+    assert fitted.degree == 2
+    assert fitted.cv_rmse == pytest.approx(0.5923, abs=5e-5)
+    expected = [14.4878, 99.9412, 29.4947, -45.8068, -14.0368, -2.4442]
+    assert fitted.coefficients == pytest.approx(expected, abs=1e-3)
+    pick = fitted.best(n_keep=16)
+    assert (12 - pick.attention, 12 - pick.activation) == (10, 6)
+    assert pick.predicted == pytest.approx(fitted.predict(10 / 12, 6 / 12))
+    assert pick == fitted.best(n_remove=8) == fitted.best(splits=LINE[::-1])
+    assert pick.regret.low == 0 < pick.regret.value < pick.regret.high < 1
+
+
+def test_degree_4_is_not_determined_by_the_published_table() -> None:
+    with pytest.raises(ValueError, match="got 22 runs: degree 4 has rank 14 of 15 coefficients. Add runs that"):
+        fit_map(TABLE, 12, degrees=(4,))
+
+
+def test_degree_3_of_the_published_table_hangs_on_single_pairs_of_runs() -> None:
+    """Three coefficients of the cubic rest on five runs, three of which lie on the diagonal."""
+    with pytest.raises(ValueError, match="degree 3 has less than rank 10 without runs 19 and 21, so leave-two"):
+        fit_map(TABLE, 12, degrees=(3,))
+
+
+def test_the_cubic_of_the_published_table_is_refused_above_dense() -> None:
+    terms = design(TABLE, 3)
+    theta = np.linalg.lstsq(terms, arrays(TABLE)[1])[0]
+    quadratic = fit_map(TABLE, 12)
+    cubic = replace(quadratic.surface, exponents=monomials(3), coefficients=tuple(theta), refit=np.linalg.pinv(terms))
+    with pytest.raises(ValueError, match="dense model's 81.80%, but got 83.63% predicted for 2 attentions and 8"):
+        replace(quadratic, surface=cubic).best(n_keep=14)
+    assert quadratic.best(n_keep=14).predicted == pytest.approx(71.62, abs=0.01)
+
+
+# T1: the domain is finite, so the best is the best of an enumeration.
+
+
+@settings(max_examples=30, deadline=None)
+@given(theta=st.tuples(*[st.floats(-8, 8)] * 6), n=st.integers(0, 8))
+def test_best_equals_exhaustive_search(theta: tuple[float, ...], n: int) -> None:
+    truth = polynomial(theta, 2)
+    fitted = replace(fit_map(measured(truth, GRID, 4), 4, degrees=(2,)), dense=None)
+    pick = fitted.best(n_remove=n)
+    values = [truth(1 - m / 4, 1 - k / 4) for m, k in feasible_splits(4, n_remove=n)]
+    assert sum(pick.split) == n
+    assert truth(1 - pick.attention / 4, 1 - pick.activation / 4) == pytest.approx(max(values), abs=1e-7)
+
+
+def test_ties_go_to_the_fewest_attentions() -> None:
+    fitted = fit_map(measured(lambda a, t: 40 + 20 * (a + t), GRID, 4), 4)
+    assert [fitted.best(n_remove=n).attention for n in range(9)] == [max(0, n - 4) for n in range(9)]
+
+
+@pytest.mark.parametrize("budget", [{"n_remove": 25}, {"n_remove": -1}, {"n_keep": 25}])
+def test_infeasible_budgets_are_refused(budget: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="Expected a budget between 0 and the 24 units of the model"):
+        fit_map(TABLE, 12).best(**budget)
+
+
+def test_exactly_one_budget_is_taken() -> None:
+    fitted = fit_map(TABLE, 12)
+    with pytest.raises(ValueError, match="Expected exactly one of n_remove and n_keep, but got n_remove=None"):
+        fitted.best()
+    with pytest.raises(ValueError, match=r"n_keep and a non-empty list of splits, but got n_remove=8, n_keep=None, 9"):
+        fitted.best(n_remove=8, splits=LINE)
+    with pytest.raises(ValueError, match="a non-empty list of splits, but got n_remove=None, n_keep=None, 0 splits"):
+        fitted.best(splits=[])
+    with pytest.raises(ValueError, match=r"within the 12 and 12 units of the model, but got \(13, 0\)"):
+        fitted.best(splits=[(13, 0)])
+
+
+def test_budgets_in_cost_are_lists_of_splits() -> None:
+    fitted = fit_map(TABLE, 12)
+    splits = affordable_splits(12, attention_share=0.03, activation_share=0.045, budget=0.3)
+    pick = fitted.best(splits=splits)
+    predicted = {split: fitted.predict(1 - split[0] / 12, 1 - split[1] / 12) for split in splits}
+    assert pick.split == max(predicted, key=lambda split: predicted[split])
+
+
+# T2: polynomials are recovered, left-out errors are those of refits, and undetermined degrees are refused.
+
+
+@settings(max_examples=30, deadline=None)
+@given(theta=st.tuples(*[st.floats(-4, 4)] * 10))
+def test_a_noise_free_polynomial_is_recovered(theta: tuple[float, ...]) -> None:
+    fitted = fit_map(measured(polynomial(theta, 3), GRID, 4), 4)
+    truth = polynomial(theta, 3)
+    for m, n in GRID:
+        assert fitted.predict(1 - m / 4, 1 - n / 4) == pytest.approx(truth(1 - m / 4, 1 - n / 4), abs=1e-8)
+
+
+def test_of_equal_degrees_the_lowest_is_taken() -> None:
+    fitted = fit_map(measured(lambda a, t: 40 + 20 * a + 10 * t - 5 * a * t, GRID, 4), 4)
+    assert fitted.degree == 2
+    assert fitted.coefficients == pytest.approx([40, 20, 10, 0, -5, 0], abs=1e-8)
+
+
+def noisy(splits: tuple[tuple[int, int], ...], seed: int = 0) -> tuple[MapPoint, ...]:
+    rng = np.random.default_rng(seed)
+    return tuple(MapPoint(m, n, 80 - m - n - 0.2 * m * m + rng.normal(0, 0.5)) for m, n in splits)
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_leave_two_out_equals_refits(degree: int) -> None:
+    points = noisy(axes_and_staircase(12))
+    accuracy = arrays(points)[1]
+    errors = []
+    for pair in combinations(range(len(points)), 2):
+        terms = design(points, degree)
+        theta = np.linalg.lstsq(np.delete(terms, pair, 0), np.delete(accuracy, pair))[0]
+        errors.append(accuracy[list(pair)] - terms[list(pair)] @ theta)
+    assert fit_map(points, 12, degrees=(degree,)).cv_rmse == pytest.approx(np.sqrt(np.mean(np.square(errors))))
+
+
+def test_leave_two_out_of_a_gaussian_process_equals_refits() -> None:
+    kept, accuracy = arrays(noisy(spread(LINE, 5)))
+    errors = []
+    for pair in combinations(range(5), 2):
+        rest = fit_gaussian(np.delete(kept, pair, 0), np.delete(accuracy, pair), 0.5)
+        errors.append(accuracy[list(pair)] - rest.predict(kept[list(pair)]))
+    assert fit_gaussian(kept, accuracy, 0.5).cv_rmse == pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=1e-6)
+
+
+def test_too_few_runs_to_leave_out_have_no_error() -> None:
+    assert left_out_errors(np.eye(1), np.zeros(1)) is None
+    assert pooled_rmse(None) is None
+    for surface in ("parabola", "gaussian_process"):
+        assert fit_map(noisy(spread(LINE, 4)), 12, surface=surface).cv_rmse is None
+        assert fit_map(noisy(spread(LINE, 5)), 12, surface=surface).cv_rmse is not None
+
+
+@pytest.mark.parametrize(
+    ("splits", "reason"),
+    [
+        (LINE, "degree 1 has rank 2 of 3 coefficients"),
+        (((0, 0), (1, 0), (0, 1)), "degree 1 has less than rank 3 without runs 1 and 2"),
+        (((0, 0), *LINE), "degree 1 has less than rank 3 without runs 1 and 2"),
+    ],
+)
+def test_designs_that_determine_no_polynomial_are_refused(splits: tuple[tuple[int, int], ...], reason: str) -> None:
+    with pytest.raises(ValueError, match=f"got {len(splits)} runs: {reason}"):
+        fit_map(noisy(splits), 12, surface="polynomial")
+
+
+# T3: a bias shared by all runs changes nothing; one that grows with the removals of one type moves the pick.
+
+
+def test_a_constant_bias_moves_the_intercept_only() -> None:
+    fitted = fit_map(TABLE, 12)
+    biased = fit_map([replace(point, accuracy=point.accuracy - 7) for point in TABLE], 12)
+    assert fitted.coefficients is not None
+    assert biased.coefficients is not None
+    assert biased.coefficients[0] == pytest.approx(fitted.coefficients[0] - 7)
+    assert biased.coefficients[1:] == pytest.approx(fitted.coefficients[1:])
+    for n in range(25):
+        assert biased.best(n_remove=n).split == fitted.best(n_remove=n).split
+        assert biased.best(n_remove=n).regret.value == pytest.approx(fitted.best(n_remove=n).regret.value)
+
+
+def vertex(fitted: AccuracyMap) -> float:
+    """Attentions removed at the top of the fitted parabola along a + t = 16/12."""
+    values = [fitted.predict((12 - m) / 12, (4 + m) / 12) for m, _ in LINE]
+    second, first, _ = np.polyfit([m for m, _ in LINE], values, 2)
+    return float(-first / (2 * second))
+
+
+def test_a_bias_of_one_type_moves_the_pick() -> None:
+    """By D / 0.475 layers for D points per attention; 0.475 points per squared layer is how the fitted line bends."""
+    fitted = fit_map(TABLE, 12)
+    biased = fit_map([replace(p, accuracy=p.accuracy + p.attention) for p in TABLE], 12)
+    assert vertex(biased) - vertex(fitted) == pytest.approx(1 / 0.475, abs=0.01)
+    assert (fitted.best(n_remove=8).attention, biased.best(n_remove=8).attention) == (2, 4)
+
+
+# Surfaces along one line.
+
+
+def test_runs_along_a_line_get_a_gaussian_process_and_others_a_polynomial() -> None:
+    assert fit_map(noisy(spread(LINE, 4)), 12).degree is None
+    assert fit_map(noisy(((0, 0), *spread(LINE, 4))), 12).coefficients is None
+    assert fit_map(noisy(affordable_splits(12, 0.03, 0.045, 0.3)), 12).degree is None
+    assert fit_map(TABLE, 12).degree is not None
+
+
+def test_a_parabola_is_recovered_from_three_runs() -> None:
+    truth = {split: 75 - 0.25 * (split[0] - 3) ** 2 for split in LINE}
+    fitted = fit_map([MapPoint(*split, truth[split]) for split in spread(LINE, 3)], 12, surface="parabola")
+    assert fitted.best(n_remove=8).split == (3, 5)
+    for m, n in LINE:
+        assert fitted.predict(1 - m / 12, 1 - n / 12) == pytest.approx(truth[m, n], abs=1e-9)
+
+
+@pytest.mark.parametrize("surface", ["parabola", "gaussian_process"])
+def test_maps_of_a_line_say_nothing_off_it(surface: str) -> None:
+    fitted = fit_map(noisy(spread(LINE, 4)), 12, surface=surface)
+    fitted.best(n_remove=9)
+    with pytest.raises(
+        ValueError, match="within one layer of the line that was measured, but got kept fractions a=1.000"
+    ):
+        fitted.best(n_remove=10)
+    with pytest.raises(ValueError, match="Measure runs along this budget's line"):
+        fitted.predict(1.0, 1.0)
+
+
+@pytest.mark.parametrize("splits", [((0, 8), (8, 0)), axes_and_staircase(12), ((1, 1), (2, 2), (3, 3))])
+def test_a_parabola_needs_three_splits_on_a_falling_line(splits: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ValueError, match="Expected at least three different splits along the line of one budget"):
+        fit_map(noisy(splits), 12, surface="parabola")
+
+
+def test_a_gaussian_process_follows_a_cliff_that_a_parabola_smooths() -> None:
+    truth = {split: 74 + 0.6 * split[0] - 4 * max(0, split[0] - 5) for split in LINE}
+    runs = [MapPoint(*split, truth[split]) for split in spread(LINE, 5)]
+    kept, accuracy = arrays(tuple(runs))
+    every = kept_fractions(LINE, (12, 12))
+    line = constraint_line(kept, 1 / 12)
+    assert line is not None
+    surfaces = fit_gaussian(kept, accuracy, 0.5), fit_parabola(kept, accuracy, line, 0.5)
+    off = [np.abs(surface.predict(every) - list(truth.values())).mean() for surface in surfaces]
+    assert off[0] < off[1]
+
+
+# How much the pick may cost.
+
+
+def test_draws_of_a_polynomial_are_refits() -> None:
+    kept, accuracy = arrays(TABLE)
+    surface = fit_polynomial(kept, accuracy, (2,), noise=0.5)
+    noise = surface.sigma * np.random.default_rng(3).standard_normal((4, 22))
+    refits = [fit_polynomial(kept, surface.predict(kept) + row, (2,), noise=0.5).predict(kept) for row in noise]
+    assert surface.draw(kept, 4, np.random.default_rng(3)) == pytest.approx(np.array(refits))
+
+
+def test_draws_of_a_gaussian_process_have_its_mean_and_covariance() -> None:
+    kept, accuracy = arrays(noisy(spread(LINE, 4)))
+    surface = fit_gaussian(kept, accuracy, 0.5)
+    mean, covariance = surface.posterior(kept)
+    drawn = surface.draw(kept, 40_000, np.random.default_rng(0))
+    assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
+    assert np.cov(drawn.T) == pytest.approx(covariance, abs=0.02)
+
+
+def test_known_noise_is_a_floor_where_residuals_say_nothing() -> None:
+    runs = [MapPoint(*split, 75 - 0.25 * (split[0] - 3) ** 2) for split in spread(LINE, 3)]
+    quiet, loud = (fit_map(runs, 12, surface="parabola", noise=n).best(n_remove=8).regret for n in (0.05, 1.0))
+    assert 0 == quiet.low <= quiet.high < loud.value < loud.high
+
+
+def test_the_regret_interval_reaches_the_true_regret() -> None:
+    true = np.array([80 - m - n - 0.2 * m * m for m, n in LINE])
+    reached = []
+    for seed in range(60):
+        pick = fit_map(noisy(spread(LINE, 5), seed), 12).best(n_remove=8)
+        reached.append(true.max() - true[pick.attention] <= pick.regret.high)
+    assert np.mean(reached) >= 0.9
+
+
+def test_maps_are_reproducible() -> None:
+    runs = noisy(spread(LINE, 4))
+    assert fit_map(runs, 12).best(n_remove=8) == fit_map(runs, 12).best(n_remove=8)
+    assert fit_map(runs, 12, seed=1).best(n_remove=8).regret != fit_map(runs, 12).best(n_remove=8).regret
+
+
+# The dense model.
+
+
+def test_dense_is_taken_from_the_runs_or_the_argument() -> None:
+    assert fit_map(TABLE, 12).dense == 81.80
+    assert fit_map(TABLE[1:], 12).dense is None
+    assert fit_map(TABLE[1:], 12, dense=81.8).dense == 81.8
+
+
+def test_predictions_above_dense_are_refused() -> None:
+    runs = noisy(spread(LINE, 4))
+    fit_map(runs, 12).best(n_remove=8)
+    with pytest.raises(
+        ValueError, match=r"no split above the dense model's 50.00%, but got .* allow lower degrees only"
+    ):
+        fit_map(runs, 12, dense=50).best(n_remove=8)
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"points": []}, "Expected at least one run, but got none"),
+        ({"points": [MapPoint(5, 0, 70.0)], "layers": 4}, r"within the 4 and 4 units of the model, but got \(5, 0\)"),
+        ({"points": [MapPoint(1, 0, 0.7)]}, "Expected accuracies in percent, but got none above 1"),
+        ({"degrees": (0, 1)}, r"Expected degrees of at least 1, but got \(0, 1\)"),
+        ({"degrees": ()}, r"Expected degrees of at least 1, but got \(\)"),
+        (
+            {"surface": "spline"},
+            "Expected a surface among polynomial, gaussian_process, parabola or None, but got 'spline'",
+        ),
+        ({"noise": 0.0}, "Expected a noise above 0 points, but got 0.0"),
+        ({"layers": 0}, "Expected at least one attention and one activation unit, but got layers=0"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit_map(**{"points": TABLE, "layers": 12, **arguments})
+
+
+@pytest.mark.parametrize("numbers", [(-1, 0, 70.0), (0, 0, 101.0), (0, 0, float("nan"))])
+def test_points_are_checked(numbers: tuple[int, int, float]) -> None:
+    with pytest.raises(ValueError, match="Expected numbers removed >= 0 and an accuracy between 0 and 100 percent"):
+        MapPoint(*numbers)
+
+
+@pytest.mark.parametrize("kept", [(1.1, 0.5), (0.5, -0.1)])
+def test_predictions_are_for_fractions(kept: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="Expected kept fractions between 0 and 1"):
+        fit_map(TABLE, 12).predict(*kept)
+
+
+# The picture.
+
+
+def drawn(figure: Figure) -> dict[str, list[list[float]]]:
+    return {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in figure.axes[0].lines}
+
+
+def test_the_picture_of_a_line_shows_runs_prediction_pick_and_dense() -> None:
+    runs = noisy(((0, 0), *spread(LINE, 4)))
+    fitted = fit_map(runs, 12)
+    pick = fitted.best(n_remove=8)
+    figure = plot_map(fitted, LINE, pick)
+    shown = drawn(figure)
+    assert shown["runs"] == [[run.attention, run.accuracy] for run in runs[1:]]
+    assert shown["pick"] == [[pick.attention, pick.predicted]]
+    assert np.array(shown["predicted"])[:, 1] == pytest.approx(fitted.surface.predict(kept_fractions(LINE, (12, 12))))
+    assert shown["dense"][0][1] == runs[0].accuracy
+    assert figure.axes[0].get_title(loc="left").startswith(f"{pick.attention} attentions and {pick.activation} activ")
+
+
+def test_the_picture_of_the_plane_shows_runs_line_and_pick() -> None:
+    fitted = fit_map(TABLE, 12)
+    shown = drawn(plot_map(fitted, LINE, fitted.best(n_remove=8)))
+    assert shown["runs"] == [list(point.split) for point in TABLE]
+    assert shown["feasible"] == [list(split) for split in LINE]
+    assert shown["pick"] == [[2, 6]]
+    assert "pick" not in drawn(plot_map(fitted, LINE))
+
+
+def test_a_picture_needs_splits() -> None:
+    with pytest.raises(ValueError, match="Expected at least one feasible split to draw, but got none"):
+        plot_map(fit_map(TABLE, 12), [])
