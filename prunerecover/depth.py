@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.batches import Batches, as_inputs, split_batches
+from prunerecover.batches import Batches, ModelInputs, as_inputs, split_batches
 from prunerecover.budget import Budget
 from prunerecover.calibrated import REPLACEMENTS, Calibrator
 from prunerecover.importance import IMPORTANCES, NEED_LOSS, Request, check_scores
 from prunerecover.observing import device_of, observing, uncompiled
 from prunerecover.plan import Plan
 from prunerecover.provenance import plan_for
-from prunerecover.search import edits_of, greedy, one_shot
+from prunerecover.search import Memory, bare_share, edits_of, greedy, one_shot
 from prunerecover.structure import unwrap
 from prunerecover.units import DEPTH_KINDS, Unit, find_units
 
@@ -62,42 +62,118 @@ def plan_depth(
     Raises:
         ValueError: If the budget cannot be met, an argument is unknown, there are no batches, or importances are NaN.
     """
-    model = unwrap(model)
     budget = _budget(budget, remove)
-    greedily = importance == "output_divergence" and budget.share is None
-    search = search if search is not None else ("greedy" if greedily else "one_shot")
-    _check(importance, replace, search, loss, budget)
-    batches = _listed(batches)
-    ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
-    with torch.inference_mode(False), observing(model), uncompiled():
-        samples = split_batches(batches, device_of(model), seed)
-        example = samples.held_out[0].select(torch.tensor([0]))
-        found = find_units(model, [k for k in DEPTH_KINDS if k in budget.kinds(DEPTH_KINDS)], example)
-        units = [u for u in found if not any(fnmatch(u.name, pattern) for pattern in ignore)]
-        _check_patterns(ignore, find_units(model))
-        calibrator = Calibrator(model, samples, units, replace, seed)
-        if search == "greedy":
-            scores, chosen = greedy(calibrator, units, budget)
-        else:
-            scores = IMPORTANCES[importance](Request(model, units, tuple(batches), calibrator, loss, seed))
-            check_scores(scores, importance)
-            timed = as_inputs(batches[0]).to(device_of(model)) if budget.latency is not None else example
-            chosen = one_shot(calibrator, units, scores, budget, importance, timed)
-        edits, tensors = edits_of(model, ((c.unit, c.candidate) for c in chosen))
-    return plan_for(
+    planner = DepthPlanner(
         model,
-        edits,
-        method=f"depth/{importance}",
-        arguments={"budget": budget.to_dict(), "replace": replace, "search": search, "ignore": list(ignore)},
+        budget.kinds(DEPTH_KINDS),
+        batches=batches,
+        importance=importance,
+        loss=loss,
+        replace=replace,
+        search=search,
+        ignore=ignore,
         seed=seed,
-        tensors=tensors,
-        example=example,
-        evidence={
-            "importance": scores,
-            "samples": samples.n_samples,
-            "divergence": {choice.unit.name: choice.divergence for choice in chosen},
-        },
     )
+    return planner.plan(budget)
+
+
+class DepthPlanner:
+    """Plans several budgets for one model, and computes once what they share; arguments as of `plan_depth`.
+
+    The model must have the same weights at every `plan`.
+
+    Args:
+        kinds: What may go.
+
+    Attributes:
+        units: What may go, in order of depth.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        kinds: Sequence[str] = DEPTH_KINDS,
+        *,
+        batches: Batches,
+        importance: str = "output_divergence",
+        loss: Callable[[nn.Module, Any], Tensor] | None = None,
+        replace: str = "calibrated",
+        search: str | None = None,
+        ignore: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        self.model = unwrap(model)
+        self.importance, self.loss, self.replace, self.search, self.seed = importance, loss, replace, search, seed
+        self.ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+        _check(importance, replace, search, loss, kinds)
+        self.batches = _listed(batches)
+        with torch.inference_mode(False), observing(self.model), uncompiled():
+            self.samples = split_batches(self.batches, device_of(self.model), seed)
+            self.example = self.samples.held_out[0].select(torch.tensor([0]))
+            found = find_units(self.model, [k for k in DEPTH_KINDS if k in kinds], self.example)
+            _check_patterns(self.ignore, find_units(self.model))
+            self.units = tuple(u for u in found if not any(fnmatch(u.name, pattern) for pattern in self.ignore))
+            self.calibrator = Calibrator(self.model, self.samples, self.units, replace, seed)
+        self._memory = Memory()
+        self._scores: dict[str, float] | None = None
+
+    def plan(self, budget: Budget) -> Plan:
+        """Return the plan of one budget; see `plan_depth`."""
+        search = self._search_for(budget)
+        units = [u for u in self.units if u.kind in budget.kinds(DEPTH_KINDS)]
+        with torch.inference_mode(False), observing(self.model), uncompiled():
+            if search == "greedy":
+                scores, chosen = greedy(self.calibrator, units, budget, self._memory)
+            else:
+                scores = self._ranked()
+                timed = self._example_for(budget.share[0] if budget.share else None)
+                chosen = one_shot(self.calibrator, units, scores, budget, self.importance, timed)
+            edits, tensors = edits_of(self.model, ((c.unit, c.candidate) for c in chosen))
+        arguments = {"budget": budget.to_dict(), "replace": self.replace, "search": search, "ignore": list(self.ignore)}
+        return plan_for(
+            self.model,
+            edits,
+            method=f"depth/{self.importance}",
+            arguments=arguments,
+            seed=self.seed,
+            tensors=tensors,
+            example=self.example,
+            evidence={
+                "importance": scores,
+                "samples": self.samples.n_samples,
+                "divergence": {choice.unit.name: choice.divergence for choice in chosen},
+            },
+        )
+
+    def share_of_one(self, kind: str, cost: str) -> float:
+        """Return the share of the model's cost that goes with one unit of a kind, merged: the mean over half of them.
+
+        Args:
+            kind: Of the units.
+            cost: "macs", "params" or "latency", which is measured on the first batch.
+        """
+        units = [u for u in self.units if u.kind == kind][::2]
+        with torch.inference_mode(False), observing(self.model), uncompiled():
+            return bare_share(self.calibrator, cost, self._example_for(cost))(units) / len(units)
+
+    def _example_for(self, cost: str | None) -> ModelInputs:
+        return as_inputs(self.batches[0]).to(device_of(self.model)) if cost == "latency" else self.example
+
+    def _ranked(self) -> dict[str, float]:
+        if self._scores is None:
+            request = Request(self.model, self.units, tuple(self.batches), self.calibrator, self.loss, self.seed)
+            self._scores = IMPORTANCES[self.importance](request)
+            check_scores(self._scores, self.importance)
+        return self._scores
+
+    def _search_for(self, budget: Budget) -> str:
+        possible = self.importance == "output_divergence" and budget.share is None
+        if self.search == "greedy" and not possible:
+            raise ValueError(
+                "Expected importance='output_divergence' and a budget in units (remove=... or ratio=...) for "
+                f"search='greedy', but got '{self.importance}' and {budget.to_dict()}. Use search='one_shot'."
+            )
+        return self.search or ("greedy" if possible else "one_shot")
 
 
 def _budget(budget: Budget | None, remove: Mapping[str, int] | None) -> Budget:
@@ -129,24 +205,21 @@ def _listed(batches: Batches) -> list[Any]:
     return list(batches)
 
 
-def _check(importance: str, replace: str, search: str, loss: Any, budget: Budget) -> None:
+def _check(importance: str, replace: str, search: str | None, loss: Any, kinds: Sequence[str]) -> None:
     for name, value, allowed in (
         ("importance", importance, tuple(IMPORTANCES)),
         ("replace", replace, REPLACEMENTS),
-        ("search", search, SEARCHES),
+        ("search", search or SEARCHES[0], SEARCHES),
     ):
         if value not in allowed:
-            raise ValueError(f"Expected argument {name} to be one of {', '.join(allowed)}, but got '{value}'.")
-    for kind in budget.kinds(DEPTH_KINDS):
+            raise ValueError(
+                f"Expected argument {name} to be one of {', '.join(allowed)}, but got '{value}'."
+            )
+    for kind in kinds:
         if kind not in DEPTH_KINDS:
             raise ValueError(f"Expected kinds among {', '.join(DEPTH_KINDS)} for a plan in depth, but got '{kind}'.")
     if importance in NEED_LOSS and loss is None:
         raise ValueError(
             f"Expected argument loss=f(model, batch) for importance='{importance}', but got none. "
             "The default, 'output_divergence', needs no labels."
-        )
-    if search == "greedy" and (importance != "output_divergence" or budget.share is not None):
-        raise ValueError(
-            "Expected importance='output_divergence' and a budget in units (remove=... or ratio=...) for "
-            f"search='greedy', but got '{importance}' and {budget.to_dict()}. Use search='one_shot'."
         )

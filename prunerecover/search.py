@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -45,7 +46,7 @@ def one_shot(
         return calibrator.choose(select_by_count(units, scores, budget.counts(numbers(units))))
     check_comparable(units, importance)
     cost, share = budget.share
-    bare = _share_of(calibrator, cost, example)
+    bare = bare_share(calibrator, cost, example)
     goal = share
     while True:
         selected = select_by_cost(units, scores, cost, goal, bare)
@@ -59,7 +60,39 @@ def one_shot(
         goal = bare(selected) + short  # fitted maps stay and cost something: at least one more unit goes
 
 
-def greedy(calibrator: Calibrator, units: Sequence[Unit], budget: Budget) -> tuple[dict[str, float], list[Choice]]:
+@dataclass
+class Memory:
+    """What greedy searches for several budgets of one model have in common: they begin alike.
+
+    Attributes:
+        scores: Divergence of each further unit, by the units that are gone.
+        choices: What units leave, by the units.
+    """
+
+    scores: dict[frozenset[Unit], dict[str, float]] = field(default_factory=dict)
+    choices: dict[frozenset[Unit], list[Choice]] = field(default_factory=dict)
+
+    def score(self, calibrator: Calibrator, units: Sequence[Unit], gone: Sequence[Choice]) -> dict[str, float]:
+        """Return the divergences of `units` on top of what is gone."""
+        known = self.scores.setdefault(frozenset(choice.unit for choice in gone), {})
+        new = [u for u in units if u.name not in known]
+        if new:
+            found = {name: choice.divergence for name, choice in calibrator.score(new, gone).items()}
+            check_scores(found, "output_divergence")
+            known |= found
+        return {u.name: known[u.name] for u in units}
+
+    def choose(self, calibrator: Calibrator, units: Sequence[Unit]) -> list[Choice]:
+        """Return what the units leave."""
+        key = frozenset(units)
+        if key not in self.choices:
+            self.choices[key] = calibrator.choose(units)
+        return self.choices[key]
+
+
+def greedy(
+    calibrator: Calibrator, units: Sequence[Unit], budget: Budget, memory: Memory
+) -> tuple[dict[str, float], list[Choice]]:
     """Remove the unit of least divergence, fit all again, and score the others on the pruned model, in turn.
 
     Returns:
@@ -69,19 +102,19 @@ def greedy(calibrator: Calibrator, units: Sequence[Unit], budget: Budget) -> tup
         ValueError: If the budget asks for more units than can go together.
     """
     wanted = budget.counts(numbers(units))
+    order: list[Unit] = []
     chosen: list[Choice] = []
     first: dict[str, float] = {}
     with progress("removing one unit after the other", sum(wanted.values())) as advance:
-        while left := _removable(units, wanted, [c.unit for c in chosen]):
-            scores = {name: choice.divergence for name, choice in calibrator.score(left, chosen).items()}
-            check_scores(scores, "output_divergence")
+        while left := _removable(units, wanted, order):
+            scores = memory.score(calibrator, left, chosen)
             first = first or scores
             # What holds other units goes first: small units must not use up its places.
             holders = [u for u in left if u.kind == "block"] or [u for u in left if u.kind == "mlp"]
-            best = min(holders or left, key=lambda u: scores[u.name])
-            chosen = calibrator.choose([*(c.unit for c in chosen), best])
+            order.append(min(holders or left, key=lambda u: scores[u.name]))
+            chosen = memory.choose(calibrator, order)
             advance()
-    short = {kind: n - sum(c.unit.kind == kind for c in chosen) for kind, n in wanted.items()}
+    short = {kind: n - sum(u.kind == kind for u in order) for kind, n in wanted.items()}
     short = {kind: n for kind, n in short.items() if n > 0}
     if short:
         raise ValueError(
@@ -108,20 +141,7 @@ def edits_of(model: nn.Module, chosen: Iterable[tuple[Unit, Candidate]]) -> tupl
     return [*edits, *take_out_blocks(model, blocks)], tensors
 
 
-def numbers(units: Sequence[Unit]) -> dict[str, int]:
-    """Return how many units there are of each kind."""
-    return {kind: sum(u.kind == kind for u in units) for kind in {u.kind for u in units}}
-
-
-def _removable(units: Sequence[Unit], wanted: Mapping[str, int], gone: Sequence[Unit]) -> list[Unit]:
-    """Units of kinds whose count is not met, neither gone, nor inside what is gone, nor around it."""
-    missing = {kind for kind, n in wanted.items() if sum(u.kind == kind for u in gone) < n}
-    return [
-        u for u in units if u.kind in missing and not any(u == g or is_inside(u, g) or is_inside(g, u) for g in gone)
-    ]
-
-
-def _share_of(calibrator: Calibrator, cost: str, example: ModelInputs) -> Callable[[Sequence[Unit]], float]:
+def bare_share(calibrator: Calibrator, cost: str, example: ModelInputs) -> Callable[[Sequence[Unit]], float]:
     """Return a function that measures the share of the cost that goes with some units, as if they left nothing."""
     model, layout = calibrator.model, calibrator.layout
 
@@ -135,3 +155,16 @@ def _share_of(calibrator: Calibrator, cost: str, example: ModelInputs) -> Callab
         return removed_share(model, edits, cost, example, calibrator.seed)
 
     return share
+
+
+def numbers(units: Sequence[Unit]) -> dict[str, int]:
+    """Return how many units there are of each kind."""
+    return {kind: sum(u.kind == kind for u in units) for kind in {u.kind for u in units}}
+
+
+def _removable(units: Sequence[Unit], wanted: Mapping[str, int], gone: Sequence[Unit]) -> list[Unit]:
+    """Units of kinds whose count is not met, neither gone, nor inside what is gone, nor around it."""
+    missing = {kind for kind, n in wanted.items() if sum(u.kind == kind for u in gone) < n}
+    return [
+        u for u in units if u.kind in missing and not any(u == g or is_inside(u, g) or is_inside(g, u) for g in gone)
+    ]
