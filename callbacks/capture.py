@@ -7,14 +7,12 @@ optimizer never run, whatever the step looks like.
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
@@ -22,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from prunerecover.batches import ModelInputs
 from prunerecover.callbacks.calibration_data import calibration_batches
+from prunerecover.callbacks.random_state import seed_all
 from prunerecover.observing import observing, uncompiled
 from prunerecover.structure import get_module, unwrap
 
@@ -55,7 +54,7 @@ def capture_inputs(
         for context in (observing(module), uncompiled(), torch.enable_grad(), _undisturbed(trainer, module)):
             stack.enter_context(context)
         found = stack.enter_context(_stopped_at(network))
-        _seed_all(seed)
+        seed_all(seed)
         for index, batch in enumerate(calibration_batches(trainer, n_samples, seed)):
             inputs = _run_until_captured(trainer, module, _on_device(trainer, module, batch), index, found)
             if inputs is None:
@@ -69,13 +68,6 @@ def capture_inputs(
     if not captured:
         raise ValueError("Expected training data to calibrate on, but the train dataloader gave no batch.")
     return captured
-
-
-def _seed_all(seed: int) -> None:
-    """Seed what `isolate_rng` restores; Lightning's own function would also leave the seed in the environment."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
 
 
 def _run_until_captured(

@@ -14,6 +14,13 @@ import torch
 import torch.distributed as dist
 
 
+def seed_all(seed: int) -> None:
+    """Seed what `isolate_rng` restores; Lightning's own function would also leave the seed in the environment."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 def collect() -> list[dict[str, Any]]:
     """Return the states of every rank (all ranks must call this), readable with `torch.load(weights_only=True)`."""
     own = _collect_own()

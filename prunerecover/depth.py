@@ -212,9 +212,7 @@ def _check(importance: str, replace: str, search: str | None, loss: Any, kinds: 
         ("search", search or SEARCHES[0], SEARCHES),
     ):
         if value not in allowed:
-            raise ValueError(
-                f"Expected argument {name} to be one of {', '.join(allowed)}, but got '{value}'."
-            )
+            raise ValueError(f"Expected argument {name} to be one of {', '.join(allowed)}, but got '{value}'.")
     for kind in kinds:
         if kind not in DEPTH_KINDS:
             raise ValueError(f"Expected kinds among {', '.join(DEPTH_KINDS)} for a plan in depth, but got '{kind}'.")

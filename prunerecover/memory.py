@@ -8,6 +8,7 @@ therefore not comparable with one another, and a `Measurement` says which one it
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -33,6 +34,26 @@ def peak_activations(model: nn.Module, inputs: ModelInputs, device: torch.device
         with uncompiled(), LiveStorages(existing) as live:
             call(model, inputs)
         return live.peak, "tensor sizes"
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Let `peak_memory` count from now on, where that is possible: not for the process on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the peak memory of all work so far in bytes: of the CUDA allocator, elsewhere of the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _allocator_peak(model: nn.Module, inputs: ModelInputs, device: torch.device) -> int:

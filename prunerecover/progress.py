@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _SHOWN: ContextVar[bool] = ContextVar("_SHOWN", default=False)
 
@@ -25,14 +30,21 @@ def progress(description: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 def _may_show() -> bool:
+    first = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK"))
+    return first and not _SHOWN.get() and _console().is_terminal
+
+
+def _console() -> Console:
+    """Return rich's console. Importing it draws a random number, which must not change what a search is seeded with."""
+    state = random.getstate()
     from rich import get_console
 
-    first = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK"))
-    return first and not _SHOWN.get() and get_console().is_terminal
+    console = get_console()
+    random.setstate(state)
+    return console
 
 
 def _start(stack: ExitStack, description: str, total: int) -> Callable[[], None]:
-    from rich import get_console
     from rich.errors import LiveError
     from rich.progress import (
         BarColumn,
@@ -44,7 +56,7 @@ def _start(stack: ExitStack, description: str, total: int) -> Callable[[], None]
     )
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=get_console(), transient=True)
+    bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=_console(), transient=True)
     try:
         stack.enter_context(bar)
     except LiveError:

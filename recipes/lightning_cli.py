@@ -11,16 +11,19 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.cli import LightningCLI
 
 from prunerecover.recipes import digits, image_classifier, image_data
+from prunerecover.recipes.boundary_plan import BoundaryPlan, PublishedBoundaryPlan
 from prunerecover.recipes.planning import DepthPlan, PlanMethod, plan_with
 
-ADDRESSABLE = (image_classifier.ImageClassifier, image_data.ImageData, digits.DigitsData, DepthPlan)
-METHODS = {"depth": "prunerecover.recipes.planning.DepthPlan"}
+ADDRESSABLE = (image_classifier.ImageClassifier, image_data.ImageData, digits.DigitsData)
+CLASSES = {"depth": DepthPlan, "boundary": BoundaryPlan, "boundary_published": PublishedBoundaryPlan}
+METHODS = {name: f"{method.__module__}.{method.__qualname__}" for name, method in CLASSES.items()}
 
 
 class PlanTrainer(pl.Trainer):
@@ -40,17 +43,39 @@ class PlanTrainer(pl.Trainer):
 
         Args:
             model: The module that holds the network.
-            method: How to decide, and how much to remove (`--method depth`, or the class path of your own).
+            method: How to decide, and how much to remove (`--method depth`, `--method boundary`, or the class path of
+                your own).
             datamodule: Where calibration batches come from; the module's own training loader otherwise.
             output: The plan's file.
             calibration: How many training samples to calibrate on.
             target: Path of the network in the module; not needed when there is one candidate.
             ckpt_path: Weights to plan for; the module's own otherwise.
         """
-        plan = plan_with(method, model, datamodule, calibration, target, ckpt_path, self.strategy.root_device)
-        plan.save(output)
-        removed = ", ".join(f"{len(units)} {kind} ({' '.join(units)})" for kind, units in plan.removed.items())
-        print(f"Wrote {output}: removes {removed or 'nothing'}")
+        arguments = (model, method, datamodule, Path(output), calibration, target, ckpt_path)
+        launcher = self.strategy.launcher
+        if launcher is None:
+            self._plan(*arguments)
+        else:
+            launcher.launch(self._plan, *arguments, trainer=self)
+
+    def _plan(
+        self,
+        model: pl.LightningModule,
+        method: PlanMethod,
+        datamodule: pl.LightningDataModule | None,
+        output: Path,
+        calibration: int,
+        target: str | None,
+        ckpt_path: str | None,
+    ) -> None:
+        """Plan on every rank, which share the trials of a search; the first one writes."""
+        self.strategy.setup_environment()
+        plan = plan_with(method, model, datamodule, calibration, target, ckpt_path, self.strategy.root_device, output)
+        if self.is_global_zero:
+            method.write(plan, output)
+            removed = ", ".join(f"{len(units)} {kind} ({' '.join(units)})" for kind, units in plan.removed.items())
+            print(f"Wrote {output}: removes {removed or 'nothing'}")
+        self.strategy.barrier()
 
 
 class RecipeCLI(LightningCLI):

@@ -1,14 +1,16 @@
 """What `prunerecover plan` runs: a method that decides, fed with calibration batches of the recipe's training data.
 
-A method is a class, so that the command line can name any of them (`--method depth`, or your own class path) with its
-arguments (`--method.remove '{"activation": 3}'`).
+A method is a class, so that the command line can name any of them (`--method depth`, `--method boundary`, or your own
+class path) with its arguments (`--method.remove '{"activation": 3}'`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -29,18 +31,39 @@ from prunerecover.structure import get_module
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
+@dataclass(frozen=True)
+class PlanTask:
+    """What a method decides about.
+
+    Attributes:
+        network: The dense network.
+        batches: Calibration batches as the training loader gives them.
+        loss: `loss(network, batch)`, a scalar, for methods that need labels.
+        module: The module that holds the network.
+        datamodule: Its data; None: the module has its own.
+        target: Path of the network in the module.
+        output: The plan's file; what else a method writes goes beside it.
+    """
+
+    network: nn.Module
+    batches: Sequence[Any]
+    loss: Loss
+    module: pl.LightningModule
+    datamodule: pl.LightningDataModule | None
+    target: str
+    output: Path
+
+
 class PlanMethod(ABC):
     """Decides what to remove from a network."""
 
     @abstractmethod
-    def make(self, network: nn.Module, batches: Iterable[Any], loss: Loss) -> Plan:
-        """Return the plan; the network stays as it is.
+    def make(self, task: PlanTask) -> Plan:
+        """Return the plan; network and module stay as they are."""
 
-        Args:
-            network: The dense network.
-            batches: Calibration batches as the training loader gives them.
-            loss: `loss(network, batch)`, a scalar, for methods that need labels.
-        """
+    def write(self, plan: Plan, output: Path) -> None:
+        """Write the plan and whatever there is to look at; on one rank."""
+        plan.save(output)
 
 
 class DepthPlan(PlanMethod):
@@ -77,14 +100,14 @@ class DepthPlan(PlanMethod):
         self.importance, self.replace, self.search = importance, replace, search
         self.ignore, self.seed = tuple(ignore or ()), seed
 
-    def make(self, network: nn.Module, batches: Iterable[Any], loss: Loss) -> Plan:
+    def make(self, task: PlanTask) -> Plan:
         """Return the plan of `plan_depth`."""
         return plan_depth(
-            network,
+            task.network,
             self.budget,
-            batches=batches,
+            batches=task.batches,
             importance=self.importance,
-            loss=loss,
+            loss=task.loss,
             replace=self.replace,
             search=self.search,
             ignore=self.ignore,
@@ -100,6 +123,7 @@ def plan_with(
     target: str | None,
     ckpt_path: str | None,
     device: torch.device,
+    output: Path,
 ) -> Plan:
     """Make a plan for the network in `module` from training samples.
 
@@ -111,15 +135,17 @@ def plan_with(
         target: Path of the network in the module; None: the only supported one.
         ckpt_path: A Lightning checkpoint with the weights to plan for; None: those of the module.
         device: Where to calibrate.
+        output: The plan's file.
 
     Raises:
         ValueError: If the checkpoint is of a pruned model.
     """
     if ckpt_path is not None:
         load_dense_weights(module, ckpt_path)
-    network = get_module(module.to(device), find_target(module, target))
+    path = find_target(module.to(device), target)
     batches = list(calibration_batches(module, datamodule, calibration))
-    return method.make(network, batches, classification_loss(module))
+    loss = classification_loss(module)
+    return method.make(PlanTask(get_module(module, path), batches, loss, module, datamodule, path, output))
 
 
 def load_dense_weights(module: pl.LightningModule, path: str) -> None:

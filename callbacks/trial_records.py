@@ -1,0 +1,91 @@
+"""What trials found, one JSON line each, appended as soon as a trial ends: a search that is killed goes on from there.
+
+Each rank writes a file of its own (`trials.jsonl`, `trials.1.jsonl`, ...), so that nothing is written twice at once;
+all of them are read. A line that was cut off in the middle of writing is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """The result of one trial.
+
+    Attributes:
+        key: Hash of everything that decides the result: plan, weights, seed, settings.
+        attention: Number of attentions removed.
+        activation: Number of activations removed.
+        seed: Of the run.
+        accuracy: After the run, in percent.
+        seconds: That it took.
+        peak_memory_bytes: Of the process on a CPU, of the allocator on an accelerator.
+    """
+
+    key: str
+    attention: int
+    activation: int
+    seed: int
+    accuracy: float
+    seconds: float
+    peak_memory_bytes: int
+
+
+def read_records(path: Path) -> dict[str, TrialRecord]:
+    """Return all complete records by key; none if there is no file yet.
+
+    Args:
+        path: Of the first rank's file.
+
+    Raises:
+        ValueError: If a complete line is no trial record.
+    """
+    found: dict[str, TrialRecord] = {}
+    others = path.parent.glob(f"{path.stem}.*{path.suffix}")
+    for file in sorted({path, *others} if path.is_file() else others):
+        for line in _complete_lines(file):
+            try:
+                record = TrialRecord(**json.loads(line))
+            except (TypeError, json.JSONDecodeError) as error:
+                raise ValueError(
+                    f"Expected one trial per line in {file}, but got {line[:60]!r}. Move the file away to start anew."
+                ) from error
+            found[record.key] = record
+    return found
+
+
+def append_record(path: Path, rank: int, record: TrialRecord) -> None:
+    """Add one record to a rank's file, on the disk before this returns."""
+    file = path.with_suffix(f".{rank}{path.suffix}") if rank else path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a+b") as stream:
+        stream.seek(max(stream.seek(0, os.SEEK_END) - 1, 0))
+        ends_well = stream.read(1) in (b"", b"\n")
+        stream.write(b"" if ends_well else b"\n")
+        stream.write(json.dumps(asdict(record)).encode() + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def table(records: Iterable[TrialRecord]) -> str:
+    """Return the trials as a Markdown table, the best first."""
+    lines = [
+        "| attentions removed | activations removed | seed | accuracy | minutes | peak memory |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in sorted(records, key=lambda r: -r.accuracy):
+        cost = f"{r.seconds / 60:.1f} | {r.peak_memory_bytes / 2**20:,.0f} MiB"
+        lines.append(f"| {r.attention} | {r.activation} | {r.seed} | {r.accuracy:.2f} | {cost} |")
+    return "\n".join(lines)
+
+
+def _complete_lines(file: Path) -> list[str]:
+    """Return the lines that end in a newline and are whole: what a kill cut off is not JSON, and is dropped."""
+    text = file.read_text(encoding="utf-8")
+    lines = text.split("\n")[:-1]
+    return [line for line in lines if line.endswith("}")]

@@ -1,0 +1,224 @@
+"""Short runs of pruned models inside a nested Trainer: what a search compares plans by.
+
+Each trial copies the user's LightningModule, prunes the copy with `DepthPrune`, recovers it for a few epochs with
+`DistillRecover`, and reads one metric that the module logs in validation. The user's own optimizers and data are used;
+the module, its random state and a fit that is going on around the trials are left as they were. All ranks take their
+share of the trials, and all get all results. Lightning's `barebones` mode is not used: `self.log` does nothing in it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from prunerecover.boundary import TYPES, Trial
+from prunerecover.callbacks.depth_prune import DepthPrune
+from prunerecover.callbacks.distill_recover import DistillRecover
+from prunerecover.callbacks.random_state import seed_all
+from prunerecover.callbacks.target import find_target
+from prunerecover.callbacks.trial_records import TrialRecord, append_record, read_records
+from prunerecover.fingerprint import weights_hash
+from prunerecover.memory import peak_memory, reset_peak_memory
+from prunerecover.progress import progress
+from prunerecover.structure import get_module, unwrap
+
+
+@dataclass(frozen=True)
+class TrialSettings:
+    """How every trial trains, and what is read at its end.
+
+    Args:
+        metric: What the module logs in validation; higher is better.
+        scale: What brings the metric to percent: 100 for a share, 1 for a metric that is logged in percent.
+        epochs: Of each trial.
+        distill: Recover with the dense network as the teacher.
+        trainer: Further arguments of the trials' Trainer, such as {"limit_train_batches": 100}.
+
+    Raises:
+        ValueError: If there is nothing to train, or an argument of the Trainer is one that trials set.
+    """
+
+    metric: str = "val_top1"
+    scale: float = 100.0
+    epochs: int = 1
+    distill: bool = True
+    trainer: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if self.epochs < 1:
+            raise ValueError(f"Expected trials of at least 1 epoch, but got {self.epochs}.")
+        taken = sorted({"max_epochs", "callbacks", "devices", "strategy", "logger"} & self.trainer.keys())
+        if taken:
+            raise ValueError(f"Expected no {', '.join(taken)} among the trials' Trainer arguments: trials set them.")
+
+
+class TrialRunner:
+    """Runs trials and returns their accuracies in percent; an `Evaluate` of `prunerecover.boundary`.
+
+    Args:
+        module: With dense weights; unchanged.
+        datamodule: None: the module has its own data.
+        store: JSONL file of the results; a trial that is in it is not run again. Its key covers plan, weights, seed and
+            settings, not the data: name another file for other data.
+        settings: Of the trials.
+        target: Path of the network in the module; None: the only supported one.
+
+    Attributes:
+        records: The trials asked for, in order.
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        datamodule: pl.LightningDataModule | None,
+        store: str | Path,
+        settings: TrialSettings | None = None,
+        target: str | None = None,
+    ) -> None:
+        self.module, self.datamodule, self.store = module, datamodule, Path(store)
+        self.settings = settings or TrialSettings()
+        self.target = find_target(module, target)
+        self.records: list[TrialRecord] = []
+        self._weights = weights_hash(unwrap(get_module(module, self.target)))
+        self._known: dict[str, TrialRecord] = {}
+        for known in _gathered(read_records(self.store)):
+            self._known |= known
+        self._checked = False
+
+    def __call__(self, trials: Sequence[Trial]) -> list[float]:
+        """Run what is not known yet, spread over the ranks, and return all accuracies in order.
+
+        Raises:
+            ValueError: If the module does not log the metric.
+        """
+        trials = _from_first_rank(list(trials))
+        keys = [self._key(trial) for trial in trials]
+        missing = {key: trial for key, trial in zip(keys, trials, strict=True) if key not in self._known}
+        rank, world = _rank_and_world()
+        mine = list(missing.items())[rank::world]
+        if mine and not self._checked:
+            self._check_metric()
+        found: dict[str, TrialRecord] = {}
+        try:
+            with progress("recovering pruned models for a while", len(mine)) as advance:
+                for key, trial in mine:
+                    found[key] = self._run(key, trial)
+                    append_record(self.store, rank, found[key])
+                    advance()
+        except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
+            done = len(self._known) + len(found)
+            rank_zero_info(f"prunerecover: interrupted. {done} trials are in {self.store}; run this again to go on.")
+            raise
+        for records in _gathered(found):
+            self._known |= records
+        self.records += [self._known[key] for key in keys]
+        return [self._known[key].accuracy for key in keys]
+
+    def _run(self, key: str, trial: Trial) -> TrialRecord:
+        device = self.module.device
+        reset_peak_memory(device)
+        started = time.perf_counter()
+        accuracy = self._accuracy_after(trial)
+        counts = [len(trial.plan.removed.get(kind, ())) for kind in TYPES]
+        seconds = time.perf_counter() - started
+        return TrialRecord(key, counts[0], counts[1], trial.seed, accuracy, seconds, peak_memory(device))
+
+    def _accuracy_after(self, trial: Trial) -> float:
+        callbacks: list[pl.Callback] = []
+        if trial.plan.edits:
+            callbacks.append(DepthPrune(plan=trial.plan, target=self.target, merge="never"))
+            if self.settings.distill:
+                callbacks.append(DistillRecover(target=self.target))
+        with isolate_rng(), _quiet():
+            seed_all(trial.seed)
+            trainer = self._trainer(callbacks, max_epochs=self.settings.epochs)
+            trainer.fit(own_copy(self.module), datamodule=self.datamodule)
+        return self._metric_of(trainer)
+
+    def _trainer(self, callbacks: list[pl.Callback], **arguments: Any) -> pl.Trainer:
+        device = self.module.device
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        settings = {**quiet, "num_sanity_val_steps": 0, "enable_checkpointing": False, **self.settings.trainer}
+        devices: Any = 1 if device.index is None else [device.index]
+        accelerator = "gpu" if device.type == "cuda" else device.type
+        return pl.Trainer(accelerator=accelerator, devices=devices, callbacks=callbacks, **{**settings, **arguments})
+
+    def _metric_of(self, trainer: pl.Trainer) -> float:
+        if self.settings.metric not in trainer.callback_metrics:
+            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+            raise ValueError(
+                f"Expected the module to log '{self.settings.metric}' in validation, but it logged {logged}. "
+                "Name another metric in the trials' settings, or add validation data."
+            )
+        return float(trainer.callback_metrics[self.settings.metric]) * self.settings.scale
+
+    def _check_metric(self) -> None:
+        """Ask for the metric on one batch, before hours go into trials."""
+        with isolate_rng(), _quiet():
+            trainer = self._trainer([], limit_val_batches=1)
+            trainer.validate(own_copy(self.module), datamodule=self.datamodule, verbose=False)
+            self._metric_of(trainer)
+        self._checked = True
+
+    def _key(self, trial: Trial) -> str:
+        edits = [edit.model_dump(mode="json") for edit in trial.plan.edits]
+        told = [edits, self._weights, trial.seed, asdict(self.settings)]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def own_copy(module: pl.LightningModule) -> pl.LightningModule:
+    """Copy a module for a trainer of its own: not the trainer it is in, nor compiled calls, which lead back."""
+    memo = {id(vars(module).get(name)): None for name in ("_trainer", "_fabric") if vars(module).get(name) is not None}
+    copied = copy.deepcopy(module, memo)
+    for inner in copied.modules():
+        vars(inner).pop("_compiled_call_impl", None)
+    return copied
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what every trainer says at its start and end from the console; warnings stay."""
+    log = logging.getLogger("lightning.pytorch")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def _rank_and_world() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _gathered(found: dict[str, TrialRecord]) -> list[dict[str, TrialRecord]]:
+    """Return what every rank has found, the same on all of them."""
+    _, world = _rank_and_world()
+    if world == 1:
+        return [found]
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, found)
+    return everyone
+
+
+def _from_first_rank(trials: list[Trial]) -> list[Trial]:
+    """Return the first rank's trials: plans must not differ by a rounding error."""
+    if _rank_and_world()[1] > 1:
+        dist.broadcast_object_list(trials, src=0)
+    return trials
