@@ -12,7 +12,9 @@ from prunerecover.callbacks.ledger import Ledger
 from prunerecover.plan import Plan
 
 
-def announce(trainer: pl.Trainer, ledger: Ledger, by: str, target: str, plan: Plan) -> None:
+def announce(
+    trainer: pl.Trainer, ledger: Ledger, by: str, target: str, plan: Plan, seconds: float | None = None
+) -> None:
     """Record one surgery; within a fit also tell the loggers and the console, and write a plan file.
 
     Args:
@@ -21,13 +23,14 @@ def announce(trainer: pl.Trainer, ledger: Ledger, by: str, target: str, plan: Pl
         by: Which callback did it.
         target: Path of the network.
         plan: What was done, before any merging.
+        seconds: That it took to decide; None if that was done elsewhere.
     """
     units = [name for names in plan.removed.values() for name in names]
     if not units:
         rank_zero_warn(f"{by} removed nothing: its plan has no edits. Is the budget below one unit?")
     params = ledger.plans[target].result.params if units else 0
     event = {"by": by, "target": target, "epoch": trainer.current_epoch, "step": trainer.global_step, "units": units}
-    ledger.events.append({**event, "params": params, "macs": plan.result.macs})
+    ledger.events.append({**event, "params": params, "macs": plan.result.macs, "seconds": seconds})
     if not units or trainer.state.fn != "fit":
         return
     metrics: dict[str, Any] = {"surgery/params": params}

@@ -51,12 +51,12 @@ def capture_inputs(
     captured: list[CapturedInputs] = []
     with ExitStack() as stack:
         stack.enter_context(isolate_rng())
-        for context in (observing(module), uncompiled(), torch.enable_grad(), _undisturbed(trainer, module)):
+        for context in (observing(module), uncompiled(), torch.enable_grad(), undisturbed(trainer, module)):
             stack.enter_context(context)
         found = stack.enter_context(_stopped_at(network))
         seed_all(seed)
         for index, batch in enumerate(calibration_batches(trainer, n_samples, seed)):
-            inputs = _run_until_captured(trainer, module, _on_device(trainer, module, batch), index, found)
+            inputs = _run_until_captured(trainer, module, on_device(trainer, module, batch), index, found)
             if inputs is None:
                 raise ValueError(
                     f"Expected {type(module).__name__}.training_step to call the network at target='{target}', but it "
@@ -76,20 +76,20 @@ def _run_until_captured(
     found.clear()
     try:
         with trainer.strategy.precision_plugin.train_step_context():
-            module.training_step(*_step_arguments(module, batch, index))
+            module.training_step(*step_arguments(module, batch, index))
     except _Captured:
         return CapturedInputs(found[0].args, found[0].kwargs, batch)
     return None
 
 
-def _on_device(trainer: pl.Trainer, module: pl.LightningModule, batch: Any) -> Any:
+def on_device(trainer: pl.Trainer, module: pl.LightningModule, batch: Any) -> Any:
     """Prepare a batch as Lightning does: precision, the user's transfer hooks, device."""
     batch = trainer.strategy.precision_plugin.convert_input(batch)
     batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
-def _step_arguments(module: pl.LightningModule, batch: Any, index: int) -> tuple[Any, ...]:
+def step_arguments(module: pl.LightningModule, batch: Any, index: int) -> tuple[Any, ...]:
     """Return what Lightning would call the training step with."""
     _, *parameters = inspect.signature(type(module).training_step).parameters.values()
     if any(p.name == "dataloader_iter" for p in parameters):
@@ -127,7 +127,7 @@ def _stopped_at(network: nn.Module) -> Iterator[list[ModelInputs]]:
 
 
 @contextmanager
-def _undisturbed(trainer: pl.Trainer, module: pl.LightningModule) -> Iterator[None]:
+def undisturbed(trainer: pl.Trainer, module: pl.LightningModule) -> Iterator[None]:
     """Keep what a step may touch before it reaches the target: attributes and flags, logs, other optimizers."""
     wrapped: Any = module.optimizers()
     optimizers = [*trainer.optimizers, *(wrapped if isinstance(wrapped, list) else [wrapped])]

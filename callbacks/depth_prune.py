@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +23,11 @@ from prunerecover.callbacks.ledger_callback import LedgerCallback
 from prunerecover.callbacks.operate import operate
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
 from prunerecover.callbacks.target import find_target
+from prunerecover.callbacks.training_loss import training_loss
 from prunerecover.checkpoint import save_pruned
 from prunerecover.depth import plan_depth
 from prunerecover.fingerprint import tensors_hash, weights_hash
+from prunerecover.importance import NEED_LOSS
 from prunerecover.merge import merge as merge_linears
 from prunerecover.plan import Plan
 from prunerecover.refit import refit_plan
@@ -51,7 +54,8 @@ class DepthPrune(LedgerCallback):
         target: Path of the network inside the LightningModule; default: the single supported one.
         importance: See `plan_depth`.
         loss: `loss(network, inputs) -> scalar` for importances that need one: call `network(*inputs.args,
-            **inputs.kwargs)`; `inputs.batch` is what the training step was given, labels included.
+            **inputs.kwargs)`; `inputs.batch` is what the training step was given, labels included. None: what the
+            module's training step returns.
         replace: See `plan_depth`.
         search: See `plan_depth`.
         schedule: When; also as a dict of `PruneSchedule`'s arguments.
@@ -208,18 +212,22 @@ class DepthPrune(LedgerCallback):
         return events[ledger.made_by(me) :]
 
     def _operate(self, trainer: pl.Trainer, pl_module: pl.LightningModule, budget: Budget | None) -> None:
-        target = find_target(pl_module, self.target)
+        target, started = find_target(pl_module, self.target), time.perf_counter()
         with isolate_rng():
             plan = self._decide(trainer, pl_module, target, budget)
+            seconds = time.perf_counter() - started if budget is not None else None
             plan = trainer.strategy.broadcast(plan)  # decided once: ranks must not differ by a rounding error
             operate(trainer, pl_module, target, plan, merge=self.merge == "at_surgery")
-        announce(trainer, Ledger.of(pl_module), self._key(trainer), target, plan)
+        announce(trainer, Ledger.of(pl_module), self._key(trainer), target, plan, seconds)
 
     def _decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
         network = unwrap(get_module(pl_module, target))
         if budget is not None:
             batches = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
-            return plan_depth(network, budget, batches=batches, seed=self.seed, **self.planning)
+            planning = dict(self.planning)
+            if planning["loss"] is None and planning["importance"] in NEED_LOSS:
+                planning["loss"] = training_loss(trainer, pl_module)
+            return plan_depth(network, budget, batches=batches, seed=self.seed, **planning)
         assert self.plan is not None
         if _fits_weights(self.plan, network):
             return self.plan

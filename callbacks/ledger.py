@@ -37,7 +37,7 @@ class Ledger:
     Attributes:
         plans: All edits so far of each network, by its path.
         journals: How to take them back, by the same paths.
-        events: Surgeries in order: {"by", "target", "epoch", "step", "units", "params", "macs"}; plain data.
+        events: Surgeries in order: {"by", "target", "epoch", "step", "units", "params", "macs", "seconds"}; plain data.
         begun: What each callback found when its schedule began: {"events": how many were its own, "units": per kind}.
         teachers: File and hash of the dense teacher of each network, once it was saved.
         from_checkpoint: Whether the last file read held a ledger; None: no file was read.

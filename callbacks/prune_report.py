@@ -18,7 +18,7 @@ from prunerecover.callbacks.teacher import copy_dense
 from prunerecover.figures import plot_history, plot_plan
 from prunerecover.merge import merge
 from prunerecover.plan import Plan
-from prunerecover.report import compare
+from prunerecover.report import SearchCost, compare
 from prunerecover.structure import get_module, unwrap
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class PruneReport(LedgerCallback):
         merge(pruned)
         inputs = self._example.to(pl_module.device)
         details = {"history": self.history, "surgeries": ledger.events}
-        report = compare(dense, pruned, inputs, plan=plan, pairs=self.pairs, details=details)
+        search = search_cost(plan, ledger.events, target)
+        report = compare(dense, pruned, inputs, plan=plan, search=search, pairs=self.pairs, details=details)
         report.save(folder, figures=self._figures(plan, [e for e in ledger.events if e["target"] == target]))
         plan.save(folder / "plan.json")
         rank_zero_info(f"prunerecover: report written to {folder}")
@@ -90,3 +91,13 @@ class PruneReport(LedgerCallback):
                     {name: points}, surgeries, metric=name, percent="loss" not in name
                 )
         return figures
+
+
+def search_cost(plan: Plan, events: list[dict[str, Any]], target: str) -> SearchCost | None:
+    """Return what all planning took: within the fit, and before it where the plan says so."""
+    before = plan.evidence.get("search", {})
+    within = [e["seconds"] for e in events if e["target"] == target and e.get("seconds") is not None]
+    if not before and not within:
+        return None
+    seconds = before.get("seconds", 0.0) + sum(within)
+    return SearchCost(**{"peak_memory_bytes": None, "trials": None, **before, "seconds": seconds})

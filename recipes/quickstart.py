@@ -27,8 +27,10 @@ from torch import nn
 from prunerecover import Plan, Report, apply_plan, compare, find_units, merge, save_pruned
 from prunerecover.callbacks import DepthPrune, DistillRecover
 from prunerecover.callbacks.ledger import Ledger
+from prunerecover.callbacks.prune_report import search_cost
 from prunerecover.figures import plot_history, plot_plan
 from prunerecover.recipes.digits import DigitsClassifier, DigitsData
+from prunerecover.report import SearchCost
 from prunerecover.scoring import metric_named, score
 
 Curve = list[tuple[float, float]]
@@ -63,6 +65,7 @@ class Run:
     dense: nn.Module
     pruned: nn.Module
     plan: Plan
+    search: SearchCost | None
     curves: dict[str, Curve]
     accuracies: dict[str, float]
 
@@ -122,7 +125,9 @@ def run_once(seed: int, data: DigitsData, recipe: Recipe, progress: Progress) ->
     after = ValidationCurve(progress, f"seed {seed}: prune and recover", recipe.recovery_epochs, recipe.epochs)
     _trainer(recipe.recovery_epochs, prune, DistillRecover(), after).fit(module, data)
 
-    plan = Ledger.of(module).plans["model"]
+    ledger = Ledger.of(module)
+    plan = ledger.plans["model"]
+    search = search_cost(plan, ledger.events, "model")
     unrecovered = copy.deepcopy(dense)
     apply_plan(unrecovered, plan)
     pruned = copy.deepcopy(module.model).eval()
@@ -136,7 +141,7 @@ def run_once(seed: int, data: DigitsData, recipe: Recipe, progress: Progress) ->
     )
     (at_surgery,) = _accuracy((unrecovered,), data.val_dataloader())
     curves = {"dense": curve.points, "pruned and recovered": [(recipe.epochs, at_surgery), *after.points]}
-    return Run(dense, pruned, plan, curves, accuracies)
+    return Run(dense, pruned, plan, search, curves, accuracies)
 
 
 def _accuracy(models: tuple[nn.Module, ...], batches: Iterable[Any]) -> list[float]:
@@ -155,7 +160,8 @@ def report_on(runs: list[Run], data: DigitsData, recipe: Recipe, seconds: float)
     }
     first = runs[0]
     batches = data.test_dataloader()
-    return compare(first.dense, first.pruned, images, batches=batches, plan=first.plan, details=details)
+    plan, search = first.plan, first.search
+    return compare(first.dense, first.pruned, images, batches=batches, plan=plan, search=search, details=details)
 
 
 def summary(report: Report) -> list[str]:

@@ -15,9 +15,10 @@ from test_foreign import fit, prune, trainer_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from prunerecover import Budget, Plan, find_units, plan_depth
+from prunerecover import Budget, Plan, Report, find_units, plan_depth
 from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport, PruneSchedule
 from prunerecover.callbacks.ledger import KEY, Ledger
+from prunerecover.report import SearchCost
 
 
 def snapshot(module):
@@ -523,10 +524,21 @@ def test_report_is_written(tmp_path):
     assert Plan.load(folder / "plan.json").edits == Ledger.of(module).plans["net"].edits
     text = (folder / "report.md").read_text()
     assert "MACs" in text
+    (event,) = Ledger.of(module).events
+    assert Report.load(folder).search == SearchCost(seconds=event["seconds"])
+    assert event["seconds"] > 0
     history = PruneReport()
     history.load_state_dict(runner.callbacks[1].state_dict())
     assert [epoch for epoch, _ in history.history["val_acc"]] == [0, 1, 2]
     assert "removed_units" not in history.history
+
+
+def test_report_states_what_a_search_before_the_fit_took(tmp_path):
+    module, cost = Plain(), {"seconds": 60.0, "peak_memory_bytes": 7, "trials": 5}
+    plan = plan_depth(module.net, remove={"attention": 1}, batches=loader(), replace="zero")
+    plan = plan.model_copy(update={"evidence": {**plan.evidence, "search": cost}})
+    trainer_of(tmp_path, DepthPrune(plan=plan), PruneReport(pairs=0), epochs=1).fit(module, loader())
+    assert Report.load(tmp_path / "report").search == SearchCost(**cost)
 
 
 def test_report_history_goes_on_after_resume(tmp_path):
