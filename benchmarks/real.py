@@ -59,11 +59,16 @@ def correct(model: nn.Module, loader: DataLoader[Any], classes: Tensor | None = 
     return torch.cat(hits)
 
 
+def command() -> str:
+    """Return how the running benchmark was called."""
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
 def write(name: str, result: dict[str, Any], markdown: str) -> None:
     """Write JSON and Markdown results, with what they were measured with."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     record = {
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": command(),
         "cpu": cpu_name(),
         "versions": versions(),
         **result,

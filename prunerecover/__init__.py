@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prunerecover.accuracy_map import AccuracyMap as AccuracyMap
     from prunerecover.accuracy_map import MapPoint as MapPoint
     from prunerecover.accuracy_map import fit_map as fit_map
+    from prunerecover.boundary import plan_boundary as plan_boundary
     from prunerecover.budget import Budget as Budget
     from prunerecover.callbacks import DepthPrune as DepthPrune
     from prunerecover.callbacks import DistillRecover as DistillRecover
@@ -59,6 +60,7 @@ _HOME = {
     "load_pruned": "prunerecover.checkpoint",
     "measure": "prunerecover.measure",
     "merge": "prunerecover.merge",
+    "plan_boundary": "prunerecover.boundary",
     "plan_depth": "prunerecover.depth",
     "save_pruned": "prunerecover.checkpoint",
     "update_optimizer": "prunerecover.optimizers",

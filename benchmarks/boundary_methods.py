@@ -1,0 +1,193 @@
+"""The peers of `boundary_dpt.py`: each meets a budget in latency with the least removal.
+
+(a) attention alone and (b) activation alone, by gate gradients within the type; (c) both by one ranking of the gate
+gradients, which compares scales that do not compare; (d) BoundaryDPT by the book; (d1) its units with our replacement;
+(d2) our units with identities; (e) our default; (f) whole blocks by Block Influence; (g) widths by torch-pruning's
+isomorphic pruning (arXiv 2407.04616). (a)-(d) and (d2) leave identities, as the published method does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+import torch_pruning as tp
+from real import RESULTS, deit_tiny
+from tiny_imagenet import calibration, data, loss, module
+from torch import nn
+
+from prunerecover import Budget, Plan, apply_plan, find_units, merge, plan_depth
+from prunerecover.boundary import PUBLISHED, TYPES, BoundarySearch, layers_of
+from prunerecover.callbacks.trials import TrialRunner, TrialSettings
+from prunerecover.depth import DepthPlanner
+from prunerecover.designs import affordable_splits
+from prunerecover.importance.gate_gradient import gate_gradient
+from prunerecover.latency import latency_ratio
+
+SLACK = 0.02  # by how much the measured share may miss the budget
+TRIAL_IMAGES, HELD_OUT = 500, 1000
+TRIALS = RESULTS / "boundary_dpt.trials.jsonl"
+IMAGES = torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+
+
+def removed_latency(network: nn.Module, pairs: int = 30) -> float:
+    """Return the share of the dense model's latency that is gone: the median of interleaved pairs, batch 8."""
+    return 1 - latency_ratio(deit_tiny(), network, IMAGES, pairs=pairs, warmup=5).ratio.value
+
+
+def pruned(plan: Plan, merged: bool = False) -> nn.Module:
+    """Apply a plan to the dense network."""
+    network = deit_tiny()
+    apply_plan(network, plan)
+    if merged:
+        merge(network)
+    return network
+
+
+def least(budget: float, candidates: list[Callable[[], Plan]]) -> Plan:
+    """Return the first plan, from small to large removals, whose measured share meets the budget within the slack."""
+    low, high = 0, len(candidates) - 1
+    while low < high:
+        middle = (low + high) // 2
+        met = removed_latency(pruned(candidates[middle](), merged=True)) >= budget - SLACK
+        low, high = (low, middle) if met else (middle + 1, high)
+    return candidates[low]()
+
+
+def one_type(kind: str, budget: float) -> Plan:
+    """Remove one type alone."""
+    planner = published_planner()
+    return least(budget, [partial(planner.plan, Budget(remove={kind: n})) for n in range(1, 13)])
+
+
+def one_ranking(budget: float) -> Plan:
+    """Remove what has the lowest gate gradient, whatever its type."""
+    network = deit_tiny()
+    units = find_units(network, TYPES)
+    scores = gate_gradient(network, units, calibration(), loss)
+    order = sorted(units, key=lambda unit: scores[unit.name])
+    return least(budget, [partial(named, tuple(u.name for u in order[:n]), "identity") for n in range(1, 24)])
+
+
+def blocks(budget: float) -> Plan:
+    """Remove whole blocks by Block Influence."""
+    make = partial(plan_depth, deit_tiny(), batches=calibration(), importance="block_influence")
+    return least(budget, [partial(make, remove={"block": n}) for n in range(1, 12)])
+
+
+def by_the_book(budget: float) -> Plan:
+    """BoundaryDPT: 22 short recoveries, a polynomial surface, gate gradients, identities."""
+    return searched(published_planner(), budget, design="axes_and_staircase", surface="polynomial")
+
+
+def ours(budget: float) -> Plan:
+    """Our default: five short recoveries along the budget's line, greedy selection, calibrated replacements."""
+    return searched(default_planner(), budget)
+
+
+def searched(planner: DepthPlanner, budget: float, **how: str) -> Plan:
+    """Search the splits of a latency budget; trials are kept, and shared between budgets."""
+    attention, activation = (share_of_one(kind) for kind in TYPES)
+    splits = affordable_splits(layers_of(planner), attention, activation, budget)
+    runner = TrialRunner(module(), data(TRIAL_IMAGES, HELD_OUT), TRIALS, TrialSettings())
+    return BoundarySearch(planner, splits, runner, **how).run()[1]
+
+
+def renamed(plan: Plan, replace: str) -> Plan:
+    """Plan the same units with another replacement."""
+    return named(tuple(name for names in plan.removed.values() for name in names), replace)
+
+
+def named(names: tuple[str, ...], replace: str) -> Plan:
+    """Plan exactly the named units."""
+    others = [unit.name for unit in find_units(deit_tiny(), TYPES) if unit.name not in names]
+    counts = {kind: sum(name.endswith(end) for name in names) for kind, end in zip(TYPES, ("attn", "act"), strict=True)}
+    remove = {kind: n for kind, n in counts.items() if n}
+    how = {"importance": "random", "replace": replace}  # nothing is left to choose
+    return plan_depth(deit_tiny(), remove=remove, batches=calibration(), ignore=others, **how)
+
+
+def isomorphic_width(budget: float) -> nn.Module:
+    """Prune widths with torch-pruning: Taylor importance, compared among layers of one shape, heads kept whole."""
+    low, high = 0.0, 0.9
+    for _ in range(6):
+        ratio = (low + high) / 2
+        met = removed_latency(_narrowed(ratio)) >= budget
+        low, high = (low, ratio) if met else (ratio, high)
+    return _narrowed(high)
+
+
+def _narrowed(ratio: float) -> nn.Module:
+    network = deit_tiny()
+    for block in network.blocks:
+        block.attn.fused_attn = False  # the pruner follows the operations
+    heads = {block.attn.qkv: block.attn.num_heads for block in network.blocks}
+    pruner = tp.pruner.BasePruner(
+        network,
+        IMAGES[:1],
+        importance=tp.importance.GroupTaylorImportance(),
+        global_pruning=True,
+        isomorphic=True,
+        pruning_ratio=ratio,
+        num_heads=heads,
+        prune_num_heads=False,
+        prune_head_dims=True,
+        ignored_layers=[network.head],
+        round_to=1,
+    )
+    network.zero_grad()
+    for batch in calibration():
+        loss(network, batch).backward()
+    pruner.step()
+    for block in network.blocks:
+        block.attn.num_heads = pruner.num_heads[block.attn.qkv]
+        block.attn.head_dim = block.attn.qkv.out_features // (3 * block.attn.num_heads)
+        block.attn.attn_dim = block.attn.qkv.out_features // 3
+        block.attn.fused_attn = True
+        block.attn.scale = block.attn.head_dim**-0.5
+    network.zero_grad()
+    return network.eval()
+
+
+@cache
+def share_of_one(kind: str) -> float:
+    """Return the measured latency share that goes with one unit of a type, as the mean over six."""
+    names = [unit.name for unit in find_units(deit_tiny(), (kind,))][::2]
+    return removed_latency(pruned(named(tuple(names), "zero" if kind == "attention" else "identity"), True)) / len(
+        names
+    )
+
+
+@cache
+def published_planner() -> DepthPlanner:
+    """Plan with gate gradients and identities."""
+    arguments = {name: PUBLISHED[name] for name in ("importance", "replace", "search")}
+    return DepthPlanner(deit_tiny(), TYPES, batches=calibration(), loss=loss, **arguments)
+
+
+@cache
+def default_planner() -> DepthPlanner:
+    """Plan with the defaults."""
+    return DepthPlanner(deit_tiny(), TYPES, batches=calibration())
+
+
+def plans_of(method: str, budget: float, found: Callable[[str, float], Plan]) -> Plan:
+    """Return the plan of a method; `found` gives the plans of methods that were run before."""
+    if method == "d1 by the book, our replacement":
+        return renamed(found("d by the book", budget), "calibrated")
+    if method == "d2 ours, identities":
+        return renamed(found("e ours", budget), "identity")
+    return PLANS[method](budget)
+
+
+PLANS: dict[str, Callable[[float], Plan]] = {
+    "a attention alone": partial(one_type, "attention"),
+    "b activation alone": partial(one_type, "activation"),
+    "c one ranking": one_ranking,
+    "d by the book": by_the_book,
+    "e ours": ours,
+    "f whole blocks": blocks,
+}
+WIDTH = "g isomorphic width"
+METHODS = (*PLANS, "d1 by the book, our replacement", "d2 ours, identities", WIDTH)

@@ -1,0 +1,109 @@
+"""DeiT-Tiny on the 200 classes of tiny_imagenet: data, recovery and scores that several benchmarks share.
+
+Units and splits are chosen on training images only. All 5,000 validation images are kept for the result.
+"""
+
+from __future__ import annotations
+
+import base64
+from functools import cache
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from real import correct, data_root, deit_tiny, image_data
+from torch import nn
+
+from prunerecover.callbacks import DistillRecover
+from prunerecover.recipes.image_classifier import ImageClassifier, read_label_map
+from prunerecover.recipes.image_data import ImageData
+
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+
+
+def module(network: nn.Module | None = None) -> ImageClassifier:
+    """Return the recipe's LightningModule, around the dense network or another one."""
+    made = ImageClassifier(
+        f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}",
+        pretrained=True,
+        label_map=str(data_root() / "data" / "tiny_imagenet" / "imagenet1k_index.json"),
+        learning_rate=1e-4,
+        warmup_epochs=0.1,
+    )
+    if network is not None:
+        made.model = network
+    return made
+
+
+def data(limit_train: int, held_out: int = 0, seed: int = 0) -> ImageData:
+    """Return augmented training images; `held_out` others of the training split, if any, serve as validation.
+
+    Args:
+        limit_train: How many to train on.
+        held_out: How many to set aside, out of the 20,000.
+        seed: Of which ones.
+    """
+    return image_data(
+        "tiny_imagenet",
+        limit_train=limit_train,
+        limit_val=held_out or None,
+        val_fraction=0.25 if held_out else 0.0,
+        augment_kwargs={"scale": [0.5, 1.0], "color_jitter": 0.0},
+        batch_size=32,
+        num_workers=2,
+        seed=seed,
+    )
+
+
+@cache
+def calibration(samples: int = 192) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    """Return labelled training images without augmentation, in batches of 32."""
+    source = image_data("tiny_imagenet", augment=False, limit_train=samples, batch_size=32, num_workers=0, seed=11)
+    source.setup("fit")
+    return tuple((images, labels) for images, labels in source.train_dataloader())
+
+
+def loss(network: nn.Module, batch: Any) -> torch.Tensor:
+    """Return the cross-entropy over the 200 classes."""
+    images, labels = batch
+    return nn.functional.cross_entropy(network(images)[:, classes()], labels)
+
+
+@cache
+def classes() -> torch.Tensor:
+    """Return the head's index of each of the 200 classes."""
+    return read_label_map(str(data_root() / "data" / "tiny_imagenet" / "imagenet1k_index.json"))
+
+
+def recover(network: nn.Module, images: int, seed: int, epochs: int = 1) -> nn.Module:
+    """Train a pruned network with distillation from the dense one, and return it; the same for every method."""
+    pl.seed_everything(seed, verbose=False)
+    made = module(network)
+    trainer = pl.Trainer(max_epochs=epochs, callbacks=[DistillRecover(teacher=deit_tiny())], **QUIET)
+    trainer.fit(made, train_dataloaders=_train_loader(images, seed))
+    return made.model.eval()
+
+
+def _train_loader(images: int, seed: int) -> Any:
+    source = data(images, seed=seed)
+    source.setup("fit")
+    return source.train_dataloader()
+
+
+def hits(network: nn.Module) -> NDArray[np.float64]:
+    """Return per validation image whether the network is right, `(5000,)`."""
+    source = image_data("tiny_imagenet", batch_size=100, num_workers=2)
+    source.setup("validate")
+    return correct(network, source.val_dataloader(), classes()).double().numpy()
+
+
+def packed(values: NDArray[np.float64]) -> str:
+    """Return hits as text, 8 to a byte."""
+    return base64.b64encode(np.packbits(values.astype(bool)).tobytes()).decode()
+
+
+def unpacked(text: str, n: int) -> NDArray[np.float64]:
+    """Return hits that `packed` wrote."""
+    return np.unpackbits(np.frombuffer(base64.b64decode(text), dtype=np.uint8))[:n].astype(np.float64)
