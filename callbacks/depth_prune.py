@@ -25,7 +25,7 @@ from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
 from prunerecover.callbacks.target import find_target
 from prunerecover.callbacks.training_loss import training_loss
 from prunerecover.checkpoint import save_pruned
-from prunerecover.depth import plan_depth
+from prunerecover.depth import check_names, plan_depth
 from prunerecover.fingerprint import tensors_hash, weights_hash
 from prunerecover.importance import NEED_LOSS
 from prunerecover.merge import merge as merge_linears
@@ -104,6 +104,7 @@ class DepthPrune(LedgerCallback):
             raise TypeError(
                 f"Expected argument budget to be a Budget, but got {type(budget).__name__}. Use remove={{...}}."
             )
+        check_names(importance, replace, search)
         self.budget = Budget(remove=remove) if remove is not None else budget
         self.plan = Plan.load(plan) if isinstance(plan, str | Path) else plan
         self.schedule = schedule_of(schedule)

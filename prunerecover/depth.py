@@ -105,7 +105,8 @@ class DepthPlanner:
         self.model = unwrap(model)
         self.importance, self.loss, self.replace, self.search, self.seed = importance, loss, replace, search, seed
         self.ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
-        _check(importance, replace, search, loss, kinds)
+        check_names(importance, replace, search)
+        _check(importance, loss, kinds)
         self.batches = _listed(batches)
         with torch.inference_mode(False), observing(self.model), uncompiled():
             self.samples = split_batches(self.batches, device_of(self.model), seed)
@@ -205,7 +206,8 @@ def _listed(batches: Batches) -> list[Any]:
     return list(batches)
 
 
-def _check(importance: str, replace: str, search: str | None, loss: Any, kinds: Sequence[str]) -> None:
+def check_names(importance: str, replace: str, search: str | None) -> None:
+    """Raise ValueError if an importance, replacement or search is unknown."""
     for name, value, allowed in (
         ("importance", importance, tuple(IMPORTANCES)),
         ("replace", replace, REPLACEMENTS),
@@ -213,6 +215,9 @@ def _check(importance: str, replace: str, search: str | None, loss: Any, kinds: 
     ):
         if value not in allowed:
             raise ValueError(f"Expected argument {name} to be one of {', '.join(allowed)}, but got '{value}'.")
+
+
+def _check(importance: str, loss: Any, kinds: Sequence[str]) -> None:
     for kind in kinds:
         if kind not in DEPTH_KINDS:
             raise ValueError(f"Expected kinds among {', '.join(DEPTH_KINDS)} for a plan in depth, but got '{kind}'.")
