@@ -125,13 +125,16 @@ class Plan(_Record):
             raise ValueError(f"Expected a valid plan, but got one with {error.error_count()} errors: {error}") from None
 
     def save(self, path: str | Path) -> Path:
-        """Write the JSON file and `<stem>.safetensors` with the fitted tensors beside it; return the JSON's path."""
+        """Write the JSON file and, beside it, one with the fitted tensors; return the JSON's path.
+
+        `plan.json` gets `plan.safetensors`; any other name keeps all of itself: `plan_0.3` gets `plan_0.3.safetensors`.
+        """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         data = self.to_dict()
         data["sidecar"] = None
         if self._tensors:
-            sidecar = path.with_suffix(".safetensors")
+            sidecar = path.with_name(f"{path.name.removesuffix('.json')}.safetensors")
             save_file({k: v.detach().cpu().contiguous() for k, v in self._tensors.items()}, sidecar)
             data["sidecar"] = {"file": sidecar.name, "sha256": _sha256(sidecar)}
         path.write_text(json.dumps(data, indent=2) + "\n")

@@ -124,6 +124,13 @@ def test_plan_without_tensors_has_no_sidecar(tmp_path: Path) -> None:
     assert Plan.load(path) == Plan()
 
 
+@pytest.mark.parametrize("names", [("plan_0.3", "plan_0.5"), ("a.json", "a.txt"), ("a.safetensors", "b")])
+def test_every_name_has_a_sidecar_of_its_own(names: tuple[str, str], fitted: Plan, tmp_path: Path) -> None:
+    other = fitted.with_tensors({key: value + 1 for key, value in fitted.tensors.items()})
+    paths = [plan.save(tmp_path / name) for plan, name in zip((fitted, other), names, strict=True)]
+    assert [Plan.load(path) for path in paths] == [fitted, other]
+
+
 def test_structure_loads_without_the_sidecar_and_surgery_refuses(fitted: Plan, tmp_path: Path) -> None:
     path = fitted.save(tmp_path / "plan.json")
     path.with_suffix(".safetensors").unlink()
