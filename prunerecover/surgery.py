@@ -37,6 +37,10 @@ class Applied:
     added: dict[str, tuple[Parameter, Parameter]] = field(default_factory=dict)
     journal: Journal = field(default_factory=Journal)
 
+    def __repr__(self) -> str:
+        """Names, without the values: a console shows what a function returns."""
+        return f"Applied(removed=[{', '.join(self.removed)}], added=[{', '.join(self.added)}])"
+
 
 def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Applied:
     """Change the model in place as the plan says.

@@ -281,6 +281,13 @@ def test_applied_tells_which_parameters_came_and_went() -> None:
     assert all(applied.removed[n] is before[n] for n in gone)
 
 
+def test_what_was_applied_prints_names_and_no_values() -> None:
+    from prunerecover.surgery import Applied
+
+    parameter = torch.nn.Parameter(torch.ones(3))
+    assert repr(Applied({"a.weight": parameter})) == "Applied(removed=[a.weight], added=[])"
+
+
 def test_new_parameters_follow_back_through_several_edits_and_keep_what_is_frozen() -> None:
     model = build("timm")
     before = dict(model.named_parameters())
