@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from prunerecover.callbacks.artifacts import artifact_folder, save_plan
@@ -45,3 +46,18 @@ def announce(
     folder = artifact_folder(trainer)
     if folder is not None and trainer.is_global_zero:
         save_plan(folder, target if len(ledger.plans) > 1 else "", ledger.plans[target])
+
+
+def warn_of_launcher(trainer: pl.Trainer, ledger: Ledger) -> None:
+    """Warn that a launcher that forks or spawns brings back weights, but no structure.
+
+    Lightning loads them with `strict=False`: the module in the process that called `fit` would stay dense, with the
+    weights of what was removed untrained, and nothing would say so.
+    """
+    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher) and not ledger.is_dense:
+        best = getattr(trainer.checkpoint_callback, "best_model_path", "") or "a checkpoint"
+        rank_zero_warn(
+            "The model was pruned in processes that end with the fit; the module in the process that called fit stays "
+            f"dense and is of no use now. Go on from {best}: load_pruned(path, YourModule), or ckpt_path=... in the "
+            "next fit, validate, test or predict."
+        )

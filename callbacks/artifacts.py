@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from pathlib import Path
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_warn
 
+from prunerecover.callbacks.ledger import Ledger
+from prunerecover.checkpoint import save_pruned
+from prunerecover.merge import merge
 from prunerecover.plan import Plan
+from prunerecover.structure import get_module, unwrap
 
 
 def artifact_folder(trainer: pl.Trainer) -> Path | None:
@@ -36,3 +43,20 @@ def save_plan(folder: Path, name: str, plan: Plan) -> None:
         if earlier.edits == plan.edits[: len(earlier.edits)] and earlier.source.weights == plan.source.weights:
             plan = plan.with_tensors({**earlier.tensors, **plan.tensors})
     plan.save(path)
+
+
+def save_merged(module: pl.LightningModule, folder: Path) -> None:
+    """Write a merged copy of each pruned network as pruned/ (pruned/<path of the network>, if there are several).
+
+    Where somebody else's files are in the way, the name gets a number: a fit must not fail at its end.
+    """
+    plans = {target: plan for target, plan in Ledger.of(module).plans.items() if plan.edits}
+    for target, plan in plans.items():
+        network = copy.deepcopy(unwrap(get_module(module, target)))
+        path = folder / ("pruned" if len(plans) == 1 else f"pruned/{target}")
+        composed = plan + merge(network)
+        try:
+            save_pruned(network, composed, path)
+        except FileExistsError as error:
+            other = next(p for i in itertools.count(1) if not (p := path.with_name(f"{path.name}-v{i}")).exists())
+            rank_zero_warn(f"{error} The merged copy of this fit is at {save_pruned(network, composed, other)}.")

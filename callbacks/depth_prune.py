@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +14,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from prunerecover.budget import Budget
-from prunerecover.callbacks.announce import announce
-from prunerecover.callbacks.artifacts import artifact_folder, is_trial
+from prunerecover.callbacks.announce import announce, warn_of_launcher
+from prunerecover.callbacks.artifacts import artifact_folder, is_trial, save_merged
 from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.ledger_callback import LedgerCallback
@@ -24,11 +23,9 @@ from prunerecover.callbacks.operate import operate
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
 from prunerecover.callbacks.target import find_target
 from prunerecover.callbacks.training_loss import training_loss
-from prunerecover.checkpoint import save_pruned
 from prunerecover.depth import check_names, plan_depth
 from prunerecover.fingerprint import tensors_hash, weights_hash
 from prunerecover.importance import NEED_LOSS
-from prunerecover.merge import merge as merge_linears
 from prunerecover.plan import Plan
 from prunerecover.refit import refit_plan
 from prunerecover.structure import get_module, unwrap
@@ -96,13 +93,13 @@ class DepthPrune(LedgerCallback):
             raise ValueError(f"Expected argument merge to be 'copy', 'at_surgery' or 'never', but got '{merge}'.")
         if calibration < 1:
             raise ValueError(f"Expected argument calibration to be at least 1 sample, but got {calibration}.")
-        if schedule_of(schedule).is_progressive and remove is None and (budget is None or not budget.in_units):
-            raise ValueError(
-                "Expected a budget in units (remove= or ratio=) with schedule every=..., which removes some each time."
-            )
         if budget is not None and not isinstance(budget, Budget):
             raise TypeError(
                 f"Expected argument budget to be a Budget, but got {type(budget).__name__}. Use remove={{...}}."
+            )
+        if schedule_of(schedule).is_progressive and remove is None and (budget is None or not budget.in_units):
+            raise ValueError(
+                "Expected a budget in units (remove= or ratio=) with schedule every=..., which removes some each time."
             )
         check_names(importance, replace, search)
         self.budget = Budget(remove=remove) if remove is not None else budget
@@ -167,6 +164,8 @@ class DepthPrune(LedgerCallback):
                 f"The fit ended before {len(left)} surgeries of {self._key(trainer)}, the first at the start of epoch "
                 f"{left[0][0]}: the model is less pruned than asked for. Train longer or start earlier."
             )
+        if self._mates(trainer)[0] is self:
+            warn_of_launcher(trainer, Ledger.of(pl_module))
         copying = [mate for mate in self._mates(trainer) if mate.merge == "copy"]
         folder = artifact_folder(trainer)
         if copying[:1] != [self] or folder is None:
@@ -174,7 +173,7 @@ class DepthPrune(LedgerCallback):
         if isinstance(trainer.strategy, SHARDED):
             rank_zero_info("prunerecover: no rank has the whole model to merge; load_pruned opens the checkpoint.")
         elif trainer.is_global_zero:
-            _save_merged(pl_module, folder)
+            save_merged(pl_module, folder)
 
     def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note what there was before the first surgery, unless this schedule is already under way."""
@@ -298,12 +297,3 @@ def _fits_weights(plan: Plan, network: nn.Module) -> bool:
     """Whether there is nothing to fit anew. Missing tensors are not fitted in silence: `operate` refuses."""
     complete = set(plan.needed_tensors) <= set(plan.tensors)
     return not plan.needed_tensors or not complete or plan.source.weights in (None, weights_hash(network))
-
-
-def _save_merged(pl_module: pl.LightningModule, folder: Path) -> None:
-    ledger = Ledger.of(pl_module)
-    plans = {target: plan for target, plan in ledger.plans.items() if plan.edits}
-    for target, plan in plans.items():
-        network = copy.deepcopy(unwrap(get_module(pl_module, target)))
-        name = "pruned" if len(plans) == 1 else f"pruned/{target}"
-        save_pruned(network, plan + merge_linears(network), folder / name)

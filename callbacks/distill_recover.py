@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from prunerecover.batches import ModelInputs, call, predictions_of
@@ -55,6 +56,7 @@ class DistillRecover(LedgerCallback):
         self.features, self.target = features, target
         self._network: nn.Module | None = teacher if isinstance(teacher, nn.Module) else None
         self._path = ""
+        self._has_added = False
         self._student: Student | None = None
         self._matcher: FeatureMatcher | None = None
         self._matched_plan: Plan | None = None
@@ -82,9 +84,15 @@ class DistillRecover(LedgerCallback):
                     "without DistillRecover, or by a Trainer without checkpoints. Pass DistillRecover(teacher=path)."
                 )
             self._network = load_teacher(trainer, pl_module, target, ledger.teachers[target])
+        elif self._network is None and not any(getattr(c, "prunes", False) for c in trainer.callbacks):  # type: ignore[attr-defined]
+            rank_zero_warn(
+                "DistillRecover() learns from the network before its surgery in a fit, but no callback here prunes and "
+                "none did before: nothing is distilled. Pass DistillRecover(teacher=...), the dense network or its "
+                "path."
+            )
         if self._network is not None:
             self._network.to(pl_module.device).eval().requires_grad_(False)
-        self._path = target
+        self._path, self._has_added = target, False
         self._student = Student(pl_module, unwrap(get_module(pl_module, target)), self._add_term)
 
     def on_train_batch_start(
@@ -97,6 +105,15 @@ class DistillRecover(LedgerCallback):
             self._update_matcher(pl_module)
         if self._matcher is not None:
             self._matcher.clear()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Warn if there is a teacher that no step has listened to."""
+        if self._network is not None and not self._has_added:
+            rank_zero_warn(
+                f"Expected {type(pl_module).__name__}.training_step to call the network at '{self._path}' (itself, not "
+                "its forward or parts of it) and, under manual optimization, self.manual_backward; it did not, so "
+                "nothing is distilled."
+            )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Detach from the training step."""
@@ -119,6 +136,7 @@ class DistillRecover(LedgerCallback):
         """Return the loss with the teacher's part in it; unchanged while nothing is pruned."""
         if self._network is None:
             return loss
+        self._has_added = True
         with torch.no_grad():
             wanted = predictions_of(call(self._network, inputs))
         term = distillation_loss(predictions_of(output), wanted, self.temperature)

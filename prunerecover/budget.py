@@ -41,6 +41,11 @@ class Budget:
                 f"Expected exactly one of remove, ratio, macs, params, latency, but got {sorted(given) or 'none'}. "
                 'For example Budget(remove={"attention": 3}).'
             )
+        for name in ("remove", "ratio"):
+            if not isinstance(given.get(name, {}), Mapping):
+                raise TypeError(
+                    f'Expected {name} as numbers per kind, such as {{"attention": 1}}, but got {given[name]!r}.'
+                )
         for kind in (*(self.remove or ()), *(self.ratio or ())):
             if kind not in KINDS:
                 raise ValueError(f"Expected kinds among {', '.join(KINDS)}, but got '{kind}'.")
