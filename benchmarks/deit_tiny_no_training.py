@@ -1,12 +1,11 @@
 """What calibrated replacement keeps before a single training step: real DeiT-Tiny, all 1,000 images of imagenet_sample.
 
     PRUNERECOVER_DATA=... python benchmarks/deit_tiny_no_training.py
-    PRUNERECOVER_DATA=... python benchmarks/deit_tiny_no_training.py --search one_shot --samples 512
+    PRUNERECOVER_DATA=... python benchmarks/deit_tiny_no_training.py --search one_shot
 
 Calibration sees no label: half the samples are photos (coco128), half are training images of tiny_imagenet. The
 reported images are not untouched: accuracy on imagenet_sample was seen while the fits and the calibration mix were
-developed, and greedy became the default after one-shot gave 71.8% there for 3 attentions. Take the figures as
-optimistic. "identity" removes the same units as the default above it, as the published method does.
+developed, and greedy became the default after one-shot gave less there. Take the figures as optimistic. "identity" removes the same units as the default above it, as the published method does.
 """
 
 from __future__ import annotations
