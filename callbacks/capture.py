@@ -14,13 +14,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from prunerecover.batches import ModelInputs
 from prunerecover.callbacks.calibration_data import calibration_batches
-from prunerecover.callbacks.random_state import seed_all
+from prunerecover.callbacks.random_state import isolated, seed_all
 from prunerecover.observing import observing, uncompiled
 from prunerecover.structure import get_module, unwrap
 
@@ -30,6 +29,7 @@ class CapturedInputs(ModelInputs):
     """The arguments of the target's call, with what the training step was given: a `loss` needs its labels."""
 
     batch: Any = None
+    index: int = 0
 
 
 class _Captured(BaseException):  # not an Exception: a user's own `except Exception` must not swallow it
@@ -49,22 +49,26 @@ def capture_inputs(
     """
     network = unwrap(get_module(module, target))
     captured: list[CapturedInputs] = []
+    seen = 0
     with ExitStack() as stack:
-        stack.enter_context(isolate_rng())
+        stack.enter_context(isolated())
         for context in (observing(module), uncompiled(), torch.enable_grad(), undisturbed(trainer, module)):
             stack.enter_context(context)
         found = stack.enter_context(_stopped_at(network))
         seed_all(seed)
         for index, batch in enumerate(calibration_batches(trainer, n_samples, seed)):
+            seen = index + 1
             inputs = _run_until_captured(trainer, module, on_device(trainer, module, batch), index, found)
-            if inputs is None:
-                raise ValueError(
-                    f"Expected {type(module).__name__}.training_step to call the network at target='{target}', but it "
-                    "never did. Is this the network that is trained, and is it called as a whole?"
-                )
+            if inputs is None:  # a step may leave batches out
+                continue
             captured.append(inputs)
             if sum(c.n_samples for c in captured) >= n_samples:
                 break
+    if seen and not captured:
+        raise ValueError(
+            f"Expected {type(module).__name__}.training_step to call the network at target='{target}', but it never "
+            "did. Is this the network that is trained, and is it called as a whole?"
+        )
     if not captured:
         raise ValueError("Expected training data to calibrate on, but the train dataloader gave no batch.")
     return captured
@@ -78,7 +82,7 @@ def _run_until_captured(
         with trainer.strategy.precision_plugin.train_step_context():
             module.training_step(*step_arguments(module, batch, index))
     except _Captured:
-        return CapturedInputs(found[0].args, found[0].kwargs, batch)
+        return CapturedInputs(found[0].args, found[0].kwargs, batch, index)
     return None
 
 

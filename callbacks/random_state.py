@@ -7,15 +7,31 @@ is exact, but the order of the remaining batches is not.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from lightning.pytorch.utilities.seed import isolate_rng
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Restore the random states afterwards, as Lightning's `isolate_rng` does, but also when an error passes."""
+    passing: BaseException | None = None
+    with isolate_rng():
+        try:
+            yield
+        except BaseException as error:
+            passing = error
+    if passing is not None:
+        raise passing
 
 
 def seed_all(seed: int) -> None:
-    """Seed what `isolate_rng` restores; Lightning's own function would also leave the seed in the environment."""
+    """Seed what `isolated` restores; Lightning's own function would also leave the seed in the environment."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,8 +47,8 @@ def read_records(path: Path) -> dict[str, TrialRecord]:
         ValueError: If a complete line is no trial record.
     """
     found: dict[str, TrialRecord] = {}
-    others = path.parent.glob(f"{path.stem}.*{path.suffix}")
-    for file in sorted({path, *others} if path.is_file() else others):
+    of_a_rank = re.compile(rf"{re.escape(path.stem)}(\.\d+)?{re.escape(path.suffix)}")
+    for file in sorted(file for file in path.parent.glob(f"*{path.suffix}") if of_a_rank.fullmatch(file.name)):
         for line in _complete_lines(file):
             try:
                 record = TrialRecord(**json.loads(line))
@@ -85,7 +86,7 @@ def table(records: Iterable[TrialRecord]) -> str:
 
 
 def _complete_lines(file: Path) -> list[str]:
-    """Return the lines that end in a newline and are whole: what a kill cut off is not JSON, and is dropped."""
+    """Return the lines that end in a newline, but for those that a kill cut off in the middle of a record."""
     text = file.read_text(encoding="utf-8")
     lines = text.split("\n")[:-1]
-    return [line for line in lines if line.endswith("}")]
+    return [line for line in lines if line and not (line.startswith("{") and not line.endswith("}"))]

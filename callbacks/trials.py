@@ -3,7 +3,8 @@
 Each trial copies the user's LightningModule, prunes the copy with `DepthPrune`, recovers it for a few epochs with
 `DistillRecover`, and reads one metric that the module logs in validation. The user's own optimizers and data are used;
 the module, its random state and a fit that is going on around the trials are left as they were. All ranks take their
-share of the trials, and all get all results. Lightning's `barebones` mode is not used: `self.log` does nothing in it.
+share of the trials, and all get all results; within a trial a rank is alone.
+Lightning's `barebones` mode is not used: `self.log` does nothing in it.
 """
 
 from __future__ import annotations
@@ -17,23 +18,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.seed import isolate_rng
 
 from prunerecover.boundary import TYPES, Trial
 from prunerecover.callbacks.depth_prune import DepthPrune
 from prunerecover.callbacks.distill_recover import DistillRecover
-from prunerecover.callbacks.random_state import seed_all
+from prunerecover.callbacks.random_state import isolated, seed_all
 from prunerecover.callbacks.target import find_target
 from prunerecover.callbacks.trial_records import TrialRecord, append_record, read_records
 from prunerecover.fingerprint import weights_hash
 from prunerecover.memory import peak_memory, reset_peak_memory
 from prunerecover.progress import progress
 from prunerecover.structure import get_module, unwrap
+
+SET_BY_TRIALS = {"max_epochs", "callbacks", "accelerator", "devices", "strategy", "logger"}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class TrialSettings:
         """Check the arguments."""
         if self.epochs < 1:
             raise ValueError(f"Expected trials of at least 1 epoch, but got {self.epochs}.")
-        taken = sorted({"max_epochs", "callbacks", "devices", "strategy", "logger"} & self.trainer.keys())
+        taken = sorted(SET_BY_TRIALS & self.trainer.keys())
         if taken:
             raise ValueError(f"Expected no {', '.join(taken)} among the trials' Trainer arguments: trials set them.")
 
@@ -105,15 +108,15 @@ class TrialRunner:
         Raises:
             ValueError: If the module does not log the metric.
         """
-        trials = _from_first_rank(list(trials))
+        trials = from_first_rank(list(trials))
         keys = [self._key(trial) for trial in trials]
         missing = {key: trial for key, trial in zip(keys, trials, strict=True) if key not in self._known}
         rank, world = _rank_and_world()
         mine = list(missing.items())[rank::world]
-        if mine and not self._checked:
-            self._check_metric()
         found: dict[str, TrialRecord] = {}
         try:
+            if mine and not self._checked:
+                self._check_metric()
             with progress("recovering pruned models for a while", len(mine)) as advance:
                 for key, trial in mine:
                     found[key] = self._run(key, trial)
@@ -143,10 +146,10 @@ class TrialRunner:
             callbacks.append(DepthPrune(plan=trial.plan, target=self.target, merge="never"))
             if self.settings.distill:
                 callbacks.append(DistillRecover(target=self.target))
-        with isolate_rng(), _quiet():
+        with isolated(), _quiet(), _alone():
             seed_all(trial.seed)
             trainer = self._trainer(callbacks, max_epochs=self.settings.epochs)
-            trainer.fit(own_copy(self.module), datamodule=self.datamodule)
+            trainer.fit(own_copy(self.module), datamodule=copy.copy(self.datamodule))
         return self._metric_of(trainer)
 
     def _trainer(self, callbacks: list[pl.Callback], **arguments: Any) -> pl.Trainer:
@@ -168,9 +171,9 @@ class TrialRunner:
 
     def _check_metric(self) -> None:
         """Ask for the metric on one batch, before hours go into trials."""
-        with isolate_rng(), _quiet():
+        with isolated(), _quiet(), _alone():
             trainer = self._trainer([], limit_val_batches=1)
-            trainer.validate(own_copy(self.module), datamodule=self.datamodule, verbose=False)
+            trainer.validate(own_copy(self.module), datamodule=copy.copy(self.datamodule), verbose=False)
             self._metric_of(trainer)
         self._checked = True
 
@@ -201,6 +204,19 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Hide the other ranks: they train other models, and a metric must not be averaged with theirs."""
+    if not dist.is_available():
+        yield
+        return
+    world, dist.group.WORLD = dist.group.WORLD, None
+    try:
+        yield
+    finally:
+        dist.group.WORLD = world
+
+
 def _rank_and_world() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -217,8 +233,9 @@ def _gathered(found: dict[str, TrialRecord]) -> list[dict[str, TrialRecord]]:
     return everyone
 
 
-def _from_first_rank(trials: list[Trial]) -> list[Trial]:
-    """Return the first rank's trials: plans must not differ by a rounding error."""
+def from_first_rank(value: T) -> T:
+    """Return the first rank's value: ranks must not differ by a rounding error, or by what a clock shows."""
+    held = [value]
     if _rank_and_world()[1] > 1:
-        dist.broadcast_object_list(trials, src=0)
-    return trials
+        dist.broadcast_object_list(held, src=0)
+    return held[0]

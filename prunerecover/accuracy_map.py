@@ -229,6 +229,14 @@ def check_inside(splits: Iterable[Split], layers: tuple[int, int]) -> None:
             )
 
 
+def check_fit(surface: str | None, noise: float) -> None:
+    """Raise ValueError if there is no such surface, or the noise is not above 0."""
+    if surface not in (None, *SURFACES):
+        raise ValueError(f"Expected a surface among {', '.join(SURFACES)} or None, but got {surface!r}.")
+    if not noise > 0:
+        raise ValueError(f"Expected a noise above 0 points, but got {noise}. Half a point is usual for short runs.")
+
+
 def _fit_surface(
     runs: Sequence[MapPoint], layers: tuple[int, int], degrees: Sequence[int], surface: str | None, noise: float
 ) -> Surface:
@@ -258,7 +266,4 @@ def _check_arguments(
         raise ValueError("Expected accuracies in percent, but got none above 1. Multiply shares by 100.")
     if not degrees or min(degrees) < 1:
         raise ValueError(f"Expected degrees of at least 1, but got {tuple(degrees)}. The paper takes 1 to 4.")
-    if surface not in (None, *SURFACES):
-        raise ValueError(f"Expected a surface among {', '.join(SURFACES)} or None, but got {surface!r}.")
-    if not noise > 0:
-        raise ValueError(f"Expected a noise above 0 points, but got {noise}. Half a point is usual for short runs.")
+    check_fit(surface, noise)

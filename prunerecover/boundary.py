@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from prunerecover.accuracy_map import AccuracyMap, MapPoint, fit_map
+from prunerecover.accuracy_map import AccuracyMap, MapPoint, check_fit, fit_map
 from prunerecover.batches import Batches
 from prunerecover.budget import Budget
 from prunerecover.depth import DepthPlanner
@@ -128,9 +128,18 @@ def plan_boundary(
 
 
 def layers_of(planner: DepthPlanner) -> tuple[int, int]:
-    """Return how many attentions and activations a planner has to choose from."""
-    found = numbers(planner.units)
-    return found.get("attention", 0), found.get("activation", 0)
+    """Return how many attentions and activations a planner has to choose from.
+
+    Raises:
+        ValueError: If it has none of a type.
+    """
+    attention, activation = (numbers(planner.units).get(kind, 0) for kind in TYPES)
+    if not attention or not activation:
+        raise ValueError(
+            f"Expected attentions and activations to choose from, but got {attention} and {activation} that may go. "
+            "Ignore fewer, or plan a single type with plan_depth."
+        )
+    return attention, activation
 
 
 def splits_of(
@@ -189,6 +198,7 @@ class BoundarySearch:
             raise ValueError(f"Expected argument design to be one of {', '.join(DESIGNS)}, but got '{self.design}'.")
         if self.runs < FIRST and self.design in ("line", "spread"):
             raise ValueError(f"Expected argument runs to be at least {FIRST}, for a curve, but got {self.runs}.")
+        check_fit(self.surface, self.noise)  # before the runs, not after them
 
     @property
     def layers(self) -> tuple[int, int]:
@@ -199,9 +209,9 @@ class BoundarySearch:
         """Make the runs, fit the map and plan the best split."""
         for splits in iter(self._next, []):
             self._measure(splits)
-        fitted = fit_map(
-            self.points, self.layers, surface=self.surface, dense=self.dense, noise=self.noise, seed=self.seed
-        )
+        # Runs along the budget alone determine no polynomial, however few splits it has.
+        surface = self.surface or ("gaussian_process" if self.design in ("line", "spread") else None)
+        fitted = fit_map(self.points, self.layers, surface=surface, dense=self.dense, noise=self.noise, seed=self.seed)
         pick = fitted.best(splits=self.splits)
         plan = self.plan_of(pick.split)
         evidence = {
@@ -248,7 +258,14 @@ class BoundarySearch:
         return list(self.design)
 
     def _measure(self, splits: Sequence[Split]) -> None:
-        earlier = [point.split for point in self.points]
-        trials = [Trial(self.plan_of(split), self.seed + earlier.count(split)) for split in splits]
+        asked = [point.split for point in self.points]
+        trials = []
+        for split in splits:
+            trials.append(Trial(self.plan_of(split), self.seed + asked.count(split)))
+            asked.append(split)
         accuracies = self.evaluate(trials)
+        if len(accuracies) != len(trials):
+            raise ValueError(
+                f"Expected evaluate to return one accuracy per trial, {len(trials)} in all, but got {len(accuracies)}."
+            )
         self.points += [MapPoint(*split, accuracy) for split, accuracy in zip(splits, accuracies, strict=True)]

@@ -14,7 +14,7 @@ from prunerecover.accuracy_map import AccuracyMap
 from prunerecover.boundary import PUBLISHED, TYPES, BoundarySearch, splits_of
 from prunerecover.budget import Budget
 from prunerecover.callbacks.trial_records import TrialRecord, table
-from prunerecover.callbacks.trials import TrialRunner, TrialSettings
+from prunerecover.callbacks.trials import TrialRunner, TrialSettings, from_first_rank
 from prunerecover.depth import DepthPlanner
 from prunerecover.designs import Split
 from prunerecover.map_figure import plot_map
@@ -80,9 +80,9 @@ class BoundaryPlan(PlanMethod):
         planner = DepthPlanner(
             task.network, TYPES, batches=task.batches, loss=task.loss, seed=self.seed, **self.planning
         )
-        splits = splits_of(planner, self.budget, **self.counts)
+        splits = from_first_rank(splits_of(planner, self.budget, **self.counts))  # a latency is measured
         runner = TrialRunner(
-            task.module, task.datamodule, task.output.with_suffix(".trials.jsonl"), self.trials, task.target
+            task.module, task.datamodule, _beside(task.output, ".trials.jsonl"), self.trials, task.target
         )
         search = BoundarySearch(planner, splits, runner, seed=self.seed, **self.searching)
         fitted, plan = search.run()
@@ -99,9 +99,9 @@ class BoundaryPlan(PlanMethod):
         assert self._found is not None
         fitted, splits, records = self._found
         plan.save(output)
-        figure = output.with_suffix(".map.png")
+        figure = _beside(output, ".map.png")
         plot_map(fitted, splits, fitted.best(splits=splits)).savefig(figure, dpi=150, bbox_inches="tight")
-        output.with_suffix(".md").write_text(_page(plan, records, figure.name), encoding="utf-8")
+        _beside(output, ".md").write_text(_page(plan, records, figure.name), encoding="utf-8")
 
 
 class PublishedBoundaryPlan(BoundaryPlan):
@@ -126,6 +126,11 @@ class PublishedBoundaryPlan(BoundaryPlan):
         seed: int = 0,
     ) -> None:
         super().__init__(n_remove, n_keep, trials=trials, noise=noise, ignore=ignore, seed=seed, **PUBLISHED)
+
+
+def _beside(output: Path, ending: str) -> Path:
+    """Return the path of what lies beside a plan, named as `Plan.save` names the fitted tensors."""
+    return output.with_name(output.name.removesuffix(".json") + ending)
 
 
 def _page(plan: Plan, records: list[TrialRecord], figure: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.cli import LightningCLI
 
 from prunerecover.recipes import digits, image_classifier, image_data
@@ -70,6 +71,7 @@ class PlanTrainer(pl.Trainer):
     ) -> None:
         """Plan on every rank, which share the trials of a search; the first one writes."""
         self.strategy.setup_environment()
+        reset_seed()  # as several ranks do while they set up: one rank draws the same calibration samples
         plan = plan_with(method, model, datamodule, calibration, target, ckpt_path, self.strategy.root_device, output)
         if self.is_global_zero:
             method.write(plan, output)
