@@ -5,7 +5,8 @@
 
 Calibration sees no label: half the samples are photos (coco128), half are training images of tiny_imagenet. The
 reported images are not untouched: accuracy on imagenet_sample was seen while the fits and the calibration mix were
-developed, and greedy became the default after one-shot gave less there. Take the figures as optimistic. "identity" removes the same units as the default above it, as the published method does.
+developed, and greedy became the default after one-shot gave less there. Take the figures as optimistic. "identity"
+removes the same units as the default above it, as the published method does.
 """
 
 from __future__ import annotations

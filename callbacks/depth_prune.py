@@ -178,6 +178,12 @@ class DepthPrune(LedgerCallback):
     def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note what there was before the first surgery, unless this schedule is already under way."""
         ledger, me = Ledger.of(pl_module), self._key(trainer)
+        missing = sorted(ledger.begun.keys() - {mate._key(trainer) for mate in self._mates(trainer)})
+        if ledger.from_checkpoint and missing and self._mates(trainer)[0] is self:
+            rank_zero_warn(
+                f"The checkpoint is of a run that also had {', '.join(missing)}, which this Trainer has not: surgeries "
+                "still to come will not happen. Pass the same callbacks in the same order."
+            )
         under_way = me in ledger.begun and (self._has_begun or ledger.from_checkpoint)
         if under_way and ledger.begun[me]["asked"] != self._asked():
             raise ValueError(

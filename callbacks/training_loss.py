@@ -29,7 +29,7 @@ def training_loss(trainer: pl.Trainer, module: pl.LightningModule) -> Callable[[
 
     def loss(network: nn.Module, inputs: CapturedInputs) -> Tensor:
         with undisturbed(trainer, module), trainer.strategy.precision_plugin.train_step_context():
-            output: Any = module.training_step(*step_arguments(module, inputs.batch, 0))
+            output: Any = module.training_step(*step_arguments(module, inputs.batch, inputs.index))
         value: Tensor = output["loss"] if isinstance(output, Mapping) else output
         return value
 

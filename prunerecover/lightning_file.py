@@ -146,8 +146,7 @@ def _unsafe_names(path: Path) -> list[str]:
 
 
 def _unreadable(path: Path, error: Exception) -> str:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (
-        f"Expected a Lightning checkpoint or a folder of save_pruned, but {path} cannot be read: {reason} "
-        "Is the file cut off? Copy it again."
+        f"Expected a Lightning checkpoint or a folder of save_pruned, but {path} cannot be read as one "
+        f"({type(error).__name__}). Is the file cut off? Copy it again, or name the folder of save_pruned."
     )

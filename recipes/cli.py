@@ -28,7 +28,7 @@ recipes (--config NAME or a path to YAML; every value can be overridden on the c
 examples:
   prunerecover quickstart
   prunerecover fit --config digits_vit_depth --trainer.max_epochs 50
-  prunerecover plan --config digits_vit_depth --method depth --method.remove '{{"activation": 3}}' --output plan.json
+  prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method boundary --method.n_remove 5
   prunerecover test --config digits_vit_depth --ckpt_path path/to/last.ckpt
   prunerecover report report/report.json
 

@@ -62,7 +62,7 @@ def test_unknown_kind():
     ("arguments", "match"),
     [
         ({"importance": "l1"}, "Expected argument importance to be one of .*magnitude.*, but got 'l1'"),
-        ({"replace": "nothing"}, "Expected argument replace to be one of calibrated, zero, identity, but got 'nothing'"),
+        ({"replace": "none"}, "Expected argument replace to be one of calibrated, zero, identity, but got 'none'"),
         ({"search": "random"}, "Expected argument search to be one of one_shot, greedy, but got 'random'"),
         ({"merge": "always"}, "Expected argument merge to be 'copy', 'at_surgery' or 'never', but got 'always'"),
         ({"calibration": 0}, "Expected argument calibration to be at least 1 sample, but got 0"),

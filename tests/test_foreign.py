@@ -374,6 +374,17 @@ def test_a_sampler_that_leaves_samples_out_is_followed():
     assert all((kept == image).flatten(1).all(1).any() for each in inputs for image in each.batch[0])
 
 
+@pytest.mark.parametrize("importance", ["output_divergence", "gate_gradient"])
+def test_step_may_leave_batches_out(tmp_path, importance):
+    class Skipping(Plain):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) if batch_idx % 2 else None
+
+    module = Skipping()
+    fit(tmp_path, module, prune(importance=importance))
+    assert Ledger.of(module).events
+
+
 def test_loss_with_labels(tmp_path):
     """Importances that need a loss get the labels of the training step's batch."""
     seen = []

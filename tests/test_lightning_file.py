@@ -279,7 +279,7 @@ def test_files_that_cannot_be_read(file: Path, tmp_path: Path) -> None:
     content = file.read_bytes()
     for wrong in (content[:-1000], b"", b"{}", b"not a checkpoint"):
         (tmp_path / "wrong.ckpt").write_bytes(wrong)
-        with pytest.raises(ValueError, match=r"cannot be read: .* Is the file cut off\? Copy it again"):
+        with pytest.raises(ValueError, match=r"cannot be read as one .* Is the file cut off\? Copy it again"):
             load_pruned(tmp_path / "wrong.ckpt")
 
 

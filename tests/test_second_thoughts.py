@@ -40,6 +40,17 @@ def test_resuming_with_other_arguments_is_refused(tmp_path, changed):
         again.fit(Plain(), loader(), ckpt_path=tmp_path / "epoch=0.ckpt")
 
 
+def test_resuming_with_fewer_callbacks_is_told(tmp_path):
+    later = DepthPrune(remove={"attention": 1}, schedule={"start": 1}, calibration=8)
+    first = [DepthPrune(remove={"activation": 1}, calibration=8), later]
+    every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    pl.Trainer(max_epochs=2, callbacks=[*first, every], **QUIET).fit(Plain(), loader())
+    again = DepthPrune(remove={"activation": 1}, calibration=8)
+    runner = pl.Trainer(max_epochs=2, callbacks=[again], enable_checkpointing=False, **QUIET)
+    with pytest.warns(UserWarning, match="a run that also had DepthPrune.1, which this Trainer has not"):
+        runner.fit(Plain(), loader(), ckpt_path=tmp_path / "epoch=0.ckpt")
+
+
 def test_target_is_named_once(tmp_path):
     module = TwoNetworks()
     callbacks = [
