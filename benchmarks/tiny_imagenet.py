@@ -37,30 +37,25 @@ def module(network: nn.Module | None = None) -> ImageClassifier:
     return made
 
 
-def data(limit_train: int, held_out: int = 0, seed: int = 0) -> ImageData:
-    """Return augmented training images; `held_out` others of the training split, if any, serve as validation.
+def data(limit_train: int, limit_held_out: int = 1, **options: Any) -> ImageData:
+    """Return augmented training images, with others of the training split as validation.
+
+    A quarter of the training split is set aside, the same one always: nothing is ever trained or calibrated on it.
 
     Args:
-        limit_train: How many to train on.
-        held_out: How many to set aside, out of the 20,000.
-        seed: Of which ones.
+        limit_train: How many to train on, out of 15,000.
+        limit_held_out: How many to validate on, out of 5,000.
+        options: Of `ImageData`.
     """
-    return image_data(
-        "tiny_imagenet",
-        limit_train=limit_train,
-        limit_val=held_out or None,
-        val_fraction=0.25 if held_out else 0.0,
-        augment_kwargs={"scale": [0.5, 1.0], "color_jitter": 0.0},
-        batch_size=32,
-        num_workers=2,
-        seed=seed,
-    )
+    augmentation = {"scale": [0.5, 1.0], "color_jitter": 0.0}
+    settings = {"augment_kwargs": augmentation, "batch_size": 32, "num_workers": 2, "val_fraction": 0.25, "seed": 0}
+    return image_data("tiny_imagenet", limit_train=limit_train, limit_val=limit_held_out, **{**settings, **options})
 
 
 @cache
 def calibration(samples: int = 192) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
     """Return labelled training images without augmentation, in batches of 32."""
-    source = image_data("tiny_imagenet", augment=False, limit_train=samples, batch_size=32, num_workers=0, seed=11)
+    source = data(samples, augment=False, augment_kwargs={}, num_workers=0)
     source.setup("fit")
     return tuple((images, labels) for images, labels in source.train_dataloader())
 
@@ -82,14 +77,10 @@ def recover(network: nn.Module, images: int, seed: int, epochs: int = 1) -> nn.M
     pl.seed_everything(seed, verbose=False)
     made = module(network)
     trainer = pl.Trainer(max_epochs=epochs, callbacks=[DistillRecover(teacher=deit_tiny())], **QUIET)
-    trainer.fit(made, train_dataloaders=_train_loader(images, seed))
-    return made.model.eval()
-
-
-def _train_loader(images: int, seed: int) -> Any:
-    source = data(images, seed=seed)
+    source = data(images)
     source.setup("fit")
-    return source.train_dataloader()
+    trainer.fit(made, train_dataloaders=source.train_dataloader())
+    return made.model.eval()
 
 
 def hits(network: nn.Module) -> NDArray[np.float64]:
