@@ -73,7 +73,7 @@ def cross_entropy(model: nn.Module, batch: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("truth", "n_remove"),
     [
-        (attention_hurts, 4),
+        pytest.param(attention_hurts, 4, marks=pytest.mark.slow),
         (lambda m, n: 80 - 0.5 * m - 2 * n, 6),
         (lambda m, n: 80 - 0.3 * m**2 - 0.6 * n**2, 6),
         (lambda m, n: 80 - 0.9 * m**2 - 0.3 * n**2 - 0.1 * m * n, 9),
@@ -134,6 +134,7 @@ def test_designs_run_their_splits_all_at_once(design: str | list[Split], expecte
     assert plan.made_by.arguments["design"] == design
 
 
+@pytest.mark.slow
 def test_trials_carry_the_plans_of_plan_depth() -> None:
     """With what is left behind, and what it was fitted to."""
     told = Told(hill)
@@ -291,6 +292,7 @@ def test_ignored_units_are_not_counted() -> None:
 # Several budgets share a planner.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", ["greedy", "one_shot"])
 def test_plans_of_one_planner_equal_plans_made_alone_in_any_order(search: str) -> None:
     model = build("timm")

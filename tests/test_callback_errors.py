@@ -544,6 +544,7 @@ def test_report_states_what_a_search_before_the_fit_took(tmp_path):
     assert Report.load(tmp_path / "report").search == SearchCost(**cost)
 
 
+@pytest.mark.slow
 def test_report_history_goes_on_after_resume(tmp_path):
     def run(module, **settings):
         report = PruneReport(pairs=0)

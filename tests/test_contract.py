@@ -47,19 +47,22 @@ def resumed_equals_uninterrupted(folder, epochs, **settings):
 
 
 @pytest.mark.parametrize(
-    "prune", [ONCE, PROGRESSIVE, {**ONCE, "schedule": {"start": 2}}], ids=["once", "progressive", "late"]
+    "prune",
+    [ONCE, PROGRESSIVE, pytest.param({**ONCE, "schedule": {"start": 2}}, marks=pytest.mark.slow)],
+    ids=["once", "progressive", "late"],
 )
 def test_resumed_equals_uninterrupted(tmp_path, prune):
     resumed_equals_uninterrupted(tmp_path, (0, 1, 2), prune=prune)
 
 
-@pytest.mark.parametrize("features", [False, True])
+@pytest.mark.parametrize("features", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_resumed_equals_uninterrupted_with_distillation(tmp_path, features):
     prune = {**ONCE, "schedule": {"start": 2}}
     distil = lambda: [DistillRecover(features=features)]  # noqa: E731
     resumed_equals_uninterrupted(tmp_path, (1, 2), prune=prune, callbacks=distil)
 
 
+@pytest.mark.slow
 def test_resumed_equals_uninterrupted_with_progressive_distillation(tmp_path):
     resumed_equals_uninterrupted(tmp_path, (0, 2), prune=PROGRESSIVE, callbacks=lambda: [DistillRecover()])
 
@@ -69,8 +72,17 @@ def test_resumed_equals_uninterrupted_in_foreign_code(tmp_path, make):
     resumed_equals_uninterrupted(tmp_path, (0, 1), make=make)
 
 
-@pytest.mark.parametrize("scheduler", ["cosine", "onecycle", "plateau"])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler"),
+    [
+        ("adamw", "plateau"),
+        ("sgd", "onecycle"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("adamw", "cosine"), ("adamw", "onecycle"), ("sgd", "cosine"), ("sgd", "plateau"))
+        ),
+    ],
+)
 def test_resumed_equals_uninterrupted_under_any_optimizer(tmp_path, optimizer, scheduler):
     resumed_equals_uninterrupted(tmp_path, (1,), make=lambda: Plain(optimizer, scheduler))
 
@@ -79,6 +91,7 @@ def test_resumed_equals_uninterrupted_with_gradient_accumulation(tmp_path):
     resumed_equals_uninterrupted(tmp_path, (0, 1), accumulate_grad_batches=2)
 
 
+@pytest.mark.slow
 def test_resumed_equals_uninterrupted_with_weight_averaging(tmp_path):
     resumed_equals_uninterrupted(tmp_path, (0, 1, 2), callbacks=lambda: [EMAWeightAveraging(decay=0.9)])
 
@@ -88,6 +101,7 @@ def test_resumed_equals_uninterrupted_with_two_surgeons(tmp_path):
     resumed_equals_uninterrupted(tmp_path, (0, 1, 2), callbacks=second)
 
 
+@pytest.mark.slow
 def test_live_merge_resumes_bitwise(tmp_path):
     pl.seed_everything(7, verbose=False)
 
@@ -154,6 +168,7 @@ def test_tuners_do_not_trigger_surgery_and_survive_it(tmp_path):
     assert [event["epoch"] for event in Ledger.of(module).events] == [0]
 
 
+@pytest.mark.slow
 def test_batch_size_may_be_scaled_around_surgery(tmp_path):
     module = _Tunable()
     prune = DepthPrune(**ONCE, calibration=16, merge="never")

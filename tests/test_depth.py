@@ -80,6 +80,7 @@ def test_model_is_bit_identical_after_an_exception_anywhere(position: int) -> No
         plan_depth(model, remove=kinds, batches=batches_of("timm_all", count=8), search="greedy")
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_plan_and_other_seeds_hold_out_others() -> None:
     model = build("timm_all")
     plans = [

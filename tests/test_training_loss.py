@@ -45,7 +45,7 @@ def importance_of(folder, module, **arguments):
 
 
 @pytest.mark.parametrize("importance", ["gate_gradient", "taylor"])
-@pytest.mark.parametrize("make", [Quiet, Wrapped])
+@pytest.mark.parametrize("make", [Quiet, pytest.param(Wrapped, marks=pytest.mark.slow)])
 def test_default_loss_is_the_training_steps(tmp_path, make, importance):
     torch.manual_seed(1)
     module = make()

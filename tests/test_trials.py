@@ -150,6 +150,7 @@ def test_scale_brings_the_metric_to_percent(tmp_path: Path, trials: list[Trial])
     assert 10 < percent[0] <= 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Compiled, WrappedCompiled])
 def test_trials_of_a_compiled_network_do_not_train_the_original(
     tmp_path: Path, trials: list[Trial], losses: list[float], make: type[pl.LightningModule]
@@ -161,6 +162,7 @@ def test_trials_of_a_compiled_network_do_not_train_the_original(
     assert len(compiled) == (make is Compiled)  # as before
 
 
+@pytest.mark.slow
 def test_trials_of_a_compiled_module_do_not_train_the_original(
     tmp_path: Path, trials: list[Trial], losses: list[float]
 ) -> None:
