@@ -145,7 +145,13 @@ def compare(killed: Path, whole: Path, epochs: int) -> dict[str, Any]:
     first, second = (torch.load(path, map_location="cpu", weights_only=True) for path in files)
     a, b = first["state_dict"], second["state_dict"]
     same = a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    events = [checkpoint["prunerecover"]["events"] for checkpoint in (first, second)]
+    events = [
+        [
+            {name: value for name, value in event.items() if name != "seconds"}
+            for event in checkpoint["prunerecover"]["events"]
+        ]
+        for checkpoint in (first, second)
+    ]
     return {"bitwise_equal": same, "tensors": len(a), "same_surgeries": events[0] == events[1], "events": events[1]}
 
 

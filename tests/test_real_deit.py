@@ -50,7 +50,9 @@ def top1(model: torch.nn.Module, labelled: tuple[torch.Tensor, torch.Tensor]) ->
 @pytest.fixture(scope="module")
 def plan(deit, images) -> Plan:
     """The last three activations, calibrated."""
-    return plan_depth(deit(), remove={"activation": 3}, batches=images[0].split(24), ignore=LAST_THREE)
+    return plan_depth(
+        deit(), remove={"activation": 3}, batches=images[0].split(24), search="one_shot", ignore=LAST_THREE
+    )
 
 
 def test_calibrated_replacement_keeps_what_identity_loses(deit, images, plan):
