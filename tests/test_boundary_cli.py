@@ -106,6 +106,7 @@ def test_the_same_search_again_runs_nothing(folder: Path, capsys: pytest.Capture
     assert f"Wrote {folder / 'plan.json'}: removes " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_another_design_finds_the_same_for_the_same_trials(folder: Path, tmp_path: Path) -> None:
     """And leaves files that are named after the whole of its own name."""
     output = tmp_path / "deep" / "plan_0.3"
@@ -118,6 +119,7 @@ def test_another_design_finds_the_same_for_the_same_trials(folder: Path, tmp_pat
     assert all(known[key] == new[key] for key in new.keys() & known.keys())
 
 
+@pytest.mark.slow
 def test_a_share_of_macs(tmp_path: Path) -> None:
     options = [*arguments(tmp_path / "plan.json"), "--method.macs=0.3", "--method.replace=zero"]
     options[options.index("--method.n_remove") : options.index("--method.n_remove") + 2] = []
@@ -133,6 +135,7 @@ def test_a_share_of_macs(tmp_path: Path) -> None:
     assert count_macs(module.model, image) <= 0.7 * dense
 
 
+@pytest.mark.slow
 def test_the_published_search(tmp_path: Path) -> None:
     """All its runs, gate gradients with the recipe's own labels, identities."""
     assert main(arguments(tmp_path / "plan.json", "boundary_published", batches=4)) == 0

@@ -67,7 +67,9 @@ def test_resumed_equals_uninterrupted_with_progressive_distillation(tmp_path):
     resumed_equals_uninterrupted(tmp_path, (0, 2), prune=PROGRESSIVE, callbacks=lambda: [DistillRecover()])
 
 
-@pytest.mark.parametrize("make", [Manual, TwoOptimizers, pytest.param(Compiled, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "make", [Manual, *(pytest.param(make, marks=pytest.mark.slow) for make in (TwoOptimizers, Compiled))]
+)
 def test_resumed_equals_uninterrupted_in_foreign_code(tmp_path, make):
     resumed_equals_uninterrupted(tmp_path, (0, 1), make=make)
 
@@ -87,6 +89,7 @@ def test_resumed_equals_uninterrupted_under_any_optimizer(tmp_path, optimizer, s
     resumed_equals_uninterrupted(tmp_path, (1,), make=lambda: Plain(optimizer, scheduler))
 
 
+@pytest.mark.slow
 def test_resumed_equals_uninterrupted_with_gradient_accumulation(tmp_path):
     resumed_equals_uninterrupted(tmp_path, (0, 1), accumulate_grad_batches=2)
 
