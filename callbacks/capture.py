@@ -58,7 +58,7 @@ def capture_inputs(
         seed_all(seed)
         for index, batch in enumerate(calibration_batches(trainer, n_samples, seed)):
             seen = index + 1
-            inputs = _run_until_captured(trainer, module, on_device(trainer, module, batch), index, found)
+            inputs = _run_until_captured(trainer, module, _on_device(trainer, module, batch), index, found)
             if inputs is None:  # a step may leave batches out
                 continue
             captured.append(inputs)
@@ -86,7 +86,7 @@ def _run_until_captured(
     return None
 
 
-def on_device(trainer: pl.Trainer, module: pl.LightningModule, batch: Any) -> Any:
+def _on_device(trainer: pl.Trainer, module: pl.LightningModule, batch: Any) -> Any:
     """Prepare a batch as Lightning does: precision, the user's transfer hooks, device."""
     batch = trainer.strategy.precision_plugin.convert_input(batch)
     batch = module._on_before_batch_transfer(batch, dataloader_idx=0)

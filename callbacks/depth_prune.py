@@ -10,7 +10,6 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from prunerecover.budget import Budget
@@ -20,6 +19,7 @@ from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.ledger_callback import LedgerCallback
 from prunerecover.callbacks.operate import operate
+from prunerecover.callbacks.random_state import isolated
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
 from prunerecover.callbacks.target import find_target
 from prunerecover.callbacks.training_loss import training_loss
@@ -219,7 +219,7 @@ class DepthPrune(LedgerCallback):
 
     def _operate(self, trainer: pl.Trainer, pl_module: pl.LightningModule, budget: Budget | None) -> None:
         target, started = find_target(pl_module, self.target), time.perf_counter()
-        with isolate_rng():
+        with isolated():
             plan = self._decide(trainer, pl_module, target, budget)
             seconds = time.perf_counter() - started if budget is not None else None
             plan = trainer.strategy.broadcast(plan)  # decided once: ranks must not differ by a rounding error
