@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from real import RESULTS, correct, data_root, deit_tiny, image_data, write
 
-from prunerecover import Plan, apply_plan, find_units, load_pruned, save_pruned
+from prunerecover import Plan, Report, apply_plan, find_units, load_pruned, save_pruned
 from prunerecover.figures import plot_plan
 from prunerecover.statistics import paired_difference, wilson_interval
 
@@ -82,10 +82,11 @@ def main() -> None:
         "test_top1_in_a_new_process": tested(checkpoint),
         "recovered_top1": float(hits["recovered"].float().mean()),
     }
+    shutil.copy(FOLDER / "report" / "report.json", RESULTS / "deit_tiny_recovery_report.json")
+    result["costs"] = costs()
     write("deit_tiny_recovery", result, markdown(result))
     figure = plot_plan(plan, find_units(deit_tiny(), ("attention", "activation")))
     figure.savefig(RESULTS / "deit_tiny_recovery_layers.png", dpi=110, bbox_inches="tight")
-    shutil.copy(FOLDER / "report" / "report.json", RESULTS / "deit_tiny_recovery_report.json")
 
 
 def _row(name: str, hits: torch.Tensor) -> dict[str, Any]:
@@ -98,6 +99,13 @@ def _row(name: str, hits: torch.Tensor) -> dict[str, Any]:
         "n": len(hits),
         "seed": 1,
     }
+
+
+def costs() -> dict[str, dict[str, float]]:
+    """Return parameters and MACs per image of both models, from the report of the run."""
+    report = Report.load(RESULTS / "deit_tiny_recovery_report.json")
+    models = {"dense": report.dense, "pruned": report.pruned}
+    return {name: {"parameters": m.parameters, "macs_per_image": m.macs_per_sample} for name, m in models.items()}
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -113,6 +121,10 @@ def markdown(result: dict[str, Any]) -> str:
         "| model | top-1 (95% interval) |",
         "|---|---|",
         *(f"| {r['model']} | {r['top1']:.2f} ({r['ci_low']:.2f}-{r['ci_high']:.2f}) |" for r in result["rows"]),
+        "",
+        "| model | parameters | MACs per image |",
+        "|---|---|---|",
+        *(f"| {name} | {c['parameters']:,} | {c['macs_per_image']:,.0f} |" for name, c in result["costs"].items()),
         "",
         f"Recovery adds {gain['points']:.2f} points ({gain['ci_low']:.2f} to {gain['ci_high']:.2f}, paired bootstrap).",
         f"`prunerecover test` in a new process: {result['test_top1_in_a_new_process']!r}; `load_pruned` on the "

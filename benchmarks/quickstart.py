@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from real import RESULTS, write
+from real import RESULTS, command, write
 
 from prunerecover.recipes.quickstart import run_quickstart, summary
 
@@ -23,7 +23,7 @@ def main() -> None:
         for figure in Path(folder).glob("*.png"):
             shutil.copy(figure, RESULTS / f"quickstart_{figure.name}")
             text = text.replace(f"({figure.name})", f"(quickstart_{figure.name})")
-        lines = [*summary(report), f"Whole command: {seconds:.0f} s."]
+        lines = [*summary(report), f"Whole command: {seconds:.0f} s.", "", f"`{command()}`"]
         record = {
             "seconds": seconds,
             "seeds": [0, 1, 2],
