@@ -6,7 +6,7 @@
 Every method takes the least removal whose median interleaved CPU latency share meets the budget within 2 points (see
 `boundary_methods.py`), is scored on all 5,000 validation images, recovered for one epoch of 2,000 training images with
 distillation, and scored again. Resumable: rows that are in the results, and trials that are in the trial file, are not
-made again. The longest step, a search, takes about an hour on two cores.
+made again. The longest step, a search, takes about half an hour on a core.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from functools import cache, partial
 import torch
 import torch_pruning as tp
 from real import RESULTS, deit_tiny
-from tiny_imagenet import calibration, data, loss, module
+from tiny_imagenet import PRECISION, calibration, data, loss, module, unfused
 from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, find_units, merge, plan_depth
@@ -90,7 +90,7 @@ def searched(planner: DepthPlanner, budget: float, **how: str) -> Plan:
     """Search the splits of a latency budget; trials are kept, and shared between budgets."""
     attention, activation = (share_of_one(kind) for kind in TYPES)
     splits = affordable_splits(layers_of(planner), attention, activation, budget)
-    runner = TrialRunner(module(), data(TRIAL_IMAGES, HELD_OUT), TRIALS, TrialSettings())
+    runner = TrialRunner(module(unfused(deit_tiny())), data(TRIAL_IMAGES, HELD_OUT), TRIALS, TrialSettings(trainer=PRECISION))
     return BoundarySearch(planner, splits, runner, **how).run()[1]
 
 

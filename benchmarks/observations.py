@@ -20,7 +20,7 @@ import torch
 from boundary_methods import IMAGES, named, pruned, published_planner
 from matplotlib.figure import Figure
 from real import RESULTS, command, deit_tiny, write
-from tiny_imagenet import QUIET, calibration, data, loss, module
+from tiny_imagenet import PRECISION, QUIET, calibration, data, loss, module
 from torch import nn
 
 from prunerecover import Budget, Plan, find_units
@@ -58,7 +58,11 @@ def recovery(plan: Plan) -> list[float]:
     pl.seed_everything(1, verbose=False)
     curve, source = Curve(), data(IMAGES_PER_EPOCH, HELD_OUT)
     trainer = pl.Trainer(
-        max_epochs=EPOCHS, num_sanity_val_steps=-1, callbacks=[DistillRecover(teacher=deit_tiny()), curve], **QUIET
+        max_epochs=EPOCHS,
+        num_sanity_val_steps=-1,
+        callbacks=[DistillRecover(teacher=deit_tiny()), curve],
+        **QUIET,
+        **PRECISION,
     )
     trainer.fit(module(pruned(plan)), source)
     return curve.accuracies
