@@ -90,7 +90,8 @@ def searched(planner: DepthPlanner, budget: float, **how: str) -> Plan:
     """Search the splits of a latency budget; trials are kept, and shared between budgets."""
     attention, activation = (share_of_one(kind) for kind in TYPES)
     splits = affordable_splits(layers_of(planner), attention, activation, budget)
-    runner = TrialRunner(module(unfused(deit_tiny())), data(TRIAL_IMAGES, HELD_OUT), TRIALS, TrialSettings(trainer=PRECISION))
+    source, settings = data(TRIAL_IMAGES, HELD_OUT), TrialSettings(trainer=PRECISION)
+    runner = TrialRunner(module(unfused(deit_tiny())), source, TRIALS, settings)
     return BoundarySearch(planner, splits, runner, **how).run()[1]
 
 
