@@ -1,13 +1,14 @@
-"""Width pruning against its peers: real ResNet-20 and ResNet-56 on the 10,000 test JPEGs of CIFAR-10.
+"""Width pruning against its peers: real ResNet-20 and ResNet-56, and a ConvNeXt, on the 10,000 test JPEGs of CIFAR-10.
 
     pip install network-pruner==2.16
-    PRUNERECOVER_DATA=... python benchmarks/width.py --depths 20 --match macs
-    PRUNERECOVER_DATA=... python benchmarks/width.py --depths 20 56 --match macs params --epoch
+    PRUNERECOVER_DATA=... python benchmarks/width.py --models ResNet-20 --match macs
+    PRUNERECOVER_DATA=... python benchmarks/width.py --match macs params --epoch
 
 Every method removes 20, 30 and 50% of the MACs or of the parameters and is scored as it is, after BatchNorm
-recalibration on 1,024 other training images, and, with `--epoch`, after one epoch on 5,000 training images. Units and
-statistics are chosen on training images only. Resumable: rows that are in the results are not made again. The published
-package's scores take minutes per network and seed; all else about a minute per row on two cores.
+recalibration on 1,024 other training images (the ConvNeXt has no BatchNorm, and stays as it is), and, with `--epoch`,
+after one epoch on 5,000 training images. Units and statistics are chosen on training images only. Resumable: rows that
+are in the results are not made again. The published package's scores take minutes per network and seed; all else about
+a minute per row on two cores. `cifar_models.py` trains the ConvNeXt.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from cifar import batches, hits, resnet, train_one_epoch
+from cifar import batches, hits, train_one_epoch
+from cifar_models import MODELS, load
 from numpy.typing import NDArray
 from real import RESULTS, commands_so_far, packed, unpacked, write
 from rich.progress import track
@@ -42,7 +44,7 @@ Row = dict[str, Any]
 def main() -> None:
     """Make the rows that are missing."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--depths", nargs="*", type=int, default=(20, 56))
+    parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--match", nargs="*", default=("macs", "params"))
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
     parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
@@ -50,12 +52,12 @@ def main() -> None:
     parser.add_argument("--epoch", action="store_true", help="also train for one epoch")
     options = parser.parse_args()
     rows = stored()
-    for depth in options.depths:
-        if not any(row["method"] == "dense" and row["model"] == name_of(depth) for row in rows):
-            rows.append(row_of(depth, "dense", "", 0.0, "prune_only", 0, resnet(depth), 0.0))
+    for model in options.models:
+        if not any(row["method"] == "dense" and row["model"] == model for row in rows):
+            rows.append(row_of(model, "dense", "", 0.0, "prune_only", 0, load(model), 0.0))
     wanted = [
-        (depth, match, share, method, seed)
-        for depth in options.depths
+        (model, match, share, method, seed)
+        for model in options.models
         for match in options.match
         for seed in options.seeds
         for share in options.shares
@@ -70,34 +72,34 @@ def main() -> None:
     save(rows)
 
 
-def measured(stages: list[str], depth: int, match: str, share: float, method: str, seed: int) -> list[Row]:
+def measured(stages: list[str], model: str, match: str, share: float, method: str, seed: int) -> list[Row]:
     """Narrow by one method and score what is missing."""
     started = time.perf_counter()
-    network = METHODS[method](depth, seed, match, share)
+    network = METHODS[method](model, seed, match, share)
     seconds = time.perf_counter() - started
-    versions: dict[str, nn.Module] = {"prune_only": network}
-    versions["bn_recalibrated"] = copy.deepcopy(network)
-    recalibrate_batchnorm(versions["bn_recalibrated"], [x for x, _ in batches(RECALIBRATION, seed + OTHER)])
+    versions = {"prune_only": network, "bn_recalibrated": copy.deepcopy(network)}
+    if any(isinstance(layer, nn.BatchNorm2d) for layer in network.modules()):
+        recalibrate_batchnorm(versions["bn_recalibrated"], [x for x, _ in batches(RECALIBRATION, seed + OTHER)])
     if "one_epoch" in stages:
         versions["one_epoch"] = train_one_epoch(copy.deepcopy(versions["bn_recalibrated"]), EPOCH, seed + OTHER)
-    return [row_of(depth, method, match, share, stage, seed, versions[stage], seconds) for stage in stages]
+    return [row_of(model, method, match, share, stage, seed, versions[stage], seconds) for stage in stages]
 
 
 def row_of(
-    depth: int, method: str, match: str, share: float, stage: str, seed: int, network: nn.Module, seconds: float
+    model: str, method: str, match: str, share: float, stage: str, seed: int, network: nn.Module, seconds: float
 ) -> Row:
     """Score a network on all test images."""
     values = hits(network)
     interval = wilson_interval(int(values.sum()), len(values))
     return {
-        "model": name_of(depth),
+        "model": model,
         "method": method,
         "match": match,
         "budget": share,
         "stage": stage,
         "seed": seed,
-        "macs_share": 1 - removed(network, depth, "macs"),
-        "params_share": 1 - removed(network, depth, "params"),
+        "macs_share": 1 - removed(network, model, "macs"),
+        "params_share": 1 - removed(network, model, "params"),
         "top1": 100 * interval.value,
         "ci_low": 100 * interval.low,
         "ci_high": 100 * interval.high,
@@ -106,11 +108,6 @@ def row_of(
         "peak_memory": peak_memory(torch.device("cpu")),
         "hits": packed(values),
     }
-
-
-def name_of(depth: int) -> str:
-    """Return the name of a network."""
-    return f"ResNet-{depth}"
 
 
 def stored() -> list[Row]:
@@ -125,9 +122,9 @@ def save(rows: list[Row]) -> None:
     write(NAME, {"commands": commands, "rows": rows}, markdown(rows, commands))
 
 
-def done(rows: list[Row], stage: str, depth: int, match: str, share: float, method: str, seed: int) -> bool:
+def done(rows: list[Row], stage: str, model: str, match: str, share: float, method: str, seed: int) -> bool:
     """Whether a row is there."""
-    key = (name_of(depth), match, share, method, seed, stage)
+    key = (model, match, share, method, seed, stage)
     names = ("model", "match", "budget", "method", "seed", "stage")
     return any(tuple(row[name] for name in names) == key for row in rows)
 

@@ -1,4 +1,4 @@
-"""The methods of `width.py`: each narrows a CIFAR ResNet to a share of its MACs or parameters.
+"""The methods of `width.py`: each narrows a CIFAR network to a share of its MACs or parameters.
 
 Ours are the default (gate gradients per cost, weights that read a removed unit take over what the kept ones predict of
 it), the same with nothing taken over, Tolerance of Difference as published, and uniform shares.
@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 import torch_pruning as tp
-from cifar import EXAMPLE, batches, cross_entropy, resnet, training_images
+from cifar import EXAMPLE, batches, cross_entropy, training_images
+from cifar_models import load
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -46,33 +47,33 @@ def cost_of(network: nn.Module, what: str) -> int:
 
 
 @cache
-def full_cost(depth: int, what: str) -> int:
+def full_cost(model: str, what: str) -> int:
     """Return the cost of the dense network."""
-    return cost_of(resnet(depth), what)
+    return cost_of(load(model), what)
 
 
-def removed(network: nn.Module, depth: int, what: str) -> float:
+def removed(network: nn.Module, model: str, what: str) -> float:
     """Return the share of the cost that is gone."""
-    return 1 - cost_of(network, what) / full_cost(depth, what)
+    return 1 - cost_of(network, what) / full_cost(model, what)
 
 
-def rewritten(depth: int) -> nn.Module:
+def rewritten(model: str) -> nn.Module:
     """Load a network with its padded shortcuts as equal convolutions."""
-    network = resnet(depth)
+    network = load(model)
     as_convolutions(network, find_padded_shortcuts(network, as_inputs(EXAMPLE)))
     return network
 
 
-def closest(make: Callable[[float], nn.Module], depth: int, what: str, share: float) -> nn.Module:
+def closest(make: Callable[[float], nn.Module], model: str, what: str, share: float) -> nn.Module:
     """Return the network whose removed share is the closest one that bisection of a ratio finds."""
     low, high = 0.0, 1.0
     best = make(high / 2)
     for _ in range(STEPS):
         middle = (low + high) / 2
         network = make(middle)
-        if abs(removed(network, depth, what) - share) < abs(removed(best, depth, what) - share):
+        if abs(removed(network, model, what) - share) < abs(removed(best, model, what) - share):
             best = network
-        low, high = (middle, high) if removed(network, depth, what) < share else (low, middle)
+        low, high = (middle, high) if removed(network, model, what) < share else (low, middle)
     return best
 
 
@@ -80,28 +81,28 @@ def closest(make: Callable[[float], nn.Module], depth: int, what: str, share: fl
 
 
 @cache
-def planner(depth: int, seed: int) -> WidthPlanner:
+def planner(model: str, seed: int) -> WidthPlanner:
     """Return our planner; scores are computed once per seed."""
-    return WidthPlanner(resnet(depth), batches=batches(SCORED, seed), seed=seed)
+    return WidthPlanner(load(model), batches=batches(SCORED, seed), seed=seed)
 
 
-def ours(depth: int, seed: int, what: str, share: float, **how: Any) -> nn.Module:
+def ours(model: str, seed: int, what: str, share: float, **how: Any) -> nn.Module:
     """Narrow by one of our rules."""
-    network = resnet(depth)
-    apply_plan(network, planner(depth, seed).plan(Budget(**{what: share}), **how))
+    network = load(model)
+    apply_plan(network, planner(model, seed).plan(Budget(**{what: share}), **how))
     return network
 
 
 # torch-pruning
 
 
-def torch_pruning(depth: int, seed: int, what: str, share: float, importance: str, how: str) -> nn.Module:
+def torch_pruning(model: str, seed: int, what: str, share: float, importance: str, how: str) -> nn.Module:
     """Narrow by torch-pruning."""
-    return closest(partial(_torch_pruned, depth, seed, importance, how), depth, what, share)
+    return closest(partial(_torch_pruned, model, seed, importance, how), model, what, share)
 
 
-def _torch_pruned(depth: int, seed: int, importance: str, how: str, ratio: float) -> nn.Module:
-    network = rewritten(depth)
+def _torch_pruned(model: str, seed: int, importance: str, how: str, ratio: float) -> nn.Module:
+    network = rewritten(model)
     score = {
         "taylor": tp.importance.GroupTaylorImportance,
         "magnitude": tp.importance.GroupMagnitudeImportance,
@@ -115,7 +116,7 @@ def _torch_pruned(depth: int, seed: int, importance: str, how: str, ratio: float
         isomorphic=how == "isomorphic",
         pruning_ratio=ratio,
         max_pruning_ratio=0.9,
-        ignored_layers=[network.linear],
+        ignored_layers=[[layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1]],
         round_to=1,
         num_heads={},
         in_channel_groups={},
@@ -144,12 +145,12 @@ def _gradients(network: nn.Module, seed: int, hessian: Any, needed: bool) -> Non
 
 
 @cache
-def _published_scores(depth: int, seed: int) -> Any:
+def published_scores(model: str, seed: int) -> Any:
     """Score with the published package: 256 images, 8 of each class for the distances."""
     from Network_Pruner import get_metrics
 
     loader = DataLoader(TensorDataset(*training_images(SCORED, seed)), batch_size=128)
-    network = rewritten(depth)
+    network = rewritten(model)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         torch.manual_seed(seed)
         return get_metrics(
@@ -171,19 +172,19 @@ def _layers(network: nn.Module) -> list[int]:
     ]
 
 
-def network_pruner(depth: int, seed: int, what: str, share: float) -> nn.Module:
+def network_pruner(model: str, seed: int, what: str, share: float) -> nn.Module:
     """Narrow by the published package; budgets lighter than its tolerance 0 take a share of each layer's number."""
-    found = closest(partial(_published, depth, seed, 1.0), depth, what, share)
-    if removed(found, depth, what) > share + 0.02:
-        found = closest(lambda part: _published(depth, seed, part, 0.0), depth, what, share)
+    found = closest(partial(_published, model, seed, 1.0), model, what, share)
+    if removed(found, model, what) > share + 0.02:
+        found = closest(lambda part: _published(model, seed, part, 0.0), model, what, share)
     return found
 
 
-def _published(depth: int, seed: int, part: float, tolerance: float) -> nn.Module:
+def _published(model: str, seed: int, part: float, tolerance: float) -> nn.Module:
     from Network_Pruner import get_ratios, get_skeleton, prune
 
-    network = rewritten(depth)
-    layers, scores = _layers(network), _published_scores(depth, seed)
+    network = rewritten(model)
+    layers, scores = _layers(network), published_scores(model, seed)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         counts = [int(part * n) for n in get_ratios(network, scores, layers, ToD_level=tolerance)]
         skeleton = get_skeleton(network, counts, EXAMPLE, layers)
@@ -198,7 +199,7 @@ def _published(depth: int, seed: int, part: float, tolerance: float) -> nn.Modul
         )[0].eval()
 
 
-Method = Callable[[int, int, str, float], nn.Module]
+Method = Callable[[str, int, str, float], nn.Module]
 METHODS: dict[str, Method] = {
     "prunerecover, per cost (default)": ours,
     "prunerecover, per cost, nothing taken over": partial(ours, replace="zero"),
