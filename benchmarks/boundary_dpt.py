@@ -4,7 +4,7 @@
     PRUNERECOVER_DATA=... python benchmarks/boundary_dpt.py --methods e f --budgets 0.2
 
 Every method takes the least removal whose median interleaved CPU latency share meets the budget within 2 points (see
-`boundary_methods.py`), is scored on all 5,000 validation images, recovered for one epoch of 2,000 training images with
+`boundary_methods.py`), is scored on all 5,000 validation images, recovered for one epoch of 1,000 training images with
 distillation, and scored again. Resumable: rows that are in the results, and trials that are in the trial file, are not
 made again. The longest step, a search, takes about half an hour on a core.
 """
@@ -30,7 +30,7 @@ from prunerecover.statistics import paired_difference, wilson_interval
 
 NAME = "boundary_dpt"
 BUDGETS = (0.20, 0.33, 0.50)
-IMAGES_TO_RECOVER, SEED = 2000, 1
+IMAGES_TO_RECOVER, SEED = 1000, 1
 PLANS = RESULTS / "boundary_dpt_plans"
 console = Console()
 
