@@ -114,12 +114,13 @@ def isomorphic_width(budget: float) -> nn.Module:
     low, high = 0.0, 0.9
     for _ in range(6):
         ratio = (low + high) / 2
-        met = removed_latency(_narrowed(ratio)) >= budget
+        met = removed_latency(isomorphic(ratio)) >= budget
         low, high = (low, ratio) if met else (ratio, high)
-    return _narrowed(high)
+    return isomorphic(high)
 
 
-def _narrowed(ratio: float) -> nn.Module:
+def isomorphic(ratio: float) -> nn.Module:
+    """Remove a share of the channels, chosen by Taylor importance among layers of one shape."""
     network = deit_tiny()
     for block in network.blocks:
         block.attn.fused_attn = False  # the pruner follows the operations
