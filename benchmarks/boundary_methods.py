@@ -31,7 +31,7 @@ TRIALS = RESULTS / "boundary_dpt.trials.jsonl"
 IMAGES = torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 
 
-def removed_latency(network: nn.Module, pairs: int = 30) -> float:
+def removed_latency(network: nn.Module, pairs: int = 12) -> float:
     """Return the share of the dense model's latency that is gone: the median of interleaved pairs, batch 8."""
     return 1 - latency_ratio(deit_tiny(), network, IMAGES, pairs=pairs, warmup=5).ratio.value
 
