@@ -102,26 +102,35 @@ class Calibrator:
                     advance()
         return scores
 
-    def choose(self, units: Sequence[Unit], leaves: Mapping[str, str] | None = None) -> list[Choice]:
+    def choose(
+        self, units: Sequence[Unit], leaves: Mapping[str, str] | None = None, known: Sequence[Choice] = ()
+    ) -> list[Choice]:
         """Fit stand-ins for all `units` in order of depth, each on the model pruned so far.
 
         Args:
             units: What is removed.
             leaves: What each unit has to leave, by unit name; None: the best.
+            known: What this returned for some of the units. Those before the first unknown one are not fitted again.
         """
+        kept = {choice.unit.name: choice for choice in known}
         chosen: list[Choice] = []
         front = self._front(same=True)
         with ExitStack() as stack, progress("fitting what units leave", len(units)) as advance:
             for index, here in self._by_block(units):
                 self._advance(front, index)
                 for unit in here:
-                    fits = self._pass(index, front, [unit])
-                    choice = self._best(index, front, unit, fits, None if leaves is None else leaves[unit.name])
+                    if unit.name not in kept:
+                        kept.clear()
+                    choice = kept.get(unit.name) or self._fitted(index, front, unit, leaves)
                     stack.enter_context(self._in_place(choice.candidate))
                     front.same, front.after_fit = False, []
                     chosen.append(choice)
                     advance()
         return chosen
+
+    def _fitted(self, index: int, front: _Front, unit: Unit, leaves: Mapping[str, str] | None) -> Choice:
+        fits = self._pass(index, front, [unit])
+        return self._best(index, front, unit, fits, None if leaves is None else leaves[unit.name])
 
     def _front(self, same: bool) -> _Front:
         n = len(self.samples.fit)

@@ -84,11 +84,11 @@ class Memory:
             known |= found
         return {u.name: known[u.name] for u in units}
 
-    def choose(self, calibrator: Calibrator, units: Sequence[Unit]) -> list[Choice]:
-        """Return what the units leave."""
+    def choose(self, calibrator: Calibrator, units: Sequence[Unit], known: Sequence[Choice]) -> list[Choice]:
+        """Return what the units leave; `known` is what all but the last one leave without it."""
         key = frozenset(units)
         if key not in self.choices:
-            self.choices[key] = calibrator.choose(units)
+            self.choices[key] = calibrator.choose(units, known=known)
         return self.choices[key]
 
 
@@ -120,7 +120,7 @@ def greedy(
                 first = memory.score(calibrator, left, chosen)
                 known |= first
             order.append(_least(calibrator, holders or left, chosen, memory, known))
-            chosen = memory.choose(calibrator, order)
+            chosen = memory.choose(calibrator, order, chosen)
             advance()
     short = {kind: n - sum(u.kind == kind for u in order) for kind, n in wanted.items()}
     short = {kind: n for kind, n in short.items() if n > 0}

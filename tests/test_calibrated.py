@@ -246,3 +246,22 @@ def test_batches_of_other_sizes_and_forms_give_the_same_plan() -> None:
     assert len({plan.removed["attention"] for plan in plans}) == 1
     first = [list(p.evidence["importance"].values()) for p in plans]
     assert all(scores == pytest.approx(first[0], rel=1e-2) for scores in first)
+
+
+@pytest.mark.parametrize("new", [0, 2, 5])
+def test_known_choices_spare_fits_and_change_nothing(new: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batches = build("timm_all"), batches_of("timm_all")
+    kinds = ("attention", "activation")
+    calibrator, units = calibrator_of(model, batches, kinds), find_units(model, kinds)[:6]
+    with observing(model):
+        anew = calibrator.choose(units)
+        known = calibrator.choose([u for u in units if u is not units[new]])
+        fitted: list[str] = []
+        fit = calibrator._fitted
+        monkeypatch.setattr(calibrator, "_fitted", lambda *args: fitted.append(args[2].name) or fit(*args))
+        found = calibrator.choose(units, known=known)
+    assert fitted == [choice.unit.name for choice in anew[new:]]
+    for one, other in zip(anew, found, strict=True):
+        assert (one.unit, one.divergence) == (other.unit, other.divergence)
+        assert one.candidate.leaves == other.candidate.leaves
+        assert all(torch.equal(value, other.candidate.values[name]) for name, value in one.candidate.values.items())
