@@ -61,8 +61,8 @@ def measured(method: str, budget: float, rows: list[dict[str, Any]]) -> list[dic
     network = isomorphic_width(budget) if plan is None else pruned(plan)
     seconds = time.perf_counter() - started
     removed = {} if plan is None else {kind: list(names) for kind, names in plan.removed.items()}
-    known = [row for row in rows if plan is not None and (row["method"], row["removed"]) == (method, removed)]
-    if known:
+    known = [row for row in rows if row["method"] == method and row["removed"] == removed]
+    if plan is not None and known:
         return [{**row, "budget": budget, "planning_seconds": seconds} for row in known[:2]]
     shares = shares_of(network if plan is None else pruned(plan, merged=True))
     about = {**shares, "removed": removed, "planning_seconds": seconds}
