@@ -15,18 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from prunerecover.recipes.model_names import expand, timm_name
-from prunerecover.recipes.optimization import adamw_with_cosine
-
-Batch = tuple[Tensor, Tensor]
+from prunerecover.recipes.vision_module import Batch, VisionModule
 
 
 def read_label_map(source: str | Sequence[int]) -> Tensor:
@@ -55,7 +51,7 @@ def read_label_map(source: str | Sequence[int]) -> Tensor:
     return torch.tensor(indices, dtype=torch.long)
 
 
-class ImageClassifier(pl.LightningModule):
+class ImageClassifier(VisionModule):
     """Train and evaluate a timm model; the network is `self.model`.
 
     Args:
@@ -89,11 +85,9 @@ class ImageClassifier(pl.LightningModule):
         mixup: float = 0.0,
         cutmix: float = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(learning_rate, weight_decay, warmup_epochs, min_learning_rate)
         self.save_hyperparameters()
         self.model = _create(model, pretrained, num_classes, model_kwargs or {})
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        self.warmup_epochs, self.min_learning_rate = warmup_epochs, min_learning_rate
         self.label_smoothing = label_smoothing
         self.label_index: Tensor | None
         self.register_buffer("label_index", read_label_map(label_map) if label_map else None, persistent=False)
@@ -104,6 +98,15 @@ class ImageClassifier(pl.LightningModule):
         )
         self.val_metrics = metrics.clone(prefix="val_")
         self.test_metrics = metrics.clone(prefix="test_")
+
+    @property
+    def trained(self) -> nn.Module:
+        """The timm model."""
+        return self.model
+
+    def loss_of(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Return the cross-entropy with hard labels."""
+        return F.cross_entropy(scores, target)
 
     def heads(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return the logits of every head, each `(N, classes)`: distilled DeiT has two while it is distilled."""
@@ -127,31 +130,10 @@ class ImageClassifier(pl.LightningModule):
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log `val_loss`, `val_top1` and `val_top5`."""
-        self._evaluate(batch, "val_loss", self.val_metrics)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log `test_loss`, `test_top1` and `test_top5`."""
-        self._evaluate(batch, "test_loss", self.test_metrics)
-
     def predict_step(self, batch: Batch | Tensor, batch_idx: int) -> Tensor:
         """Return the probabilities `(N, classes)`."""
         images = batch if isinstance(batch, Tensor) else batch[0]
         return self(images).softmax(-1)  # type: ignore[no-any-return]
-
-    def _evaluate(self, batch: Batch, loss_name: str, metrics: MetricCollection) -> None:
-        images, target = batch
-        logits = self(images)
-        metrics.update(logits, target)
-        self.log(loss_name, F.cross_entropy(logits, target), batch_size=len(images))
-        self.log_dict(metrics, prog_bar=True, batch_size=len(images))
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW under a cosine; see `optimization`."""
-        return adamw_with_cosine(
-            self, self.model, self.learning_rate, self.weight_decay, self.warmup_epochs, self.min_learning_rate
-        )
 
 
 def _create(name: str, pretrained: bool, num_classes: int | None, kwargs: dict[str, Any]) -> nn.Module:

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning.pytorch as pl
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
 from prunerecover.recipes.model_names import timm_name
-from prunerecover.recipes.optimization import adamw_with_cosine
 from prunerecover.recipes.segmentation_data import IGNORED
-
-Batch = tuple[Tensor, Tensor]
+from prunerecover.recipes.vision_module import Batch, VisionModule
 
 
 class LinearSegmenter(nn.Module):
@@ -49,7 +45,7 @@ class LinearSegmenter(nn.Module):
         return {f"backbone.{name}" for name in backbone.no_weight_decay()}
 
 
-class ImageSegmenter(pl.LightningModule):
+class ImageSegmenter(VisionModule):
     """Train and evaluate a segmenter; the network is `self.network`.
 
     Args:
@@ -76,11 +72,9 @@ class ImageSegmenter(pl.LightningModule):
         warmup_epochs: float = 0.0,
         min_learning_rate: float = 1e-6,
     ) -> None:
-        super().__init__()
+        super().__init__(learning_rate, weight_decay, warmup_epochs, min_learning_rate)
         self.save_hyperparameters()
         self.network = LinearSegmenter(_backbone(model, pretrained, image_size, model_kwargs or {}), classes)
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        self.warmup_epochs, self.min_learning_rate = warmup_epochs, min_learning_rate
         metrics = MetricCollection(
             {
                 "miou": MulticlassJaccardIndex(classes, ignore_index=IGNORED),
@@ -89,42 +83,30 @@ class ImageSegmenter(pl.LightningModule):
         )
         self.val_metrics, self.test_metrics = metrics.clone(prefix="val_"), metrics.clone(prefix="test_")
 
+    @property
+    def trained(self) -> nn.Module:
+        """The transformer and its decoder."""
+        return self.network
+
+    def loss_of(self, scores: Tensor, target: Tensor) -> Tensor:
+        """Return the cross-entropy over the scored pixels."""
+        return F.cross_entropy(scores, target, ignore_index=IGNORED)
+
     def forward(self, images: Tensor) -> Tensor:
         """Return class scores `(N, classes, H, W)`."""
         return self.network(images)  # type: ignore[no-any-return]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the cross-entropy over the scored pixels."""
+        """Return the loss."""
         images, target = batch
-        loss = F.cross_entropy(self(images), target, ignore_index=IGNORED)
+        loss = self.loss_of(self(images), target)
         self.log("train_loss", loss, prog_bar=True)
         return loss
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log `val_loss`, `val_miou` and `val_pixel_accuracy`."""
-        self._evaluate(batch, "val_loss", self.val_metrics)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log `test_loss`, `test_miou` and `test_pixel_accuracy`."""
-        self._evaluate(batch, "test_loss", self.test_metrics)
 
     def predict_step(self, batch: Batch | Tensor, batch_idx: int) -> Tensor:
         """Return the class of each pixel, `(N, H, W)`."""
         images = batch if isinstance(batch, Tensor) else batch[0]
         return self(images).argmax(1)  # type: ignore[no-any-return]
-
-    def _evaluate(self, batch: Batch, loss_name: str, metrics: MetricCollection) -> None:
-        images, target = batch
-        scores = self(images)
-        metrics.update(scores, target)
-        self.log(loss_name, F.cross_entropy(scores, target, ignore_index=IGNORED), batch_size=len(images))
-        self.log_dict(metrics, prog_bar=True, batch_size=len(images))
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW under a cosine; see `optimization`."""
-        return adamw_with_cosine(
-            self, self.network, self.learning_rate, self.weight_decay, self.warmup_epochs, self.min_learning_rate
-        )
 
 
 def _backbone(name: str, pretrained: bool, image_size: int, kwargs: dict[str, Any]) -> nn.Module:
