@@ -50,14 +50,14 @@ def data(limit_train: int, limit_held_out: int = 1, **options: Any) -> ImageData
         options: Of `ImageData`.
     """
     augmentation = {"scale": [0.5, 1.0], "color_jitter": 0.0}
-    settings = {"augment_kwargs": augmentation, "batch_size": 32, "num_workers": 1, "val_fraction": 0.25, "seed": 0}
+    settings = {"augment_kwargs": augmentation, "batch_size": 16, "num_workers": 1, "val_fraction": 0.25, "seed": 0}
     return image_data("tiny_imagenet", limit_train=limit_train, limit_val=limit_held_out, **{**settings, **options})
 
 
 @cache
 def calibration(samples: int = 192) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
     """Return labelled training images without augmentation, in batches of 32."""
-    source = data(samples, augment=False, augment_kwargs={}, num_workers=0)
+    source = data(samples, augment=False, augment_kwargs={}, batch_size=32, num_workers=0)
     source.setup("fit")
     return tuple((images, labels) for images, labels in source.train_dataloader())
 
