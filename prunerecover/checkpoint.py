@@ -1,9 +1,10 @@
 """Save a pruned model as a folder, and load it again from there or from a Lightning checkpoint.
 
 A folder holds plan.json (with its sidecar, if the plan has fitted tensors) and model.safetensors. A transformers model
-that is still a standard one (whole blocks removed, nothing left in the place of anything) also gets config.json, so
-that `from_pretrained` opens the folder; any other does not, because `from_pretrained` would fill what it does not know
-with random values. Loading here never does: structure is replayed from the plan, and every weight must fit.
+that is still a standard one (whole blocks removed, all layers narrowed alike, nothing left in the place of anything)
+also gets config.json, so that `from_pretrained` opens the folder; any other does not, because `from_pretrained` would
+fill what it does not know with random values. Loading here never does: structure is replayed from the plan, and every
+weight must fit.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from prunerecover.families.transformers_layers import is_transformers_model
 from prunerecover.fingerprint import tensors_hash
 from prunerecover.replacements import Replacement, SlopeBias
 
@@ -67,7 +68,7 @@ def constructor_of(model: nn.Module) -> dict[str, Any] | None:
     """
     if any(isinstance(module, Replacement | SlopeBias) for module in model.modules()):
         return None
-    if "PreTrainedModel" in {cls.__name__ for cls in type(model).__mro__}:
+    if is_transformers_model(model):
         candidates = _transformers_candidates(model)
     elif type(model).__module__.startswith("timm."):
         candidates = _timm_candidates(model)
