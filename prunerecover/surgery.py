@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -80,6 +81,7 @@ def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Ap
     return applied
 
 
+@torch.inference_mode(False)  # new parameters could never train
 def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, Tensor] | None = None) -> Applied:
     """Apply edits one after the other; if one fails, take all back.
 

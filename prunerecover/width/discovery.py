@@ -27,7 +27,7 @@ from torch import nn
 
 from prunerecover.batches import ModelInputs, as_inputs
 from prunerecover.copies import twin_of
-from prunerecover.observing import device_of, uncompiled
+from prunerecover.observing import device_of, ordinary_arithmetic, uncompiled
 from prunerecover.structure import unwrap
 from prunerecover.width.assembly import assemble
 from prunerecover.width.dry_run import that_narrow
@@ -52,6 +52,7 @@ class Found:
     rewrites: tuple[PaddedShortcut, ...] = ()
 
 
+@ordinary_arithmetic()
 def find_groups(
     model: nn.Module, example_inputs: Any, kinds: Sequence[str] = FOUND_KINDS, ignore: str | Sequence[str] = ()
 ) -> Found:
