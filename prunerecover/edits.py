@@ -106,13 +106,13 @@ class Narrow(_Edit):
         stay = set(self.keep)
         return tuple(number for number in range(self.of) if number not in stay)
 
-    @property
-    def gone_names(self) -> tuple[str, ...]:
-        """Names of the units that go, such as `layer1.0.conv1[3]`."""
-        return tuple(f"{self.unit}[{number}]" for number in self.gone)
-
     @model_validator(mode="after")
-    def _keeps_some_of_its_units(self) -> Narrow:
+    def keeps_some_of_its_units(self) -> Narrow:
+        """Return self, checked; `model_copy(update=...)` does not check.
+
+        Raises:
+            ValueError: If `keep` is not what it should be.
+        """
         ascending = list(self.keep) == sorted(set(self.keep))
         if not self.keep or not ascending or self.keep[0] < 0 or self.keep[-1] >= self.of:
             raise ValueError(
