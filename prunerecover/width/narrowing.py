@@ -73,7 +73,7 @@ def narrow(
     Raises:
         ValueError: If a tensor or attribute is not there, or its size does not fit; nothing is changed then.
     """
-    edit.keeps_some_of_its_units()
+    edit.check()
     found = _cuts(model, edit)
     check_routing(model, edit)
     places = _places(model, found)
