@@ -58,6 +58,10 @@ def find_groups(
 ) -> Found:
     """Find the groups of a model.
 
+    Heads of `nn.MultiheadAttention` are left out: its code cuts queries, keys and values out of one weight by
+    `embed_dim`, which is the width of its input and output at once, and takes a head's size for a share of it; with
+    fewer heads none of this would hold. Attentions that multiply heads by a size of their own can be narrowed.
+
     Args:
         model: Any module, wrapped or not; it is bit-identical afterwards.
         example_inputs: One batch, of any form that calibration batches have.
