@@ -19,6 +19,9 @@ def announce(
 ) -> None:
     """Record one surgery; within a fit also tell the loggers and the console, and write a plan file.
 
+    Its units are named as in the network right before it. In the plan file, which holds all surgeries so far, and in
+    reports they are named as in the dense network.
+
     Args:
         trainer: Whose loggers are told (units removed, parameters, MACs per calibration sample).
         ledger: Where the event is kept, so that a resumed run knows it happened.

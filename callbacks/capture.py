@@ -64,6 +64,11 @@ def capture_inputs(
             captured.append(inputs)
             if sum(c.n_samples for c in captured) >= n_samples:
                 break
+    if seen and not captured and not target:
+        raise ValueError(
+            f"Expected {type(module).__name__}.training_step to call the module itself, self(...), as target='' says "
+            "that it is the network, but it never did. Move what computes the outputs to forward."
+        )
     if seen and not captured:
         raise ValueError(
             f"Expected {type(module).__name__}.training_step to call the network at target='{target}', but it never "

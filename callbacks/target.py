@@ -18,7 +18,7 @@ def find_target(module: pl.LightningModule, target: str | None) -> str:
     """
     candidates = list(_candidates(module).values())
     if target is not None:
-        network = unwrap(get_module(module, target))
+        network = unwrap(_at(module, target))
         if not is_supported(network):
             raise ValueError(
                 f"Expected a supported network ({', '.join(SUPPORTED)}) at target='{target}', but got "
@@ -41,21 +41,42 @@ def find_target(module: pl.LightningModule, target: str | None) -> str:
 def find_network(module: pl.LightningModule, target: str | None) -> str:
     """Return the path of any network: `target`, else the single supported one, else the only child with weights.
 
+    The empty path is the module itself, whose training step must call `self(...)`.
+
     Raises:
         ValueError: If there are none or several, and `target` does not say which.
     """
     if target is not None:
-        get_module(module, target)
+        _at(module, target)
         return target
     if _candidates(module):
         return find_target(module, None)
-    networks = [name for name, child in module.named_children() if any(True for _ in child.parameters())]
+    networks = _children(module)
     if len(networks) != 1:
         raise ValueError(
             f"Expected one network inside {type(module).__name__}, but found {', '.join(networks) or 'none'}. "
-            + (f"Say which with target='{networks[0]}'." if networks else "Is it built later than configure_model?")
+            + (
+                f"Say which with target='{networks[0]}', or with target='' that the module itself is the network."
+                if networks
+                else "Is it built later than configure_model?"
+            )
         )
     return networks[0]
+
+
+def _at(module: pl.LightningModule, target: str) -> nn.Module:
+    try:
+        return get_module(module, target)
+    except ValueError:
+        raise ValueError(
+            f"Expected the path of a network inside {type(module).__name__} as target, but there is no module at "
+            f"'{target}'. It has {', '.join(_children(module)) or 'none'}; '' is the module itself."
+        ) from None
+
+
+def _children(module: nn.Module) -> list[str]:
+    """Return the names of the children with weights."""
+    return [name for name, child in module.named_children() if any(True for _ in child.parameters())]
 
 
 def _candidates(module: nn.Module, path: str = "") -> dict[nn.Module, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +37,7 @@ class WidthPrune(PruningCallback):
         budget: A share of the MACs, the parameters or the measured latency, or a number or ratio of experts.
         plan: A plan, or the path of one, which is read when a loop is set up, instead of deciding here. Also applied
             before test, validate and predict when no checkpoint says otherwise.
-        target: Path of the network inside the LightningModule; default: the only one.
+        target: Path of the network inside the LightningModule, "" for the module itself; default: the only one.
         allocation: See `plan_width`.
         removal: See `plan_width`.
         protection: See `plan_width`.
@@ -81,9 +82,20 @@ class WidthPrune(PruningCallback):
         if sum(argument is not None for argument in (budget, tolerance, plan)) != 1:
             raise ValueError("Expected exactly one of budget, tolerance and plan, e.g. WidthPrune(Budget(macs=0.3)).")
         kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+        planning: dict[str, Any] = {
+            "allocation": allocation,
+            "removal": removal,
+            "protection": protection,
+            "tolerance": tolerance,
+            "kinds": kinds,
+            "replace": replace,
+            "ignore": (ignore,) if isinstance(ignore, str) else tuple(ignore),
+        }
         if plan is None:
             check_arguments(budget, allocation, removal, protection, tolerance, replace, kinds)
             _check_units(budget)
+        else:
+            _check_alone({**planning, "loss": loss, "labels": labels})
         super().__init__(
             budget,
             plan=plan,
@@ -94,15 +106,7 @@ class WidthPrune(PruningCallback):
             seed=seed,
         )
         self.loss, self.labels = loss, labels
-        self.planning: dict[str, Any] = {
-            "allocation": allocation,
-            "removal": removal,
-            "protection": protection,
-            "tolerance": tolerance,
-            "kinds": kinds,
-            "replace": replace,
-            "ignore": (ignore,) if isinstance(ignore, str) else tuple(ignore),
-        }
+        self.planning = planning
 
     def find(self, pl_module: pl.LightningModule) -> str:
         """Return the target, or the only network."""
@@ -136,6 +140,17 @@ class WidthPrune(PruningCallback):
                 "The plan was applied without recalibrating BatchNorm, whose statistics are still those of the dense "
                 "network: scores will be low. Fit first, or call recalibrate_batchnorm(network, batches)."
             )
+
+
+def _check_alone(arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError if something is said that only deciding here would read."""
+    defaults = inspect.signature(WidthPrune).parameters
+    said = [name for name, value in arguments.items() if value != defaults[name].default]
+    if said:
+        raise ValueError(
+            f"Expected no {', '.join(said)} beside a plan, which says already what goes, but got "
+            f"{', '.join(f'{name}={arguments[name]!r}' for name in said)}. Pass them to plan_width, or leave them out."
+        )
 
 
 def _check_units(budget: Budget | None) -> None:

@@ -1,9 +1,10 @@
 """Save a pruned model as a folder, and load it again from there or from a Lightning checkpoint.
 
 A folder holds plan.json (with its sidecar, if the plan has fitted tensors) and model.safetensors. A transformers model
-that is still a standard one (whole blocks removed, nothing left in the place of anything) also gets config.json, so
-that `from_pretrained` opens the folder; any other does not, because `from_pretrained` would fill what it does not know
-with random values. Loading here never does: structure is replayed from the plan, and every weight must fit.
+that is still a standard one (whole blocks removed, all layers narrowed alike, nothing left in the place of anything)
+also gets config.json, so that `from_pretrained` opens the folder; any other does not, because `from_pretrained` would
+fill what it does not know with random values. Loading here never does: structure is replayed from the plan, and every
+weight must fit.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
     if isinstance(model, type):
         _check_class(model, path)
         return _load_module(model, read_checkpoint(path))
-    _check_network(model)
     plan, weights = _read_folder(path) if path.is_dir() else _only_network(read_checkpoint(path))
+    _check_network(model, plan)
     network = _dense(plan, path) if model is None else unwrap(model)
     _prune_and_fill(network, plan, weights, path)
     return network.eval()
@@ -155,10 +156,12 @@ def _check_class(cls: type, path: Path) -> None:
         )
 
 
-def _check_network(model: object) -> None:
-    if model is not None and not isinstance(model, nn.Module):
+def _check_network(model: object, plan: Plan) -> None:
+    if model is None:
+        return
+    if not isinstance(model, nn.Module):
         raise TypeError(f"Expected a LightningModule class, a network or None, but got {type(model).__name__}.")
-    if hasattr(model, "load_from_checkpoint"):
+    if hasattr(model, "load_from_checkpoint") and tensors_hash(unwrap(model)) != plan.source.tensors:
         raise TypeError(
             f"Expected the class {type(model).__name__} or the network inside it, but got a LightningModule instance. "
             f"Pass {type(model).__name__} itself, or the network."

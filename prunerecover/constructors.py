@@ -1,6 +1,7 @@
 """How to build a dense model again from plain data: timm's name and arguments, or a transformers class and config.
 
-Only these two libraries' own constructors are ever called, with arguments that shape a network and nothing else (no
+Only these two libraries' own constructors are ever called, and those that a module which is imported already has
+registered with timm (such as `cifar_resnet20` of the recipes), with arguments that shape a network and nothing else (no
 file, address, checkpoint or code can be named), so a file can neither execute nor fetch anything. Neither library keeps
 the arguments of a model for good: they are read off the model, and returned only if building from them gives the same
 model but for the values of parameters. Not covered: layers handed in as classes, networks that run a backbone while
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from prunerecover.families.transformers_layers import is_transformers_model
 from prunerecover.fingerprint import tensors_hash
 from prunerecover.replacements import Replacement, SlopeBias
 
@@ -67,9 +69,9 @@ def constructor_of(model: nn.Module) -> dict[str, Any] | None:
     """
     if any(isinstance(module, Replacement | SlopeBias) for module in model.modules()):
         return None
-    if "PreTrainedModel" in {cls.__name__ for cls in type(model).__mro__}:
+    if is_transformers_model(model):
         candidates = _transformers_candidates(model)
-    elif type(model).__module__.startswith("timm."):
+    elif type(model).__module__.startswith("timm.") or isinstance(vars(model).get("pretrained_cfg"), dict):
         candidates = _timm_candidates(model)
     else:
         return None
@@ -121,7 +123,10 @@ def _timm_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
 
     name, kwargs = constructor["timm"], dict(constructor.get("kwargs") or {})
     if not isinstance(name, str) or not timm.is_model(name):
-        raise ValueError(f"Expected the name of a model of timm {timm.__version__}, but got {name!r}. Is timm too old?")
+        raise ValueError(
+            f"Expected the name of a model of timm {timm.__version__}, but got {name!r}. Is timm too old, or was the "
+            "module that registers it not imported yet?"
+        )
     odd = sorted(key for key, value in kwargs.items() if key not in ARGUMENTS or not _is_plain(value))
     if odd:
         raise ValueError(

@@ -13,7 +13,7 @@ from prunerecover.batches import Batches, ModelInputs, as_inputs, split_batches
 from prunerecover.budget import Budget
 from prunerecover.calibrated import REPLACEMENTS, Calibrator
 from prunerecover.importance import IMPORTANCES, NEED_LOSS, Request, check_scores
-from prunerecover.observing import device_of, observing, uncompiled
+from prunerecover.observing import device_of, observing, ordinary_arithmetic, uncompiled
 from prunerecover.plan import Plan
 from prunerecover.provenance import plan_for
 from prunerecover.search import Memory, bare_share, edits_of, greedy, one_shot
@@ -108,7 +108,7 @@ class DepthPlanner:
         check_names(importance, replace, search)
         _check(importance, loss, kinds)
         self.batches = _listed(batches)
-        with torch.inference_mode(False), observing(self.model), uncompiled():
+        with ordinary_arithmetic(), observing(self.model), uncompiled():
             self.samples = split_batches(self.batches, device_of(self.model), seed)
             self.example = self.samples.held_out[0].select(torch.tensor([0]))
             found = find_units(self.model, [k for k in DEPTH_KINDS if k in kinds], self.example)
@@ -122,7 +122,7 @@ class DepthPlanner:
         """Return the plan of one budget; see `plan_depth`."""
         search = self._search_for(budget)
         units = [u for u in self.units if u.kind in budget.kinds(DEPTH_KINDS)]
-        with torch.inference_mode(False), observing(self.model), uncompiled():
+        with ordinary_arithmetic(), observing(self.model), uncompiled():
             if search == "greedy":
                 scores, chosen = greedy(self.calibrator, units, budget, self._memory)
             else:
@@ -154,7 +154,7 @@ class DepthPlanner:
             cost: "macs", "params" or "latency", which is measured on the first batch.
         """
         units = [u for u in self.units if u.kind == kind][::2]
-        with torch.inference_mode(False), observing(self.model), uncompiled():
+        with ordinary_arithmetic(), observing(self.model), uncompiled():
             return bare_share(self.calibrator, cost, self._example_for(cost))(units) / len(units)
 
     def _example_for(self, cost: str | None) -> ModelInputs:

@@ -106,19 +106,18 @@ class Narrow(_Edit):
         stay = set(self.keep)
         return tuple(number for number in range(self.of) if number not in stay)
 
-    @property
-    def gone_names(self) -> tuple[str, ...]:
-        """Names of the units that go, such as `layer1.0.conv1[3]`."""
-        return tuple(f"{self.unit}[{number}]" for number in self.gone)
-
-    @model_validator(mode="after")
-    def _keeps_some_of_its_units(self) -> Narrow:
+    def check(self) -> None:
+        """Raise ValueError if `keep` is not what it should be: `model_copy(update=...)` does not look."""
         ascending = list(self.keep) == sorted(set(self.keep))
         if not self.keep or not ascending or self.keep[0] < 0 or self.keep[-1] >= self.of:
             raise ValueError(
                 f"Expected at least one kept {self.kind} of '{self.unit}', as ascending numbers from 0 to "
                 f"{self.of - 1}, but got {list(self.keep)}."
             )
+
+    @model_validator(mode="after")
+    def _keeps_some_of_its_units(self) -> Narrow:
+        self.check()
         return self
 
     @field_serializer("group", "settings")

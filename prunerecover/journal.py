@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.families.renumber import apply_config
+from prunerecover.families.transformers_layers import is_transformers_config
 from prunerecover.structure import get_module, holder_of, set_module
 
 
@@ -32,10 +34,10 @@ class TakenOut:
 
 
 @dataclass(frozen=True)
-class Configured:
-    """The config entries `previous` were there before."""
+class Reconfigured:
+    """Config objects were at `places`: the path of a module, the name in it, and the object."""
 
-    previous: dict[str, Any]
+    places: tuple[tuple[str, str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class Assigned:
-    """The attribute of the module at `path`, or of its config (`config.name`), was `previous`."""
+    """The attribute of the module at `path` was `previous`."""
 
     path: str
     attribute: str
@@ -71,7 +73,7 @@ class Journal:
     )
     """
 
-    entries: list[Swapped | TakenOut | Configured | Exchanged | Assigned] = field(default_factory=list)
+    entries: list[Swapped | TakenOut | Reconfigured | Exchanged | Assigned] = field(default_factory=list)
 
     def swap(self, model: nn.Module, path: str, new: nn.Module) -> None:
         """Put `new` at `path`."""
@@ -87,7 +89,22 @@ class Journal:
 
     def configure(self, model: nn.Module, edits: dict[str, Any]) -> None:
         """Set entries of a transformers config."""
-        self.entries.append(Configured(apply_config(model, edits)))
+        self.part_configs(model)
+        apply_config(model, edits)
+
+    def part_configs(self, model: nn.Module, *others: Any) -> None:
+        """Give the model copies of its transformers configs, and of other objects: another model may hold them, too."""
+        places = tuple(
+            (path, name, value)
+            for path, module in model.named_modules()
+            for name, value in vars(module).items()
+            if is_transformers_config(value) or any(value is other for other in others)
+        )
+        memo: dict[int, Any] = {}  # of all copies: one config may be an entry of another
+        copies = [copy.deepcopy(old, memo) for *_, old in places]
+        self.entries.append(Reconfigured(places))
+        for (path, name, _), new in zip(places, copies, strict=True):
+            setattr(get_module(model, path), name, new)
 
     def exchange(self, model: nn.Module, places: Iterable[tuple[str, str]], new: Tensor) -> None:
         """Put a new parameter or buffer where another one is: under each name of a module, given by its path."""
@@ -97,9 +114,14 @@ class Journal:
         _put(model, places, new)
 
     def assign(self, model: nn.Module, path: str, attribute: str, value: Any) -> None:
-        """Set an attribute of a module, or of its config."""
-        holder, name = holder_of(get_module(model, path), attribute)
-        self.entries.append(Assigned(path, attribute, getattr(holder, name)))
+        """Set an attribute of a module, or of its config (`config.name`)."""
+        module = get_module(model, path)
+        holder, name = holder_of(module, attribute)
+        if holder is module:
+            self.entries.append(Assigned(path, attribute, getattr(holder, name)))
+        else:
+            self.part_configs(model, getattr(module, attribute.partition(".")[0]))
+            holder, name = holder_of(module, attribute)
         setattr(holder, name, value)
 
     def undo(self, model: nn.Module, keep: int = 0) -> None:
@@ -119,10 +141,10 @@ class Journal:
                 _move(entry.old, device)
                 _put(model, entry.places, entry.old)
             elif isinstance(entry, Assigned):
-                holder, name = holder_of(get_module(model, entry.path), entry.attribute)
-                setattr(holder, name, entry.previous)
+                setattr(get_module(model, entry.path), entry.attribute, entry.previous)
             else:
-                apply_config(model, entry.previous)
+                for path, name, old in entry.places:
+                    setattr(get_module(model, path), name, old)
 
     def to_cpu(self) -> None:
         """Move what was removed to the CPU, where it waits for an undo without holding device memory."""

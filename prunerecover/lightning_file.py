@@ -103,10 +103,12 @@ def before_loading(cls: type[nn.Module], file: LightningFile, act: Callable[[Any
     """
     own = vars(cls).get("load_state_dict")
     load = cls.load_state_dict
+    acted: set[nn.Module] = set()  # where the module is the network itself, `act` loads weights into it, too
 
     def load_state_dict(module: Any, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         weights = {canonical(name): value for name, value in state_dict.items()}
-        if file.has_structure_of(weights):
+        if module not in acted and file.has_structure_of(weights):
+            acted.add(module)
             act(module)
             names = {canonical(name): name for name in module.state_dict()}
             state_dict = {names.get(name, name): value for name, value in weights.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 
 import torch
@@ -47,6 +47,25 @@ def uncompiled() -> Iterator[None]:
         yield
         return
     with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def ordinary_arithmetic() -> Iterator[None]:
+    """Compute as outside of `torch.inference_mode` and `torch.autocast`, whatever the caller is in.
+
+    Gradients can be taken then, and scores are not rounded in silence. Also a decorator.
+
+    >>> with torch.autocast("cpu", torch.bfloat16), ordinary_arithmetic():
+    ...     nn.Linear(2, 2)(torch.ones(1, 2)).dtype
+    torch.float32
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+    with torch.inference_mode(False), ExitStack() as stack:
+        for kind in kinds:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 

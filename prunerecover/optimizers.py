@@ -2,18 +2,20 @@
 
 Groups are edited in place and may become empty: schedulers, gradient scalers and wrappers of optimizers hold references
 to them and count them. A parameter that lost entries keeps its place, and its state (momentum, moments) loses the same
-entries; state of another shape, as Adafactor's factors, is dropped.
+entries; state of another shape, as Adafactor's factors, is dropped. LBFGS, whose state is one vector over all
+parameters, starts anew, and says so.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Adagrad, Optimizer
+from torch.optim import LBFGS, Adagrad, Optimizer
 
 from prunerecover.surgery import Applied
 from prunerecover.width.narrowing import Cuts
@@ -48,6 +50,17 @@ def update_optimizer(optimizer: Optimizer, applied: Applied) -> None:
             optimizer.state.update(Adagrad([{**options, "params": bare}]).state)
     for parameter in removed:
         optimizer.state.pop(parameter, None)
+    if isinstance(optimizer, LBFGS) and (applied.removed or applied.added):
+        _start_anew(optimizer)
+
+
+def _start_anew(optimizer: Any) -> None:
+    optimizer.state.clear()
+    optimizer._numel_cache = None  # it counts the parameters once
+    warnings.warn(
+        "LBFGS starts anew: its estimate of the curvature is over all parameters at once, and these have changed.",
+        stacklevel=3,
+    )
 
 
 def _edit_group(

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from prunerecover.edits import FITTED, OPS, Edit, Narrow, Remove, Replace
+from prunerecover.edits import FITTED, OPS, Edit
+from prunerecover.removed_units import removed_units
 
 SCHEMA = "prunerecover.plan/1"
 
@@ -95,15 +96,17 @@ class Plan(_Record):
     def removed(self) -> dict[str, tuple[str, ...]]:
         """Names of the removed units by kind, in order of removal; channels, heads, ... are `group[number]`.
 
-        >>> head = Narrow(unit="blocks.0.attn", kind="head", of=3, keep=(0, 2), group=())
-        >>> Plan(edits=(head,)).removed
-        {'head': ('blocks.0.attn[1]',)}
+        Names and numbers are those of the model that the plan starts from. An edit has them as they are just before it:
+        here, the second one takes the first of two heads that are left.
+
+        >>> from prunerecover.edits import Narrow
+        >>> edits = [Narrow(unit="attn", kind="head", of=n, keep=k, group=()) for n, k in ((3, (1, 2)), (2, (1,)))]
+        >>> Plan(edits=edits).removed
+        {'head': ('attn[0]', 'attn[1]')}
         """
         units: dict[str, list[str]] = {}
-        for edit in self.edits:
-            if isinstance(edit, Remove | Replace | Narrow):
-                names = edit.gone_names if isinstance(edit, Narrow) else (edit.unit,)
-                units.setdefault(edit.kind, []).extend(names)
+        for unit in removed_units(self.edits):
+            units.setdefault(unit.kind, []).append(unit.name)
         return {kind: tuple(names) for kind, names in units.items()}
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,6 +203,9 @@ class Plan(_Record):
 
     def __add__(self, other: Plan) -> Plan:
         """Compose: first self, then other.
+
+        The edits of other go on naming things as self leaves them: a channel that it calls 3 is the fourth of those
+        that self has kept. `removed`, figures and reports translate to the model that self starts from.
 
         Raises:
             ValueError: If `other` was not made for the model that self leaves behind.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from prunerecover.batches import Batches, CalibrationSet, split_batches
@@ -12,7 +11,7 @@ from prunerecover.calibrated import Calibrator
 from prunerecover.copies import twin_of
 from prunerecover.edits import Config, Edit, Merge, Narrow, Remove, Replace
 from prunerecover.fingerprint import weights_hash
-from prunerecover.observing import device_of, observing, uncompiled
+from prunerecover.observing import device_of, observing, ordinary_arithmetic, uncompiled
 from prunerecover.plan import Plan
 from prunerecover.removed_units import removed_units
 from prunerecover.structure import unwrap
@@ -30,7 +29,7 @@ def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int = 0) ->
     model = unwrap(model)
     check_source(model, plan)
     tensors: dict[str, Tensor] = {}
-    with torch.inference_mode(False), observing(model), uncompiled():
+    with ordinary_arithmetic(), observing(model), uncompiled():
         samples = split_batches(batches, device_of(model), seed)
         work = twin_of(model)
         for stage in _stages(plan.edits):

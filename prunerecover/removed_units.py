@@ -98,7 +98,9 @@ class DenseNames:
     def narrowed(self, edit: Narrow) -> Iterator[str]:
         """Yield the dense model's names of the units that an edit takes out, and note that they are gone."""
         group = self.dense_name(edit.unit)
-        units = self.left.get((group, edit.kind), list(range(edit.of)))
+        units = self.left.get((group, edit.kind), [])
+        if len(units) != edit.of:  # the first time; or a plan edited by hand, which surgery will refuse
+            units = list(range(edit.of))
         self.left[group, edit.kind] = [units[number] for number in edit.keep]
         for number in edit.gone:
             yield f"{group}[{units[number]}]"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -24,6 +25,7 @@ from prunerecover.removed_units import shortened
 from prunerecover.structure import unwrap
 from prunerecover.width.experts import shared_counts
 from prunerecover.width.narrowing import Cuts
+from prunerecover.width.standard_config import follow_widths
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Ap
     return applied
 
 
+@torch.inference_mode(False)  # new parameters could never train
 def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, Tensor] | None = None) -> Applied:
     """Apply edits one after the other; if one fails, take all back.
 
@@ -96,9 +99,12 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
         for edit in edits:
             perform(site, edit)
         renumber(model)
-        if any(isinstance(edit, Narrow) and edit.kind == "expert" for edit in edits):
+        narrowed = {edit.kind for edit in edits if isinstance(edit, Narrow)}
+        if "expert" in narrowed:
             for (path, attribute), count in shared_counts(model).items():
                 site.journal.assign(model, path, attribute, count)
+        if narrowed:
+            follow_widths(model, site.journal)
     except BaseException:
         undo(model, site.journal)
         raise

@@ -45,6 +45,7 @@ def export(path: str, output: str, merge: bool = True, batch_size: int = 1) -> N
     """
     from prunerecover import load_pruned, save_pruned
     from prunerecover import merge as merge_model
+    from prunerecover.recipes import cifar_resnet  # noqa: F401  # its names are timm's from now on
 
     model = load_pruned(path)
     plan = stored_plan(Path(path))

@@ -115,6 +115,12 @@ def test_a_model_without_batchnorm_is_left_alone() -> None:
     [
         ([], ValueError, "Expected at least one batch to estimate BatchNorm statistics on, but there was none"),
         ([images()[0], (torch.zeros(2, 5, 8, 8),)], RuntimeError, "channels"),
+        ([images()[0], (images()[0][0] * torch.nan,)], ValueError, "running_mean of 'bn1' came out as NaN or infinite"),
+        (
+            [(images()[0][0] * torch.inf,)],
+            ValueError,
+            "Expected finite BatchNorm statistics, but running_mean of 'bn1'",
+        ),
     ],
 )
 def test_a_failure_changes_nothing(batches: list[tuple[Tensor, ...]], error: type[Exception], message: str) -> None:

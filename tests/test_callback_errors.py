@@ -161,7 +161,10 @@ def test_target_that_is_no_network(tmp_path):
 
 def test_target_that_is_not_there(tmp_path):
     refused(
-        tmp_path, Plain(), prune(target="model"), match=r"Expected a module at 'model', but the model .* has no 'model'"
+        tmp_path,
+        Plain(),
+        prune(target="model"),
+        match=r"Expected the path of a network inside Plain as target, but there is no module at 'model'\. It has net;",
     )
 
 

@@ -10,6 +10,8 @@ import timm
 import torch
 from torch import nn
 
+from prunerecover import Budget, apply_plan, load_pruned, plan_width, save_pruned
+from prunerecover.constructors import build, constructor_of
 from prunerecover.macs import count_macs
 from prunerecover.recipes import cifar_resnet
 from prunerecover.recipes.cifar_resnet import PaddedShortcut
@@ -47,6 +49,24 @@ def test_classifier_finds_them_by_name() -> None:
     module = ImageClassifier("cifar_resnet20", num_classes=7)
     assert isinstance(module.model, cifar_resnet.CifarResNet)
     assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+
+
+def test_narrowed_networks_are_rebuilt_from_their_folder(tmp_path: Path) -> None:
+    model = timm.create_model("cifar_resnet20", num_classes=7).eval()
+    images = torch.randn(2, 3, 32, 32)
+    plan = plan_width(model, Budget(macs=0.3), batches=[(images, torch.tensor([0, 1]))])
+    assert plan.source.constructor == {"timm": "cifar_resnet20", "kwargs": {"num_classes": 7}}
+    apply_plan(model, plan)
+    again = load_pruned(save_pruned(model, plan, tmp_path / "pruned"))
+    assert torch.equal(again(images), model(images))
+
+
+def test_a_process_that_does_not_know_the_name_is_told_to_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    constructor = constructor_of(timm.create_model("cifar_resnet20"))
+    assert constructor is not None
+    monkeypatch.setattr(timm, "is_model", lambda name: False)  # as before the import
+    with pytest.raises(ValueError, match="was the module that registers it not imported yet"):
+        build(constructor)
 
 
 @pytest.mark.data

@@ -188,6 +188,19 @@ def test_tensor_of_another_shape_is_refused() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_tensor_for_a_weight_outside_the_group_is_refused() -> None:
+    model = cnn()
+    plan = plan_width(model, Budget(macs=0.3), batches=[(IMAGES, LABELS)])
+    number = next(i for i, edit in enumerate(plan.edits) if isinstance(edit, Narrow))
+    edits = list(plan.edits)
+    edits[number] = edits[number].model_copy(update={"group": edits[number].group[:1]})
+    edited = plan.model_copy(update={"edits": tuple(edits)}).with_tensors(plan.tensors)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"its group has no such 'layer1.0.conv1.weight'. Was the plan edited\?"):
+        apply_plan(model, edited)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_unknown_replacement() -> None:
     with pytest.raises(ValueError, match="Expected replace among calibrated, zero, but got 'identity'"):
         plan_width(cnn(), Budget(macs=0.1), batches=[(IMAGES, LABELS)], replace="identity")  # type: ignore[arg-type]

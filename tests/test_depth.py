@@ -47,6 +47,13 @@ def test_planning_leaves_the_model_bit_identical(name: str, search: str, trainin
         plan_depth(model, remove=kinds, batches=batches_of(name), search=search)
 
 
+def test_autocast_around_planning_does_not_matter() -> None:
+    model, batches = build("timm"), batches_of("timm")
+    plan = plan_depth(model, remove={"attention": 1, "activation": 1}, batches=batches)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert plan_depth(model, remove={"attention": 1, "activation": 1}, batches=batches) == plan
+
+
 @pytest.mark.parametrize("importance", ["gate_gradient", "taylor", "magnitude", "block_influence", "random"])
 def test_every_importance_plans(importance: str) -> None:
     model = build("timm_all").train()

@@ -414,6 +414,15 @@ def test_units_that_cannot_stay_are_refused(keep: tuple[int, ...]) -> None:
         Narrow(unit="conv1", kind="channel", of=8, keep=keep, group=CONV1)
 
 
+@pytest.mark.parametrize("keep", [(), (1, 0), (0, 0), (-1, 0), (0, 8)])
+def test_edits_that_were_changed_by_hand_are_checked_again(keep: tuple[int, ...]) -> None:
+    model, edit = SmallCnn(), first_conv((1, 4)).model_copy(update={"keep": keep})
+    attributes = plain_attributes(model)
+    with unchanged(model), pytest.raises(ValueError, match="at least one kept channel of 'conv1', as ascending"):
+        apply_edits(model, [edit])
+    assert plain_attributes(model) == attributes
+
+
 @pytest.mark.parametrize("change", [{"in_channels": 0}, {"stride": 0}, {"first": -1}, {"first": 5}, {"in_channels": 9}])
 def test_shortcuts_without_room_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(ValidationError, match="Expected 'shortcut' to place at least 1 channel at stride 1 or more"):
@@ -461,10 +470,10 @@ def test_channel_map_without_any_channel_left_is_zero_and_exports() -> None:
         assert torch.equal(exported(x), net(x))
 
 
-def test_removed_names_every_unit() -> None:
+def test_removed_names_every_unit_as_in_the_model_that_the_plan_starts_from() -> None:
     plan = Plan(edits=(REWRITE, first_conv((1, 4)), head_edit(gone=(2,)), first_conv((0, 4), of=6)))
     assert plan.removed == {
-        "channel": ("conv1[1]", "conv1[4]", "conv1[0]", "conv1[4]"),
+        "channel": ("conv1[1]", "conv1[4]", "conv1[0]", "conv1[6]"),
         "head": ("blocks.1.attn[2]",),
     }
     assert plan.needed_tensors == ()
@@ -484,6 +493,14 @@ def test_removed_units_are_named_as_in_the_dense_model() -> None:
     assert {unit.leaves for unit in found} == {"nothing"}
     assert shortened(unit.name for unit in found) == ["conv1[1, 4, 0, 6]", "blocks.0", "blocks.1.attn[1, 2]"]
     assert shortened(f"conv1[{i}]" for i in range(9)) == ["conv1[9 units]"]
+
+
+def test_edits_that_do_not_follow_each_other_are_named_as_they_are() -> None:
+    assert [u.name for u in removed_units([first_conv((1, 4)), first_conv((7,))])] == [
+        "conv1[1]",
+        "conv1[4]",
+        "conv1[7]",
+    ]
 
 
 def test_plan_for_another_model_says_so_and_changes_nothing() -> None:

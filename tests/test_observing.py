@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from prunerecover.batches import ModelInputs
 from prunerecover.macs import count_macs
 from prunerecover.memory import peak_activations
-from prunerecover.observing import device_of, observing
+from prunerecover.observing import device_of, observing, ordinary_arithmetic
 
 
 class Restless(nn.Module):
@@ -80,6 +80,18 @@ def test_gradients_are_off_inside_and_on_outside() -> None:
     with observing(model):
         assert not model(torch.ones(1, 2)).requires_grad
     assert model(torch.ones(1, 2)).requires_grad
+
+
+def test_arithmetic_is_ordinary_whatever_the_caller_is_in() -> None:
+    net, x = nn.Linear(2, 2), torch.ones(1, 2)
+    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+        with ordinary_arithmetic():
+            out = net(x)
+            assert out.dtype == torch.float32
+            out.sum().backward()
+        assert net(x).dtype == torch.bfloat16
+        assert torch.is_inference_mode_enabled()
+    assert net.weight.grad is not None
 
 
 def test_device_of_model_without_tensors_is_cpu() -> None:

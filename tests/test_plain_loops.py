@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from habits import dataset, loader, tiny_vit, tokens
 from tiny_models import tiny_llama
 from torch.nn import functional as F
 
-from prunerecover import apply_plan, load_pruned, merge, plan_depth, save_pruned, update_optimizer
+from prunerecover import (
+    Budget,
+    apply_plan,
+    load_pruned,
+    merge,
+    plan_depth,
+    plan_width,
+    save_pruned,
+    update_optimizer,
+)
 
 
 def train(model, optimizer, scheduler, epochs=1):
@@ -70,6 +81,39 @@ def test_surgery_that_changes_nothing_changes_no_optimizer():
     plan = plan_depth(model, remove={"attention": 0}, batches=loader(shuffle=False))
     update_optimizer(optimizer, apply_plan(model, plan))
     assert all(a is b for a, b in zip(optimizer.param_groups[0]["params"], before, strict=True))
+
+
+@pytest.mark.parametrize("how", ["depth", "width"])
+def test_lbfgs_starts_anew(how):
+    """After surgery it takes the steps of a new one."""
+    model, (images, labels) = tiny_vit(), next(iter(loader(shuffle=False)))
+
+    def steps(net, optimizer):
+        def closure():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(images), labels)
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure)
+
+    def new(net):
+        return torch.optim.LBFGS(net.parameters(), lr=0.01, max_iter=3)
+
+    optimizer = new(model)
+    steps(model, optimizer)
+    batches = [(images, labels)]
+    if how == "depth":
+        plan = plan_depth(model, remove={"attention": 1, "activation": 1}, batches=batches)
+    else:
+        plan = plan_width(model, Budget(macs=0.2), batches=batches)
+    with pytest.warns(UserWarning, match="LBFGS starts anew: its estimate of the curvature is over all parameters"):
+        update_optimizer(optimizer, apply_plan(model, plan))
+    twin = copy.deepcopy(model)
+    steps(model, optimizer)
+    steps(twin, new(twin))
+    assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
 
 
 class Texts(torch.utils.data.Dataset):

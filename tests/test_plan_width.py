@@ -81,6 +81,35 @@ def test_budgets_in_units_are_met_exactly(batches: Batches, allocation: Any, rou
     )
 
 
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)], ids=["inference", "bf16"]
+)
+def test_the_mode_that_the_caller_is_in_does_not_matter(batches: Batches, mode: Any) -> None:
+    model = cnn()
+    plan = plan_width(model, Budget(macs=0.3), batches=batches, rounds=2)
+    with mode:
+        given = [(x.clone(), y.clone()) for x, y in batches]  # inference tensors, in inference mode
+        assert plan_width(model, Budget(macs=0.3), batches=given, rounds=2) == plan
+        planner = WidthPlanner(model, batches=given)
+        planner.scores("gate_taylor")
+        found = planner.plan(Budget(macs=0.3))
+        assert find_groups(model, IMAGE).groups == planner.groups
+        apply_plan(model, found)
+    assert found == plan_width(cnn(), Budget(macs=0.3), batches=batches)
+    assert not any(p.is_inference() for p in model.parameters())
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(nn.ReLU()), nn.Identity()], ids=["relu", "identity"])
+def test_a_model_without_parameters_has_nothing_to_narrow(model: nn.Module, batches: Batches) -> None:
+    message = f"Expected {type(model).__name__} to have groups of kind channel, head, neuron, but it has none"
+    with pytest.raises(ValueError, match=message):
+        plan_width(model, Budget(macs=0.3), batches=batches)
+    with pytest.raises(ValueError, match=message):
+        find_groups(model, IMAGE)
+    with pytest.raises(ValueError, match="Expected a model of a supported family"):
+        plan_depth(model, remove={"block": 1}, batches=batches)
+
+
 def test_budgets_in_units_leave_other_kinds_alone(batches: Batches) -> None:
     plan = plan_width(vit(), Budget(remove={"neuron": 7}), batches=batches)
     assert {edit.kind for edit in plan.edits} == {"neuron"}

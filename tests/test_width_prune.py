@@ -192,6 +192,9 @@ def test_labels_of_unusual_batches(tmp_path: Path) -> None:
         ),
         ({"budget": HALF, "schedule": {"times": 2}}, "Expected argument every with times"),
         ({"budget": HALF, "calibration": 0}, "Expected argument calibration to be at least 1"),
+        ({"plan": Plan(), "allocation": "nonsense"}, "Expected no allocation beside a plan, .* allocation='nonsense'"),
+        ({"plan": Plan(), "kinds": "head", "ignore": "layer4.*"}, r"no kinds, ignore .* kinds=\('head',\), ignore="),
+        ({"plan": Plan(), "loss": print}, "Expected no loss beside a plan, which says already what goes"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -212,6 +215,51 @@ def test_several_networks_need_a_target(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="Expected one network inside Two, but found net, other. Say which with"):
         trainer(tmp_path, prune(), epochs=2).fit(Two(), rows())
+
+
+class Direct(Classifier):
+    """The layers are the module's own."""
+
+    def __init__(self) -> None:
+        pl.LightningModule.__init__(self)
+        torch.manual_seed(0)
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(F.relu(self.norm(self.conv(images))).mean((2, 3)))
+
+    def net(self, images: Tensor) -> Tensor:
+        return self(images)
+
+
+def test_the_module_itself_is_the_network(tmp_path: Path) -> None:
+    images, files = next(iter(rows(False)))[0], tmp_path / "files"
+    whole, resumed = Direct(), Direct()
+    trainer(tmp_path, prune(target="")).fit(whole, rows(False), rows(False))
+    assert whole.conv.out_channels == whole.norm.num_features == whole.head.in_features == 4
+    again = trainer(tmp_path / "again", prune(target=""))
+    again.fit(resumed, rows(False), rows(False), ckpt_path=files / "epoch=1.ckpt", weights_only=False)
+    expected = whole.eval()(images)
+    loaded = load_pruned(files / "last.ckpt", Direct), load_pruned(files / "pruned", Direct())
+    for module in (resumed, *loaded):
+        assert torch.equal(module.eval()(images), expected)
+    with pytest.raises(TypeError, match="but got a LightningModule instance"):
+        load_pruned(files / "pruned", Classifier())
+
+
+def test_targets_that_are_refused_say_what_to_do(tmp_path: Path) -> None:
+    class Inline(Direct):
+        def net(self, images: Tensor) -> Tensor:
+            return self.forward(images)  # past the hooks of the module
+
+    message = "found conv, norm, head. Say which with target='conv', or with target='' that the module itself is"
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, prune(), epochs=2).fit(Direct(), rows())
+    message = "inside Direct as target, but there is no module at 'model'. It has conv, norm, head; '' is the module"
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, prune(target="model"), epochs=2).fit(Direct(), rows())
+    with pytest.raises(ValueError, match=r"Expected Inline\.training_step to call the module itself, self\(\.\.\.\)"):
+        trainer(tmp_path, prune(target=""), epochs=2).fit(Inline(), rows())
 
 
 def test_kinds_as_a_string(tmp_path: Path) -> None:

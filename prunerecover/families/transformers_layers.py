@@ -105,7 +105,7 @@ def read(model: nn.Module) -> Layout | None:
     Raises:
         ValueError: If the model holds several stacks of supported layers.
     """
-    if "PreTrainedModel" not in {cls.__name__ for cls in type(model).__mro__}:
+    if not is_transformers_model(model):
         return None
     stacks = [
         (path, family, list(module))
@@ -137,6 +137,16 @@ def config_of(model: nn.Module, container: str) -> Any:
         module = getattr(module, part)
         config = getattr(module, "config", None) or config
     return config
+
+
+def is_transformers_config(value: Any) -> bool:
+    """Whether this is a config object of transformers."""
+    return "PreTrainedConfig" in {cls.__name__ for cls in type(value).__mro__}
+
+
+def is_transformers_model(value: Any) -> bool:
+    """Whether this is a model of transformers, with any head."""
+    return "PreTrainedModel" in {cls.__name__ for cls in type(value).__mro__}
 
 
 def _family_of(layers: nn.ModuleList) -> _Family | None:

@@ -22,7 +22,7 @@ from prunerecover.batches import ModelInputs, as_inputs, call, is_padding
 from prunerecover.importance.losses import loss_of
 from prunerecover.importance.request import Loss
 from prunerecover.importance.taylor import trainable
-from prunerecover.observing import device_of, observing, uncompiled
+from prunerecover.observing import device_of, observing, ordinary_arithmetic, uncompiled
 from prunerecover.scoring import split_labels
 from prunerecover.structure import get_module, unwrap
 from prunerecover.width.groups import Group, Site
@@ -95,7 +95,7 @@ def stream(
         )
     taps = _Taps(model, groups, consumers)
     seen = False
-    with observing(model), uncompiled(), trainable(parameters), taps.attached():
+    with ordinary_arithmetic(), observing(model), uncompiled(), trainable(parameters), taps.attached():
         for batch in batches:
             seen = True
             taps.start(as_inputs(batch))

@@ -25,6 +25,8 @@ Form = tuple[tuple[int, ...], int]
 HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads")
 KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 SIZES = ("all_head_size", "attn_dim", "inner_dim", "split_size")
+# What MLPs call the number of their neurons.
+NEURONS = ("intermediate_size", "ffn_dim", "hidden_features")
 
 
 def assemble(model: nn.Module, trace: Trace, samples: int) -> tuple[Group, ...]:
@@ -131,7 +133,7 @@ def _group(model: nn.Module, units: _Units, members: np.ndarray, samples: int) -
         size=len(members),
         slices=slices,
         sites=_sites(trace, kind, unit_of, len(members)),
-        settings=_settings(model, trace, unit_of, len(members)),
+        settings=(*_settings(model, trace, unit_of, len(members)), *_repeated(model, kind, slices, len(members))),
         products=_macs_per_unit(trace, unit_of, samples),
     )
     return dense[0][0], group
@@ -207,6 +209,17 @@ def _settings(model: nn.Module, trace: Trace, unit_of: np.ndarray, size: int) ->
             if name in (*HEADS, *KEY_VALUE_HEADS, *SIZES) and type(value) is int and value % size == 0:
                 settings.append(Setting(module=attention.path, attribute=name, per_unit=value // size))
     return tuple(dict.fromkeys(settings))
+
+
+def _repeated(model: nn.Module, kind: WidthKind, slices: tuple[Slice, ...], size: int) -> tuple[Setting, ...]:
+    """Find the attributes of MLPs that repeat how many neurons they have."""
+    holders = dict.fromkeys(parent_path(parent_path(part.tensor)) for part in slices) if kind == "neuron" else {}
+    return tuple(
+        Setting(module=path, attribute=name)
+        for path in holders
+        for name, value in vars(get_module(model, path)).items()
+        if name in NEURONS and type(value) is int and value == size
+    )
 
 
 def _macs_per_unit(trace: Trace, unit_of: np.ndarray, samples: int) -> int:

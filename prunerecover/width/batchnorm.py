@@ -25,18 +25,19 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
     """Replace the running statistics of every BatchNorm by their average over the batches, in place.
 
     Only BatchNorm layers are in training mode meanwhile (dropout is off); modes, momenta and the random state are as
-    before afterwards. A model without BatchNorm is left alone, and so is a layer that no batch reaches. If a batch
-    fails, nothing has changed.
+    before afterwards. A model without BatchNorm is left alone, and so is a layer that no batch reaches. After an error
+    the statistics are what they were.
 
     Args:
         model: Any module, wrapped or not.
         batches: 5 to 10 of the size used in training; labels are not read. Each counts the same.
 
     Raises:
-        ValueError: If there is no batch.
+        ValueError: If there is no batch, or if statistics come out as NaN or infinite.
     """
     network = unwrap(model)
-    norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    named = {path: m for path, m in network.named_modules() if isinstance(m, _BatchNorm) and m.running_mean is not None}
+    norms = list(named.values())
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
@@ -47,7 +48,7 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
                 norm.reset_running_stats()
                 norm.training = True
             _run(network, batches)
-            estimated = [_statistics(norm) for norm in norms]
+            estimated = [_statistics(path, norm) for path, norm in named.items()]
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
@@ -73,8 +74,14 @@ def _run(network: nn.Module, batches: Iterable[Any]) -> None:
         )
 
 
-def _statistics(norm: _BatchNorm) -> dict[str, Tensor]:
+def _statistics(path: str, norm: _BatchNorm) -> dict[str, Tensor]:
     """Copy what was estimated, before `observing` puts the old values back; nothing for a layer that was not called."""
     if not norm.num_batches_tracked:
         return {}
+    for name in STATISTICS:
+        if not getattr(norm, name).isfinite().all():
+            raise ValueError(
+                f"Expected finite BatchNorm statistics, but {name} of '{path}' came out as NaN or infinite. Do the "
+                "batches or the weights hold such values?"
+            )
     return {name: getattr(norm, name).clone() for name in STATISTICS}

@@ -23,7 +23,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from prunerecover.batches import ModelInputs, call
 from prunerecover.edits import Narrow
-from prunerecover.observing import observing, uncompiled
+from prunerecover.observing import observing, ordinary_arithmetic, uncompiled
 from prunerecover.structure import get_module, parent_path
 from prunerecover.width.groups import Slice
 
@@ -97,7 +97,7 @@ def fit_compensation(
     """
     readers = [reader for reader in _readers(edits) if _can_take_over(model, reader, edits[reader.edit])]
     moments: dict[Reader, Moments] = {}
-    with observing(model), uncompiled(), _collected(model, readers, edits, moments):
+    with ordinary_arithmetic(), observing(model), uncompiled(), _collected(model, readers, edits, moments):
         for inputs in batches if readers else ():  # experts have none
             call(model, inputs)
     found: list[dict[str, Tensor]] = [{} for _ in edits]

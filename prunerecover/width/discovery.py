@@ -27,7 +27,7 @@ from torch import nn
 
 from prunerecover.batches import ModelInputs, as_inputs
 from prunerecover.copies import twin_of
-from prunerecover.observing import device_of, uncompiled
+from prunerecover.observing import device_of, ordinary_arithmetic, uncompiled
 from prunerecover.structure import unwrap
 from prunerecover.width.assembly import assemble
 from prunerecover.width.dry_run import that_narrow
@@ -52,10 +52,15 @@ class Found:
     rewrites: tuple[PaddedShortcut, ...] = ()
 
 
+@ordinary_arithmetic()
 def find_groups(
     model: nn.Module, example_inputs: Any, kinds: Sequence[str] = FOUND_KINDS, ignore: str | Sequence[str] = ()
 ) -> Found:
     """Find the groups of a model.
+
+    Heads of `nn.MultiheadAttention` are left out: its code cuts queries, keys and values out of one weight by
+    `embed_dim`, which is the width of its input and output at once, and takes a head's size for a share of it; with
+    fewer heads none of this would hold. Attentions that multiply heads by a size of their own can be narrowed.
 
     Args:
         model: Any module, wrapped or not; it is bit-identical afterwards.

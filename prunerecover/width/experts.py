@@ -28,6 +28,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from prunerecover.edits import Narrow
+from prunerecover.families.transformers_layers import is_transformers_config
 from prunerecover.structure import unwrap
 from prunerecover.width.groups import Group, Setting, Site, Slice
 
@@ -135,7 +136,7 @@ def shared_counts(network: nn.Module) -> Mapping[tuple[str, str], int]:
         if path not in sizes:
             said |= {(path, name): size for name, value in _counts(vars(module)).items() if value != size}
         config = getattr(module, "config", None)
-        if _is_of_transformers(config) and id(config) not in seen and _all_alike(network, sizes, config):
+        if is_transformers_config(config) and id(config) not in seen and _all_alike(network, sizes, config):
             values = _counts({name: getattr(config, name, None) for name in COUNTS})
             said |= {(path, f"config.{name}"): size for name, value in values.items() if value != size}
         seen.add(id(config))
@@ -154,10 +155,6 @@ def _is_in(block: str, path: str) -> bool:
 
 def _counts(values: Mapping[str, Any]) -> dict[str, int]:
     return {name: values[name] for name in COUNTS if type(values.get(name)) is int}
-
-
-def _is_of_transformers(config: Any) -> bool:
-    return "PreTrainedConfig" in {cls.__name__ for cls in type(config).__mro__}
 
 
 def _fused(module: nn.Module) -> int | None:

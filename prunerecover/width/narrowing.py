@@ -73,6 +73,7 @@ def narrow(
     Raises:
         ValueError: If a tensor or attribute is not there, or its size does not fit; nothing is changed then.
     """
+    edit.check()
     found = _cuts(model, edit)
     check_routing(model, edit)
     places = _places(model, found)
@@ -106,8 +107,14 @@ def _compensated(
     biases: list[tuple[Tensor, Tensor]] = []
     for path, matrix in compensation.items():
         part = next((part for part in edit.group if part.tensor == path and not part.makes), None)
-        shape = (len(edit.gone) * _per_unit(edit, part), len(edit.keep) * _per_unit(edit, part) + 1)
-        if part is None or matrix.shape != shape:
+        if part is None:
+            raise ValueError(
+                f"Expected what '{edit.unit}' leaves to other weights to be for one that reads it, but its group has "
+                f"no such '{path}'. Was the plan edited?"
+            )
+        per_unit = entries_per_unit(edit, part)
+        shape = (len(edit.gone) * per_unit, len(edit.keep) * per_unit + 1)
+        if matrix.shape != shape:
             raise ValueError(
                 f"Expected the tensor for '{path}' to say what it takes over from '{edit.unit}', of shape {shape}, but "
                 f"got {tuple(matrix.shape)}. Does the .safetensors file belong to the plan?"
@@ -117,10 +124,6 @@ def _compensated(
         if bias is not None and new is not None:
             biases.append((bias, new))
     return values, biases
-
-
-def _per_unit(edit: Narrow, part: Slice | None) -> int:
-    return entries_per_unit(edit, part) if part is not None else 1
 
 
 def _cut(old: Tensor, cuts: Cuts, value: Tensor | None = None) -> Tensor:

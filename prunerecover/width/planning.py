@@ -22,7 +22,7 @@ from prunerecover.cost import removed_share
 from prunerecover.edits import Edit, Narrow, Rewrite
 from prunerecover.importance.losses import supervised_loss
 from prunerecover.importance.request import Loss
-from prunerecover.observing import device_of
+from prunerecover.observing import device_of, ordinary_arithmetic
 from prunerecover.plan import Plan
 from prunerecover.provenance import plan_for
 from prunerecover.structure import unwrap
@@ -46,6 +46,7 @@ LATENCY_STEPS = 6
 RULES = {"per_cost": per_cost, "uniform": uniform, "global": global_ranking}
 
 
+@ordinary_arithmetic()
 def plan_width(
     model: nn.Module,
     budget: Budget | None = None,
@@ -135,6 +136,7 @@ class WidthPlanner:
         costs: What every unit costs.
     """
 
+    @ordinary_arithmetic()
     def __init__(
         self,
         model: nn.Module,
@@ -170,6 +172,7 @@ class WidthPlanner:
             counts[group.kind] += group.size
         return dict(counts)
 
+    @ordinary_arithmetic()
     def scores(self, *names: str) -> tuple[Scores, ...]:
         """Return signals by name; those that are not known yet are computed together, in one pass over the batches."""
         missing = [name for name in dict.fromkeys(names) if name not in self._scores]
@@ -189,6 +192,7 @@ class WidthPlanner:
             for group in self.groups
         ]
 
+    @ordinary_arithmetic()
     def plan(
         self,
         budget: Budget | None = None,

@@ -55,7 +55,7 @@ def find_padded_shortcuts(model: nn.Module, inputs: ModelInputs) -> tuple[Padded
 
 def as_convolutions(model: nn.Module, shortcuts: tuple[PaddedShortcut, ...]) -> None:
     """Put the equal convolutions in place of padded shortcuts."""
-    like = next(model.parameters())
+    like = next(model.parameters(), torch.empty(0))
     for shortcut in shortcuts:
         set_module(model, shortcut.path, shortcut.as_conv().to(like))
 
