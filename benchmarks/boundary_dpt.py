@@ -83,7 +83,7 @@ def found(method: str, budget: float) -> Plan:
 
 def shares_of(network: nn.Module) -> dict[str, float]:
     """Return what is left of the latency and of the MACs of the dense model."""
-    time_left = latency_ratio(deit_tiny(), network, IMAGES, pairs=40, warmup=5).ratio
+    time_left = latency_ratio(deit_tiny(), network, IMAGES, pairs=20, warmup=3).ratio
     macs = count_macs(network, IMAGES) / count_macs(deit_tiny(), IMAGES)
     return {"latency_share": time_left.value, "macs_share": macs}
 

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from prunerecover.environment import cpu_name, versions
 from prunerecover.recipes.image_data import ImageData
@@ -52,7 +52,7 @@ def photos(folder: str) -> Tensor:
     return torch.stack([transform(Image.open(path).convert("RGB")) for path in paths])
 
 
-def correct(model: nn.Module, loader: DataLoader[Any], classes: Tensor | None = None) -> Tensor:
+def correct(model: nn.Module, loader: Iterable[Any], classes: Tensor | None = None) -> Tensor:
     """Return per-sample correctness `(N,)`; `classes` restricts a larger head to a subset, in label order."""
     hits = []
     with torch.inference_mode():

@@ -6,6 +6,7 @@ scores of every method run in bf16 autocast, with attention in separate operatio
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from real import correct, data_root, deit_tiny, image_data
 from torch import nn
-from torch.utils.data import DataLoader
 
 from prunerecover.callbacks import DistillRecover
 from prunerecover.recipes.image_classifier import ImageClassifier, read_label_map
@@ -86,14 +86,19 @@ def recover(network: nn.Module, images: int, seed: int, epochs: int = 1) -> nn.M
     return made.model.eval()
 
 
-def hits(network: nn.Module, loader: DataLoader[Any] | None = None) -> NDArray[np.float64]:
+def hits(network: nn.Module, batches: Iterable[Any] | None = None) -> NDArray[np.float64]:
     """Return per image whether the network is right, `(n,)`; None: all 5,000 validation images."""
-    if loader is None:
-        source = image_data("tiny_imagenet", batch_size=50, num_workers=1)
-        source.setup("validate")
-        loader = source.val_dataloader()
     with torch.autocast("cpu", torch.bfloat16):
-        return correct(unfused(network), loader, classes()).double().numpy()
+        found = correct(unfused(network), validation() if batches is None else batches, classes())
+    return found.double().numpy()
+
+
+@cache
+def validation() -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    """Return the validation images in batches of 50, in bf16, which is what autocast makes of them."""
+    source = image_data("tiny_imagenet", batch_size=50, num_workers=1)
+    source.setup("validate")
+    return tuple((images.bfloat16(), labels) for images, labels in source.val_dataloader())
 
 
 def unfused(network: nn.Module) -> nn.Module:
