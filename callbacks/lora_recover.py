@@ -38,7 +38,7 @@ class LoRARecover(LedgerCallback):
         target_modules: What is adapted: shell patterns of paths or of their ends, such as "qkv" or "blocks.*.mlp.fc?".
             None: every linear of the blocks (where no blocks are known: every linear but the last).
         modules_to_save: What trains in full besides, alike, such as "head". None: what comes after the blocks, the
-            final norm and the head; where no blocks are known, the last linear. Stand-ins that surgery left always do.
+            final norm and the head; where no blocks are known, the last linear. What surgery left in the place of a branch or an activation always does, but for linears.
         vectors: Whether biases, norms and scales train in full, too: they are few.
         start: Epoch from which on adapters train.
         target: Path of the network inside the LightningModule; default: the one that pruning callbacks name, or the

@@ -24,7 +24,7 @@ from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.ledger_callback import LedgerCallback
 from prunerecover.callbacks.operate import operate
-from prunerecover.callbacks.random_state import isolated
+from prunerecover.callbacks.random_state import isolated, seed_all
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
 from prunerecover.fingerprint import tensors_hash, weights_hash
 from prunerecover.plan import Plan
@@ -211,6 +211,7 @@ class PruningCallback(LedgerCallback):
     def _operate(self, trainer: pl.Trainer, pl_module: pl.LightningModule, budget: Budget | None) -> None:
         target, started = self.find(pl_module), time.perf_counter()
         with isolated():
+            seed_all(self.seed)  # a training step that scores may draw noise, and a resumed run has drawn less by now
             fold(trainer, pl_module, target)
             plan = self._decide(trainer, pl_module, target, budget)
             seconds = time.perf_counter() - started if self.plan is None else None

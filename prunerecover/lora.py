@@ -94,7 +94,7 @@ class Adapters(BaseModel):
 def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:
     """Decide what is adapted, and what freezes; the network is not changed.
 
-    What surgery left in the place of something trains in full: it is new, and small.
+    What surgery left in the place of a branch or an activation trains in full, but for linears: it is new, and small.
 
     Raises:
         ValueError: If nothing is to be adapted, or the network has adapters already.
