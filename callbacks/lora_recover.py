@@ -1,4 +1,4 @@
-"""LoRARecover: recover a pruned network by training low-rank adapters (Hu 2021, arXiv 2106.09685) instead of weights."""
+"""LoRARecover: recover a pruned network by low-rank adapters (LoRA, Hu 2021, arXiv 2106.09685), by means of peft."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class LoRARecover(LedgerCallback):
         target_modules: What is adapted: shell patterns of paths or of their ends, such as "qkv" or "blocks.*.mlp.fc?".
             None: every linear of the blocks (where no blocks are known: every linear but the last).
         modules_to_save: What trains in full besides, alike, such as "head". None: what comes after the blocks, the
-            final norm and the head; where no blocks are known, the last linear. What surgery left in the place of a branch or an activation always does, but for linears.
+            final norm and the head; where no blocks are known, the last linear. What surgery left in the place of a
+            branch or an activation always does, but for linears.
         vectors: Whether biases, norms and scales train in full, too: they are few.
         start: Epoch from which on adapters train.
         target: Path of the network inside the LightningModule; default: the one that pruning callbacks name, or the
@@ -66,7 +67,7 @@ class LoRARecover(LedgerCallback):
         try:
             self.settings = LoraSettings(
                 rank=rank,
-                alpha=2 * rank if alpha is None and rank > 0 else alpha,
+                alpha=2 * rank if alpha is None else alpha,
                 dropout=dropout,
                 target_modules=_patterns(target_modules),
                 modules_to_save=_patterns(modules_to_save),

@@ -62,7 +62,7 @@ def rebind(optimizers: Sequence[Optimizer], module: nn.Module, saved: GroupNames
 
 
 def check_joinable(optimizers: Sequence[Optimizer], network: nn.Module) -> None:
-    """Raise RuntimeError if there are optimizers, but none holds a parameter of the network that adapters could join."""
+    """Raise RuntimeError if there are optimizers, but none holds a parameter of the network for adapters to join."""
     if optimizers and not any(p in _held(optimizers) for p in network.parameters()):
         raise RuntimeError(
             "Expected an optimizer that holds parameters of the network, for its adapters to join, but none does. Add "

@@ -246,8 +246,8 @@ def _load_module(cls: Any, file: LightningFile) -> nn.Module:
         module: nn.Module = cls.load_from_checkpoint(file.path, map_location="cpu", weights_only=True)
     if file.networks and module not in replayed:
         raise ValueError(
-            f"Expected {cls.__name__} to load the weights of {', '.join(file.networks)} that are in {file.path}, but it "
-            "loaded others. Build the network yourself, and pass it: load_pruned(path, network)."
+            f"Expected {cls.__name__} to load the weights of {', '.join(file.networks)} that are in {file.path}, but "
+            "it loaded others. Build the network yourself, and pass it: load_pruned(path, network)."
         )
     for target, adapters in file.adapters.items():
         fold_adapters(get_module(module, target), adapters)

@@ -1,7 +1,8 @@
 """Read a Lightning checkpoint without Lightning: the ledger that callbacks left in it, and the networks' weights.
 
 The ledger is plain data under the key "prunerecover": {"schema", "plans": {path of a network in the LightningModule:
-plan}, "adapters": {path: what is laid on it after all edits}}; other entries are the callbacks' own. Files are read with `weights_only`, so nothing in them is executed.
+plan}, "adapters": {path: what is laid on it after all edits}}; other entries are the callbacks' own. Files are read
+with `weights_only`, so nothing in them is executed.
 """
 
 from __future__ import annotations

@@ -9,9 +9,7 @@ that share a weight, DoRA and other variants.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
-from itertools import accumulate
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,11 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 from torch.nn import Parameter
 
-from prunerecover.families import describe
-from prunerecover.families.describe import is_supported
+from prunerecover.lora_targets import adaptable, chosen_modules, trained_names
 from prunerecover.plan import Source
 from prunerecover.provenance import source_of
-from prunerecover.replacements import Replacement, SlopeBias
 from prunerecover.structure import get_module, parent_path, unwrap
 from prunerecover.surgery import Applied
 
@@ -105,16 +101,8 @@ def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:
             f"Expected a {type(network).__name__} without adapters, but it has some of peft. Merge them first "
             "(merge_and_unload), or leave the adapters to them."
         )
-    paths = _adaptable(network)
-    wanted = settings.target_modules
-    chosen = _of_blocks(network, paths) if wanted is None else [path for path in paths if _matches(path, wanted)]
-    if not chosen:
-        what = "in its blocks" if wanted is None else f"at target_modules={list(wanted)}"
-        raise ValueError(
-            f"Expected linears or convolutions of {type(network).__name__} to adapt {what}, but there are none. "
-            f"Name some of: {', '.join(paths[:6]) or 'none'}{', ...' if len(paths) > 6 else ''}."
-        )
-    trained = _trained(network, settings)
+    chosen = chosen_modules(network, settings.target_modules)
+    trained = trained_names(network, settings.modules_to_save, settings.vectors)
     weights = {f"{path}.weight" for path in chosen}
     frozen = [n for n, p in network.named_parameters() if p.requires_grad and (n in weights or n not in trained)]
     return Adapters(settings=settings, modules=tuple(chosen), frozen=tuple(frozen), source=source_of(network))
@@ -174,7 +162,8 @@ def fold_adapters(network: nn.Module, adapters: Adapters, *, structure_only: boo
             raise ValueError(
                 f"Expected an adapter at '{path}' of {type(network).__name__}, but it is plain. Was it folded before?"
             )
-    removed, added = {}, {}
+    removed: dict[str, Parameter] = {}
+    added: dict[str, tuple[Parameter, Parameter]] = {}
     for path in adapters.modules:
         layer: Any = get_module(network, path)
         if not structure_only:
@@ -227,8 +216,8 @@ def _inject(network: nn.Module, adapters: Adapters) -> None:
 
 
 def _check_there(network: nn.Module, adapters: Adapters, named: Mapping[str, Parameter]) -> None:
-    adaptable = set(_adaptable(network))
-    missing = [path for path in adapters.modules if path not in adaptable]
+    can_be = set(adaptable(network))
+    missing = [path for path in adapters.modules if path not in can_be]
     missing += [name for name in adapters.frozen if name not in named]
     if missing or has_adapters(network):
         what = f"has no plain '{missing[0]}'" if missing else "has adapters already"
@@ -236,60 +225,3 @@ def _check_there(network: nn.Module, adapters: Adapters, named: Mapping[str, Par
             f"Expected the network that the adapters were planned for, but this {type(network).__name__} {what}. "
             "Was it pruned since? Plan them anew with plan_adapters."
         )
-
-
-def _adaptable(network: nn.Module) -> list[str]:
-    """Paths of linears (transformers' Conv1D, too) and plain convolutions whose weight is theirs alone."""
-    holders: dict[int, int] = {}
-    for module in network.modules():
-        for parameter in module._parameters.values():
-            holders[id(parameter)] = holders.get(id(parameter), 0) + 1
-    return [
-        path
-        for path, module in network.named_modules()
-        if path and _is_exact(module) and holders.get(id(module._parameters.get("weight"))) == 1
-    ]
-
-
-def _is_exact(module: nn.Module) -> bool:
-    """Whether an adapter on this module computes what folding it makes of the weight; subclasses may compute else."""
-    if type(module) is nn.Conv2d:
-        return module.groups == 1 and set(module.dilation) == {1} and module.padding_mode == "zeros"
-    return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
-
-
-def _of_blocks(network: nn.Module, paths: Sequence[str]) -> list[str]:
-    linears = [path for path in paths if not isinstance(get_module(network, path), nn.Conv2d)]
-    if is_supported(network):
-        return [path for path in linears if path.startswith(f"{describe(network).container}.")]
-    return linears[:-1]
-
-
-def _trained(network: nn.Module, settings: LoraSettings) -> set[str]:
-    """Names of the parameters that go on training in full."""
-    named = dict(network.named_parameters())
-    left = [path for path, m in network.named_modules() if isinstance(m, Replacement | SlopeBias)]
-    trained = {name for name in named if any(name.startswith(f"{path}.") for path in left)}
-    if settings.vectors:
-        trained |= {name for name, p in named.items() if p.ndim <= 1}
-    if settings.modules_to_save is None:
-        return trained | set(_head(network, list(named)))
-    return trained | {n for n in named if any(_matches(part, settings.modules_to_save) for part in _parts(n))}
-
-
-def _head(network: nn.Module, names: Sequence[str]) -> list[str]:
-    """Names of the parameters after the blocks; without known blocks, those of the last linear."""
-    if is_supported(network):
-        inside = [i for i, name in enumerate(names) if name.startswith(f"{describe(network).container}.")]
-        return list(names[max(inside, default=-1) + 1 :])
-    last = [path for path in _adaptable(network) if not isinstance(get_module(network, path), nn.Conv2d)][-1:]
-    return [name for name in names if parent_path(name) in last]
-
-
-def _parts(name: str) -> Iterator[str]:
-    """`"a.b.weight"` -> `"a"`, `"a.b"`, `"a.b.weight"`."""
-    return accumulate(name.split("."), "{}.{}".format)
-
-
-def _matches(path: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}") for pattern in patterns)

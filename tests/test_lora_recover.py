@@ -21,15 +21,7 @@ from torch import nn
 from prunerecover import Budget, load_pruned
 from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, PruneReport, WidthPrune
 from prunerecover.callbacks.ledger import KEY, Ledger
-from prunerecover.lora import (
-    Adapters,
-    LoraSettings,
-    fold_adapters,
-    frozen_parameters,
-    has_adapters,
-    lay_adapters,
-    plan_adapters,
-)
+from prunerecover.lora import frozen_parameters, has_adapters
 from prunerecover.replacements import Replacement
 from prunerecover.structure import get_module
 
@@ -334,7 +326,8 @@ def test_files_are_tested_as_they_were(tmp_path):
         file = tmp_path / f"epoch={epoch}.ckpt"
         result = runner.test(module, loader(shuffle=False), ckpt_path=file, verbose=False)
         assert has_adapters(module.net) is adapted
-        assert trainer_of(tmp_path, lora()).test(Plain(), loader(shuffle=False), ckpt_path=file, verbose=False) == result
+        fresh = trainer_of(tmp_path, lora())
+        assert fresh.test(Plain(), loader(shuffle=False), ckpt_path=file, verbose=False) == result
         trained = [p for name, p in module.named_parameters() if p.requires_grad]
         assert len(trained) < len(list(module.parameters())) or not adapted
     assert result == live
@@ -507,12 +500,15 @@ def test_adapters_of_others(tmp_path):
 
 def test_without_peft(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    refused(tmp_path, lora(), match=r"Expected peft for LoRA, but it cannot be imported .* pip install", error=ImportError)
+    match = r"Expected peft for LoRA, but it cannot be imported .* pip install"
+    refused(tmp_path, lora(), match=match, error=ImportError)
 
 
 def test_resuming_with_other_arguments(tmp_path):
     fit(tmp_path, lora(), epochs=1)
-    with pytest.raises(ValueError, match=r"Expected LoRARecover with the arguments of the run that is resumed \(rank=2"):
+    with pytest.raises(
+        ValueError, match=r"Expected LoRARecover with the arguments of the run that is resumed \(rank=2"
+    ):
         fit(tmp_path, lora(rank=3), epochs=2, resume=tmp_path / "epoch=0.ckpt")
 
 
@@ -556,18 +552,3 @@ def test_unfrozen_by_hand_is_not_in_the_optimizer(tmp_path):
     module, _ = fit(tmp_path, lora(), make=Named, epochs=1)
     with pytest.raises(RuntimeError, match=r"Expected every trainable parameter of the network in an optimizer"):
         fit(tmp_path / "again", lora(), module=module, epochs=1)
-
-
-def test_folding_what_is_folded():
-    network = tiny_vit()
-    adapters = plan_adapters(network, LoraSettings(rank=2, alpha=4))
-    with pytest.raises(ValueError, match=r"Expected an adapter at 'blocks.0.attn.qkv' .* but it is plain"):
-        fold_adapters(network, adapters)
-    lay_adapters(network, adapters)
-    with pytest.raises(ValueError, match=r"adapters were planned for, but this VisionTransformer has"):
-        lay_adapters(network, adapters)
-
-
-def test_description_of_something_else():
-    with pytest.raises(ValueError, match=r"Expected a description of adapters, but got one with . errors"):
-        Adapters.from_dict({"rank": 2})
