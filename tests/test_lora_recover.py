@@ -11,14 +11,14 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from habits import Compiled, Manual, Plain, TwoOptimizers, Wrapped, dataset, loader, tiny_vit, tokens
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from habits import Compiled, Manual, Plain, TwoOptimizers, Wrapped, WrappedCompiled, dataset, loader, tiny_vit, tokens
+from lightning.pytorch.callbacks import EMAWeightAveraging, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.strategies import FSDPStrategy
 from test_callback_errors import sharded
 from test_contract import assert_same
 from torch import nn
 
-from prunerecover import Budget, load_pruned
+from prunerecover import Budget, apply_plan, load_pruned, plan_depth
 from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, PruneReport, WidthPrune
 from prunerecover.callbacks.ledger import KEY, Ledger
 from prunerecover.lora import frozen_parameters, has_adapters
@@ -256,19 +256,29 @@ def test_averaged_copies_follow(tmp_path):
 # Files
 
 
-def test_resumed_equals_uninterrupted(tmp_path):
+@pytest.mark.parametrize("epochs", [(1,), pytest.param((0, 2), marks=pytest.mark.slow)])
+def test_resumed_equals_uninterrupted(tmp_path, epochs):
     """Depth, width, LoRA and distillation under one ledger; from before, between and after the surgeries."""
 
     def callbacks():
         return [lora(), depth(), width(schedule={"start": 2}), DistillRecover()]
 
     whole, _ = fit(tmp_path / "whole", *callbacks(), epochs=4)
-    for epoch in (0, 1, 2):
+    for epoch in epochs:
         file = tmp_path / "whole" / f"epoch={epoch}.ckpt"
         part, _ = fit(tmp_path / f"from{epoch}", *callbacks(), epochs=4, resume=file)
         assert_same(whole, part)
         assert Ledger.of(part).adapters == Ledger.of(whole).adapters
         assert Ledger.of(part).places == Ledger.of(whole).places
+
+
+class NamedGroups(Plain):
+    """Its optimizer knows parameters by name."""
+
+    def configure_optimizers(self):
+        named = list(self.named_parameters())
+        groups = [{"params": [(n, p) for n, p in named if (p.ndim > 1) is many]} for many in (True, False)]
+        return torch.optim.AdamW(groups, 1e-2)
 
 
 @pytest.mark.slow
@@ -279,6 +289,8 @@ def test_resumed_equals_uninterrupted(tmp_path):
         (TwoOptimizers, list),
         (lambda: Plain("sgd", "onecycle"), list),
         (Plain, lambda: [EMAWeightAveraging(decay=0.9)]),
+        (WrappedCompiled, list),
+        (NamedGroups, list),
     ],
 )
 def test_resumed_equals_uninterrupted_in_foreign_code(tmp_path, make, callbacks):
@@ -290,6 +302,7 @@ def test_resumed_equals_uninterrupted_in_foreign_code(tmp_path, make, callbacks)
         assert_same(whole, part)
 
 
+@pytest.mark.slow
 def test_resumes_where_the_optimizer_is_made_of_what_trains(tmp_path):
     class Filtered(Plain):
         def configure_optimizers(self):
@@ -322,7 +335,7 @@ def test_files_are_tested_as_they_were(tmp_path):
     best = ModelCheckpoint(tmp_path / "best", monitor="val_loss", filename="{epoch}")
     module, runner = fit(tmp_path, depth(schedule={"start": 2}), lora(start=1), best)
     live = runner.test(module, loader(shuffle=False), verbose=False)
-    for epoch, adapted in ((2, True), (0, False), (1, True), (2, True)):
+    for epoch, adapted in ((0, False), (1, True), (2, True)):
         file = tmp_path / f"epoch={epoch}.ckpt"
         result = runner.test(module, loader(shuffle=False), ckpt_path=file, verbose=False)
         assert has_adapters(module.net) is adapted
@@ -331,8 +344,25 @@ def test_files_are_tested_as_they_were(tmp_path):
         trained = [p for name, p in module.named_parameters() if p.requires_grad]
         assert len(trained) < len(list(module.parameters())) or not adapted
     assert result == live
-    assert runner.test(module, loader(shuffle=False), ckpt_path="best", verbose=False)[0]["test_loss"] > 0
-    assert "epoch=2" in runner.checkpoint_callbacks[0].best_model_path
+    assert runner.test(module, loader(shuffle=False), ckpt_path="best", verbose=False) == live
+    assert "epoch=2" in best.best_model_path  # of the model after the last surgery
+
+
+def test_best_may_be_from_before_the_adapters(tmp_path):
+    """Laying changes no output, so scores before it still count."""
+    best = ModelCheckpoint(tmp_path / "best", monitor="epoch_number", filename="{epoch}")
+
+    class Counting(Plain):
+        def validation_step(self, batch, batch_idx):
+            self.log("epoch_number", float(self.current_epoch))
+
+    module, runner = fit(tmp_path, best, lora(start=1), make=Counting)
+    assert "epoch=0" in best.best_model_path
+    result = runner.test(module, loader(shuffle=False), ckpt_path="best", verbose=False)
+    assert not has_adapters(module.net)
+    assert all(p.requires_grad for p in module.parameters())
+    fresh = trainer_of(tmp_path, lora())
+    assert fresh.test(Counting(), loader(shuffle=False), ckpt_path=best.best_model_path, verbose=False) == result
 
 
 @pytest.mark.slow
@@ -347,7 +377,7 @@ def test_files_are_tested_in_a_new_process(tmp_path):
 
 
 def test_saved_folder_is_an_ordinary_network(tmp_path):
-    module, _ = fit(tmp_path, depth(), width(schedule={"start": 2}), lora(), PruneReport(tmp_path / "report", pairs=0))
+    module, _ = fit(tmp_path, depth(), width(schedule={"start": 2}), lora())
     opened = load_pruned(tmp_path / "pruned", tiny_vit(drop_path_rate=0.2))
     assert not has_adapters(opened)
     assert not [m for m in opened.modules() if type(m).__module__.startswith("peft")]
@@ -356,7 +386,14 @@ def test_saved_folder_is_an_ordinary_network(tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(opened(IMAGES), module.net.eval()(IMAGES), rtol=1e-5, atol=1e-5)
     assert has_adapters(module.net)  # the live one trains on, if it is asked to
+
+
+@pytest.mark.slow
+def test_report_is_of_ordinary_networks(tmp_path):
+    fit(tmp_path, depth(), lora(), PruneReport(tmp_path / "report", pairs=0), epochs=2)
     report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["dense"]["parameters"] == sum(p.numel() for p in tiny_vit().parameters())
+    opened = load_pruned(tmp_path / "pruned")
     assert report["pruned"]["parameters"] == sum(p.numel() for p in opened.parameters())
 
 
@@ -424,6 +461,31 @@ def test_second_fit_with_other_settings_folds_the_first_adapters(tmp_path):
     fit(tmp_path / "second", lora(rank=3), watch, module=module, epochs=1)
     torch.testing.assert_close(watch.first[0], expected, rtol=1e-5, atol=1e-6)
     assert Ledger.of(module).adapters["net"].settings.rank == 3
+
+
+def test_plan_for_a_test_is_applied_to_the_folded_network(tmp_path):
+    module, _ = fit(tmp_path, lora(), epochs=1)
+    plain = copy.deepcopy(module)
+    Ledger.of(plain).fold(plain, "net")
+    plan = plan_depth(plain.net, remove={"attention": 1}, batches=[IMAGES], replace="zero")
+    apply_plan(plain.net, plan)
+    trainer_of(tmp_path, DepthPrune(plan=plan)).test(module, loader(shuffle=False), verbose=False)
+    assert not has_adapters(module.net)
+    torch.testing.assert_close(module.net.eval()(IMAGES), plain.net.eval()(IMAGES))
+
+
+def test_tuners_leave_the_adapters_alone(tmp_path):
+    class Tunable(Plain):
+        lr = 1e-3
+
+    def finder():
+        return LearningRateFinder(num_training_steps=4, early_stop_threshold=None)
+
+    module, _ = fit(tmp_path, finder(), lora(), make=Tunable, epochs=1)
+    adapters = Ledger.of(module).adapters["net"]
+    _, runner = fit(tmp_path / "second", finder(), lora(), module=module, epochs=1)
+    assert Ledger.of(module).adapters["net"] == adapters
+    assert held(runner) == {p for p in module.parameters() if p.requires_grad}
 
 
 def test_fast_dev_run_tries_it(tmp_path):
