@@ -2,8 +2,9 @@
 
 from prunerecover.callbacks.depth_prune import DepthPrune
 from prunerecover.callbacks.distill_recover import DistillRecover
+from prunerecover.callbacks.lora_recover import LoRARecover
 from prunerecover.callbacks.prune_report import PruneReport
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.callbacks.width_prune import WidthPrune
 
-__all__ = ["DepthPrune", "DistillRecover", "PruneReport", "PruneSchedule", "WidthPrune"]
+__all__ = ["DepthPrune", "DistillRecover", "LoRARecover", "PruneReport", "PruneSchedule", "WidthPrune"]

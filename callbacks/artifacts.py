@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from prunerecover.callbacks.ledger import Ledger
 from prunerecover.checkpoint import save_pruned
 from prunerecover.merge import merge
 from prunerecover.plan import Plan
-from prunerecover.structure import get_module, unwrap
 
 
 def artifact_folder(trainer: pl.Trainer) -> Path | None:
@@ -46,13 +44,15 @@ def save_plan(folder: Path, name: str, plan: Plan) -> None:
 
 
 def save_merged(module: pl.LightningModule, folder: Path) -> None:
-    """Write a merged copy of each pruned network as pruned/ (pruned/<path of the network>, if there are several).
+    """Write a merged copy of each pruned or adapted network as pruned/ (pruned/<its path>, if there are several).
 
-    Where somebody else's files are in the way, the name gets a number: a fit must not fail at its end.
+    Adapters are folded first, then linears merge. Where somebody else's files are in the way, the name gets a number: a
+    fit must not fail at its end.
     """
-    plans = {target: plan for target, plan in Ledger.of(module).plans.items() if plan.edits}
+    ledger = Ledger.of(module)
+    plans = dict.fromkeys(ledger.adapters, Plan()) | {t: plan for t, plan in ledger.plans.items() if plan.edits}
     for target, plan in plans.items():
-        network = copy.deepcopy(unwrap(get_module(module, target)))
+        network = ledger.plain_copy(module, target)
         path = folder / ("pruned" if len(plans) == 1 else f"pruned/{target}")
         composed = plan + merge(network)
         try:

@@ -1,4 +1,4 @@
-"""One ledger per LightningModule: the edits of all callbacks, kept in every checkpoint and replayed when one is read.
+"""One ledger per LightningModule: what all callbacks did, kept in every checkpoint and done again when one is read.
 
 The ledger hangs on the module itself, with one pair of hooks on the instance, so a user's own class needs no change. It
 survives pickling and deep copies (weight averaging copies the module with it), and stays after the fit, because
@@ -20,6 +20,8 @@ from prunerecover.callbacks.shadows import shadow_modules
 from prunerecover.edits import Edit
 from prunerecover.fingerprint import tensors_hash
 from prunerecover.journal import Journal
+from prunerecover.lora import Adapters, fold_adapters, frozen_parameters, lay_adapters
+from prunerecover.optimizers import update_optimizer
 from prunerecover.plan import Plan
 from prunerecover.structure import get_module, unwrap
 from prunerecover.surgery import Applied, apply_edits, check_source, undo
@@ -40,6 +42,8 @@ class Ledger:
         events: Surgeries in order: {"by", "target", "epoch", "step", "units", "params", "macs", "seconds"}; plain data.
         begun: What each callback found when its schedule began: {"events": how many were its own, "units": per kind}.
         teachers: File and hash of the dense teacher of each network, once it was saved.
+        adapters: What is laid on each network after all its edits; folded before the next edit.
+        places: Where optimizers held what those adapters froze, by network and name.
         from_checkpoint: Whether the last file read held a ledger; None: no file was read.
         pending: What the file says about optimizers and random states, until the fit starts.
     """
@@ -49,6 +53,8 @@ class Ledger:
     events: list[dict[str, Any]] = field(default_factory=list)
     begun: dict[str, dict[str, Any]] = field(default_factory=dict)
     teachers: dict[str, dict[str, str]] = field(default_factory=dict)
+    adapters: dict[str, Adapters] = field(default_factory=dict)
+    places: dict[str, optimizers.Places] = field(default_factory=dict)
     from_checkpoint: bool | None = None
     pending: dict[str, Any] = field(default_factory=dict)
 
@@ -92,6 +98,25 @@ class Ledger:
         self.plans[target] = composed
         return applied
 
+    def lay(self, module: pl.LightningModule, target: str, adapters: Adapters, seed: int = 0) -> Applied:
+        """Lay adapters on the network at `target`, and write it down."""
+        applied = lay_adapters(get_module(module, target), adapters, seed)
+        self.adapters[target] = adapters
+        return applied
+
+    def fold(self, module: pl.LightningModule, target: str, *, structure_only: bool = False) -> Applied:
+        """Fold the adapters of the network at `target` into it; see `fold_adapters`."""
+        applied = fold_adapters(get_module(module, target), self.adapters[target], structure_only=structure_only)
+        del self.adapters[target]
+        return applied
+
+    def plain_copy(self, module: pl.LightningModule, target: str) -> nn.Module:
+        """Return a copy of the network at `target` without adapters, which computes the same."""
+        network = copy.deepcopy(unwrap(get_module(module, target)))
+        if target in self.adapters:
+            fold_adapters(network, self.adapters[target])
+        return network
+
     @property
     def removed_units(self) -> int:
         """How many units were removed so far, in all networks."""
@@ -111,6 +136,8 @@ class Ledger:
             "events": copy.deepcopy(self.events),
             "begun": copy.deepcopy(self.begun),
             "teachers": copy.deepcopy(self.teachers),
+            "adapters": {target: adapters.to_dict() for target, adapters in self.adapters.items()},
+            "places": copy.deepcopy(self.places),
             "optimizers": optimizers.group_names(trainer.optimizers, module) if trainer is not None else [],
             "random_states": random_state.collect(),
         }
@@ -129,9 +156,16 @@ class Ledger:
             )
         self.from_checkpoint = bool(record)
         plans = {target: Plan.from_dict(data) for target, data in record.get("plans", {}).items()}
-        if _edits(self.plans) != _edits(plans):
-            self._replay(module, plans)
+        adapters = {target: Adapters.from_dict(data) for target, data in record.get("adapters", {}).items()}
+        if _edits(self.plans) != _edits(plans) or self.adapters != adapters:
+            for target in list(self.adapters):
+                self.fold(module, target, structure_only=True)
+            if _edits(self.plans) != _edits(plans):
+                self._replay(module, plans)
+            for target, laid in adapters.items():
+                self.lay(module, target, laid)
         self.plans = plans
+        self.places = copy.deepcopy(record.get("places", {}))
         self.events = copy.deepcopy(record.get("events", []))
         self.begun = copy.deepcopy(record.get("begun", {}))
         self.teachers = copy.deepcopy(record.get("teachers", {}))
@@ -160,6 +194,11 @@ class Ledger:
         """
         if "optimizers" in self.pending and trainer.optimizers:
             optimizers.rebind(trainer.optimizers, module, self.pending["optimizers"])
+        for target, adapters in self.adapters.items():  # new optimizers may hold all parameters that there are
+            frozen = frozen_parameters(get_module(module, target), adapters)
+            self.places[target] = self.places.get(target, {}) | optimizers.places_of(trainer.optimizers, frozen)
+            for optimizer in trainer.optimizers:
+                update_optimizer(optimizer, Applied(removed=frozen))
         if trainer.fit_loop._combined_loader is None:
             self.restore_random_state()
         self.pending = {}

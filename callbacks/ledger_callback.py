@@ -16,10 +16,12 @@ class LedgerCallback(pl.Callback):
     Attributes:
         target: Path of the network inside the LightningModule; None: see `network_path`.
         prunes: Whether this callback removes something.
+        adapts: Whether it lays adapters.
     """
 
     target: str | None = None
     prunes: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
 
     def network_path(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
         """Return this callback's target, else what all pruning callbacks name, else the only network there is."""

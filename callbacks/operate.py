@@ -55,10 +55,8 @@ def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: 
         _apply_everywhere(trainer, module, target, plan)
         if merge:
             _apply_everywhere(trainer, module, target, plan_for(network, merge_edits(network), method="merge"))
-    _rewrap(trainer)
+    rewrap(trainer)
     _forget_best(trainer)
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
 
 
 def _apply_everywhere(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan) -> None:
@@ -72,13 +70,15 @@ def _apply_everywhere(trainer: pl.Trainer, module: pl.LightningModule, target: s
         Ledger.of(shadow).apply(shadow, target, plan)
 
 
-def _rewrap(trainer: pl.Trainer) -> None:
-    """Give DDP a reducer for the parameters that are there now."""
+def rewrap(trainer: pl.Trainer) -> None:
+    """Give DDP a reducer for the parameters that are there now; what was compiled for others is forgotten."""
     strategy = trainer.strategy
     if isinstance(strategy, DDPStrategy) and isinstance(strategy.model, DistributedDataParallel):
         strategy.model = strategy.lightning_module  # drops the last reference to the old wrapper first
         strategy.configure_ddp()
         strategy._pl_static_graph_delay_done = False
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 def _forget_best(trainer: pl.Trainer) -> None:

@@ -19,7 +19,6 @@ from prunerecover.figures import plot_history, plot_plan
 from prunerecover.merge import merge
 from prunerecover.plan import Plan
 from prunerecover.report import SearchCost, compare
-from prunerecover.structure import get_module, unwrap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +70,7 @@ class PruneReport(LedgerCallback):
         folder = self.dir if self.dir.is_absolute() else Path(trainer.default_root_dir) / self.dir
         target, ledger = self.network_path(trainer, pl_module), Ledger.of(pl_module)
         dense = copy_dense(pl_module, target)
-        pruned = copy.deepcopy(unwrap(get_module(pl_module, target)))
+        pruned = ledger.plain_copy(pl_module, target)
         plan = ledger.plans.get(target, Plan())
         merge(pruned)
         inputs = self._example.to(pl_module.device)

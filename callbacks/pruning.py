@@ -17,13 +17,14 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from prunerecover.budget import Budget
+from prunerecover.callbacks.adapting import fold
 from prunerecover.callbacks.announce import announce, warn_of_launcher
 from prunerecover.callbacks.artifacts import artifact_folder, is_trial, save_merged
 from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.ledger_callback import LedgerCallback
 from prunerecover.callbacks.operate import operate
-from prunerecover.callbacks.random_state import isolated
+from prunerecover.callbacks.random_state import isolated, seed_all
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
 from prunerecover.fingerprint import tensors_hash, weights_hash
 from prunerecover.plan import Plan
@@ -210,6 +211,8 @@ class PruningCallback(LedgerCallback):
     def _operate(self, trainer: pl.Trainer, pl_module: pl.LightningModule, budget: Budget | None) -> None:
         target, started = self.find(pl_module), time.perf_counter()
         with isolated():
+            seed_all(self.seed)  # a training step that scores may draw noise, and a resumed run has drawn less by now
+            fold(trainer, pl_module, target)
             plan = self._decide(trainer, pl_module, target, budget)
             seconds = time.perf_counter() - started if self.plan is None else None
             plan = trainer.strategy.broadcast(plan)  # decided once: ranks must not differ by a rounding error
@@ -245,6 +248,7 @@ class PruningCallback(LedgerCallback):
         if not ledger.is_dense and found != self.plan.source.tensors:  # pruned before: by this plan, or by a fit
             return
         self._begin(trainer, pl_module)
+        fold(trainer, pl_module, target)
         operate(trainer, pl_module, target, self.plan, merge=self.merge == "at_surgery")
         self.after_evaluation_surgery(unwrap(get_module(pl_module, target)))
         announce(trainer, ledger, self._key(trainer), target, self.plan)

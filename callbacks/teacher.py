@@ -13,14 +13,17 @@ from torch import nn
 from prunerecover.callbacks.artifacts import artifact_folder
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.checkpoint import load_pruned
+from prunerecover.lora import fold_adapters
 from prunerecover.structure import get_module, unwrap
 from prunerecover.surgery import undo
 
 
 def copy_dense(module: pl.LightningModule, target: str) -> nn.Module:
     """Return a frozen copy of the network with its structure before all surgery; pruned parts have stale values."""
-    journal = Ledger.of(module).journals.get(target)
-    network, journal = copy.deepcopy((unwrap(get_module(module, target)), journal))
+    ledger = Ledger.of(module)
+    network, journal = copy.deepcopy((unwrap(get_module(module, target)), ledger.journals.get(target)))
+    if target in ledger.adapters:
+        fold_adapters(network, ledger.adapters[target])
     if journal is not None:
         undo(network, journal)
     return freeze(network)

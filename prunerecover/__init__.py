@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from prunerecover.budget import Budget as Budget
     from prunerecover.callbacks import DepthPrune as DepthPrune
     from prunerecover.callbacks import DistillRecover as DistillRecover
+    from prunerecover.callbacks import LoRARecover as LoRARecover
     from prunerecover.callbacks import PruneReport as PruneReport
     from prunerecover.callbacks import PruneSchedule as PruneSchedule
     from prunerecover.callbacks import WidthPrune as WidthPrune
@@ -51,6 +52,7 @@ _HOME = {
     "DepthPrune": "prunerecover.callbacks",
     "DistillRecover": "prunerecover.callbacks",
     "Group": "prunerecover.width.groups",
+    "LoRARecover": "prunerecover.callbacks",
     "MapPoint": "prunerecover.accuracy_map",
     "Measurement": "prunerecover.measure",
     "Plan": "prunerecover.plan",

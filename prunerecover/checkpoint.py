@@ -20,6 +20,7 @@ from torch import nn
 from prunerecover.constructors import build, constructor_of
 from prunerecover.fingerprint import tensors_hash
 from prunerecover.lightning_file import LightningFile, before_loading, read_checkpoint
+from prunerecover.lora import Adapters, fold_adapters, has_adapters, lay_adapters
 from prunerecover.plan import Plan
 from prunerecover.provenance import source_of
 from prunerecover.structure import get_module, unwrap
@@ -69,10 +70,10 @@ def save_pruned(model: nn.Module, plan: Plan, path: str | Path) -> Path:
 
 
 def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = None) -> nn.Module:
-    """Make a pruned model again, with the weights in the dtype of the file.
+    """Make a pruned model again, with the weights in the dtype of the file; adapters in it are folded.
 
     Args:
-        path: A folder of `save_pruned`, or a checkpoint that a Trainer with DepthPrune saved.
+        path: A folder of `save_pruned`, or a checkpoint that a Trainer with one of our callbacks saved.
         model: None: the dense model is rebuilt from the plan (timm, transformers). A dense network: it is pruned in
             place and gets the weights, on its device. A LightningModule class, for checkpoints: it is built as
             `load_from_checkpoint` builds it, from the file's hyperparameters, and pruned just before its weights load.
@@ -94,10 +95,12 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
     if isinstance(model, type):
         _check_class(model, path)
         return _load_module(model, read_checkpoint(path))
-    plan, weights = _read_folder(path) if path.is_dir() else _only_network(read_checkpoint(path))
+    plan, weights, adapters = _read_folder(path) if path.is_dir() else _only_network(read_checkpoint(path))
     _check_network(model, plan)
     network = _dense(plan, path) if model is None else unwrap(model)
-    _prune_and_fill(network, plan, weights, path)
+    _prune_and_fill(network, plan, weights, path, adapters)
+    if adapters is not None:
+        fold_adapters(network, adapters)
     return network.eval()
 
 
@@ -168,24 +171,24 @@ def _check_network(model: object, plan: Plan) -> None:
         )
 
 
-def _read_folder(path: Path) -> tuple[Plan, Weights]:
+def _read_folder(path: Path) -> tuple[Plan, Weights, None]:
     if not (path / PLAN).is_file():
         hint = (
             "It is one of transformers: use from_pretrained." if (path / CONFIG).is_file() else "Is it the right one?"
         )
         raise FileNotFoundError(f"Expected a folder of save_pruned, but {path} has no {PLAN}. {hint}")
-    return Plan.load(path / PLAN), read_weights(path / WEIGHTS)
+    return Plan.load(path / PLAN), read_weights(path / WEIGHTS), None
 
 
-def _only_network(file: LightningFile) -> tuple[Plan, Weights]:
-    if len(file.plans) != 1:
-        held = ", ".join(map(repr, file.plans)) or "it was saved before the first surgery"
+def _only_network(file: LightningFile) -> tuple[Plan, Weights, Adapters | None]:
+    if len(file.networks) != 1:
+        held = ", ".join(map(repr, file.networks)) or "it was saved before the first surgery"
         raise ValueError(
-            f"Expected a checkpoint with one pruned network, but {file.path} has {len(file.plans)} ({held}). "
+            f"Expected a checkpoint with one pruned network, but {file.path} has {len(file.networks)} ({held}). "
             "Pass the LightningModule class: load_pruned(path, MyModule)."
         )
-    ((target, plan),) = file.plans.items()
-    return plan, Weights(file.weights_of(target))
+    ((target, plan),) = file.networks.items()
+    return plan, Weights(file.weights_of(target)), file.adapters.get(target)
 
 
 def _dense(plan: Plan, path: Path) -> nn.Module:
@@ -205,8 +208,13 @@ def _dense(plan: Plan, path: Path) -> nn.Module:
     return model
 
 
-def _prune_and_fill(network: nn.Module, plan: Plan, weights: Weights, path: Path) -> None:
-    """Replay the plan's structure on a dense network and load the weights; after an error it is as it was."""
+def _prune_and_fill(
+    network: nn.Module, plan: Plan, weights: Weights, path: Path, adapters: Adapters | None = None
+) -> None:
+    """Replay the plan's structure on a dense network and load the weights; after an error it is as it was.
+
+    Adapters are laid, and hold their weights afterwards.
+    """
     check_source(network, plan)
     applied = apply_edits(network, plan.edits)
     try:
@@ -216,8 +224,12 @@ def _prune_and_fill(network: nn.Module, plan: Plan, weights: Weights, path: Path
                 f"Expected the edits in {path} to leave the model that its plan describes ({_end_of(plan)[:12]}), but "
                 f"they leave another ({found[:12]}). Was the file edited?"
             )
+        if adapters is not None:
+            lay_adapters(network, adapters)
         check_fit(network, weights.tensors, str(path))
     except ValueError:
+        if adapters is not None and has_adapters(network):
+            fold_adapters(network, adapters, structure_only=True)
         undo(network, applied.journal)
         raise
     fill(network, weights)
@@ -228,16 +240,18 @@ def _load_module(cls: Any, file: LightningFile) -> nn.Module:
     replayed: list[nn.Module] = []
 
     def replay(module: nn.Module) -> None:
-        for target, plan in file.plans.items():
-            network = unwrap(get_module(module, target))
-            _prune_and_fill(network, plan, Weights(file.weights_of(target)), file.path)
+        for target, plan in file.networks.items():
+            network, adapters = unwrap(get_module(module, target)), file.adapters.get(target)
+            _prune_and_fill(network, plan, Weights(file.weights_of(target)), file.path, adapters)
         replayed.append(module)
 
     with before_loading(cls, file, replay):
         module: nn.Module = cls.load_from_checkpoint(file.path, map_location="cpu", weights_only=True)
-    if file.plans and module not in replayed:
+    if file.networks and module not in replayed:
         raise ValueError(
-            f"Expected {cls.__name__} to load the weights of {', '.join(file.plans)} that are in {file.path}, but it "
-            "loaded others. Build the network yourself, and pass it: load_pruned(path, network)."
+            f"Expected {cls.__name__} to load the weights of {', '.join(file.networks)} that are in {file.path}, but "
+            "it loaded others. Build the network yourself, and pass it: load_pruned(path, network)."
         )
+    for target, adapters in file.adapters.items():
+        fold_adapters(get_module(module, target), adapters)
     return module

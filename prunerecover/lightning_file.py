@@ -1,7 +1,8 @@
-"""Read a Lightning checkpoint without Lightning: the ledger that DepthPrune left in it, and the networks' weights.
+"""Read a Lightning checkpoint without Lightning: the ledger that callbacks left in it, and the networks' weights.
 
 The ledger is plain data under the key "prunerecover": {"schema", "plans": {path of a network in the LightningModule:
-plan}}; other entries are the callbacks' own. Files are read with `weights_only`, so nothing in them is executed.
+plan}, "adapters": {path: what is laid on it after all edits}}; other entries are the callbacks' own. Files are read
+with `weights_only`, so nothing in them is executed.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from prunerecover.lora import Adapters
 from prunerecover.plan import Plan
 
 LEDGER = "prunerecover"
@@ -31,11 +33,22 @@ class LightningFile:
         path: The file.
         plans: All edits so far of each network, by its path in the LightningModule; "" is the module itself.
         weights: The whole state dict, by canonical name.
+        adapters: What is laid on each network after its edits, by the same paths.
     """
 
     path: Path
     plans: dict[str, Plan]
     weights: dict[str, Tensor]
+    adapters: dict[str, Adapters] = field(default_factory=dict)
+
+    @property
+    def networks(self) -> dict[str, Plan]:
+        """The plan of each network that was pruned or adapted; one that was not pruned has a plan without edits."""
+        bare = {target: Plan(source=adapters.source) for target, adapters in self.adapters.items()}
+        return self.plans | {target: plan for target, plan in bare.items() if not self._has_edits(target)}
+
+    def _has_edits(self, target: str) -> bool:
+        return target in self.plans and bool(self.plans[target].edits)
 
     def weights_of(self, target: str) -> dict[str, Tensor]:
         """Return the weights of the network at `target`, by their names in it."""
@@ -43,8 +56,8 @@ class LightningFile:
         return {n.removeprefix(prefix): value for n, value in self.weights.items() if n.startswith(prefix)}
 
     def has_structure_of(self, weights: Mapping[str, Tensor]) -> bool:
-        """Whether another state dict has the same names and shapes in all networks with a plan."""
-        prefixes = tuple(map(_prefix, self.plans))
+        """Whether another state dict has the same names and shapes in all networks that were changed."""
+        prefixes = tuple(map(_prefix, self.networks))
         mine, theirs = (
             {name: value.shape for name, value in state.items() if name.startswith(prefixes)}
             for state in (self.weights, weights)
@@ -78,7 +91,9 @@ def read_checkpoint(path: Path) -> LightningFile:
             "prunerecover; install that version or newer."
         )
     plans = {str(target): Plan.from_dict(plan) for target, plan in ledger["plans"].items()}
-    return LightningFile(path, plans, {canonical(name): value for name, value in checkpoint["state_dict"].items()})
+    adapters = {str(target): Adapters.from_dict(data) for target, data in ledger.get("adapters", {}).items()}
+    weights = {canonical(name): value for name, value in checkpoint["state_dict"].items()}
+    return LightningFile(path, plans, weights, adapters)
 
 
 def canonical(name: str) -> str:

@@ -9,7 +9,7 @@ parameters, starts anew, and says so.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -44,10 +44,7 @@ def update_optimizer(optimizer: Optimizer, applied: Applied) -> None:
         new_ones = {name: new for name, (new, like) in applied.added.items() if like in present and new not in present}
         joining = {name: new for name, new in new_ones.items() if new not in applied.cuts}
         _edit_group(group, removed, cut_from, joining)
-        if isinstance(optimizer, Adagrad):  # up to torch 2.9 it fills its state when it is made, and never later
-            options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-            bare = [new for new in new_ones.values() if new not in optimizer.state]
-            optimizer.state.update(Adagrad([{**options, "params": bare}]).state)
+        _begin_state(optimizer, group, new_ones.values())
     for parameter in removed:
         optimizer.state.pop(parameter, None)
     if isinstance(optimizer, LBFGS) and (applied.removed or applied.added):
@@ -61,6 +58,19 @@ def _start_anew(optimizer: Any) -> None:
         "LBFGS starts anew: its estimate of the curvature is over all parameters at once, and these have changed.",
         stacklevel=3,
     )
+
+
+def join_group(optimizer: Optimizer, group: dict[str, Any], joining: Mapping[str, Parameter]) -> None:
+    """Add parameters, by name, to a group of an optimizer."""
+    _edit_group(group, set(), {}, joining)
+    _begin_state(optimizer, group, joining.values())
+
+
+def _begin_state(optimizer: Optimizer, group: Mapping[str, Any], new: Iterable[Parameter]) -> None:
+    if isinstance(optimizer, Adagrad):  # up to torch 2.9 it fills its state when it is made, and never later
+        options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        bare = [parameter for parameter in new if parameter not in optimizer.state]
+        optimizer.state.update(Adagrad([{**options, "params": bare}]).state)
 
 
 def _edit_group(

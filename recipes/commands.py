@@ -67,7 +67,7 @@ def stored_plan(path: Path) -> Plan:
 
     if path.is_dir():
         return Plan.load(path / "plan.json")
-    (plan,) = read_checkpoint(path).plans.values()
+    (plan,) = read_checkpoint(path).networks.values()
     return plan
 
 

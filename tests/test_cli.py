@@ -95,8 +95,9 @@ def test_every_recipe_parses_for_every_command(name: str, command: str, capsys: 
     parsed = yaml.safe_load(capsys.readouterr().out)
     names = [c["class_path"].rpartition(".")[2] for c in parsed["trainer"]["callbacks"]]
     averaged = ["EMAWeightAveraging"] if "boundary" in name else []
-    prune = "WidthPrune" if "_width_" in name else "DepthPrune"
-    assert names == [prune, "DistillRecover", *averaged, "PruneReport", "ModelCheckpoint"]
+    prune = ["WidthPrune"] if "_width_" in name else ["DepthPrune"]
+    prune += ["WidthPrune", "LoRARecover"] if "_lora" in name else []
+    assert names == [*prune, "DistillRecover", *averaged, "PruneReport", "ModelCheckpoint"]
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -14,7 +14,7 @@ import prunerecover
 
 pytestmark = pytest.mark.slow  # starting two ranks takes longer than anything they do
 HERE = Path(__file__).parent
-SCENARIOS = ("progressive", "reducers", "manual", "averaged", "resumed", "narrowed", "local_data", "sharded")
+SCENARIOS = ("progressive", "reducers", "manual", "averaged", "resumed", "narrowed", "adapted", "local_data", "sharded")
 
 
 def two_ranks(folder: Path, *scenarios: str) -> dict:
@@ -72,6 +72,14 @@ def test_resumed_equals_uninterrupted(results):
     for part in parts:
         agreed(part, [1])
         assert part["digest"] == whole["digest"]
+
+
+def test_adapted(results):
+    """A reducer that was not built anew would wait for gradients of what is frozen, and leave the adapters out."""
+    whole, parts = results["adapted"]["whole"], results["adapted"]["parts"]
+    for result in (whole, *parts):
+        agreed(result, [1])
+        assert result["digest"] == whole["digest"]
 
 
 @pytest.mark.parametrize("run", ["plain", "find_unused", "static", "bucket_view", "resumed", "averaged", "residual"])

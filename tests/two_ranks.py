@@ -20,7 +20,7 @@ from narrow_fits import CNN, RESIDUAL, Cnn, NarrowAt, ResidualCnn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
-from prunerecover import Budget, DepthPrune, DistillRecover, WidthPrune, load_pruned, plan_depth
+from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, WidthPrune, load_pruned, plan_depth
 from prunerecover.callbacks import depth_prune
 from prunerecover.callbacks.ledger import Ledger
 
@@ -143,6 +143,16 @@ def narrowed(folder):
     surgeon = WidthPrune(Budget(macs=0.3), calibration=16, schedule={"start": 1}, merge="never")
     found["width_prune"] = fit(folder / "width_prune", seeded(Cnn), surgeon=surgeon)
     return found
+
+
+def adapted(folder):
+    """Adapters from the start, folded for a surgery and laid anew; resumed from before and after it."""
+    whole = fit(folder, seeded(), LoRARecover(rank=2))
+    parts = [
+        fit(folder / f"from{epoch}", seeded(), LoRARecover(rank=2), resume=folder / f"epoch={epoch}.ckpt")
+        for epoch in (0, 1)
+    ]
+    return {"whole": whole, "parts": parts}
 
 
 def local_data(folder):

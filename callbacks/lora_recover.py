@@ -1,0 +1,162 @@
+"""LoRARecover: recover a pruned network by low-rank adapters (LoRA, Hu 2021, arXiv 2106.09685), by means of peft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_info
+from pydantic import ValidationError
+
+from prunerecover.callbacks.adapting import fold, lay
+from prunerecover.callbacks.artifacts import artifact_folder, is_trial, save_merged
+from prunerecover.callbacks.ledger import Ledger
+from prunerecover.callbacks.ledger_callback import LedgerCallback
+from prunerecover.callbacks.optimizers import check_held
+from prunerecover.callbacks.pruning import SHARDED, PruningCallback
+from prunerecover.lora import LoraSettings, plan_adapters
+from prunerecover.structure import get_module, unwrap
+
+
+class LoRARecover(LedgerCallback):
+    """Freeze the linears of a network inside any LightningModule, and train low-rank adapters on them.
+
+    Adapters are laid before the first step of epoch `start`, after all surgery of that epoch, whatever the order of the
+    callbacks. They join the optimizer groups of the weights under them, so learning rates, schedules and weight decay
+    go on; what is frozen leaves the optimizer with its moments. A surgery that comes later folds the adapters into the
+    weights, works on the plain network, and finds fresh adapters laid on what it left.
+
+    Checkpoints hold the adapters, and say where they are. The live module keeps them after the fit. What is saved as
+    `pruned/` beside the checkpoints, and what `load_pruned` makes of a checkpoint, has them folded into ordinary
+    weights.
+
+    Args:
+        rank: Of the adapters.
+        alpha: Their product counts alpha / rank times; None: 2 * rank.
+        dropout: Share of an adapter's inputs that is zero in training.
+        target_modules: What is adapted: shell patterns of paths or of their ends, such as "qkv" or "blocks.*.mlp.fc?".
+            None: every linear of the blocks (where no blocks are known: every linear but the last).
+        modules_to_save: What trains in full besides, alike, such as "head". None: what comes after the blocks, the
+            final norm and the head; where no blocks are known, the last linear. What surgery left in the place of a
+            branch or an activation always does, but for linears.
+        vectors: Whether biases, norms and scales train in full, too: they are few.
+        start: Epoch from which on adapters train.
+        target: Path of the network inside the LightningModule; default: the one that pruning callbacks name, or the
+            only one.
+        seed: Of the adapters' initial values.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    adapts = True
+
+    def __init__(
+        self,
+        rank: int = 16,
+        alpha: float | None = None,
+        dropout: float = 0.0,
+        target_modules: Sequence[str] | None = None,
+        modules_to_save: Sequence[str] | None = None,
+        vectors: bool = True,
+        start: int = 0,
+        target: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        try:
+            self.settings = LoraSettings(
+                rank=rank,
+                alpha=2 * rank if alpha is None else alpha,
+                dropout=dropout,
+                target_modules=_patterns(target_modules),
+                modules_to_save=_patterns(modules_to_save),
+                vectors=vectors,
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(map(str, first["loc"]))
+            raise ValueError(
+                f"Expected argument {name} of LoRARecover in its range, but got {first['input']!r}: {first['msg']}. "
+                "Usual are rank=16, alpha=32 and dropout=0.05."
+            ) from None
+        if start < 0:
+            raise ValueError(f"Expected argument start to be an epoch >= 0, but got {start}.")
+        self.start, self.target, self.seed = start, target, seed
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Install the ledger before any checkpoint is read.
+
+        Raises:
+            ValueError: With a strategy that shards the model.
+        """
+        super().setup(trainer, pl_module, stage)
+        if isinstance(trainer.strategy, SHARDED):
+            raise ValueError(
+                f"Expected a strategy that keeps the model whole, but got {type(trainer.strategy).__name__}, which "
+                "shards it before adapters could be laid. Use DDP or one device; adapters need little memory."
+            )
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Resume from the ledger of a checkpoint; refuse what could not be adapted later."""
+        super().on_fit_start(trainer, pl_module)
+        ledger, target = Ledger.of(pl_module), self.network_path(trainer, pl_module)
+        network = unwrap(get_module(pl_module, target))
+        mine = [c for c in trainer.callbacks if isinstance(c, LoRARecover)]  # type: ignore[attr-defined]
+        alike = [c for c in mine if c.network_path(trainer, pl_module) == target]
+        if len(alike) > 1:
+            raise ValueError(
+                f"Expected one LoRARecover for the network at '{target}', but got {len(alike)}. Remove one, or give "
+                "one of them another target."
+            )
+        laid = ledger.adapters.get(target)
+        if laid is None:
+            plan_adapters(network, self.settings)
+            self._check_start(trainer)
+            return
+        check_held(trainer.optimizers, network)
+        if ledger.from_checkpoint and laid.settings != self.settings:
+            raise ValueError(
+                f"Expected LoRARecover with the arguments of the run that is resumed ({laid.settings}), but got "
+                f"{self.settings}. Resume with the same ones, or load_pruned the checkpoint and start a new fit."
+            )
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Lay adapters when it is time, and anew after a surgery has folded them."""
+        if trainer.current_epoch < self.start and not is_trial(trainer):
+            return
+        ledger, target = Ledger.of(pl_module), self.network_path(trainer, pl_module)
+        laid = ledger.adapters.get(target)
+        if laid is not None and laid.settings == self.settings:
+            return
+        fold(trainer, pl_module, target)  # those of an earlier fit with other settings
+        network = unwrap(get_module(pl_module, target))
+        adapters = plan_adapters(network, self.settings)
+        lay(trainer, pl_module, target, adapters, self.seed)
+        count = sum(p.numel() for p in network.parameters())
+        trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+        rank_zero_info(
+            f"prunerecover: epoch {trainer.current_epoch}, adapters of rank {self.settings.rank} on "
+            f"{len(adapters.modules)} modules; {trained:,} of {count:,} parameters train."
+        )
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save a copy with the adapters folded beside the checkpoints, unless a pruning callback decides about that."""
+        folder = artifact_folder(trainer)
+        pruning = any(isinstance(c, PruningCallback) for c in trainer.callbacks)  # type: ignore[attr-defined]
+        if folder is not None and not pruning and trainer.is_global_zero:
+            save_merged(pl_module, folder)
+
+    def _check_start(self, trainer: pl.Trainer) -> None:
+        last = trainer.max_epochs
+        if not is_trial(trainer) and last is not None and 0 <= last <= self.start:
+            raise ValueError(
+                f"Expected LoRARecover to start before max_epochs={last}, but got start={self.start} (counted from 0). "
+                "Start earlier or train longer."
+            )
+
+
+def _patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
+    return (patterns,) if isinstance(patterns, str) else None if patterns is None else tuple(patterns)
