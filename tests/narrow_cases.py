@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover.edits import Edit, Narrow, Rewrite
+from prunerecover.plan import Plan
+from prunerecover.provenance import plan_for
 from prunerecover.structure import get_module
 from prunerecover.width.groups import Setting, Slice
 
@@ -344,3 +346,52 @@ CASES: dict[str, Case] = {
         lambda: torch.arange(11),
     ),
 }  # fmt: skip
+
+
+def plain_attributes(model: nn.Module) -> list[dict[str, Any]]:
+    kinds = (int, float, str, tuple)
+    return [{k: v for k, v in vars(m).items() if isinstance(v, kinds)} for m in model.modules()]
+
+
+def tensors_held(entry: Any) -> list[Tensor]:
+    return [entry.old] if isinstance(getattr(entry, "old", None), Tensor) else []
+
+
+def bias_of(path: str) -> Slice:
+    return Slice(tensor=f"{path}.bias", dim=0)
+
+
+class SharedConfig:
+    def __init__(self) -> None:
+        self.inner, self.label = 6, "a"
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+class Configured(nn.Module):
+    """Two layers that share a config, as in transformers; a norm without parameters; a count of more than one group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SharedConfig()
+        self.a, self.b = nn.Linear(2, 6), nn.Linear(2, 6)
+        self.norm = nn.LayerNorm(6, elementwise_affine=False)
+        self.both, self.flag = 12, True
+
+
+def layer(name: str, *settings: Setting) -> Narrow:
+    group = (Slice(tensor=f"{name}.weight", dim=0), bias_of(name))
+    return without(name, "neuron", 6, (0, 1), group, settings=settings)
+
+
+def images(n: int = 8) -> Tensor:
+    return torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+
+
+def width_of(model: nn.Module, block: int) -> Plan:
+    return plan_for(model, [head_edit(block, (0, 2)), neuron_edit(block)], method="test")
+
+
+def stirred_vit() -> nn.Module:
+    return built(vit)().float()

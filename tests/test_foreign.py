@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import random
 
 import lightning.pytorch as pl
-import numpy as np
 import pytest
 import torch
+from foreign_cases import REMOVE, fit, prune, trainer_of
 from habits import (
     Adversarial,
     BatchOnly,
     BuiltLate,
-    ByName,
     Compiled,
-    InTurn,
     Iterating,
     Manual,
     OwnHooks,
@@ -32,48 +28,11 @@ from habits import (
     tokens,
 )
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from prunerecover import Plan, apply_plan, find_units, load_pruned, plan_depth
-from prunerecover.callbacks import DepthPrune, DistillRecover
-from prunerecover.callbacks.capture import capture_inputs
+from prunerecover import find_units, load_pruned
+from prunerecover.callbacks import DistillRecover
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.structure import unwrap
-
-REMOVE = {"attention": 1, "activation": 1}
-
-
-def trainer_of(folder, *callbacks, epochs=2, **settings):
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    return pl.Trainer(max_epochs=epochs, callbacks=list(callbacks), default_root_dir=folder, **{**quiet, **settings})
-
-
-def prune(**arguments):
-    defaults = {"remove": REMOVE, "schedule": {"start": 1}, "calibration": 16, "merge": "never"}
-    return DepthPrune(**{**defaults, **arguments})
-
-
-def fit(folder, module, *callbacks, data=None, **settings):
-    pl.seed_everything(3, verbose=False)
-    runner = trainer_of(folder, *callbacks, **settings)
-    runner.fit(module, loader() if data is None else data)
-    return runner
-
-
-class AtSurgery(pl.Callback):
-    """Looks at the module before the surgery of epoch 1 and right after it; goes in front of and behind DepthPrune."""
-
-    def __init__(self, look):
-        self.look, self.before, self.after = look, None, None
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        if trainer.current_epoch == 0:
-            self.before = self.look(trainer, pl_module)
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.current_epoch == 1 and batch_idx == 0:
-            self.after = self.look(trainer, pl_module)
 
 
 @pytest.mark.parametrize(
@@ -191,214 +150,6 @@ def test_own_checkpoint_hooks_still_run(tmp_path):
     assert fresh.calls == ["load"]
 
 
-# Data
-
-
-def streams():
-    """A dataset that is its own iterator: what is taken from it is gone."""
-
-    class Stream(IterableDataset):
-        def __init__(self):
-            self.left = iter(range(48))
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            image, label = dataset()[next(self.left)]
-            return image, label
-
-    return DataLoader(Stream(), batch_size=8)
-
-
-def whole_batches():
-    """Items are batches already."""
-    images, labels = dataset().tensors
-    return DataLoader(TensorDataset(images.view(6, 8, 1, 8, 8), labels.view(6, 8)), batch_size=None)
-
-
-def own_batch_sampler():
-    return DataLoader(dataset(), batch_sampler=[[i, i + 1, i + 2, i + 3] for i in range(0, 48, 4)])
-
-
-def persistent():
-    return DataLoader(dataset(), 8, shuffle=True, num_workers=1, persistent_workers=True)
-
-
-def few():
-    return loader(6, batch_size=4)
-
-
-def odd_and_dropped():
-    return DataLoader(dataset(45), 8, shuffle=True, drop_last=True)
-
-
-def generator_of_its_own():
-    return DataLoader(dataset(), 8, shuffle=True, generator=torch.Generator().manual_seed(4))
-
-
-def batches_in_a_list():
-    class Batches:
-        def __iter__(self):
-            return iter(loader())
-
-        def __len__(self):
-            return 6
-
-    return Batches()
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        whole_batches,
-        own_batch_sampler,
-        odd_and_dropped,
-        generator_of_its_own,
-        batches_in_a_list,
-        pytest.param(persistent, marks=pytest.mark.slow),
-    ],
-)
-def test_calibration_leaves_the_data_alone(tmp_path, make):
-    """The batches of a fit that is pruned are those of a fit that is not."""
-
-    class Recorded(Plain):
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            self.batches = [*getattr(self, "batches", []), batch[0]]
-            return loss
-
-    pruned, plain = Recorded(), Recorded()
-    fit(tmp_path, pruned, prune(), data=make())
-    fit(tmp_path, plain, data=make())
-    assert Ledger.of(pruned).events
-    assert len(pruned.batches) == len(plain.batches)
-    assert all(torch.equal(a, b) for a, b in zip(pruned.batches, plain.batches, strict=True))
-
-
-def test_calibration_takes_nothing_from_a_stream(tmp_path):
-    class Counted(Plain):
-        taken = 0
-
-        def training_step(self, batch, batch_idx):
-            self.taken += len(batch[0])
-            return super().training_step(batch, batch_idx)
-
-    module = Counted()
-    fit(tmp_path, module, prune(schedule={"start": 0}), data=streams(), epochs=1)
-    assert Ledger.of(module).events
-    assert module.taken == 48
-
-
-@pytest.mark.filterwarnings("ignore:Only 6 calibration samples")
-def test_fewer_samples_than_asked_for(tmp_path):
-    module = Plain()
-    fit(tmp_path, module, prune(calibration=500), data=few())
-    assert Ledger.of(module).plans["net"].evidence["samples"] == 6
-
-
-@pytest.mark.parametrize(("make", "data"), [(ByName, {"a": 48, "b": 24}), (InTurn, [48, 24])])
-def test_several_dataloaders(tmp_path, make, data):
-    loaders = {k: loader(n) for k, n in data.items()} if isinstance(data, dict) else [loader(n) for n in data]
-    module = make()
-    fit(tmp_path, module, prune(), data=loaders)
-    assert Ledger.of(module).plans["net"].evidence["samples"] >= 16
-
-
-def captured(module, data, n=16, target="net"):
-    """Capture at the start of epoch 1 of a fit."""
-    found = []
-
-    class Capture(pl.Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            if trainer.current_epoch == 1:
-                found.extend(capture_inputs(trainer, pl_module, target, n, seed=0))
-
-    look = AtSurgery(state_of)
-    fit("/nowhere", module, look, Capture(), data=data, enable_checkpointing=False)
-    return found, look
-
-
-def state_of(trainer, module):
-    return {
-        "weights": {k: v.clone() for k, v in module.state_dict().items()},
-        "modes": [m.training for m in module.modules()],
-        "flags": [p.requires_grad for p in module.parameters()],
-        "random": (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()),
-        "seed": os.environ.get("PL_GLOBAL_SEED"),
-        "optimizers": [copy.deepcopy(o.state_dict()) for o in trainer.optimizers],
-        "attributes": {k: v for k, v in vars(module).items() if k[0] != "_" and isinstance(v, int | float | str)},
-        "methods": sorted(k for k, v in vars(module).items() if callable(v)),
-    }
-
-
-@pytest.mark.parametrize("make", [Watched, Manual, TwoOptimizers, Adversarial])
-def test_calibration_leaves_the_module_alone(make):
-    """Weights, BatchNorm statistics, flags, counters, optimizers, random states, environment: bit for bit."""
-    torch.manual_seed(0)
-    inputs, look = captured(make(), loader())
-    assert sum(i.n_samples for i in inputs) == 16
-    torch.manual_seed(0)
-    plain = AtSurgery(state_of)
-    fit("/nowhere", make(), plain, enable_checkpointing=False)
-    with_it, without = look.after, plain.after
-    assert all(torch.equal(value, with_it["weights"][name]) for name, value in without["weights"].items())
-    assert all(with_it[name] == without[name] for name in without if name not in ("weights", "optimizers"))
-    assert str(with_it["optimizers"]) == str(without["optimizers"])
-
-
-def test_users_loss_and_optimizer_do_not_run_in_calibration(tmp_path):
-    module = Watched()
-    runner = fit(tmp_path, module, prune(), DistillRecover())
-    assert module.started == module.losses == 2 * 6
-    assert runner.global_step == 2 * 6
-
-
-def test_captured_inputs_are_training_samples_with_their_labels():
-    module = Plain()
-    inputs, _ = captured(module, loader())
-    images, labels = dataset().tensors
-    for each in inputs:
-        for image, label, noisy in zip(*each.batch, each.args[0], strict=True):
-            index = int((images == image).flatten(1).all(1).nonzero())
-            assert labels[index] == label
-            assert 0 < (noisy - image).abs().max() < 1  # what the step makes of it, augmentation included
-    assert not any(each.args[0].requires_grad for each in inputs)
-
-
-def test_a_sampler_that_leaves_samples_out_is_followed():
-    """Validation samples in the same dataset are never calibrated on."""
-    allowed = list(range(0, 48, 2))
-    inputs, _ = captured(Plain(), DataLoader(dataset(), 8, sampler=SubsetRandomSampler(allowed)))
-    kept = dataset().tensors[0][allowed]
-    assert all((kept == image).flatten(1).all(1).any() for each in inputs for image in each.batch[0])
-
-
-@pytest.mark.parametrize("importance", ["output_divergence", "gate_gradient"])
-def test_step_may_leave_batches_out(tmp_path, importance):
-    class Skipping(Plain):
-        def training_step(self, batch, batch_idx):
-            return super().training_step(batch, batch_idx) if batch_idx % 2 else None
-
-    module = Skipping()
-    fit(tmp_path, module, prune(importance=importance))
-    assert Ledger.of(module).events
-
-
-def test_loss_with_labels(tmp_path):
-    """Importances that need a loss get the labels of the training step's batch."""
-    seen = []
-
-    def loss(network, inputs):
-        seen.append(inputs.batch[1])
-        return F.cross_entropy(network(*inputs.args, **inputs.kwargs), inputs.batch[1])
-
-    module = Plain()
-    fit(tmp_path, module, prune(importance="taylor", loss=loss, remove={"attention": 1}))
-    assert sum(len(labels) for labels in seen) == 16
-    assert Ledger.of(module).events
-
-
 @pytest.mark.parametrize("make", [Plain, Watched, Manual])
 def test_bf16_mixed_precision(tmp_path, make):
     module = make()
@@ -412,9 +163,6 @@ def test_bf16_true_precision(tmp_path):
     fit(tmp_path, module, prune(), DistillRecover(), precision="bf16-true")
     assert Ledger.of(module).events
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
-
-
-# The module after surgery
 
 
 def test_pruned_module_pickles_and_copies(tmp_path):
@@ -528,71 +276,3 @@ def test_adapters_are_left_alone(tmp_path):
     assert len(adapters) == 2 * 3
     held = {p for group in runner.optimizers[0].param_groups for p in group["params"]}
     assert {p for p in module.parameters() if p.requires_grad} <= held <= set(module.parameters())
-
-
-# Without a fit
-
-
-def test_plan_is_applied_before_other_loops(tmp_path):
-    module = Plain()
-    plan = plan_depth(module.net, remove=REMOVE, batches=[dataset().tensors[0]])
-    images = dataset().tensors[0]
-    expected = copy.deepcopy(module.net).eval()
-    apply_plan(expected, plan)
-    path = plan.save(tmp_path / "plan.json")
-    runner = trainer_of(tmp_path, DepthPrune(plan=path))
-    for loop in (runner.test, runner.validate, runner.predict, runner.test):
-        loop(module, loader(shuffle=False), **({} if loop == runner.predict else {"verbose": False}))
-        assert torch.equal(module.net.eval()(images), expected(images))
-    runner.fit(module, loader())  # the same callback does not do it again
-    assert len(Ledger.of(module).events) == 1
-
-
-def test_two_plans_in_turn(tmp_path):
-    module = Plain()
-    images = dataset().tensors[0]
-    first = plan_depth(module.net, remove={"attention": 1}, batches=[images])
-    pruned = copy.deepcopy(module.net)
-    apply_plan(pruned, first)
-    second = plan_depth(pruned, remove={"activation": 1}, batches=[images])
-    apply_plan(pruned, second)
-    trainer_of(tmp_path, DepthPrune(plan=first), DepthPrune(plan=second)).test(module, loader(), verbose=False)
-    assert torch.equal(module.net.eval()(images), pruned.eval()(images))
-
-
-def test_checkpoints_ledger_wins_over_a_plan(tmp_path):
-    module = Plain()
-    fit(tmp_path, module, prune(remove={"attention": 2}), ModelCheckpoint(filename="{epoch}", save_top_k=-1))
-    plan = plan_depth(Plain().net, remove={"activation": 1}, batches=[dataset().tensors[0]], replace="zero")
-    for epoch, left in ((0, 16), (1, 14)):
-        fresh = Plain()
-        file = tmp_path / "checkpoints" / f"epoch={epoch}.ckpt"
-        trainer_of(tmp_path, DepthPrune(plan=plan)).test(fresh, loader(), ckpt_path=file, verbose=False)
-        assert len(find_units(fresh.net)) == left
-
-
-def test_plan_is_fitted_anew_to_trained_weights(tmp_path):
-    """The units and what they leave are the plan's; the values are those that fit the weights at the surgery."""
-    module = Plain()
-    plan = plan_depth(module.net, remove={"activation": 2}, batches=[dataset().tensors[0]])
-    assert plan.needed_tensors
-    fit(tmp_path, module, prune(remove=None, plan=plan))
-    done = Ledger.of(module).plans["net"]
-    assert done.edits == plan.edits
-    assert any(not torch.equal(done.tensors[key], plan.tensors[key]) for key in plan.needed_tensors)
-
-
-def test_plan_beside_the_checkpoints_makes_the_same_structure(tmp_path):
-    """Sharded strategies need it early; after a resume it still has the fitted tensors of the surgeries before."""
-    steps = {"start": 1, "every": 1, "step": 1}
-    every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-    fit(tmp_path, Plain(), prune(remove={"activation": 2}, schedule=steps), every, epochs=3)
-    whole = Plan.load(tmp_path / "plan.json")
-    assert set(whole.tensors) == set(whole.needed_tensors)
-    again = Plain()
-    every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
-    runner = trainer_of(tmp_path, prune(remove={"activation": 2}, schedule=steps), every, epochs=3)
-    runner.fit(again, loader(), ckpt_path=tmp_path / "epoch=1.ckpt")
-    resumed = Plan.load(tmp_path / "plan.json")
-    assert resumed.edits == whole.edits
-    assert set(resumed.tensors) == set(whole.tensors)

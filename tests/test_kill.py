@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from foreign_cases import fit, prune
 from habits import Plain
-from test_foreign import fit, prune
 
 import prunerecover
 from prunerecover.callbacks.ledger import KEY

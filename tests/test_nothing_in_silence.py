@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from foreign_cases import fit, prune
 from habits import Plain, dataset
-from test_foreign import fit, prune
 
 from prunerecover import Budget, apply_plan, load_pruned, plan_depth
 from prunerecover.callbacks import DepthPrune, DistillRecover
@@ -57,7 +57,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from habits import Plain, loader
-from test_foreign import fit, prune
+from foreign_cases import fit, prune
 callback = prune(remove={"attention": 1}, schedule={"start": 0})
 fit(sys.argv[2], Plain(), callback, epochs=1, strategy="ddp_fork", devices=1)
 """
