@@ -18,7 +18,7 @@ from typing import Any
 
 from boundary_figure import plot_curve
 from boundary_methods import IMAGES, METHODS, SLACK, WIDTH, isomorphic_width, plans_of, pruned
-from real import RESULTS, commands_so_far, deit_tiny, packed, unpacked, write
+from real import CHECKPOINTS, RESULTS, commands_so_far, deit_tiny, packed, unpacked, write
 from rich.console import Console
 from tiny_imagenet import hits, recover
 from torch import nn
@@ -31,7 +31,7 @@ from prunerecover.statistics import paired_difference, wilson_interval
 NAME = "boundary_dpt"
 BUDGETS = (0.20, 0.33, 0.50)
 IMAGES_TO_RECOVER, SEED = 1000, 1
-PLANS = RESULTS / "boundary_dpt_plans"
+PLANS = CHECKPOINTS / "boundary_dpt_plans"
 console = Console()
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import timm
 import torch
 from cifar import BATCH, augmented, hits, training_images
-from real import RESULTS, data_root
+from real import CHECKPOINTS, data_root
 from rich.progress import track
 from safetensors.torch import load_model, save_model
 from torch import nn
 from torch.nn import functional as F
 
 MODELS = ("ResNet-20", "ResNet-56", "ConvNeXt")
-CONVNEXT = RESULTS.parent.parent / "checkpoints" / "convnext_cifar10.safetensors"
+CONVNEXT = CHECKPOINTS / "convnext_cifar10.safetensors"
 IMAGES, EPOCHS, LEARNING_RATE = 50_000, 12, 2e-3
 
 

@@ -22,6 +22,7 @@ from prunerecover.environment import cpu_name, versions
 from prunerecover.recipes.image_data import ImageData
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
+CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"  # what is too large to keep with the results
 
 
 def data_root() -> Path:
