@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from prunerecover.budget import Budget
+from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
@@ -78,7 +79,17 @@ class DepthPrune(PruningCallback):
             raise TypeError(
                 f"Expected argument budget to be a Budget, but got {type(budget).__name__}. Use remove={{...}}."
             )
-        check_names(importance, replace, search)
+        planning: dict[str, Any] = {
+            "importance": importance,
+            "loss": loss,
+            "replace": replace,
+            "search": search,
+            "ignore": (ignore,) if isinstance(ignore, str) else tuple(ignore),
+        }
+        if plan is None:
+            check_names(importance, replace, search)
+        else:
+            check_alone(DepthPrune, planning)
         super().__init__(
             Budget(remove=remove) if remove is not None else budget,
             plan=plan,
@@ -88,13 +99,7 @@ class DepthPrune(PruningCallback):
             merge=merge,
             seed=seed,
         )
-        self.planning: dict[str, Any] = {
-            "importance": importance,
-            "loss": loss,
-            "replace": replace,
-            "search": search,
-            "ignore": (ignore,) if isinstance(ignore, str) else tuple(ignore),
-        }
+        self.planning = planning
 
     def find(self, pl_module: pl.LightningModule) -> str:
         """Return the target, or the single supported network."""

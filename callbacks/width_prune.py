@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunerecover.budget import Budget
+from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
@@ -95,7 +95,7 @@ class WidthPrune(PruningCallback):
             check_arguments(budget, allocation, removal, protection, tolerance, replace, kinds)
             _check_units(budget)
         else:
-            _check_alone({**planning, "loss": loss, "labels": labels})
+            check_alone(WidthPrune, {**planning, "loss": loss, "labels": labels})
         super().__init__(
             budget,
             plan=plan,
@@ -140,17 +140,6 @@ class WidthPrune(PruningCallback):
                 "The plan was applied without recalibrating BatchNorm, whose statistics are still those of the dense "
                 "network: scores will be low. Fit first, or call recalibrate_batchnorm(network, batches)."
             )
-
-
-def _check_alone(arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError if something is said that only deciding here would read."""
-    defaults = inspect.signature(WidthPrune).parameters
-    said = [name for name, value in arguments.items() if value != defaults[name].default]
-    if said:
-        raise ValueError(
-            f"Expected no {', '.join(said)} beside a plan, which says already what goes, but got "
-            f"{', '.join(f'{name}={arguments[name]!r}' for name in said)}. Pass them to plan_width, or leave them out."
-        )
 
 
 def _check_units(budget: Budget | None) -> None:

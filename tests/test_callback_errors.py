@@ -93,6 +93,14 @@ def test_only_units_go_in_steps():
         DepthPrune(Budget(macs=0.2), schedule={"every": 1, "step": 1})
 
 
+@pytest.mark.parametrize(
+    "said", [{"importance": "taylor"}, {"replace": "zero"}, {"ignore": "blocks.0.*"}, {"loss": print}]
+)
+def test_nothing_is_planned_beside_a_plan(said):
+    with pytest.raises(ValueError, match=f"Expected no {next(iter(said))} beside a plan, which says already what goes"):
+        DepthPrune(plan=Plan(), **said)
+
+
 def test_plan_goes_at_once():
     with pytest.raises(ValueError, match="Expected a budget with schedule every=1, which removes some each time"):
         DepthPrune(plan=Plan(), schedule={"every": 1, "step": 1})

@@ -1,0 +1,25 @@
+"""Checks of arguments that several callbacks take."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+
+
+def check_alone(callback: type[pl.Callback], planning: Mapping[str, Any]) -> None:
+    """Raise ValueError if something is said beside a plan that only deciding here would read.
+
+    Args:
+        callback: What it is said to.
+        planning: The arguments that deciding reads, by name.
+    """
+    defaults = inspect.signature(callback).parameters
+    said = [name for name, value in planning.items() if value != defaults[name].default]
+    if said:
+        raise ValueError(
+            f"Expected no {', '.join(said)} beside a plan, which says already what goes, but got "
+            f"{', '.join(f'{name}={planning[name]!r}' for name in said)}. Pass them to what makes the plan."
+        )
