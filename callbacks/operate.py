@@ -25,7 +25,7 @@ from prunerecover.structure import get_module, unwrap
 from prunerecover.surgery import check_source, check_tensors
 
 
-def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan, merge: bool = False) -> None:
+def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan) -> None:
     """Apply a plan to the network at `target`, in the module, its optimizers, its shadow copies and its DDP wrapper.
 
     Args:
@@ -33,7 +33,6 @@ def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: 
         module: Its LightningModule.
         target: Path of the network.
         plan: Made for the network as it is; the same on every rank. One without edits changes nothing.
-        merge: Merge what became linear at once.
 
     Raises:
         RuntimeError: If trainable parameters are in no optimizer.
@@ -52,22 +51,19 @@ def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: 
     for optimizer in trainer.optimizers:  # stale gradients would move what is gone and distort the clip norm
         optimizer.zero_grad(set_to_none=True)
     with torch.inference_mode(False):  # before test and predict Lightning is in it, and new weights could never train
-        _apply_everywhere(trainer, module, target, plan)
-        if merge:
-            _apply_everywhere(trainer, module, target, plan_for(network, merge_edits(network), method="merge"))
+        applied = Ledger.of(module).apply(module, target, plan)
+        for optimizer in trainer.optimizers:
+            update_optimizer(optimizer, applied)
+        for shadow in shadow_modules(module):
+            Ledger.of(shadow).apply(shadow, target, plan)
     rewrap(trainer)
     _forget_best(trainer)
 
 
-def _apply_everywhere(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan) -> None:
-    """Apply a plan to the module, its optimizers and its shadow copies."""
-    if not plan.edits:
-        return
-    applied = Ledger.of(module).apply(module, target, plan)
-    for optimizer in trainer.optimizers:
-        update_optimizer(optimizer, applied)
-    for shadow in shadow_modules(module):
-        Ledger.of(shadow).apply(shadow, target, plan)
+def merge_now(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> None:
+    """Merge what became linear in the network at `target`, everywhere."""
+    network = unwrap(get_module(module, target))
+    operate(trainer, module, target, plan_for(network, merge_edits(network), method="merge"))
 
 
 def rewrap(trainer: pl.Trainer) -> None:

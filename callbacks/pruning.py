@@ -23,7 +23,7 @@ from prunerecover.callbacks.artifacts import artifact_folder, is_trial, save_mer
 from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.ledger_callback import LedgerCallback
-from prunerecover.callbacks.operate import operate
+from prunerecover.callbacks.operate import merge_now, operate
 from prunerecover.callbacks.random_state import isolated, seed_all
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
 from prunerecover.fingerprint import tensors_hash, weights_hash
@@ -93,8 +93,22 @@ class PruningCallback(LedgerCallback):
     def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
         """Return the plan for the network at `target` as it is now; called on every rank, random state isolated."""
 
-    def after_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
-        """Called on every rank once the network at `target` has changed in a fit, random state isolated."""
+    def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
+        """Return what `after_surgery` needs of the network as it is before the plan is applied; None: nothing."""
+        return None
+
+    def after_surgery(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
+    ) -> None:
+        """Called on every rank once the network at `target` has changed in a fit, random state isolated.
+
+        Args:
+            trainer: In the middle of the fit.
+            pl_module: Its LightningModule.
+            target: Path of the network.
+            plan: What was done.
+            before: What `keep` returned.
+        """
 
     def after_evaluation_surgery(self, network: nn.Module) -> None:
         """Called once a given plan has changed the network before test, validate or predict."""
@@ -216,9 +230,12 @@ class PruningCallback(LedgerCallback):
             plan = self._decide(trainer, pl_module, target, budget)
             seconds = time.perf_counter() - started if self.plan is None else None
             plan = trainer.strategy.broadcast(plan)  # decided once: ranks must not differ by a rounding error
-            operate(trainer, pl_module, target, plan, merge=self.merge == "at_surgery")
+            before = self.keep(unwrap(get_module(pl_module, target)), plan)
+            operate(trainer, pl_module, target, plan)
             if plan.edits:
-                self.after_surgery(trainer, pl_module, target)
+                self.after_surgery(trainer, pl_module, target, plan, before)
+            if plan.edits and self.merge == "at_surgery":
+                merge_now(trainer, pl_module, target)
         announce(trainer, Ledger.of(pl_module), self._key(trainer), target, plan, seconds)
 
     def _decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
@@ -249,7 +266,9 @@ class PruningCallback(LedgerCallback):
             return
         self._begin(trainer, pl_module)
         fold(trainer, pl_module, target)
-        operate(trainer, pl_module, target, self.plan, merge=self.merge == "at_surgery")
+        operate(trainer, pl_module, target, self.plan)
+        if self.plan.edits and self.merge == "at_surgery":
+            merge_now(trainer, pl_module, target)
         self.after_evaluation_surgery(unwrap(get_module(pl_module, target)))
         announce(trainer, ledger, self._key(trainer), target, self.plan)
 

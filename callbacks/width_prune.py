@@ -16,10 +16,14 @@ from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
+from prunerecover.callbacks.shadows import shadow_modules
 from prunerecover.callbacks.target import find_network
 from prunerecover.callbacks.width_inputs import width_inputs
+from prunerecover.copies import clone_of
+from prunerecover.edits import Narrow, Rewrite
 from prunerecover.plan import Plan
 from prunerecover.structure import get_module, unwrap
+from prunerecover.width import reconstruction
 from prunerecover.width.batchnorm import STATISTICS, recalibrate_batchnorm
 from prunerecover.width.discovery import FOUND_KINDS
 from prunerecover.width.experts import find_experts
@@ -30,8 +34,8 @@ class WidthPrune(PruningCallback):
     """Prune the width of a network inside any LightningModule, and keep training it.
 
     As with `DepthPrune`, the surgery happens at the start of an epoch, checkpoints hold what was done, and optimizers
-    (with the moments of what stays), schedulers, averaged copies and DDP follow. BatchNorm statistics are estimated
-    anew right after it. Composes with `DepthPrune` on one module.
+    (with the moments of what stays), schedulers, averaged copies and DDP follow. Right after it the weights that are
+    left are reconstructed, and BatchNorm statistics are estimated anew. Composes with `DepthPrune` on one module.
 
     Args:
         budget: A share of the MACs, the parameters or the measured latency, or a number or ratio of experts.
@@ -48,9 +52,11 @@ class WidthPrune(PruningCallback):
             second element of a tuple, or `labels` of a mapping.
         kinds: Among "channel", "head", "neuron" and "expert"; a budget in experts names its own.
         replace: See `plan_width`.
+        reconstruct: Fit the weights that are left to what the network gave before, layer by layer; see `reconstruct`.
+            Takes a copy of the network and about two passes over the calibration samples per layer.
         schedule: When; also as a dict of `PruneSchedule`'s arguments. `every` and `times` divide the budget among
             several surgeries, scored anew each time.
-        calibration: Number of training samples to score and to recalibrate BatchNorm on.
+        calibration: Number of training samples to score, reconstruct and recalibrate BatchNorm on.
         merge: See `DepthPrune`.
         ignore: Shell patterns of groups that stay.
         seed: Of calibration samples and everything random in planning.
@@ -73,6 +79,7 @@ class WidthPrune(PruningCallback):
         labels: Callable[[Any], Tensor] | None = None,
         kinds: Sequence[str] = FOUND_KINDS,
         replace: Replacement = "calibrated",
+        reconstruct: bool = True,
         schedule: PruneSchedule | dict[str, Any] | None = None,
         calibration: int = 256,
         merge: Literal["copy", "at_surgery", "never"] = "copy",
@@ -105,7 +112,7 @@ class WidthPrune(PruningCallback):
             merge=merge,
             seed=seed,
         )
-        self.loss, self.labels = loss, labels
+        self.loss, self.labels, self.reconstruct = loss, labels, reconstruct
         self.planning = planning
 
     def find(self, pl_module: pl.LightningModule) -> str:
@@ -122,16 +129,32 @@ class WidthPrune(PruningCallback):
         inputs = width_inputs(trainer, pl_module, target, self.calibration, self.seed, self.loss, self.labels)
         return plan_width(network, budget, **vars(inputs), seed=self.seed, **self.planning)
 
-    def after_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
-        """Estimate BatchNorm statistics anew; all ranks take those of the first."""
+    def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
+        """Return a copy of the network, which the narrowed one is reconstructed after."""
+        narrowed = any(isinstance(edit, Narrow) and edit.kind != "expert" for edit in plan.edits)
+        only = all(isinstance(edit, Narrow | Rewrite) for edit in plan.edits)
+        return clone_of(network) if self.reconstruct and narrowed and only else None
+
+    def after_surgery(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
+    ) -> None:
+        """Reconstruct the weights, estimate BatchNorm statistics anew; all ranks take those of the first."""
         network = unwrap(get_module(pl_module, target))
-        if not _has_statistics(network):
+        if before is None and not _has_statistics(network):
             return
         inputs = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
-        recalibrate_batchnorm(network, [batch for batch in inputs if batch.n_samples > 1] or inputs)
-        buffers = {name: b for name, b in network.named_buffers() if name.rpartition(".")[2] in STATISTICS}
-        for name, value in trainer.strategy.broadcast({name: b.cpu() for name, b in buffers.items()}).items():
-            buffers[name].copy_(value)
+        inputs = [batch for batch in inputs if batch.n_samples > 1] or inputs
+        if before is None:
+            recalibrate_batchnorm(network, inputs)
+        else:
+            narrowed = {name: p.detach().clone() for name, p in network.named_parameters()}
+            reconstruction.reconstruct(network, before, plan, inputs, seed=self.seed)
+            _take_from_first(trainer, dict(network.named_parameters()))
+            for shadow in shadow_modules(pl_module):  # averages of what was move along
+                averaged = dict(unwrap(get_module(shadow, target)).named_parameters())
+                for name, parameter in network.named_parameters():
+                    averaged[name].data += (parameter.detach() - narrowed[name]).to(averaged[name].device)
+        _take_from_first(trainer, {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS})
 
     def after_evaluation_surgery(self, network: nn.Module) -> None:
         """Say that nothing recalibrates BatchNorm without training data."""
@@ -152,3 +175,11 @@ def _check_units(budget: Budget | None) -> None:
 
 def _has_statistics(network: nn.Module) -> bool:
     return any(isinstance(m, _BatchNorm) and m.running_mean is not None for m in network.modules())
+
+
+def _take_from_first(trainer: pl.Trainer, tensors: dict[str, Tensor]) -> None:
+    """Give all ranks the values of the first."""
+    if trainer.world_size > 1:
+        values = trainer.strategy.broadcast({name: tensor.detach().cpu() for name, tensor in tensors.items()})
+        for name, value in values.items():
+            tensors[name].data.copy_(value)

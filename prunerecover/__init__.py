@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from prunerecover.width.discovery import find_groups as find_groups
     from prunerecover.width.groups import Group as Group
     from prunerecover.width.planning import plan_width as plan_width
+    from prunerecover.width.reconstruction import reconstruct as reconstruct
 
 _HOME = {
     "AccuracyMap": "prunerecover.accuracy_map",
@@ -74,6 +75,7 @@ _HOME = {
     "plan_depth": "prunerecover.depth",
     "plan_width": "prunerecover.width.planning",
     "recalibrate_batchnorm": "prunerecover.width.batchnorm",
+    "reconstruct": "prunerecover.width.reconstruction",
     "save_pruned": "prunerecover.checkpoint",
     "update_optimizer": "prunerecover.optimizers",
 }

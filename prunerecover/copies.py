@@ -1,4 +1,4 @@
-"""Copies of a model that cost no memory: one without values, one that shares them.
+"""Copies of a model: one without values and one that shares them, which cost no memory, and one of its own.
 
 Hooks and compiled calls stay behind: both may lead back to the original, or to a trainer.
 """
@@ -38,6 +38,16 @@ def twin_of(model: nn.Module) -> nn.Module:
     True
     """
     return _copy(model, lambda tensor: tensor)
+
+
+def clone_of(model: nn.Module) -> nn.Module:
+    """Copy a model with its values: nothing that happens to the one is seen in the other."""
+
+    def own(tensor: Tensor) -> Tensor:
+        value = tensor.detach().clone()
+        return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+
+    return _copy(model, own)
 
 
 def _copy(model: nn.Module, tensor_of: Callable[[Tensor], Tensor]) -> nn.Module:

@@ -68,12 +68,20 @@ class Moments:
         self.first = self.first + rows.sum(0).double().cpu()
         self.second = self.second + (rows.T @ rows).double().cpu()
 
-    def predict(self, gone: Tensor, kept: Tensor) -> Tensor:
-        """Return `(gone, kept + 1)`: coefficients of the kept entries, and the constant."""
+    def predict(self, gone: Tensor, kept: Tensor, *, constant: bool = True) -> Tensor:
+        """Return `(gone, kept + 1)`: coefficients of the kept entries, and the constant.
+
+        Args:
+            gone: Entries to predict.
+            kept: Entries to predict from.
+            constant: Whether there may be one; False: it is zero.
+        """
         assert self.origin is not None, "something was added"
+        origin = self.origin.double().cpu()
+        around = self.first / self.count if constant else -origin  # what the moments are taken about, from the origin
         mean = self.first / self.count
-        covariance = self.second / self.count - torch.outer(mean, mean)
-        mean = mean + self.origin.double().cpu()
+        second = self.second / self.count - torch.outer(mean, mean)
+        covariance = second + torch.outer(mean - around, mean - around)
         among = covariance[kept][:, kept]
         strength = RIDGE[0] + RIDGE[1] * len(kept) / self.count
         ridge = strength * among.diagonal().mean()
@@ -81,8 +89,8 @@ class Moments:
             coefficients = torch.linalg.solve(among + ridge * torch.eye(len(kept)), covariance[kept][:, gone]).T
         else:  # nothing varies: there is only the constant
             coefficients = torch.zeros(len(gone), len(kept), dtype=torch.float64)
-        constant = mean[gone] - coefficients @ mean[kept]
-        return torch.cat([coefficients, constant[:, None]], 1)
+        center = around + origin
+        return torch.cat([coefficients, (center[gone] - coefficients @ center[kept])[:, None]], 1)
 
 
 def fit_compensation(
