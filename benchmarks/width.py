@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from real import RESULTS, commands_so_far, packed, unpacked, write
 from rich.progress import track
 from torch import nn
-from width_peers import METHODS, removed
+from width_peers import METHODS, OURS, removed, settle
 
 from prunerecover import recalibrate_batchnorm
 from prunerecover.memory import peak_memory
@@ -37,7 +37,6 @@ from prunerecover.statistics import paired_difference, wilson_interval
 NAME = "width"
 SHARES, SEEDS = (0.2, 0.3, 0.5), (0, 1, 2)
 RECALIBRATION, EPOCH, OTHER = 1024, 5000, 1000  # images, images, what is added to the seed for other images
-OURS = next(iter(METHODS))
 Row = dict[str, Any]
 
 
@@ -76,8 +75,9 @@ def measured(stages: list[str], model: str, match: str, share: float, method: st
     """Narrow by one method and score what is missing."""
     started = time.perf_counter()
     network = METHODS[method](model, seed, match, share)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started  # scores are kept: only the first budget of a seed pays for them
     versions = {"prune_only": network, "bn_recalibrated": copy.deepcopy(network)}
+    settle(versions["bn_recalibrated"], method, model, seed, match, share)
     if any(isinstance(layer, nn.BatchNorm2d) for layer in network.modules()):
         recalibrate_batchnorm(versions["bn_recalibrated"], [x for x, _ in batches(RECALIBRATION, seed + OTHER)])
     if "one_epoch" in stages:

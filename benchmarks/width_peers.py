@@ -1,7 +1,8 @@
 """The methods of `width.py`: each narrows a CIFAR network to a share of its MACs or parameters.
 
-Ours are the default (gate gradients per cost, weights that read a removed unit take over what the kept ones predict of
-it), the same with nothing taken over, Tolerance of Difference as published, and uniform shares.
+Ours are the default (gate gradients per cost; weights that read a removed unit take over what the kept ones predict of
+it; every layer is reconstructed, on the same images, before BatchNorm is recalibrated), the same without reconstruction
+and besides with nothing taken over, Tolerance of Difference as published, and uniform shares; these not reconstructed.
 
 Peers are `torch-pruning` (Taylor, magnitude, Hessian; ranked globally, uniformly or among isomorphic layers) and
 `network-pruner`, the published package of FAIR-Pruner. Neither can follow a padded shortcut, so for them it is an equal
@@ -27,7 +28,7 @@ from cifar_models import load
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from prunerecover import Budget, apply_plan
+from prunerecover import Budget, apply_plan, reconstruct
 from prunerecover.batches import as_inputs
 from prunerecover.macs import macs_by_module
 from prunerecover.width.planning import WidthPlanner
@@ -91,6 +92,13 @@ def ours(model: str, seed: int, what: str, share: float, **how: Any) -> nn.Modul
     network = load(model)
     apply_plan(network, planner(model, seed).plan(Budget(**{what: share}), **how))
     return network
+
+
+def settle(network: nn.Module, method: str, model: str, seed: int, what: str, share: float) -> None:
+    """Do what a method does to a narrowed network before BatchNorm is recalibrated: the default reconstructs."""
+    if method == OURS:
+        plan = planner(model, seed).plan(Budget(**{what: share}))
+        reconstruct(network, load(model), plan, batches(SCORED, seed), seed=seed)
 
 
 # torch-pruning
@@ -200,9 +208,11 @@ def _published(model: str, seed: int, part: float, tolerance: float) -> nn.Modul
 
 
 Method = Callable[[str, int, str, float], nn.Module]
+OURS = "prunerecover (default)"
 METHODS: dict[str, Method] = {
-    "prunerecover, per cost (default)": ours,
-    "prunerecover, per cost, nothing taken over": partial(ours, replace="zero"),
+    OURS: ours,
+    "prunerecover, not reconstructed": ours,
+    "prunerecover, nothing taken over": partial(ours, replace="zero"),
     "prunerecover, ToD by the book": partial(ours, allocation="tolerance", replace="zero"),
     "prunerecover, uniform": partial(ours, allocation="uniform"),
     "network-pruner": network_pruner,
