@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import timm
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -301,3 +301,48 @@ def test_last_batch_of_one_sample_is_not_recalibrated_on(tmp_path: Path) -> None
     module = Features()
     trainer(tmp_path, prune(calibration=13), epochs=2).fit(module, rows(), rows(False))
     assert module.net[1].out_features < 16
+
+
+class Seen(pl.Callback):
+    """Keeps what the network gives at the start of each epoch."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Tensor] = []
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        mode = pl_module.net.training
+        with torch.no_grad():
+            self.outputs.append(pl_module.net.eval()(next(iter(rows(False)))[0]))
+        pl_module.net.train(mode)
+
+
+def test_layers_are_reconstructed_after_the_surgery(tmp_path: Path) -> None:
+    errors = {}
+    for reconstruct in (True, False):
+        before, after = Seen(), Seen()
+        narrow = prune(reconstruct=reconstruct, calibration=48)
+        fit(tmp_path / str(reconstruct), before, narrow, after, network="vit", epochs=2)
+        errors[reconstruct] = float((before.outputs[1] - after.outputs[1]).square().mean())
+    assert errors[True] < 0.8 * errors[False]
+
+
+class Parameters(pl.Callback):
+    """Keeps the parameters of the network and of its average right after the surgery."""
+
+    def __init__(self, average: WeightAveraging) -> None:
+        self.average, self.pairs = average, list[tuple[Tensor, Tensor]]()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        copies = self.average._average_model.module.net.parameters()
+        live = pl_module.net.parameters()
+        self.pairs = [(p.detach().clone(), q.detach().clone()) for p, q in zip(live, copies, strict=True)]
+
+
+def test_averages_move_along_with_reconstruction(tmp_path: Path) -> None:
+    """An average that was the network before the surgery is the network after it."""
+    average = WeightAveraging(avg_fn=lambda averaged, current, n: current)
+    seen = Parameters(average)
+    fit(tmp_path, average, prune(), seen, epochs=2)
+    assert seen.pairs
+    for live, averaged in seen.pairs:
+        torch.testing.assert_close(live, averaged)
