@@ -34,8 +34,9 @@ class WidthPrune(PruningCallback):
     """Prune the width of a network inside any LightningModule, and keep training it.
 
     As with `DepthPrune`, the surgery happens at the start of an epoch, checkpoints hold what was done, and optimizers
-    (with the moments of what stays), schedulers, averaged copies and DDP follow. Right after it the weights that are
-    left are reconstructed, and BatchNorm statistics are estimated anew. Composes with `DepthPrune` on one module.
+    (with the moments of what stays), schedulers, averaged copies and DDP follow. Right after it
+    networks with BatchNorm are reconstructed, and their statistics are estimated anew. Composes with `DepthPrune` on
+    one module.
 
     Args:
         budget: A share of the MACs, the parameters or the measured latency, or a number or ratio of experts.
@@ -53,7 +54,8 @@ class WidthPrune(PruningCallback):
         kinds: Among "channel", "head", "neuron" and "expert"; a budget in experts names its own.
         replace: See `plan_width`.
         reconstruct: Fit the weights that are left to what the network gave before, layer by layer; see `reconstruct`.
-            Takes a copy of the network and about two passes over the calibration samples per layer.
+            Takes a copy of the network and about two passes over the calibration samples per layer. None: networks with
+            BatchNorm, which gain by it; a vision transformer lost.
         schedule: When; also as a dict of `PruneSchedule`'s arguments. `every` and `times` divide the budget among
             several surgeries, scored anew each time.
         calibration: Number of training samples to score, reconstruct and recalibrate BatchNorm on.
@@ -79,7 +81,7 @@ class WidthPrune(PruningCallback):
         labels: Callable[[Any], Tensor] | None = None,
         kinds: Sequence[str] = FOUND_KINDS,
         replace: Replacement = "calibrated",
-        reconstruct: bool = True,
+        reconstruct: bool | None = None,
         schedule: PruneSchedule | dict[str, Any] | None = None,
         calibration: int = 256,
         merge: Literal["copy", "at_surgery", "never"] = "copy",
@@ -133,7 +135,8 @@ class WidthPrune(PruningCallback):
         """Return a copy of the network, which the narrowed one is reconstructed after."""
         narrowed = any(isinstance(edit, Narrow) and edit.kind != "expert" for edit in plan.edits)
         only = all(isinstance(edit, Narrow | Rewrite) for edit in plan.edits)
-        return clone_of(network) if self.reconstruct and narrowed and only else None
+        wanted = _has_statistics(network) if self.reconstruct is None else self.reconstruct
+        return clone_of(network) if wanted and narrowed and only else None
 
     def after_surgery(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
