@@ -95,8 +95,8 @@ def ours(model: str, seed: int, what: str, share: float, **how: Any) -> nn.Modul
 
 
 def settle(network: nn.Module, method: str, model: str, seed: int, what: str, share: float) -> None:
-    """Do what a method does to a narrowed network before BatchNorm is recalibrated: the default reconstructs."""
-    if method == OURS:
+    """Do what a method does to a narrowed network before BatchNorm is recalibrated: the default reconstructs then."""
+    if method == OURS and any(isinstance(layer, nn.BatchNorm2d) for layer in network.modules()):
         plan = planner(model, seed).plan(Budget(**{what: share}))
         reconstruct(network, load(model), plan, batches(SCORED, seed), seed=seed)
 

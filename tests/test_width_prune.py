@@ -326,6 +326,17 @@ def test_layers_are_reconstructed_after_the_surgery(tmp_path: Path) -> None:
     assert errors[True] < 0.8 * errors[False]
 
 
+@pytest.mark.parametrize(
+    ("network", "reconstruct", "kept"),
+    [("cnn", None, True), ("cnn", False, False), ("vit", None, False), ("vit", True, True)],
+)
+def test_networks_with_batchnorm_are_reconstructed(network: str, reconstruct: bool | None, kept: bool) -> None:
+    dense = Classifier(network).net
+    plan = plan_width(dense, HALF, batches=[next(iter(rows()))])
+    assert (prune(reconstruct=reconstruct).keep(dense, plan) is not None) == kept
+    assert prune(reconstruct=reconstruct).keep(dense, Plan()) is None
+
+
 class Parameters(pl.Callback):
     """Keeps the parameters of the network and of its average right after the surgery."""
 
