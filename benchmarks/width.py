@@ -172,8 +172,8 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
                 lines.append(f"| {method} | {' | '.join(cells)} |")
     lines += [
         "",
-        "Top-1, mean over seeds (number of seeds; MACs removed where parameters are matched). The default reconstructs its "
-        "layers on the scored images before BatchNorm is recalibrated; so it enters the epoch of training, too.",
+        "Top-1, mean over seeds (number of seeds; MACs removed where parameters are matched). The default reconstructs "
+        "its layers on the scored training images before BatchNorm is recalibrated, and enters the epoch of training so.",
     ]
     return "\n".join(lines)
 
