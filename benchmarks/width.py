@@ -173,7 +173,7 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
     lines += [
         "",
         "Top-1, mean over seeds (number of seeds; MACs removed where parameters are matched). The default reconstructs "
-        "its layers on the scored training images before BatchNorm is recalibrated, and enters the epoch of training so.",
+        "its layers on the scored training images before BatchNorm is recalibrated, and enters the training epoch so.",
     ]
     return "\n".join(lines)
 
