@@ -22,8 +22,7 @@ def lay(trainer: pl.Trainer, module: pl.LightningModule, target: str, adapters: 
     """
     ledger, network = Ledger.of(module), unwrap(get_module(module, target))
     optimizers.check_joinable(trainer.optimizers, network)
-    for optimizer in trainer.optimizers:
-        optimizer.zero_grad(set_to_none=True)
+    optimizers.forget_gradients(trainer.optimizers)
     with torch.inference_mode(False):
         laid = ledger.lay(module, target, adapters, seed)
         for shadow in shadow_modules(module):
@@ -43,8 +42,7 @@ def fold(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> None:
             f"The adapters on the network at '{target}' are folded for its surgery, and no callback here lays new "
             "ones: from now on all of its weights train. Pass LoRARecover, as in the run that is resumed."
         )
-    for optimizer in trainer.optimizers:
-        optimizer.zero_grad(set_to_none=True)
+    optimizers.forget_gradients(trainer.optimizers)
     with torch.inference_mode(False):
         folded = ledger.fold(module, target)
         for shadow in shadow_modules(module):

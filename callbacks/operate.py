@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.ledger_callback import LedgerCallback
-from prunerecover.callbacks.optimizers import check_held
+from prunerecover.callbacks.optimizers import check_held, forget_gradients
 from prunerecover.callbacks.shadows import shadow_modules
 from prunerecover.merge import merge_edits
 from prunerecover.optimizers import update_optimizer
@@ -48,8 +48,7 @@ def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: 
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, LedgerCallback):
             callback.before_surgery(trainer, module, target)
-    for optimizer in trainer.optimizers:  # stale gradients would move what is gone and distort the clip norm
-        optimizer.zero_grad(set_to_none=True)
+    forget_gradients(trainer.optimizers)
     with torch.inference_mode(False):  # before test and predict Lightning is in it, and new weights could never train
         applied = Ledger.of(module).apply(module, target, plan)
         for optimizer in trainer.optimizers:

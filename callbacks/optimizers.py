@@ -61,6 +61,12 @@ def rebind(optimizers: Sequence[Optimizer], module: nn.Module, saved: GroupNames
                     group["param_names"] = list(names)
 
 
+def forget_gradients(optimizers: Iterable[Optimizer]) -> None:
+    """Drop all gradients: stale ones would move what is gone and distort the clip norm."""
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
+
+
 def check_joinable(optimizers: Sequence[Optimizer], network: nn.Module) -> None:
     """Raise RuntimeError if there are optimizers, but none holds a parameter of the network for adapters to join."""
     if optimizers and not any(p in _held(optimizers) for p in network.parameters()):

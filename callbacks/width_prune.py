@@ -9,11 +9,10 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunerecover.budget import Budget
 from prunerecover.callbacks.arguments import check_alone
-from prunerecover.callbacks.capture import capture_inputs
+from prunerecover.callbacks.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.callbacks.shadows import shadow_modules
@@ -24,7 +23,7 @@ from prunerecover.edits import Narrow, Rewrite
 from prunerecover.plan import Plan
 from prunerecover.structure import get_module, unwrap
 from prunerecover.width import reconstruction
-from prunerecover.width.batchnorm import STATISTICS, recalibrate_batchnorm
+from prunerecover.width.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm
 from prunerecover.width.discovery import FOUND_KINDS
 from prunerecover.width.experts import find_experts
 from prunerecover.width.planning import Allocation, Replacement, check_arguments, plan_width
@@ -135,7 +134,7 @@ class WidthPrune(PruningCallback):
         """Return a copy of the network, which the narrowed one is reconstructed after."""
         narrowed = any(isinstance(edit, Narrow) and edit.kind != "expert" for edit in plan.edits)
         only = all(isinstance(edit, Narrow | Rewrite) for edit in plan.edits)
-        wanted = _has_statistics(network) if self.reconstruct is None else self.reconstruct
+        wanted = bool(batchnorms(network)) if self.reconstruct is None else self.reconstruct
         return clone_of(network) if wanted and narrowed and only else None
 
     def after_surgery(
@@ -143,25 +142,38 @@ class WidthPrune(PruningCallback):
     ) -> None:
         """Reconstruct the weights, estimate BatchNorm statistics anew; all ranks take those of the first."""
         network = unwrap(get_module(pl_module, target))
-        if before is None and not _has_statistics(network):
+        if before is None and not batchnorms(network):
             return
         inputs = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
         inputs = [batch for batch in inputs if batch.n_samples > 1] or inputs
         if before is None:
             recalibrate_batchnorm(network, inputs)
         else:
-            narrowed = {name: p.detach().clone() for name, p in network.named_parameters()}
-            reconstruction.reconstruct(network, before, plan, inputs, seed=self.seed)
-            _take_from_first(trainer, dict(network.named_parameters()))
-            for shadow in shadow_modules(pl_module):  # averages of what was move along
-                averaged = dict(unwrap(get_module(shadow, target)).named_parameters())
-                for name, parameter in network.named_parameters():
-                    averaged[name].data += (parameter.detach() - narrowed[name]).to(averaged[name].device)
+            self._reconstruct(trainer, pl_module, target, plan, before, inputs)
         _take_from_first(trainer, {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS})
+
+    def _reconstruct(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        target: str,
+        plan: Plan,
+        before: nn.Module,
+        inputs: list[CapturedInputs],
+    ) -> None:
+        """Reconstruct the network; averages of what it was move along."""
+        network, shadows = unwrap(get_module(pl_module, target)), shadow_modules(pl_module)
+        narrowed = {name: p.detach().clone() for name, p in network.named_parameters()} if shadows else {}
+        reconstruction.reconstruct(network, before, plan, inputs, seed=self.seed)
+        _take_from_first(trainer, dict(network.named_parameters()))
+        for shadow in shadows:
+            averaged = dict(unwrap(get_module(shadow, target)).named_parameters())
+            for name, parameter in network.named_parameters():
+                averaged[name].data += (parameter.detach() - narrowed[name]).to(averaged[name].device)
 
     def after_evaluation_surgery(self, network: nn.Module) -> None:
         """Say that nothing recalibrates BatchNorm without training data."""
-        if _has_statistics(network):
+        if batchnorms(network):
             rank_zero_warn(
                 "The plan was applied without recalibrating BatchNorm, whose statistics are still those of the dense "
                 "network: scores will be low. Fit first, or call recalibrate_batchnorm(network, batches)."
@@ -174,10 +186,6 @@ def _check_units(budget: Budget | None) -> None:
             f"Expected WidthPrune's budget in a share of cost or in experts, but got {budget.to_dict()}. For example "
             "Budget(macs=0.3); for other units, make a plan with plan_width and pass WidthPrune(plan=...)."
         )
-
-
-def _has_statistics(network: nn.Module) -> bool:
-    return any(isinstance(m, _BatchNorm) and m.running_mean is not None for m in network.modules())
 
 
 def _take_from_first(trainer: pl.Trainer, tensors: dict[str, Tensor]) -> None:

@@ -98,6 +98,14 @@ def split_labels(batch: Any) -> tuple[Any, Tensor]:
     )
 
 
+def without_labels(batch: Any) -> Any:
+    """Return what the model is called with, of batches with or without labels."""
+    try:
+        return split_labels(batch)[0]
+    except TypeError:
+        return batch
+
+
 def _checked(name: str, scores: Tensor, labels: Tensor) -> Tensor:
     if scores.shape != labels.shape[:1]:
         raise ValueError(

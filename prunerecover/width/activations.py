@@ -23,7 +23,7 @@ from prunerecover.importance.losses import loss_of
 from prunerecover.importance.request import Loss
 from prunerecover.importance.taylor import trainable
 from prunerecover.observing import device_of, observing, ordinary_arithmetic, uncompiled
-from prunerecover.scoring import split_labels
+from prunerecover.scoring import without_labels
 from prunerecover.structure import get_module, unwrap
 from prunerecover.width.groups import Group, Site
 from prunerecover.width.routed import Routed, read_call
@@ -114,7 +114,7 @@ def _run(
 ) -> tuple[dict[Place, Tensor], dict[Parameter, Tensor]]:
     if loss is not None:
         return _gradients(model, batch, loss, taps, parameters)
-    call(model, as_inputs(_without_labels(batch)).to(device_of(model)))
+    call(model, as_inputs(without_labels(batch)).to(device_of(model)))
     return {}, {}
 
 
@@ -137,13 +137,6 @@ def _gradients(
     }
     reached = zip(parameters, found[n_gates:], strict=True)
     return gates, {p: gradient for p, gradient in reached if gradient is not None}
-
-
-def _without_labels(batch: Any) -> Any:
-    try:
-        return split_labels(batch)[0]
-    except TypeError:
-        return batch
 
 
 class _Taps:

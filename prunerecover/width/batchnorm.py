@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunerecover.batches import as_inputs, call
 from prunerecover.observing import device_of, observing, uncompiled
-from prunerecover.scoring import split_labels
+from prunerecover.scoring import without_labels
 from prunerecover.structure import unwrap
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -36,7 +36,7 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
         ValueError: If there is no batch, or if statistics come out as NaN or infinite.
     """
     network = unwrap(model)
-    named = {path: m for path, m in network.named_modules() if isinstance(m, _BatchNorm) and m.running_mean is not None}
+    named = batchnorms(network)
     norms = list(named.values())
     if not norms:
         return
@@ -58,15 +58,16 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
                 getattr(norm, name).copy_(value)
 
 
+def batchnorms(network: nn.Module) -> dict[str, _BatchNorm]:
+    """Return the BatchNorm layers that keep statistics, by path."""
+    return {path: m for path, m in network.named_modules() if isinstance(m, _BatchNorm) and m.running_mean is not None}
+
+
 def _run(network: nn.Module, batches: Iterable[Any]) -> None:
     device, used = device_of(network), False
     for batch in batches:
         used = True
-        try:
-            inputs = split_labels(batch)[0]
-        except TypeError:  # there are no labels
-            inputs = batch
-        call(network, as_inputs(inputs).to(device))
+        call(network, as_inputs(without_labels(batch)).to(device))
     if not used:
         raise ValueError(
             "Expected at least one batch to estimate BatchNorm statistics on, but there was none. "

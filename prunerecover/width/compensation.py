@@ -77,11 +77,11 @@ class Moments:
             constant: Whether there may be one; False: it is zero.
         """
         assert self.origin is not None, "something was added"
-        origin = self.origin.double().cpu()
-        around = self.first / self.count if constant else -origin  # what the moments are taken about, from the origin
         mean = self.first / self.count
-        second = self.second / self.count - torch.outer(mean, mean)
-        covariance = second + torch.outer(mean - around, mean - around)
+        covariance = self.second / self.count - torch.outer(mean, mean)
+        mean = mean + self.origin.double().cpu()
+        if not constant:  # moments about zero
+            covariance, mean = covariance + torch.outer(mean, mean), torch.zeros_like(mean)
         among = covariance[kept][:, kept]
         strength = RIDGE[0] + RIDGE[1] * len(kept) / self.count
         ridge = strength * among.diagonal().mean()
@@ -89,8 +89,7 @@ class Moments:
             coefficients = torch.linalg.solve(among + ridge * torch.eye(len(kept)), covariance[kept][:, gone]).T
         else:  # nothing varies: there is only the constant
             coefficients = torch.zeros(len(gone), len(kept), dtype=torch.float64)
-        center = around + origin
-        return torch.cat([coefficients, (center[gone] - coefficients @ center[kept])[:, None]], 1)
+        return torch.cat([coefficients, (mean[gone] - coefficients @ mean[kept])[:, None]], 1)
 
 
 def fit_compensation(

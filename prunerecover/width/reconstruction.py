@@ -33,9 +33,9 @@ from prunerecover.batches import Batches, ModelInputs, as_inputs, call
 from prunerecover.observing import device_of, observing, ordinary_arithmetic, uncompiled
 from prunerecover.plan import Plan
 from prunerecover.progress import progress
-from prunerecover.scoring import split_labels
+from prunerecover.scoring import without_labels
 from prunerecover.structure import get_module, unwrap
-from prunerecover.width.batchnorm import recalibrate_batchnorm
+from prunerecover.width.batchnorm import batchnorms, recalibrate_batchnorm
 from prunerecover.width.compensation import Moments
 from prunerecover.width.reconstructed_layers import calls_of, check_between, kept_rows
 
@@ -63,7 +63,7 @@ def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches
     """
     network, reference = unwrap(model), unwrap(dense)
     rows = kept_rows(reference, plan)
-    samples = [_inputs(batch).to(device_of(network)) for batch in batches]
+    samples = [as_inputs(without_labels(batch)).to(device_of(network)) for batch in batches]
     if not samples:
         raise ValueError(
             "Expected at least one batch to reconstruct on, but got none. Was a generator consumed before?"
@@ -85,18 +85,11 @@ def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches
     recalibrate_batchnorm(network, samples)
 
 
-def _inputs(batch: Any) -> ModelInputs:
-    try:
-        return as_inputs(split_labels(batch)[0])
-    except TypeError:  # there are no labels
-        return as_inputs(batch)
-
-
 @contextmanager
 def _normalising_by_batch(network: nn.Module, samples: Sequence[ModelInputs]) -> Iterator[None]:
     """Have BatchNorm use the batch's statistics: its own are those of the dense network."""
     several = all(inputs.n_samples > 1 for inputs in samples)
-    norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    norms = batchnorms(network).values()
     for norm in norms:
         norm.training = several
     try:
