@@ -5,8 +5,9 @@
 
 Every method takes the least removal whose median interleaved CPU latency share meets the budget within 2 points (see
 `boundary_methods.py`), is scored on all 5,000 validation images, recovered for one epoch of 1,000 training images with
-distillation, and scored again. Resumable: rows that are in the results, and trials that are in the trial file, are not
-made again. The longest step, a search, takes about half an hour on a core.
+distillation, and scored again. Resumable: plans and rows that are in the results, and trials that are in the trial
+file, are not made again. The longest step, a search, takes about half an hour on a core. Latency is measured while
+planning, for which `--plan-only` is there: best on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -17,58 +18,90 @@ import time
 from typing import Any
 
 from boundary_figure import plot_curve
-from boundary_methods import IMAGES, METHODS, SLACK, WIDTH, isomorphic_width, plans_of, pruned
-from real import CHECKPOINTS, RESULTS, commands_so_far, deit_tiny, packed, unpacked, write
+from boundary_methods import (
+    IMAGES,
+    METHODS,
+    SLACK,
+    WIDTH,
+    isomorphic,
+    isomorphic_ratio,
+    plans_of,
+    pruned,
+    removed_latency,
+)
+from real import CHECKPOINTS, RESULTS, accuracy, ahead_by, commands_so_far, deit_tiny, made_by, stored, unpacked, write
 from rich.console import Console
 from tiny_imagenet import hits, recover
 from torch import nn
 
 from prunerecover import Plan
-from prunerecover.latency import latency_ratio
 from prunerecover.macs import count_macs
-from prunerecover.statistics import paired_difference, wilson_interval
 
 NAME = "boundary_dpt"
 BUDGETS = (0.20, 0.33, 0.50)
 IMAGES_TO_RECOVER, SEED = 1000, 1
 PLANS = CHECKPOINTS / "boundary_dpt_plans"
+Row = dict[str, Any]
 console = Console()
 
 
 def main() -> None:
-    """Make the rows that are missing."""
+    """Make the plans that are missing, then the rows."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--methods", nargs="*", default=[m.split()[0] for m in METHODS], help="letters, such as a d1 e")
     parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
+    parser.add_argument("--plan-only", action="store_true", help="plan and time; nothing is recovered or scored")
     options = parser.parse_args()
-    rows = stored()
-    if not any(row["method"] == "dense" for row in rows):
-        whole = {"latency_share": 1.0, "macs_share": 1.0, "removed": {}}
-        rows.append({**scored("dense", 0.0, "prune_only", deit_tiny()), **whole})
-        save(rows)
-    for budget in options.budgets:
-        for method in METHODS:
-            if method.split()[0] in options.methods and not done(rows, method, budget):
-                rows += measured(method, budget, rows)
-                save(rows)
+    rows, plans = stored(NAME), stored(NAME, "plans")
+    wanted = [(m, budget) for budget in options.budgets for m in METHODS if m.split()[0] in options.methods]
+    for method, budget in wanted:
+        if of(plans, method, budget) is None:
+            console.print(f"{time.strftime('%H:%M:%S')} planning {method}, {budget:.0%}")
+            plans.append(planned(method, budget))
+            save(rows, plans)
+    if options.plan_only:
+        return
+    if of(rows, "dense", 0.0) is None:
+        rows.append(scored("dense", 0.0, "prune_only", deit_tiny()))
+    for method, budget in wanted:
+        if of(rows, method, budget) is None:
+            console.print(f"{time.strftime('%H:%M:%S')} recovering {method}, {budget:.0%}")
+            rows += measured(method, budget, rows, plans)
+            save(rows, plans)
 
 
-def measured(method: str, budget: float, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Prune by one method, score, recover and score again; a removal that has been measured is not measured again."""
-    console.print(f"{method}, {budget:.0%}: {time.strftime('%H:%M:%S')}")
+def planned(method: str, budget: float) -> Row:
+    """Decide what a method removes, and measure what is left of the dense model's latency and MACs."""
     started = time.perf_counter()
-    plan = None if method == WIDTH else found(method, budget)
-    network = isomorphic_width(budget) if plan is None else pruned(plan)
+    network = network_of(method, budget)
     seconds = time.perf_counter() - started
-    removed = {} if plan is None else {kind: list(names) for kind, names in plan.removed.items()}
-    known = [row for row in rows if row["method"] == method and row["removed"] == removed]
-    if plan is not None and known:
-        return [{**row, "budget": budget, "planning_seconds": seconds} for row in known[:2]]
-    shares = shares_of(network if plan is None else pruned(plan, merged=True))
-    about = {**shares, "removed": removed, "planning_seconds": seconds}
-    pruned_only = {**scored(method, budget, "prune_only", network), **about}
+    removed = {} if method == WIDTH else {kind: list(names) for kind, names in found(method, budget).removed.items()}
+    return {
+        "method": method,
+        "budget": budget,
+        "removed": removed,
+        "latency_share": 1 - removed_latency(network, pairs=20),
+        "macs_share": count_macs(network, IMAGES) / count_macs(deit_tiny(), IMAGES),
+        "planning_seconds": seconds,
+    }
+
+
+def measured(method: str, budget: float, rows: list[Row], plans: list[Row]) -> list[Row]:
+    """Score what a method leaves, recover it and score it again; what has been measured is not measured again."""
+    removed = of(plans, method, budget)["removed"]  # type: ignore[index]
+    if known := [row for row in rows if row["method"] == method and removed and row["removed"] == removed]:
+        return [{**row, "budget": budget} for row in known[:2]]
+    network = network_of(method, budget, merged=False)
+    pruned_only = scored(method, budget, "prune_only", network)
     recover(network, IMAGES_TO_RECOVER, SEED)
-    return [pruned_only, {**scored(method, budget, "recovered", network), **about}]
+    return [pruned_only, scored(method, budget, "recovered", network)]
+
+
+def network_of(method: str, budget: float, merged: bool = True) -> nn.Module:
+    """Return what a method leaves of the dense network."""
+    if method == WIDTH:
+        return isomorphic(ratio_of(budget))
+    return pruned(found(method, budget), merged)
 
 
 def found(method: str, budget: float) -> Plan:
@@ -81,65 +114,48 @@ def found(method: str, budget: float) -> Plan:
     return plan
 
 
-def shares_of(network: nn.Module) -> dict[str, float]:
-    """Return what is left of the latency and of the MACs of the dense model."""
-    time_left = latency_ratio(deit_tiny(), network, IMAGES, pairs=20, warmup=3).ratio
-    macs = count_macs(network, IMAGES) / count_macs(deit_tiny(), IMAGES)
-    return {"latency_share": time_left.value, "macs_share": macs}
+def ratio_of(budget: float) -> float:
+    """Return the share of channels that the width method removes: that of an earlier run, if there is one."""
+    path = PLANS / f"{WIDTH.split()[0]}-{budget:.2f}.json"
+    if not path.is_file():
+        path.write_text(json.dumps({"ratio": isomorphic_ratio(budget)}))
+    return float(json.loads(path.read_text())["ratio"])
 
 
-def scored(method: str, budget: float, stage: str, network: nn.Module) -> dict[str, Any]:
+def scored(method: str, budget: float, stage: str, network: nn.Module) -> Row:
     """Score a network on all validation images."""
-    values = hits(network)
-    interval = wilson_interval(int(values.sum()), len(values))
-    return {
-        "method": method,
-        "budget": budget,
-        "stage": stage,
-        "top1": 100 * interval.value,
-        "ci_low": 100 * interval.low,
-        "ci_high": 100 * interval.high,
-        "n": len(values),
-        "seed": SEED,
-        "hits": packed(values),
-    }
+    return {"method": method, "budget": budget, "stage": stage, "seed": SEED, **accuracy(hits(network))}
 
 
-def stored() -> list[dict[str, Any]]:
-    """Return the rows of earlier runs."""
-    path = RESULTS / f"{NAME}.json"
-    return json.loads(path.read_text())["rows"] if path.is_file() else []
+def of(entries: list[Row], method: str, budget: float) -> Row | None:
+    """Return the first entry of a method at a budget."""
+    return next((entry for entry in entries if (entry["method"], entry["budget"]) == (method, budget)), None)
 
 
-def done(rows: list[dict[str, Any]], method: str, budget: float) -> bool:
-    """Whether a method's rows are there."""
-    return any(row["method"] == method and row["budget"] == budget for row in rows)
+def save(rows: list[Row], plans: list[Row]) -> None:
+    """Write JSON, Markdown and the curve; every row says what its plan removes and leaves."""
+    dense = {"latency_share": 1.0, "macs_share": 1.0, "removed": {}}
+    told = [{**row, **(of(plans, row["method"], row["budget"]) or dense)} for row in rows]
+    commands = commands_so_far(NAME)
+    write(NAME, {"commands": commands, "plans": plans, "rows": told}, markdown(told, commands))
+    plot_curve(told).savefig(RESULTS / f"{NAME}.png", dpi=130, bbox_inches="tight")
 
 
-def save(rows: list[dict[str, Any]]) -> None:
-    """Write JSON, Markdown and the curve."""
-    write(NAME, {"commands": commands_so_far(NAME), "rows": rows}, markdown(rows))
-    plot_curve(rows).savefig(RESULTS / f"{NAME}.png", dpi=130, bbox_inches="tight")
-
-
-def ahead(rows: list[dict[str, Any]], row: dict[str, Any]) -> str:
+def ahead(rows: list[Row], row: Row) -> str:
     """Return by how much (e) is ahead on the same images, with the paired 95% interval."""
     same = [r for r in rows if r["method"] == "e ours" and (r["budget"], r["stage"]) == (row["budget"], row["stage"])]
     if not same or same[0] is row:
         return ""
-    ours, theirs = (unpacked(r["hits"], r["n"]) for r in (same[0], row))
-    difference = paired_difference(theirs, ours, seed=0)
-    return f"{100 * difference.value:+.1f} ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
+    return ahead_by(*(unpacked(r["hits"], r["n"]) for r in (same[0], row)))
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(rows: list[Row], commands: list[str]) -> str:
     """Render the rows, by budget and stage."""
     dense = next(row for row in rows if row["method"] == "dense")
     lines = [
         "# BoundaryDPT against its peers: DeiT-Tiny on tiny_imagenet, 200 classes, 5,000 validation images",
         "",
-        "`python benchmarks/boundary_dpt.py`",
-        "",
+        *made_by(commands),
         f"Dense: {dense['top1']:.2f}. What each method is: `benchmarks/boundary_methods.py`. Recovered: one epoch of "
         f"{IMAGES_TO_RECOVER:,} training images with distillation, the same for all. The published recovery takes "
         "hundreds of epochs of ImageNet, without which its identities hardly recover.",

@@ -10,13 +10,12 @@ again. One run takes about 4 minutes on a core.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 from boundary_methods import default_planner, pruned
 from numpy.typing import NDArray
-from real import RESULTS, command, packed, unpacked, write
+from real import command, packed, stored, unpacked, write
 from rich.progress import track
 from tiny_imagenet import data, hits, recover
 
@@ -34,7 +33,7 @@ Table = dict[tuple[Split, int], dict[str, Any]]
 
 def main() -> None:
     """Make the runs that are missing, then judge the map."""
-    rows = stored()
+    rows = stored(NAME)
     made = {((row["attention"], row["activation"]), row["seed"]) for row in rows}
     missing = [(split, seed) for seed in SEEDS for split in SPLITS if (split, seed) not in made]
     for split, seed in track(missing, "recovering each split"):
@@ -101,12 +100,6 @@ def of(table: Table, split: Split, seed: int) -> NDArray[np.float64]:
     """Return the validation hits of one run."""
     row = table[split, seed]
     return unpacked(row["hits"], row["n"])
-
-
-def stored() -> list[dict[str, Any]]:
-    """Return the runs made earlier."""
-    path = RESULTS / f"{NAME}.json"
-    return json.loads(path.read_text())["rows"] if path.is_file() else []
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from real import RESULTS, commands_so_far, data_root, write
+from real import commands_so_far, data_root, made_by, stored, write
 from rich.progress import track
 from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -48,8 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
     options = parser.parse_args()
-    path = RESULTS / f"{NAME}.json"
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.is_file() else []
+    rows = stored(NAME)
     for seed in options.seeds:
         if not any(row["seed"] == seed for row in rows):
             rows += rows_of(seed)
@@ -161,7 +160,7 @@ def better_by(ours: list[Row], theirs: list[Row]) -> str:
 
 def markdown(rows: list[Row], commands: list[str]) -> str:
     """Render the mean over seeds."""
-    lines = ["# Routed experts at matched budgets, prune-only", "", "Made by:", "", *(f"- `{c}`" for c in commands), ""]
+    lines = ["# Routed experts at matched budgets, prune-only", "", *made_by(commands)]
     lines += [f"Dense, mean of {len(of(rows, 'dense', 0.0))} seeds: loss {_mean(of(rows, 'dense', 0.0))}.", ""]
     lines += ["| method | " + " | ".join(f"{share:.0%} gone | default lower by" for share in SHARES) + " |"]
     lines += ["|---" * (1 + 2 * len(SHARES)) + "|"]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from prunerecover.environment import cpu_name, versions
 from prunerecover.recipes.image_data import ImageData
+from prunerecover.statistics import paired_difference, wilson_interval
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"  # what is too large to keep with the results
@@ -79,10 +80,33 @@ def unpacked(text: str, n: int) -> NDArray[np.float64]:
     return np.unpackbits(np.frombuffer(base64.b64decode(text), dtype=np.uint8))[:n].astype(np.float64)
 
 
+def accuracy(values: NDArray[np.float64]) -> dict[str, Any]:
+    """Return what a row says of hits `(n,)`: top-1 in percent with Wilson's 95% interval, and the hits, packed."""
+    found = wilson_interval(int(values.sum()), len(values))
+    interval = {"top1": 100 * found.value, "ci_low": 100 * found.low, "ci_high": 100 * found.high}
+    return {**interval, "n": len(values), "hits": packed(values)}
+
+
+def ahead_by(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> str:
+    """Return by how many points ours is ahead on the same samples, with the paired 95% interval."""
+    found = paired_difference(theirs, ours, seed=0)
+    return f"{100 * found.value:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+
+
+def stored(name: str, key: str = "rows") -> list[dict[str, Any]]:
+    """Return what earlier runs of a resumable benchmark left in its results."""
+    path = RESULTS / f"{name}.json"
+    return list(json.loads(path.read_text()).get(key, [])) if path.is_file() else []
+
+
+def made_by(commands: list[str]) -> list[str]:
+    """Return lines of Markdown that name the commands behind a page."""
+    return ["Made by:", "", *(f"- `{command}`" for command in commands), ""]
+
+
 def commands_so_far(name: str) -> list[str]:
     """Return the commands that made a resumable benchmark's results, the running one last."""
-    path = RESULTS / f"{name}.json"
-    earlier = json.loads(path.read_text()).get("commands", []) if path.is_file() else []
+    earlier: list[Any] = stored(name, "commands")
     return [*(other for other in earlier if other != command()), command()]
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import time
 from collections import defaultdict
 from typing import Any
@@ -25,14 +24,13 @@ import torch
 from cifar import batches, hits, train_one_epoch
 from cifar_models import MODELS, load
 from numpy.typing import NDArray
-from real import RESULTS, commands_so_far, packed, unpacked, write
+from real import accuracy, ahead_by, commands_so_far, made_by, stored, unpacked, write
 from rich.progress import track
 from torch import nn
 from width_peers import METHODS, OURS, removed, settle
 
 from prunerecover import recalibrate_batchnorm
 from prunerecover.memory import peak_memory
-from prunerecover.statistics import paired_difference, wilson_interval
 
 NAME = "width"
 SHARES, SEEDS = (0.2, 0.3, 0.5), (0, 1, 2)
@@ -50,7 +48,7 @@ def main() -> None:
     parser.add_argument("--shares", nargs="*", type=float, default=SHARES)
     parser.add_argument("--epoch", action="store_true", help="also train for one epoch")
     options = parser.parse_args()
-    rows = stored()
+    rows = stored(NAME)
     for model in options.models:
         if not any(row["method"] == "dense" and row["model"] == model for row in rows):
             rows.append(row_of(model, "dense", "", 0.0, "prune_only", 0, load(model), 0.0))
@@ -89,8 +87,6 @@ def row_of(
     model: str, method: str, match: str, share: float, stage: str, seed: int, network: nn.Module, seconds: float
 ) -> Row:
     """Score a network on all test images."""
-    values = hits(network)
-    interval = wilson_interval(int(values.sum()), len(values))
     return {
         "model": model,
         "method": method,
@@ -100,20 +96,10 @@ def row_of(
         "seed": seed,
         "macs_share": 1 - removed(network, model, "macs"),
         "params_share": 1 - removed(network, model, "params"),
-        "top1": 100 * interval.value,
-        "ci_low": 100 * interval.low,
-        "ci_high": 100 * interval.high,
-        "n": len(values),
         "seconds": seconds,
         "peak_memory": peak_memory(torch.device("cpu")),
-        "hits": packed(values),
+        **accuracy(hits(network)),
     }
-
-
-def stored() -> list[Row]:
-    """Return the rows of earlier runs."""
-    path = RESULTS / f"{NAME}.json"
-    return json.loads(path.read_text())["rows"] if path.is_file() else []
 
 
 def save(rows: list[Row]) -> None:
@@ -140,8 +126,7 @@ def ahead(ours: list[Row], theirs: list[Row]) -> str:
     first, second = ([row for row in rows if row["seed"] in seeds] for rows in (theirs, ours))
     if not seeds:
         return ""
-    found = paired_difference(hits_of(first), hits_of(second), seed=0)
-    return f"{100 * found.value:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+    return ahead_by(hits_of(second), hits_of(first))
 
 
 def markdown(rows: list[Row], commands: list[str]) -> str:
@@ -149,10 +134,7 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
     lines = [
         "# Width pruning against its peers: CIFAR-10, 10,000 test JPEGs",
         "",
-        "Made by:",
-        "",
-        *(f"- `{c}`" for c in commands),
-        "",
+        *made_by(commands),
     ]
     lines += [f"Dense {row['model']}: {row['top1']:.2f}." for row in rows if row["method"] == "dense"]
     tables: dict[tuple[str, str, str], dict[str, dict[float, list[Row]]]] = defaultdict(

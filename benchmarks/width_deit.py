@@ -10,19 +10,17 @@ on 1,000 training images with distillation. Resumable; about 5 minutes per metho
 
 from __future__ import annotations
 
-import json
 from functools import cache, partial
 from typing import Any
 
 from boundary_methods import IMAGES, isomorphic
-from real import RESULTS, command, deit_tiny, packed, unpacked, write
+from real import accuracy, ahead_by, command, deit_tiny, stored, unpacked, write
 from rich.progress import track
 from tiny_imagenet import calibration, hits, loss, recover
 from torch import nn
 
 from prunerecover import Budget, apply_plan
 from prunerecover.macs import count_macs
-from prunerecover.statistics import paired_difference, wilson_interval
 from prunerecover.width.planning import WidthPlanner
 
 NAME = "width_deit"
@@ -84,17 +82,12 @@ def measured(method: str, share: float) -> list[Row]:
 
 def scored(stage: str, network: nn.Module) -> Row:
     """Score a network on all validation images."""
-    values = hits(network)
-    interval = wilson_interval(int(values.sum()), len(values))
-    found = {"top1": interval.value, "ci_low": interval.low, "ci_high": interval.high}
-    percent = {name: 100 * value for name, value in found.items()}
-    return {"stage": stage, **percent, "n": len(values), "seed": SEED, "hits": packed(values)}
+    return {"stage": stage, "seed": SEED, **accuracy(hits(network))}
 
 
 def main() -> None:
     """Make the rows that are missing."""
-    path = RESULTS / f"{NAME}.json"
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.is_file() else []
+    rows = stored(NAME)
     wanted = [(method, share) for share in SHARES for method in METHODS]
     known = {(row["method"], row["budget"]) for row in rows}
     for method, share in track([key for key in wanted if key not in known], "narrowing"):
@@ -124,8 +117,7 @@ def _cells(of: dict[tuple[str, float], Row], method: str, share: float) -> str:
         return " | "
     if row is best or best is None:
         return f"{row['top1']:.1f} | "
-    found = paired_difference(*(unpacked(r["hits"], r["n"]) for r in (row, best)), seed=0)
-    return f"{row['top1']:.1f} | {100 * found.value:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+    return f"{row['top1']:.1f} | {ahead_by(*(unpacked(r['hits'], r['n']) for r in (best, row)))}"
 
 
 if __name__ == "__main__":
