@@ -80,7 +80,7 @@ def planned(method: str, budget: float) -> Row:
         "method": method,
         "budget": budget,
         "removed": removed,
-        "latency_share": 1 - removed_latency(network, pairs=20),
+        "latency_share": 1 - removed_latency(network),
         "macs_share": count_macs(network, IMAGES) / count_macs(deit_tiny(), IMAGES),
         "planning_seconds": seconds,
     }

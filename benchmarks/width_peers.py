@@ -110,12 +110,10 @@ def torch_pruning(model: str, seed: int, what: str, share: float, importance: st
 
 
 def _torch_pruned(model: str, seed: int, importance: str, how: str, ratio: float) -> nn.Module:
-    network = rewritten(model)
-    score = {
-        "taylor": tp.importance.GroupTaylorImportance,
-        "magnitude": tp.importance.GroupMagnitudeImportance,
-        "hessian": tp.importance.GroupHessianImportance,
-    }[importance]()
+    scored = prepared(model, seed, importance)
+    network, score = copy.deepcopy(scored)  # as one: the Hessian's gradients go by parameter
+    for parameter, other in zip(network.parameters(), scored[0].parameters(), strict=True):
+        parameter.grad = None if other.grad is None else other.grad.clone()
     pruner = tp.pruner.BasePruner(
         network,
         EXAMPLE,
@@ -131,22 +129,29 @@ def _torch_pruned(model: str, seed: int, importance: str, how: str, ratio: float
         out_channel_groups={},
         channel_groups={},
     )
-    _gradients(network, seed, score if importance == "hessian" else None, needed=importance != "magnitude")
     pruner.step()
     network.zero_grad()
     return network.eval()
 
 
-def _gradients(network: nn.Module, seed: int, hessian: Any, needed: bool) -> None:
-    """Put the scores' gradients into `.grad`: of the mean loss, or of each sample in turn for the Hessian."""
-    if not needed:
-        return
-    for images, labels in batches(SCORED, seed, 1 if hessian is not None else 128):
-        if hessian is not None:
+@cache
+def prepared(model: str, seed: int, importance: str) -> tuple[nn.Module, Any]:
+    """Return a network with its gradients, and torch-pruning's importance: of the mean loss, or of each sample."""
+    network = rewritten(model)
+    score = {
+        "taylor": tp.importance.GroupTaylorImportance,
+        "magnitude": tp.importance.GroupMagnitudeImportance,
+        "hessian": tp.importance.GroupHessianImportance,
+    }[importance]()
+    if importance == "magnitude":
+        return network, score
+    for images, labels in batches(SCORED, seed, 1 if importance == "hessian" else 128):
+        if importance == "hessian":
             network.zero_grad()
         cross_entropy(network, (images, labels)).backward()
-        if hessian is not None:
-            hessian.accumulate_grad(network)
+        if importance == "hessian":
+            score.accumulate_grad(network)
+    return network, score
 
 
 # network-pruner
