@@ -169,8 +169,8 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
     lines += [
         "",
         "Top-1 on the 10,000 JPEGs, on the 400 lossless images, mean over seeds (number of seeds; MACs removed where "
-        "parameters are matched); ahead by: on the JPEGs, paired 95% interval. The default reconstructs its layers on the "
-        "scored training images before BatchNorm is recalibrated, and enters the training epoch so.",
+        "parameters are matched); ahead by: on the JPEGs, paired 95% interval. The default reconstructs its layers on "
+        "the scored training images before BatchNorm is recalibrated, and enters the training epoch so.",
     ]
     return "\n".join(lines)
 
