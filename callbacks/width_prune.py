@@ -54,7 +54,7 @@ class WidthPrune(PruningCallback):
         replace: See `plan_width`.
         reconstruct: Fit the weights that are left to what the network gave before, layer by layer; see `reconstruct`.
             Takes a copy of the network and about two passes over the calibration samples per layer. None: networks with
-            BatchNorm, which gain by it; a vision transformer lost.
+            BatchNorm, which gain by it (a vision transformer lost), after plans that only narrow.
         schedule: When; also as a dict of `PruneSchedule`'s arguments. `every` and `times` divide the budget among
             several surgeries, scored anew each time.
         calibration: Number of training samples to score, reconstruct and recalibrate BatchNorm on.
@@ -63,7 +63,7 @@ class WidthPrune(PruningCallback):
         seed: Of calibration samples and everything random in planning.
 
     Raises:
-        ValueError: If the arguments do not fit together.
+        ValueError: If the arguments do not fit together, also once the plan is read.
     """
 
     def __init__(
@@ -116,6 +116,20 @@ class WidthPrune(PruningCallback):
         self.loss, self.labels, self.reconstruct = loss, labels, reconstruct
         self.planning = planning
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Read the plan's file, and refuse to reconstruct after a plan that does more than narrow.
+
+        Raises:
+            FileNotFoundError: If there is no plan file.
+            ValueError: If the plan does more than narrow and `reconstruct=True` was asked for.
+        """
+        super().setup(trainer, pl_module, stage)
+        if self.reconstruct and self.plan is not None and not _only_narrows(self.plan):
+            raise ValueError(
+                "Expected a plan that only narrows for reconstruct=True, but got one that removes layers, too. Prune "
+                "depth with DepthPrune and pass WidthPrune a plan of its own, or leave reconstruct out."
+            )
+
     def find(self, pl_module: pl.LightningModule) -> str:
         """Return the target, or the only network."""
         return find_network(pl_module, self.target)
@@ -133,9 +147,8 @@ class WidthPrune(PruningCallback):
     def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
         """Return a copy of the network, which the narrowed one is reconstructed after."""
         narrowed = any(isinstance(edit, Narrow) and edit.kind != "expert" for edit in plan.edits)
-        only = all(isinstance(edit, Narrow | Rewrite) for edit in plan.edits)
         wanted = bool(batchnorms(network)) if self.reconstruct is None else self.reconstruct
-        return clone_of(network) if wanted and narrowed and only else None
+        return clone_of(network) if wanted and narrowed and _only_narrows(plan) else None
 
     def after_surgery(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
@@ -186,6 +199,10 @@ def _check_units(budget: Budget | None) -> None:
             f"Expected WidthPrune's budget in a share of cost or in experts, but got {budget.to_dict()}. For example "
             "Budget(macs=0.3); for other units, make a plan with plan_width and pass WidthPrune(plan=...)."
         )
+
+
+def _only_narrows(plan: Plan) -> bool:
+    return all(isinstance(edit, Narrow | Rewrite) for edit in plan.edits)
 
 
 def _take_from_first(trainer: pl.Trainer, tensors: dict[str, Tensor]) -> None:

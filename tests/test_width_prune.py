@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from prunerecover import Budget, Plan, load_pruned, plan_width
+from prunerecover import Budget, Plan, load_pruned, plan_depth, plan_width
 from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport, WidthPrune
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.macs import count_macs
@@ -335,6 +335,14 @@ def test_networks_with_batchnorm_are_reconstructed(network: str, reconstruct: bo
     plan = plan_width(dense, HALF, batches=[next(iter(rows()))])
     assert (prune(reconstruct=reconstruct).keep(dense, plan) is not None) == kept
     assert prune(reconstruct=reconstruct).keep(dense, Plan()) is None
+
+
+def test_reconstruction_of_a_plan_that_also_removes_layers_is_refused_at_once(tmp_path: Path) -> None:
+    network = vit().eval()
+    batches = [next(iter(rows()))]
+    shallow = plan_depth(network, remove={"attention": 1}, batches=batches, replace="zero")
+    with pytest.raises(ValueError, match="Expected a plan that only narrows for reconstruct=True, but got one that"):
+        fit(tmp_path, WidthPrune(plan=shallow, reconstruct=True), network="vit")
 
 
 class Parameters(pl.Callback):
