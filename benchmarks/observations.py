@@ -20,7 +20,7 @@ import torch
 from boundary_methods import IMAGES, named, pruned, published_planner
 from matplotlib.figure import Figure
 from real import RESULTS, command, deit_tiny, write
-from tiny_imagenet import PRECISION, QUIET, calibration, data, loss, module
+from tiny_imagenet import PRECISION, QUIET, calibration, data, loss, module, unfused
 from torch import nn
 
 from prunerecover import Budget, Plan, find_units
@@ -60,11 +60,11 @@ def recovery(plan: Plan) -> list[float]:
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
         num_sanity_val_steps=-1,
-        callbacks=[DistillRecover(teacher=deit_tiny()), curve],
+        callbacks=[DistillRecover(teacher=unfused(deit_tiny())), curve],
         **QUIET,
         **PRECISION,
     )
-    trainer.fit(module(pruned(plan)), source)
+    trainer.fit(module(unfused(pruned(plan))), source)
     return curve.accuracies
 
 
