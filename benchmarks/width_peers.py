@@ -7,7 +7,8 @@ and besides with nothing taken over, Tolerance of Difference as published, and u
 Peers are `torch-pruning` (Taylor, magnitude, Hessian; ranked globally, uniformly or among isomorphic layers) and
 `network-pruner`, the published package of FAIR-Pruner. Neither can follow a padded shortcut, so for them it is an equal
 1 x 1 convolution, which counts neither in MACs nor in parameters. At most 90% of a layer goes, for all but
-network-pruner, whose own bound is 99%. All score the same 256 training images.
+network-pruner, whose own bound is 99%. All score the same 256 training images. Peers run as released: torch-pruning
+1.6.1's Hessian looks parameters up by name where it keeps them by identity, and so ends with the last image alone.
 """
 
 from __future__ import annotations
