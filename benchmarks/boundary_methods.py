@@ -9,7 +9,7 @@ isomorphic pruning (arXiv 2407.04616). (a)-(d) and (d2) leave identities, as the
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
 import torch
 import torch_pruning as tp
@@ -202,16 +202,15 @@ def plans_of(method: str, budget: float, found: Callable[[str, float], Plan]) ->
         return renamed(found("d by the book", budget), "calibrated")
     if method == "d2 ours, identities":
         return renamed(found("e ours", budget), "identity")
-    return PLANS[method](budget)
+    return least(*SIZED[method], budget) if method in SIZED else SEARCHED[method](budget)
 
 
-PLANS: dict[str, Callable[[float], Plan]] = {
-    "a attention alone": partial(least, attentions, 12),
-    "b activation alone": partial(least, activations, 12),
-    "c one ranking": partial(least, ranked, 23),
-    "d by the book": by_the_book,
-    "e ours": ours,
-    "f whole blocks": partial(least, blocks, 11),
+SIZED: dict[str, tuple[Callable[[int], Plan], int]] = {
+    "a attention alone": (attentions, 12),
+    "b activation alone": (activations, 12),
+    "c one ranking": (ranked, 23),
+    "f whole blocks": (blocks, 11),
 }
+SEARCHED: dict[str, Callable[[float], Plan]] = {"d by the book": by_the_book, "e ours": ours}
 WIDTH = "g isomorphic width"
-METHODS = (*PLANS, "d1 by the book, our replacement", "d2 ours, identities", WIDTH)
+METHODS = (*SIZED, *SEARCHED, "d1 by the book, our replacement", "d2 ours, identities", WIDTH)
