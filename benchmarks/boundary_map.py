@@ -22,7 +22,7 @@ from rich.progress import track
 from tiny_imagenet import data, hits, recover
 
 from prunerecover import Budget, MapPoint, Plan, fit_map
-from prunerecover.boundary import TYPES
+from prunerecover.boundary_budget import TYPES
 from prunerecover.designs import Split, feasible_splits, spread
 from prunerecover.refinement import FIRST, next_split
 from prunerecover.statistics import Interval

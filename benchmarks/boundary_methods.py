@@ -18,10 +18,10 @@ from tiny_imagenet import PRECISION, calibration, data, loss, module, unfused
 from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, find_units, merge, plan_depth
-from prunerecover.boundary import PUBLISHED, TYPES, BoundarySearch, layers_of
+from prunerecover.boundary import PUBLISHED, BoundarySearch
+from prunerecover.boundary_budget import TYPES, CostLine, layers_of
 from prunerecover.callbacks.trials import TrialRunner, TrialSettings
 from prunerecover.depth import DepthPlanner
-from prunerecover.designs import affordable_splits
 from prunerecover.importance.gate_gradient import gate_gradient
 from prunerecover.latency import latency_ratio
 
@@ -101,15 +101,17 @@ def ours(budget: float) -> Plan:
 
 
 def searched(planner: DepthPlanner, budget: float, **how: str) -> Plan:
-    """Search the splits of a latency budget, without slack: what single units save is added up, not measured anew.
-
-    Trials are kept, and shared between budgets.
-    """
-    attention, activation = (share_of_one(kind) for kind in TYPES)
-    splits = affordable_splits(layers_of(planner), attention, activation, budget)
+    """Search the splits of a latency budget; trials are kept, and shared between budgets."""
     source, settings = data(TRIAL_IMAGES, HELD_OUT), TrialSettings(trainer=PRECISION)
     runner = TrialRunner(module(unfused(deit_tiny())), source, TRIALS, settings)
-    return BoundarySearch(planner, splits, runner, **how).run()[1]
+    line = line_of(planner, budget)
+    return BoundarySearch(planner, line.splits, runner, more=line.more, **how).run()[1]
+
+
+def line_of(planner: DepthPlanner, budget: float) -> CostLine:
+    """Return the splits of a latency budget, and those beyond it if a plan misses it by more than the slack."""
+    shares = (share_of_one(kind) for kind in TYPES)
+    return CostLine(layers_of(planner), *shares, budget, lambda plan: removed_latency(pruned(plan, True)), SLACK)
 
 
 def renamed(plan: Plan, replace: str) -> Plan:

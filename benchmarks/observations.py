@@ -24,7 +24,7 @@ from tiny_imagenet import PRECISION, QUIET, calibration, data, loss, module, unf
 from torch import nn
 
 from prunerecover import Budget, Plan, find_units
-from prunerecover.boundary import TYPES
+from prunerecover.boundary_budget import TYPES
 from prunerecover.callbacks import DistillRecover
 from prunerecover.figure_style import BLUE, ORANGE, add_legend, new_figure
 from prunerecover.importance.gate_gradient import gate_gradient

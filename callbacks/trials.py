@@ -22,7 +22,8 @@ import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
-from prunerecover.boundary import TYPES, Trial
+from prunerecover.boundary import Trial
+from prunerecover.boundary_budget import TYPES
 from prunerecover.callbacks.depth_prune import DepthPrune
 from prunerecover.callbacks.distill_recover import DistillRecover
 from prunerecover.callbacks.nested import alone, nested_trainer, own_copy, quiet

@@ -21,22 +21,19 @@ from torch import Tensor, nn
 
 from prunerecover.accuracy_map import AccuracyMap, MapPoint, check_fit, fit_map
 from prunerecover.batches import Batches
+from prunerecover.boundary_budget import TYPES, feasible_within, layers_of
 from prunerecover.budget import Budget
 from prunerecover.depth import DepthPlanner
 from prunerecover.designs import (
     Split,
-    affordable_splits,
     axes_and_staircase,
-    feasible_splits,
     interleaved,
     one_type_at_a_time,
     spread,
 )
 from prunerecover.plan import Plan
 from prunerecover.refinement import FIRST, next_split
-from prunerecover.search import numbers
 
-TYPES = ("attention", "activation")
 DESIGNS = ("line", "spread", "axes_and_staircase", "one_type_at_a_time", "interleaved")
 PUBLISHED: Mapping[str, Any] = MappingProxyType(
     {
@@ -123,43 +120,9 @@ def plan_boundary(
         ignore=ignore,
         seed=seed,
     )
-    splits = splits_of(planner, budget, n_remove=n_remove, n_keep=n_keep)
-    return BoundarySearch(planner, splits, evaluate, design, runs, surface, dense, noise, seed).run()[1]
-
-
-def layers_of(planner: DepthPlanner) -> tuple[int, int]:
-    """Return how many attentions and activations a planner has to choose from.
-
-    Raises:
-        ValueError: If it has none of a type.
-    """
-    attention, activation = (numbers(planner.units).get(kind, 0) for kind in TYPES)
-    if not attention or not activation:
-        raise ValueError(
-            f"Expected attentions and activations to choose from, but got {attention} and {activation} that may go. "
-            "Ignore fewer, or plan a single type with plan_depth."
-        )
-    return attention, activation
-
-
-def splits_of(
-    planner: DepthPlanner, budget: Budget | None = None, *, n_remove: int | None = None, n_keep: int | None = None
-) -> tuple[Split, ...]:
-    """Return the feasible splits of a budget; a share of cost is measured per type, on half of its units.
-
-    Raises:
-        ValueError: If not exactly one budget is given, or it cannot be met.
-    """
-    if budget is None:
-        return feasible_splits(layers_of(planner), n_remove=n_remove, n_keep=n_keep)
-    if budget.share is None or n_remove is not None or n_keep is not None:
-        raise ValueError(
-            "Expected exactly one of n_remove, n_keep and a share of macs, params or latency, but got "
-            f"n_remove={n_remove}, n_keep={n_keep}, {budget.to_dict()}. Units per type are what is searched for."
-        )
-    cost, share = budget.share
-    attention, activation = (planner.share_of_one(kind, cost) for kind in TYPES)
-    return affordable_splits(layers_of(planner), attention, activation, share)
+    feasible = feasible_within(planner, budget, n_remove=n_remove, n_keep=n_keep)
+    splits, more = feasible.splits, feasible.more
+    return BoundarySearch(planner, splits, evaluate, design, runs, surface, dense, noise, seed, more).run()[1]
 
 
 @dataclass
@@ -179,6 +142,8 @@ class BoundarySearch:
         dense: Accuracy of the dense model in percent; no prediction may lie above it.
         noise: Standard deviation of the accuracy of one run, in points.
         seed: Of the first run; each repetition of a split takes the next.
+        more: See `Feasible`; the best of further splits is planned without further runs. A parabola knows its own line
+            alone, and its pick stays.
     """
 
     planner: DepthPlanner
@@ -190,6 +155,7 @@ class BoundarySearch:
     dense: float | None = None
     noise: float = 0.5
     seed: int = 0
+    more: Callable[[Plan], tuple[Split, ...]] | None = None
     points: list[MapPoint] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -206,7 +172,7 @@ class BoundarySearch:
         return layers_of(self.planner)
 
     def run(self) -> tuple[AccuracyMap, Plan]:
-        """Make the runs, fit the map and plan the best split."""
+        """Make the runs, fit the map and plan the best split that meets the budget."""
         for splits in iter(self._next, []):
             self._measure(splits)
         # Runs along the budget alone determine no polynomial, however few splits it has.
@@ -214,6 +180,9 @@ class BoundarySearch:
         fitted = fit_map(self.points, self.layers, surface=surface, dense=self.dense, noise=self.noise, seed=self.seed)
         pick = fitted.best(splits=self.splits)
         plan = self.plan_of(pick.split)
+        while self.more is not None and surface != "parabola" and (further := self.more(plan)):
+            pick = fitted.best(splits=further)
+            plan = self.plan_of(pick.split)
         evidence = {
             **plan.evidence,
             "trials": [asdict(point) for point in self.points],

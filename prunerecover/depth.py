@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from prunerecover.batches import Batches, ModelInputs, as_inputs, split_batches
 from prunerecover.budget import Budget
 from prunerecover.calibrated import REPLACEMENTS, Calibrator
+from prunerecover.cost import removed_share
 from prunerecover.importance import IMPORTANCES, NEED_LOSS, Request, check_scores
 from prunerecover.observing import device_of, observing, ordinary_arithmetic, uncompiled
 from prunerecover.plan import Plan
@@ -156,6 +157,11 @@ class DepthPlanner:
         units = [u for u in self.units if u.kind == kind][::2]
         with ordinary_arithmetic(), observing(self.model), uncompiled():
             return bare_share(self.calibrator, cost, self._example_for(cost))(units) / len(units)
+
+    def removed_share(self, plan: Plan, cost: str) -> float:
+        """Return the share of the model's cost that goes with a plan, merged; `cost` as of `share_of_one`."""
+        with ordinary_arithmetic(), observing(self.model), uncompiled():
+            return removed_share(self.model, plan.edits, cost, self._example_for(cost), self.seed)
 
     def _example_for(self, cost: str | None) -> ModelInputs:
         return as_inputs(self.batches[0]).to(device_of(self.model)) if cost == "latency" else self.example

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from prunerecover.accuracy_map import AccuracyMap
-from prunerecover.boundary import PUBLISHED, TYPES, BoundarySearch, splits_of
+from prunerecover.boundary import PUBLISHED, BoundarySearch
+from prunerecover.boundary_budget import TYPES, feasible_within
 from prunerecover.budget import Budget
 from prunerecover.callbacks.trial_records import TrialRecord, table
 from prunerecover.callbacks.trials import TrialRunner, TrialSettings, from_first_rank
@@ -80,11 +81,19 @@ class BoundaryPlan(PlanMethod):
         planner = DepthPlanner(
             task.network, TYPES, batches=task.batches, loss=task.loss, seed=self.seed, **self.planning
         )
-        splits = from_first_rank(splits_of(planner, self.budget, **self.counts))  # a latency is measured
+        feasible = feasible_within(planner, self.budget, **self.counts)
+        splits = from_first_rank(feasible.splits)  # a latency is measured
         runner = TrialRunner(
             task.module, task.datamodule, beside(task.output, ".trials.jsonl"), self.trials, task.target
         )
-        search = BoundarySearch(planner, splits, runner, seed=self.seed, **self.searching)
+        search = BoundarySearch(
+            planner,
+            splits,
+            runner,
+            seed=self.seed,
+            more=lambda plan: from_first_rank(feasible.more(plan)),
+            **self.searching,
+        )
         fitted, plan = search.run()
         self._found = (fitted, splits, runner.records)
         cost = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from torch.nn import functional as F
 
 import prunerecover.cost as cost_module
 from prunerecover.batches import as_inputs
-from prunerecover.boundary import PUBLISHED, TYPES, BoundarySearch, Trial, layers_of, plan_boundary, splits_of
+from prunerecover.boundary import PUBLISHED, BoundarySearch, Trial, plan_boundary
+from prunerecover.boundary_budget import TYPES, CostLine, feasible_within, layers_of
 from prunerecover.budget import Budget
 from prunerecover.depth import DepthPlanner, plan_depth
-from prunerecover.designs import Split, feasible_splits
+from prunerecover.designs import Split, affordable_splits, feasible_splits
 from prunerecover.macs import count_macs
 from prunerecover.merge import merge
 from prunerecover.plan import Plan
@@ -244,7 +246,7 @@ def macs_removed(model: nn.Module, plan: Plan) -> float:
 def test_every_split_of_a_share_of_macs_meets_it_and_no_unit_is_spare(share: float) -> None:
     model = build("timm")
     planner = DepthPlanner(model, TYPES, **QUICK)
-    splits = splits_of(planner, Budget(macs=share))
+    splits = feasible_within(planner, Budget(macs=share)).splits
     search = BoundarySearch(planner, splits, Told(hill))
     assert splits
     for attention, activation in splits:
@@ -257,9 +259,52 @@ def test_every_split_of_a_share_of_macs_meets_it_and_no_unit_is_spare(share: flo
 def test_the_pick_of_a_share_is_the_best_split_that_meets_it(cost: str) -> None:
     model, told = build("timm"), Told(attention_hurts)
     plan = plan_boundary(model, Budget(**{cost: 0.3}), evaluate=told, **QUICK)
-    splits = splits_of(DepthPlanner(model, TYPES, **QUICK), Budget(**{cost: 0.3}))
+    splits = feasible_within(DepthPlanner(model, TYPES, **QUICK), Budget(**{cost: 0.3})).splits
     assert split_of(plan) == max(splits, key=lambda split: attention_hurts(*split))
     assert {split for split, _ in told.runs} <= set(splits)
+
+
+def activation_hurts(attention: int, activation: int) -> float:
+    return 80.0 - attention - 6 * activation
+
+
+def test_a_share_is_met_with_what_units_leave() -> None:
+    """Maps that attentions leave cost something: a split further on is picked from the same map, without more runs."""
+    model, told = build("timm"), Told(activation_hurts)
+    planner = DepthPlanner(model, TYPES, batches=BATCHES)
+    share = 4 * planner.share_of_one("attention", "macs")
+    by_addition = feasible_within(planner, Budget(macs=share)).splits
+    picked = BoundarySearch(planner, by_addition, told).run()[1]
+    assert macs_removed(model, picked) < share
+    runs = list(told.runs)
+    plan = plan_boundary(model, Budget(macs=share), batches=BATCHES, evaluate=told)
+    assert macs_removed(model, plan) >= share - 1e-9
+    assert told.runs == runs + runs
+
+
+def test_a_parabola_knows_its_own_line_alone() -> None:
+    splits = feasible_splits(4, n_remove=3)
+    planner = DepthPlanner(build("timm"), TYPES, **QUICK)
+    search = BoundarySearch(planner, splits, Told(hill), surface="parabola", more=lambda plan: ((4, 4),))
+    assert split_of(search.run()[1]) in splits
+
+
+def test_splits_beyond_a_share_save_what_a_plan_falls_short() -> None:
+    plan = plan_boundary(build("timm"), n_remove=3, evaluate=Told(hill), **QUICK)
+    added = sum(n * saved for n, saved in zip(split_of(plan), (0.05, 0.1), strict=True))
+    line = CostLine((4, 4), 0.05, 0.1, 0.2, removed=lambda plan: 0.18, slack=0.01)
+    assert line.more(plan) == affordable_splits(4, 0.05, 0.1, added + 0.02)
+    assert replace(line, slack=0.02).more(plan) == ()
+    assert replace(line, removed=lambda plan: 0.2).more(plan) == ()
+
+
+def test_a_share_that_removing_everything_does_not_meet_is_refused() -> None:
+    plan = plan_boundary(build("timm"), n_remove=8, evaluate=Told(hill), **QUICK)
+    line = CostLine((4, 4), 0.05, 0.1, 0.6, removed=lambda plan: 0.55)
+    with pytest.raises(
+        ValueError, match=r"a budget that removing everything meets, but got 0\.6 and 0\.550 of the cost"
+    ):
+        line.more(plan)
 
 
 def test_a_share_of_latency_is_measured_per_type(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,15 +323,15 @@ def test_a_share_of_latency_is_measured_per_type(monkeypatch: pytest.MonkeyPatch
     model, told = build("timm"), Told(hill)
     planner = DepthPlanner(model, TYPES, **QUICK)
     plan = plan_boundary(model, Budget(latency=0.3), evaluate=told, **QUICK)
-    splits = splits_of(planner, Budget(params=0.3))
-    assert splits_of(planner, Budget(latency=0.3)) == splits
+    splits = feasible_within(planner, Budget(params=0.3)).splits
+    assert feasible_within(planner, Budget(latency=0.3)).splits == splits
     assert {split_of(plan), *(split for split, _ in told.runs)} <= set(splits)
 
 
 def test_ignored_units_are_not_counted() -> None:
     planner = DepthPlanner(build("timm"), TYPES, ignore=["blocks.0.*", "blocks.3.attn"], **QUICK)
     assert layers_of(planner) == (2, 3)
-    assert splits_of(planner, n_keep=1) == ((1, 3), (2, 2))
+    assert feasible_within(planner, n_keep=1).splits == ((1, 3), (2, 2))
 
 
 # Several budgets share a planner.
