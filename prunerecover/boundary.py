@@ -131,7 +131,7 @@ class BoundarySearch:
 
     Args:
         planner: Plans splits; made for attentions and activations.
-        splits: The feasible splits: (attentions, activations) removed.
+        splits: The feasible splits: (attentions, activations) removed; after `run` those that the pick is the best of.
         evaluate: Recovers the pruned models of some trials, each for a short while, and returns their accuracies in
             percent. It gets as many trials at once as do not depend on one another.
         design: Which splits are run: "line" (spread over the feasible splits, the last ones chosen by the results),
@@ -181,6 +181,7 @@ class BoundarySearch:
         pick = fitted.best(splits=self.splits)
         plan = self.plan_of(pick.split)
         while self.more is not None and surface != "parabola" and (further := self.more(plan)):
+            self.splits = further
             pick = fitted.best(splits=further)
             plan = self.plan_of(pick.split)
         evidence = {

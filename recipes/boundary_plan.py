@@ -7,6 +7,7 @@ trial table and what the search took (`<plan>.md`), and a figure of the accuracy
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class BoundaryPlan(PlanMethod):
         self.planning: dict[str, Any] = {"importance": importance, "replace": replace, "search": search}
         self.planning["ignore"] = tuple(ignore or ())
         self.seed = seed
-        self._found: tuple[AccuracyMap, tuple[Split, ...], list[TrialRecord]] | None = None
+        self._found: tuple[AccuracyMap, Sequence[Split], list[TrialRecord]] | None = None
 
     def make(self, task: PlanTask) -> Plan:
         """Return the plan of the best split."""
@@ -82,20 +83,19 @@ class BoundaryPlan(PlanMethod):
             task.network, TYPES, batches=task.batches, loss=task.loss, seed=self.seed, **self.planning
         )
         feasible = feasible_within(planner, self.budget, **self.counts)
-        splits = from_first_rank(feasible.splits)  # a latency is measured
         runner = TrialRunner(
             task.module, task.datamodule, beside(task.output, ".trials.jsonl"), self.trials, task.target
         )
         search = BoundarySearch(
             planner,
-            splits,
+            from_first_rank(feasible.splits),  # a latency is measured
             runner,
             seed=self.seed,
             more=lambda plan: from_first_rank(feasible.more(plan)),
             **self.searching,
         )
         fitted, plan = search.run()
-        self._found = (fitted, splits, runner.records)
+        self._found = (fitted, search.splits, runner.records)
         cost = {
             "seconds": time.perf_counter() - started,
             "peak_memory_bytes": peak_memory(task.module.device),

@@ -277,9 +277,12 @@ def test_a_share_is_met_with_what_units_leave() -> None:
     picked = BoundarySearch(planner, by_addition, told).run()[1]
     assert macs_removed(model, picked) < share
     runs = list(told.runs)
-    plan = plan_boundary(model, Budget(macs=share), batches=BATCHES, evaluate=told)
+    search = BoundarySearch(planner, by_addition, told, more=feasible_within(planner, Budget(macs=share)).more)
+    fitted, plan = search.run()
     assert macs_removed(model, plan) >= share - 1e-9
     assert told.runs == runs + runs
+    assert split_of(plan) == fitted.best(splits=search.splits).split
+    assert plan.edits == plan_boundary(model, Budget(macs=share), batches=BATCHES, evaluate=told).edits
 
 
 def test_a_parabola_knows_its_own_line_alone() -> None:
