@@ -97,7 +97,8 @@ def planned(method: str, budget: float) -> Row:
 def measured(method: str, budget: float, rows: list[Row], plans: list[Row]) -> list[Row]:
     """Score what a method leaves, recover it and score it again; what has been measured is not measured again."""
     removed = of(plans, method, budget)["removed"]  # type: ignore[index]
-    if known := [row for row in rows if row["method"] == method and removed and row["removed"] == removed]:
+    same = {p["budget"] for p in plans if p["method"] == method and removed and p["removed"] == removed}
+    if known := [row for row in rows if row["method"] == method and row["budget"] in same]:
         return [{**row, "budget": budget} for row in known[:2]]
     network = network_of(method, budget, merged=False)
     pruned_only = scored(method, budget, "prune_only", network)
