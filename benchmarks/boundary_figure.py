@@ -10,7 +10,7 @@ from prunerecover.figure_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, 
 
 OURS = "e ours"
 COLORS = (ORANGE, GREEN, GREY, BLACK, VERMILION, PURPLE, SKY)
-MARKERS = "osD^vPX"
+MARKERS = "osD^vPX*"
 
 
 def plot_curve(rows: list[dict[str, Any]], stage: str = "recovered") -> Figure:
@@ -40,6 +40,7 @@ def plot_curve(rows: list[dict[str, Any]], stage: str = "recovered") -> Figure:
             yerr=bars,
             color=color,
             linewidth=width,
+            linestyle="-" if number < len(COLORS) or method == OURS else "--",
             marker=MARKERS[number % len(MARKERS)],
             markersize=5,
             label=method,
