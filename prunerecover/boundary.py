@@ -131,7 +131,7 @@ class BoundarySearch:
 
     Args:
         planner: Plans splits; made for attentions and activations.
-        splits: The feasible splits: (attentions, activations) removed; after `run` those that the pick is the best of.
+        splits: The feasible splits: (attentions, activations) removed.
         evaluate: Recovers the pruned models of some trials, each for a short while, and returns their accuracies in
             percent. It gets as many trials at once as do not depend on one another.
         design: Which splits are run: "line" (spread over the feasible splits, the last ones chosen by the results),
@@ -142,8 +142,8 @@ class BoundarySearch:
         dense: Accuracy of the dense model in percent; no prediction may lie above it.
         noise: Standard deviation of the accuracy of one run, in points.
         seed: Of the first run; each repetition of a split takes the next.
-        more: See `Feasible`; the best of further splits is planned without further runs. A parabola knows its own line
-            alone, and its pick stays.
+        more: See `Feasible`; of further splits the one nearest to the pick is planned, as the runs say nothing of
+            splits off their line. The prediction is the pick's.
     """
 
     planner: DepthPlanner
@@ -179,11 +179,10 @@ class BoundarySearch:
         surface = self.surface or ("gaussian_process" if self.design in ("line", "spread") else None)
         fitted = fit_map(self.points, self.layers, surface=surface, dense=self.dense, noise=self.noise, seed=self.seed)
         pick = fitted.best(splits=self.splits)
-        plan = self.plan_of(pick.split)
-        while self.more is not None and surface != "parabola" and (further := self.more(plan)):
-            self.splits = further
-            pick = fitted.best(splits=further)
-            plan = self.plan_of(pick.split)
+        split, plan = pick.split, self.plan_of(pick.split)
+        while self.more is not None and (further := self.more(plan)):
+            split = min(further, key=lambda other: (abs(other[0] - split[0]) + abs(other[1] - split[1]), other))
+            plan = self.plan_of(split)
         evidence = {
             **plan.evidence,
             "trials": [asdict(point) for point in self.points],

@@ -281,15 +281,20 @@ def test_a_share_is_met_with_what_units_leave() -> None:
     fitted, plan = search.run()
     assert macs_removed(model, plan) >= share - 1e-9
     assert told.runs == runs + runs
-    assert split_of(plan) == fitted.best(splits=search.splits).split
+    assert split_of(plan) == (4, 1)
+    assert fitted.best(splits=by_addition).split == (4, 0)
     assert plan.edits == plan_boundary(model, Budget(macs=share), batches=BATCHES, evaluate=told).edits
 
 
-def test_a_parabola_knows_its_own_line_alone() -> None:
+@pytest.mark.parametrize("surface", [None, "parabola"])
+def test_of_further_splits_the_nearest_is_planned_even_off_the_line_of_the_runs(surface: str | None) -> None:
+    def more(plan: Plan) -> tuple[Split, ...]:
+        return () if sum(split_of(plan)) == 6 else ((2, 4), (3, 3), (4, 2))
+
     splits = feasible_splits(4, n_remove=3)
     planner = DepthPlanner(build("timm"), TYPES, **QUICK)
-    search = BoundarySearch(planner, splits, Told(hill), surface="parabola", more=lambda plan: ((4, 4),))
-    assert split_of(search.run()[1]) in splits
+    search = BoundarySearch(planner, splits, Told(attention_hurts), surface=surface, more=more)
+    assert split_of(search.run()[1]) == (2, 4)
 
 
 def test_splits_beyond_a_share_save_what_a_plan_falls_short() -> None:
