@@ -33,7 +33,19 @@ from boundary_methods import (
     removed_by_width,
     removed_latency,
 )
-from real import CHECKPOINTS, RESULTS, accuracy, ahead_by, commands_so_far, deit_tiny, made_by, stored, unpacked, write
+from real import (
+    CHECKPOINTS,
+    RESULTS,
+    accuracy,
+    ahead_by,
+    commands_so_far,
+    deit_tiny,
+    kept_plan,
+    made_by,
+    stored,
+    unpacked,
+    write,
+)
 from rich.console import Console
 from tiny_imagenet import hits, recover
 from torch import nn
@@ -116,17 +128,14 @@ def network_of(method: str, budget: float, merged: bool = True) -> nn.Module:
 def found(method: str, budget: float) -> Plan:
     """Return a method's plan: that of an earlier run, if there is one."""
     path = PLANS / f"{method.split()[0]}-{budget:.2f}.json"
-    if path.is_file():
-        return Plan.load(path)
-    plan = plans_of(method, budget, found)
-    plan.save(path)
-    return plan
+    return kept_plan(path, lambda: plans_of(method, budget, found))
 
 
 def ratio_of(budget: float) -> float:
     """Return the share of channels that the width method removes: that of an earlier run, if there is one."""
     path = PLANS / f"{WIDTH.split()[0]}-{budget:.2f}.json"
     if not path.is_file():
+        PLANS.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"ratio": isomorphic_ratio(budget)}))
     return float(json.loads(path.read_text())["ratio"])
 

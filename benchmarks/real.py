@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from prunerecover import Plan
 from prunerecover.environment import cpu_name, versions
 from prunerecover.recipes.image_data import ImageData
 from prunerecover.statistics import paired_difference, wilson_interval
@@ -97,6 +98,15 @@ def stored(name: str, key: str = "rows") -> list[dict[str, Any]]:
     """Return what earlier runs of a resumable benchmark left in its results."""
     path = RESULTS / f"{name}.json"
     return list(json.loads(path.read_text()).get(key, [])) if path.is_file() else []
+
+
+def kept_plan(path: Path, make: Callable[[], Plan]) -> Plan:
+    """Return the plan that an earlier run saved, or make and save it."""
+    if path.is_file():
+        return Plan.load(path)
+    plan = make()
+    plan.save(path)
+    return plan
 
 
 def made_by(commands: list[str]) -> list[str]:

@@ -15,7 +15,6 @@ from cifar import batches, hits
 from cifar_models import MODELS, load
 from real import command, write
 from rich.progress import track
-from torch import nn
 from width_peers import SCORED, planner, removed
 
 from prunerecover import Budget, Plan, apply_plan, recalibrate_batchnorm
@@ -29,8 +28,7 @@ def row_of(model: str, plan: Plan, tolerance: float | None) -> Row:
     """Narrow a network by a plan and score it."""
     network = load(model)
     apply_plan(network, plan)
-    if any(isinstance(layer, nn.BatchNorm2d) for layer in network.modules()):
-        recalibrate_batchnorm(network, [images for images, _ in batches(4 * SCORED, SEED + 1)])
+    recalibrate_batchnorm(network, [images for images, _ in batches(4 * SCORED, SEED + 1)])
     return {
         "model": model,
         "tolerance": tolerance,

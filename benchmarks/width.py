@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from real import accuracy, ahead_by, commands_so_far, made_by, stored, unpacked, write
 from rich.progress import track
 from torch import nn
-from width_peers import METHODS, OURS, removed, settle
+from width_peers import METHODS, OURS, SCORED, removed, settle
 
 from prunerecover import recalibrate_batchnorm
 from prunerecover.memory import peak_memory
@@ -87,8 +87,7 @@ def recalibrated(network: nn.Module, model: str, match: str, share: float, metho
     """Return a copy after what the method does without training, and after BatchNorm recalibration."""
     network = copy.deepcopy(network)
     settle(network, method, model, seed, match, share)
-    if any(isinstance(layer, nn.BatchNorm2d) for layer in network.modules()):
-        recalibrate_batchnorm(network, [x for x, _ in batches(RECALIBRATION, seed + OTHER)])
+    recalibrate_batchnorm(network, [x for x, _ in batches(RECALIBRATION, seed + OTHER)])
     return network
 
 
@@ -170,7 +169,8 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         "",
         "Top-1 on the 10,000 JPEGs, on the 400 lossless images, mean over seeds (number of seeds; MACs removed where "
         "parameters are matched); ahead by: on the JPEGs, paired 95% interval. The default reconstructs its layers on "
-        "the scored training images before BatchNorm is recalibrated, and enters the training epoch so.",
+        "the scored training images before BatchNorm is recalibrated, and enters the training epoch so. Units are "
+        f"chosen on {SCORED} training images, BatchNorm is recalibrated on {RECALIBRATION:,} others; scores are in bf16.",
     ]
     return "\n".join(lines)
 

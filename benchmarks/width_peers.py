@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from prunerecover import Budget, apply_plan, reconstruct
 from prunerecover.batches import as_inputs
 from prunerecover.macs import macs_by_module
+from prunerecover.width.batchnorm import batchnorms
 from prunerecover.width.planning import WidthPlanner
 from prunerecover.width.shortcuts import as_convolutions, find_padded_shortcuts
 
@@ -97,7 +98,7 @@ def ours(model: str, seed: int, what: str, share: float, **how: Any) -> nn.Modul
 
 def settle(network: nn.Module, method: str, model: str, seed: int, what: str, share: float) -> None:
     """Do what a method does to a narrowed network before BatchNorm is recalibrated: the default reconstructs then."""
-    if method == OURS and any(isinstance(layer, nn.BatchNorm2d) for layer in network.modules()):
+    if method == OURS and batchnorms(network):
         plan = planner(model, seed).plan(Budget(**{what: share}))
         reconstruct(network, load(model), plan, batches(SCORED, seed), seed=seed)
 

@@ -33,9 +33,8 @@ class WidthPrune(PruningCallback):
     """Prune the width of a network inside any LightningModule, and keep training it.
 
     As with `DepthPrune`, the surgery happens at the start of an epoch, checkpoints hold what was done, and optimizers
-    (with the moments of what stays), schedulers, averaged copies and DDP follow. Right after it
-    networks with BatchNorm are reconstructed, and their statistics are estimated anew. Composes with `DepthPrune` on
-    one module.
+    (with the moments of what stays), schedulers, averaged copies and DDP follow. Right after it networks
+    with BatchNorm are reconstructed, and their statistics are estimated anew. Composes with `DepthPrune` on one module.
 
     Args:
         budget: A share of the MACs, the parameters or the measured latency, or a number or ratio of experts.

@@ -36,8 +36,8 @@ class Feasible:
 
     Attributes:
         splits: (attentions, activations) removed.
-        more: Takes the plan of the picked split; returns the splits to pick from instead, all beyond it, if it removes
-            too little, and none if it is enough.
+        more: Takes the plan of the picked split; returns the splits to take one of instead, all beyond it, if it
+            removes too little, and none if it is enough.
     """
 
     splits: tuple[Split, ...]

@@ -269,7 +269,7 @@ def activation_hurts(attention: int, activation: int) -> float:
 
 
 def test_a_share_is_met_with_what_units_leave() -> None:
-    """Maps that attentions leave cost something: a split further on is picked from the same map, without more runs."""
+    """Maps that attentions leave cost something: a split further on is planned, without more runs."""
     model, told = build("timm"), Told(activation_hurts)
     planner = DepthPlanner(model, TYPES, batches=BATCHES)
     share = 4 * planner.share_of_one("attention", "macs")
