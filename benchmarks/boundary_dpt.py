@@ -22,7 +22,6 @@ from boundary_methods import (
     IMAGES,
     METHODS,
     PAIRS,
-    SIZED,
     SLACK,
     WIDTH,
     isomorphic,
@@ -31,7 +30,6 @@ from boundary_methods import (
     pruned,
     removed_by,
     removed_by_width,
-    removed_latency,
 )
 from real import (
     CHECKPOINTS,
@@ -92,10 +90,7 @@ def planned(method: str, budget: float) -> Row:
     network = network_of(method, budget)
     seconds = time.perf_counter() - started
     removed = {} if method == WIDTH else {kind: list(names) for kind, names in found(method, budget).removed.items()}
-    if method in SIZED:
-        gone = removed_by(SIZED[method][0], sum(map(len, removed.values())))
-    else:
-        gone = removed_by_width(ratio_of(budget)) if method == WIDTH else removed_latency(network)
+    gone = removed_by_width(ratio_of(budget)) if method == WIDTH else removed_by(found(method, budget))
     return {
         "method": method,
         "budget": budget,

@@ -24,12 +24,14 @@ from prunerecover.callbacks.trials import TrialRunner, TrialSettings
 from prunerecover.depth import DepthPlanner
 from prunerecover.importance.gate_gradient import gate_gradient
 from prunerecover.latency import latency_ratio
+from prunerecover.plan import Edit
 
 SLACK = 0.02  # by how much the measured share may miss the budget
 PAIRS = 40  # interleaved passes behind a measured share: its median is then good to about 1.5 points
 TRIAL_IMAGES, HELD_OUT = 500, 1000
 TRIALS = RESULTS / "boundary_dpt.trials.jsonl"
 IMAGES = torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+_measured: dict[tuple[Edit, ...], float] = {}
 
 
 def removed_latency(network: nn.Module) -> float:
@@ -37,10 +39,11 @@ def removed_latency(network: nn.Module) -> float:
     return 1 - latency_ratio(deit_tiny(), network, IMAGES, pairs=PAIRS, warmup=5).ratio.value
 
 
-@cache
-def removed_by(make: Callable[[int], Plan], size: int) -> float:
-    """Return the share of the latency that goes with the plan of a size; measured once for all budgets."""
-    return removed_latency(pruned(make(size), merged=True))
+def removed_by(plan: Plan) -> float:
+    """Return the share of the latency that goes with a plan; measured once: what decides is what is reported."""
+    if plan.edits not in _measured:
+        _measured[plan.edits] = removed_latency(pruned(plan, merged=True))
+    return _measured[plan.edits]
 
 
 def pruned(plan: Plan, merged: bool = False) -> nn.Module:
@@ -57,7 +60,7 @@ def least(make: Callable[[int], Plan], sizes: int, budget: float) -> Plan:
     low, high = 1, sizes
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if removed_by(make, middle) >= budget - SLACK else (middle + 1, high)
+        low, high = (low, middle) if removed_by(make(middle)) >= budget - SLACK else (middle + 1, high)
     return make(low)
 
 
@@ -111,7 +114,7 @@ def searched(planner: DepthPlanner, budget: float, **how: str) -> Plan:
 def line_of(planner: DepthPlanner, budget: float) -> CostLine:
     """Return the splits of a latency budget, and those beyond it if a plan misses it by more than the slack."""
     shares = (share_of_one(kind) for kind in TYPES)
-    return CostLine(layers_of(planner), *shares, budget, lambda plan: removed_latency(pruned(plan, True)), SLACK)
+    return CostLine(layers_of(planner), *shares, budget, removed_by, SLACK)
 
 
 def renamed(plan: Plan, replace: str) -> Plan:
