@@ -168,7 +168,9 @@ class DepthPlanner:
 
     def _ranked(self) -> dict[str, float]:
         if self._scores is None:
-            request = Request(self.model, self.units, tuple(self.batches), self.calibrator, self.loss, self.seed)
+            request = Request(
+                self.model, self.units, tuple(self.batches), self.calibrator, self.loss, self.seed, self.replace
+            )
             self._scores = IMPORTANCES[self.importance](request)
             check_scores(self._scores, self.importance)
         return self._scores

@@ -177,12 +177,12 @@ def _replace_branch(site: Site, edit: Replace) -> None:
         site.join(stand_in, {"bias": vector}, _values(site, edit))
     site.swap(branch.path, stand_in)
     if edit.leaves == "identity":
-        site.drop(_through_last_matrix(site.model, branch.then))
+        site.drop(through_last_matrix(site.model, branch.then))
     else:
         site.drop(branch.then if edit.leaves == "affine" else branch.followers)
 
 
-def _through_last_matrix(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
+def through_last_matrix(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
     """The modules that belong to the branch's computation; LayerScale and dropout after it stay with an identity."""
     matrices = [i for i, path in enumerate(paths) if any(p.ndim > 1 for p in get_module(model, path).parameters())]
     return paths[: max(matrices, default=-1) + 1]

@@ -1,9 +1,9 @@
 """Importance by the gradient of a gate on each unit: the search rule of BoundaryDPT (arXiv 2607.03784).
 
 The gate h = m kept + (1 - m) removed is 1 for every unit, so the forward pass is the dense model's (straight
-through); the gradient with respect to m gives the first-order cost of removal, <dL/dh, removed - kept>. `removed`
-is what the unit leaves: zero for a branch, the input for an activation or a block. The authors leave the input for
-attention too, and learn m over 60 epochs; here it is one pass without training.
+through); the gradient with respect to m gives the first-order cost of removal, <dL/dh, removed - kept>. `removed` is
+what the unit leaves: by default zero for a branch, the input for an activation or a block. The authors leave the input
+for attention, too (`replace="identity"`), and learn m over 60 epochs; here it is one pass without training.
 
 Gate gradients of attention and activation differ in scale: compare them within a kind only.
 """
@@ -11,7 +11,7 @@ Gate gradients of attention and activation differ in scale: compare them within 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -22,12 +22,15 @@ from prunerecover.families import Layout, describe
 from prunerecover.importance.losses import loss_of
 from prunerecover.importance.request import Loss
 from prunerecover.observing import observing
+from prunerecover.operations import through_last_matrix
 from prunerecover.prefix import first_tensor
 from prunerecover.structure import get_module, unwrap
 from prunerecover.units import Unit
 
 
-def gate_gradient(model: nn.Module, units: Sequence[Unit], batches: Sequence[Any], loss: Loss) -> dict[str, float]:
+def gate_gradient(
+    model: nn.Module, units: Sequence[Unit], batches: Sequence[Any], loss: Loss, replace: str = "calibrated"
+) -> dict[str, float]:
     """Return the first-order increase of the loss when each unit goes. Higher means keep; negative: it does harm.
 
     Args:
@@ -35,48 +38,79 @@ def gate_gradient(model: nn.Module, units: Sequence[Unit], batches: Sequence[Any
         units: Of any kind.
         batches: As `loss` takes them.
         loss: `loss(model, batch) -> scalar`, a mean over the batch.
+        replace: What units leave, as of `plan_depth`; what is fitted counts as what it starts from, zero for a branch
+            and the input for an activation.
+
+    Raises:
+        ValueError: If the loss does not depend on any unit.
     """
     model = unwrap(model)
     costs = torch.zeros(len(units), dtype=torch.float64)
-    samples = 0
-    with observing(model), gated(model, units) as gates:
+    samples, used = 0, False
+    with observing(model), gated(model, units, replace) as gates:
         for batch in batches:
             n = as_inputs(batch).n_samples
             with torch.enable_grad():
                 gradients = torch.autograd.grad(loss_of(model, batch, loss), gates, allow_unused=True)
+            used |= any(g is not None for g in gradients)
             costs -= n * torch.tensor([0.0 if g is None else float(g) for g in gradients], dtype=torch.float64)
             samples += n
+    if not used:
+        raise ValueError(
+            "Expected a loss that depends on the units' outputs, but no gradient reached any. "
+            "Does loss(model, batch) run the model that it is given?"
+        )
     return dict(zip((u.name for u in units), (costs / max(samples, 1)).tolist(), strict=True))
 
 
 @contextmanager
-def gated(model: nn.Module, units: Sequence[Unit]) -> Iterator[list[Tensor]]:
+def gated(model: nn.Module, units: Sequence[Unit], replace: str = "calibrated") -> Iterator[list[Tensor]]:
     """Put a gate that is 1 on every unit's output inside a `with` block; yield the gates, scalars, in order."""
     layout = describe(model)
     device = next(model.parameters()).device
     gates = [torch.ones((), device=device, requires_grad=True) for _ in units]
-    handles = []
-    try:
+    with ExitStack() as stack:
         for unit, gate in zip(units, gates, strict=True):
-            module = get_module(model, output_path(layout, unit))
-            handles.append(module.register_forward_hook(_hook(gate, unit.kind), with_kwargs=True))
+            hook = _Gate(gate, _hands_on(unit.kind, replace))
+            first, last = _ends(model, layout, unit, hook.hands_on)
+            for handle in (
+                get_module(model, first).register_forward_pre_hook(hook.note, with_kwargs=True),
+                get_module(model, last).register_forward_hook(hook.apply),
+            ):
+                stack.callback(handle.remove)
         yield gates
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def output_path(layout: Layout, unit: Unit) -> str:
-    """Return the path of the module whose output is the unit's: the last of a branch."""
+def _ends(model: nn.Module, layout: Layout, unit: Unit, hands_on: bool) -> tuple[str, str]:
+    """Return the modules whose input and output are the unit's."""
     branch = layout.branch(unit.name) if unit.kind in ("attention", "mlp") else None
-    return unit.name if branch is None else branch.last
+    if branch is None:
+        return unit.name, unit.name
+    if not hands_on:
+        return branch.path, branch.last
+    return branch.path, (branch.path, *through_last_matrix(model, branch.then))[-1]
 
 
-def _hook(gate: Tensor, kind: str) -> Any:
-    def apply(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+def _hands_on(kind: str, replace: str) -> bool:
+    """Whether what a unit leaves hands its input on; it gives zero otherwise."""
+    return kind == "block" or replace == "identity" or (kind == "activation" and replace == "calibrated")
+
+
+class _Gate:
+    """Opens and closes one unit."""
+
+    def __init__(self, gate: Tensor, hands_on: bool) -> None:
+        self.gate, self.hands_on = gate, hands_on
+        self.left: Tensor | None = None
+
+    def note(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what the unit would hand on."""
+        self.left = first_tensor(args, kwargs).detach() if self.hands_on else None
+
+    def apply(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Return the output as the gate lets it through."""
         kept = output[0] if isinstance(output, tuple) else output
-        difference = kept.detach() if kind in ("attention", "mlp") else (kept - first_tensor(args, kwargs)).detach()
-        opened = kept + ((gate - 1) * difference).to(kept.dtype)
+        difference = kept.detach() if self.left is None else kept.detach() - self.left
+        opened = kept + ((self.gate - 1) * difference).to(kept.dtype)
+        self.left = None
         return (opened, *output[1:]) if isinstance(output, tuple) else opened
-
-    return apply

@@ -24,7 +24,7 @@ def _loss(request: Request) -> Loss:
 
 IMPORTANCES: dict[str, Callable[[Request], Scores]] = {
     "output_divergence": lambda r: divergences(r.calibrator, r.units),
-    "gate_gradient": lambda r: gate_gradient(r.model, r.units, r.batches, _loss(r)),
+    "gate_gradient": lambda r: gate_gradient(r.model, r.units, r.batches, _loss(r), r.replace),
     "taylor": lambda r: taylor(r.model, r.units, r.batches, _loss(r)),
     "magnitude": lambda r: magnitude(r.model, r.units, r.batches),
     "angular_distance": lambda r: angular_distance(r.model, r.units, r.batches),

@@ -27,6 +27,7 @@ class Request:
         calibrator: Fits and judges stand-ins on the same samples.
         loss: `loss(model, batch) -> scalar`, or None.
         seed: Of everything random.
+        replace: What removed units leave; see `plan_depth`.
     """
 
     model: nn.Module
@@ -35,3 +36,4 @@ class Request:
     calibrator: Calibrator
     loss: Loss | None = None
     seed: int = 0
+    replace: str = "calibrated"
