@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 from boundary_figure import plot_curve
@@ -86,6 +87,7 @@ def main() -> None:
 
 def planned(method: str, budget: float) -> Row:
     """Decide what a method removes, and measure what is left of the dense model's latency and MACs."""
+    known = path_of(method, budget).is_file()
     started = time.perf_counter()
     network = network_of(method, budget)
     seconds = time.perf_counter() - started
@@ -97,7 +99,7 @@ def planned(method: str, budget: float) -> Row:
         "removed": removed,
         "latency_share": 1 - gone,
         "macs_share": count_macs(network, IMAGES) / count_macs(deit_tiny(), IMAGES),
-        "planning_seconds": seconds,
+        "planning_seconds": None if known else seconds,
     }
 
 
@@ -122,13 +124,17 @@ def network_of(method: str, budget: float, merged: bool = True) -> nn.Module:
 
 def found(method: str, budget: float) -> Plan:
     """Return a method's plan: that of an earlier run, if there is one."""
-    path = PLANS / f"{method.split()[0]}-{budget:.2f}.json"
-    return kept_plan(path, lambda: plans_of(method, budget, found))
+    return kept_plan(path_of(method, budget), lambda: plans_of(method, budget, found))
+
+
+def path_of(method: str, budget: float) -> Path:
+    """Return where a method's plan is kept."""
+    return PLANS / f"{method.split()[0]}-{budget:.2f}.json"
 
 
 def ratio_of(budget: float) -> float:
     """Return the share of channels that the width method removes: that of an earlier run, if there is one."""
-    path = PLANS / f"{WIDTH.split()[0]}-{budget:.2f}.json"
+    path = path_of(WIDTH, budget)
     if not path.is_file():
         PLANS.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"ratio": isomorphic_ratio(budget)}))

@@ -39,8 +39,7 @@ def calibration_batches(trainer: pl.Trainer, n_samples: int, seed: int) -> Itera
         seed: Of the subset.
     """
     combined = trainer.fit_loop._combined_loader
-    if combined is None:  # a fit without training data never gets here
-        raise RuntimeError("Expected a Trainer in the middle of a fit, but it has no training dataloader.")
+    assert combined is not None, "a fit without training data never gets here"
     loaders = tree_map(lambda leaf: _quiet_loader(leaf, n_samples, seed), combined.iterables)
     for batch, _, _ in CombinedLoader(loaders, combined._mode):
         yield batch

@@ -13,8 +13,10 @@ import copy
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +38,7 @@ from prunerecover.progress import progress
 from prunerecover.structure import get_module, unwrap
 
 SET_BY_TRIALS = {"max_epochs", "callbacks", "accelerator", "devices", "strategy", "logger"}
+PATIENCE = timedelta(days=7)  # ranks wait half an hour for each other otherwise, and fail
 T = TypeVar("T")
 
 
@@ -75,10 +78,12 @@ class TrialRunner:
     Args:
         module: With dense weights; unchanged.
         datamodule: None: the module has its own data.
-        store: JSONL file of the results; a trial that is in it is not run again. Its key covers plan, weights, seed and
-            settings, not the data: name another file for other data.
+        store: JSONL file of the results; a trial that is in it is not run again. Its key covers what is removed, on how
+            many samples that was calibrated, the weights, the module's hyperparameters that are numbers or text, seed
+            and settings, not the data: name another file for other data.
         settings: Of the trials.
         target: Path of the network in the module; None: the only supported one.
+        after_trial: Called when a trial's result is there.
 
     Attributes:
         records: The trials asked for, in order.
@@ -91,22 +96,23 @@ class TrialRunner:
         store: str | Path,
         settings: TrialSettings | None = None,
         target: str | None = None,
+        after_trial: Callable[[], None] = lambda: None,
     ) -> None:
         self.module, self.datamodule, self.store = module, datamodule, Path(store)
         self.settings = settings or TrialSettings()
-        self.target = find_target(module, target)
+        self.target, self.after_trial = find_target(module, target), after_trial
         self.records: list[TrialRecord] = []
         self._weights = weights_hash(unwrap(get_module(module, self.target)))
         self._known: dict[str, TrialRecord] = {}
-        for known in _gathered(read_records(self.store)):
-            self._known |= known
+        self._ranks = _patient_ranks()
+        self._share(read_records(self.store))
         self._checked = False
 
     def __call__(self, trials: Sequence[Trial]) -> list[float]:
         """Run what is not known yet, spread over the ranks, and return all accuracies in order.
 
         Raises:
-            ValueError: If the module does not log the metric.
+            ValueError: If the module does not log the metric, or it is no percentage.
         """
         trials = from_first_rank(list(trials))
         keys = [self._key(trial) for trial in trials]
@@ -114,22 +120,28 @@ class TrialRunner:
         rank, world = _rank_and_world()
         mine = list(missing.items())[rank::world]
         found: dict[str, TrialRecord] = {}
-        try:
-            if mine and not self._checked:
-                self._check_metric()
-            with progress("recovering pruned models for a while", len(mine)) as advance:
-                for key, trial in mine:
-                    found[key] = self._run(key, trial)
-                    append_record(self.store, rank, found[key])
-                    advance()
-        except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
-            done = len(self._known) + len(found)
-            rank_zero_info(f"prunerecover: interrupted. {done} trials are in {self.store}; run this again to go on.")
-            raise
-        for records in _gathered(found):
-            self._known |= records
+        if mine and not self._checked:
+            self._check_metric()
+        with progress("recovering pruned models for a while", len(mine)) as advance:
+            for key, trial in mine:
+                found[key] = self._run(key, trial)
+                append_record(self.store, rank, found[key])
+                advance()
+                self.after_trial()
+        self._share(found)
+        for _ in range(len(trials) - len(mine)):
+            self.after_trial()
         self.records += [self._known[key] for key in keys]
         return [self._known[key].accuracy for key in keys]
+
+    def _share(self, found: dict[str, TrialRecord]) -> None:
+        """Know what every rank has found, the same on all of them."""
+        everyone: list[Any] = [found]
+        if self._ranks is not None:
+            everyone = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, found, group=self._ranks)
+        for records in everyone:
+            self._known |= records
 
     def _run(self, key: str, trial: Trial) -> TrialRecord:
         device = self.module.device
@@ -157,12 +169,18 @@ class TrialRunner:
 
     def _metric_of(self, trainer: pl.Trainer) -> float:
         if self.settings.metric not in trainer.callback_metrics:
-            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+            names = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
             raise ValueError(
-                f"Expected the module to log '{self.settings.metric}' in validation, but it logged {logged}. "
+                f"Expected the module to log '{self.settings.metric}' in validation, but it logged {names}. "
                 "Name another metric in the trials' settings, or add validation data."
             )
-        return float(trainer.callback_metrics[self.settings.metric]) * self.settings.scale
+        logged = float(trainer.callback_metrics[self.settings.metric])
+        if not 0 <= logged * self.settings.scale <= 100:  # NaN is none, either
+            raise ValueError(
+                f"Expected '{self.settings.metric}' times scale={self.settings.scale:g} to be a percentage, but the "
+                f"module logged {logged:g}. Use scale=1 for a metric in percent; NaN means that the run diverged."
+            )
+        return logged * self.settings.scale
 
     def _check_metric(self) -> None:
         """Ask for the metric on one batch, before hours go into trials."""
@@ -174,7 +192,9 @@ class TrialRunner:
 
     def _key(self, trial: Trial) -> str:
         edits = [edit.model_dump(mode="json") for edit in trial.plan.edits]
-        told = [edits, self._weights, trial.seed, asdict(self.settings)]
+        values = {name: value for name, value in self.module.hparams.items() if isinstance(value, int | float | str)}
+        samples = trial.plan.evidence.get("samples")
+        told = [edits, samples, self._weights, values, trial.seed, asdict(self.settings)]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -184,14 +204,23 @@ def _rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
-def _gathered(found: dict[str, TrialRecord]) -> list[dict[str, TrialRecord]]:
-    """Return what every rank has found, the same on all of them."""
-    _, world = _rank_and_world()
-    if world == 1:
-        return [found]
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, found)
-    return everyone
+def _patient_ranks() -> dist.ProcessGroup | None:
+    """Return a group of all ranks in which one waits for as long as another's trial takes; None for a rank alone."""
+    if _rank_and_world()[1] == 1:
+        return None
+    group: Any = dist.new_group(timeout=PATIENCE, backend="gloo")
+    return group  # type: ignore[no-any-return]
+
+
+@contextmanager
+def resumable(store: Path) -> Iterator[None]:
+    """Say how to go on when a search inside the `with` block is interrupted."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
+        done = len(read_records(store))
+        rank_zero_info(f"prunerecover: interrupted. {done} trials are in {store}; run this again to go on.")
+        raise
 
 
 def from_first_rank(value: T) -> T:

@@ -167,11 +167,12 @@ class AccuracyMap:
 
     def _check_below_dense(self, split: Split, predicted: float) -> None:
         margin = max(self.cv_rmse or 0.0, self.noise)
-        if self.dense is not None and predicted > self.dense + margin:
+        measured = max(point.accuracy for point in self.points)  # training a little more may help a dense model, too
+        if self.dense is not None and predicted > max(self.dense, measured) + margin:
             raise ValueError(
                 f"Expected no split above the dense model's {self.dense:.2f}%, but got {predicted:.2f}% predicted for "
                 f"{split[0]} attentions and {split[1]} activations removed, {margin:.2f} points being noise. The "
-                "surface extrapolates: add runs among the feasible splits, or allow lower degrees only."
+                "surface extrapolates: add runs among the feasible splits."
             )
 
 
@@ -181,6 +182,7 @@ def fit_map(
     *,
     degrees: Sequence[int] = (1, 2, 3, 4),
     surface: str | None = None,
+    splits: Iterable[Split] = (),
     dense: float | None = None,
     noise: float = 0.5,
     seed: int = 0,
@@ -194,7 +196,10 @@ def fit_map(
         surface: "polynomial" is the paper's, "parabola" holds along one line, "gaussian_process" both there and in the
             plane. By default a Gaussian process when the runs lie along the line of one budget, where it has the least
             regret (`benchmarks/map_synthetic.py`), and a polynomial otherwise.
-        dense: Accuracy of the dense model in percent, if it is not among the points. It is not fitted, only kept above.
+        splits: All splits of the budget that the runs are for, if they are for one: what holds along its line holds for
+            each of them. By default the line is that of the runs.
+        dense: Accuracy of the dense model in percent after a run like the others, if that is not among the points. It
+            is not fitted, only kept above.
         noise: Standard deviation of the accuracy of one run, in points; from two runs that differ in seed only.
         seed: Of the bootstrap.
 
@@ -210,7 +215,7 @@ def fit_map(
     if dense is None:
         measured = [point.accuracy for point in runs if point.split == DENSE]
         dense = float(np.mean(measured)) if measured else None
-    fitted = _fit_surface(runs, counts, degrees, surface, noise)
+    fitted = _fit_surface(runs, counts, degrees, surface, tuple(splits), noise)
     return AccuracyMap(runs, counts, fitted, dense, noise, seed)
 
 
@@ -238,12 +243,18 @@ def check_fit(surface: str | None, noise: float) -> None:
 
 
 def _fit_surface(
-    runs: Sequence[MapPoint], layers: tuple[int, int], degrees: Sequence[int], surface: str | None, noise: float
+    runs: Sequence[MapPoint],
+    layers: tuple[int, int],
+    degrees: Sequence[int],
+    surface: str | None,
+    splits: Sequence[Split],
+    noise: float,
 ) -> Surface:
     kept = kept_fractions((run.split for run in runs), layers)
     accuracy = np.array([run.accuracy for run in runs])
     pruned = np.array([run.split != DENSE for run in runs])
-    line = constraint_line(kept[pruned], tolerance=1 / layers[1])
+    budget = kept_fractions(splits, layers) if splits else None
+    line = constraint_line(kept[pruned], 1 / layers[1], budget)
     if surface == "gaussian_process" or (surface is None and line is not None):
         return fit_gaussian(kept, accuracy, noise, line)
     if surface != "parabola":

@@ -94,7 +94,7 @@ def plan_boundary(
         design: See `BoundarySearch`.
         runs: How many runs "line" and "spread" make.
         surface: See `fit_map`.
-        dense: Accuracy of the dense model in percent; no prediction may lie above it.
+        dense: Accuracy of the dense model in percent after such a run; no prediction may lie above it.
         noise: Standard deviation of the accuracy of one run, in points.
         importance: See `plan_depth`.
         loss: See `plan_depth`.
@@ -139,7 +139,7 @@ class BoundarySearch:
             "interleaved" (Algorithm 2), or the splits themselves.
         runs: How many runs "line" and "spread" make.
         surface: See `fit_map`.
-        dense: Accuracy of the dense model in percent; no prediction may lie above it.
+        dense: Accuracy of the dense model in percent after such a run; no prediction may lie above it.
         noise: Standard deviation of the accuracy of one run, in points.
         seed: Of the first run; each repetition of a split takes the next.
         more: See `Feasible`; of further splits the one nearest to the pick is planned, as the runs say nothing of
@@ -164,20 +164,24 @@ class BoundarySearch:
             raise ValueError(f"Expected argument design to be one of {', '.join(DESIGNS)}, but got '{self.design}'.")
         if self.runs < FIRST and self.design in ("line", "spread"):
             raise ValueError(f"Expected argument runs to be at least {FIRST}, for a curve, but got {self.runs}.")
-        check_fit(self.surface, self.noise)  # before the runs, not after them
+        check_fit(self.surface, self.noise)
+        self._fitted([MapPoint(*split, 50.0) for split in self._designed()])  # before the runs, not after them
 
     @property
     def layers(self) -> tuple[int, int]:
         """How many attentions and activations there are to choose from."""
         return layers_of(self.planner)
 
+    @property
+    def n_runs(self) -> int:
+        """How many runs it makes."""
+        return self.runs if self.design == "line" and len(self.splits) >= FIRST else len(self._designed())
+
     def run(self) -> tuple[AccuracyMap, Plan]:
         """Make the runs, fit the map and plan the best split that meets the budget."""
         for splits in iter(self._next, []):
             self._measure(splits)
-        # Runs along the budget alone determine no polynomial, however few splits it has.
-        surface = self.surface or ("gaussian_process" if self.design in ("line", "spread") else None)
-        fitted = fit_map(self.points, self.layers, surface=surface, dense=self.dense, noise=self.noise, seed=self.seed)
+        fitted = self._fitted(self.points)
         pick = fitted.best(splits=self.splits)
         split, plan = pick.split, self.plan_of(pick.split)
         while self.more is not None and (further := self.more(plan)):
@@ -186,7 +190,12 @@ class BoundarySearch:
         evidence = {
             **plan.evidence,
             "trials": [asdict(point) for point in self.points],
-            "predicted": {"accuracy": pick.predicted, "regret": asdict(pick.regret)},
+            "predicted": {
+                "attention": pick.attention,
+                "activation": pick.activation,
+                "accuracy": pick.predicted,
+                "regret": asdict(pick.regret),
+            },
         }
         arguments = {**plan.made_by.arguments, "design": self.design, "surface": self.surface, "noise": self.noise}
         made_by = plan.made_by.model_copy(
@@ -213,9 +222,23 @@ class BoundarySearch:
             return []
         return [next_split(self.points, self.splits, self.layers, noise=self.noise)]
 
+    def _fitted(self, points: Sequence[MapPoint]) -> AccuracyMap:
+        # Runs along the budget alone determine no polynomial, however few splits it has.
+        along = self.design in ("line", "spread")
+        return fit_map(
+            points,
+            self.layers,
+            surface=self.surface or ("gaussian_process" if along else None),
+            splits=self.splits,
+            dense=self.dense,
+            noise=self.noise,
+            seed=self.seed,
+        )
+
     def _designed(self) -> Sequence[Split]:
+        """Return the splits that are run; with the design "line" such as may be run."""
         n_remove = max(sum(split) for split in self.splits)
-        if self.design == "spread":
+        if self.design in ("line", "spread"):
             return spread(self.splits, self.runs)
         if self.design == "axes_and_staircase":
             return axes_and_staircase(self.layers, min(n_remove, *self.layers))

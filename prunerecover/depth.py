@@ -127,7 +127,7 @@ class DepthPlanner:
             if search == "greedy":
                 scores, chosen = greedy(self.calibrator, units, budget, self._memory)
             else:
-                scores = self._ranked()
+                scores = self.rank()
                 timed = self._example_for(budget.share[0] if budget.share else None)
                 chosen = one_shot(self.calibrator, units, scores, budget, self.importance, timed)
             edits, tensors = edits_of(self.model, ((c.unit, c.candidate) for c in chosen))
@@ -166,12 +166,14 @@ class DepthPlanner:
     def _example_for(self, cost: str | None) -> ModelInputs:
         return as_inputs(self.batches[0]).to(device_of(self.model)) if cost == "latency" else self.example
 
-    def _ranked(self) -> dict[str, float]:
+    def rank(self) -> dict[str, float]:
+        """Return the importance of every unit as it is before anything goes; computed once."""
         if self._scores is None:
             request = Request(
                 self.model, self.units, tuple(self.batches), self.calibrator, self.loss, self.seed, self.replace
             )
-            self._scores = IMPORTANCES[self.importance](request)
+            with ordinary_arithmetic(), observing(self.model), uncompiled():
+                self._scores = IMPORTANCES[self.importance](request)
             check_scores(self._scores, self.importance)
         return self._scores
 

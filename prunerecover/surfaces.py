@@ -42,7 +42,7 @@ class Line:
     Args:
         intercept: Of t at a = 0.
         slope: Negative along a budget: what one type keeps, the other must lose.
-        tolerance: In t; one layer.
+        tolerance: In t; one layer, or a step of a budget in cost.
     """
 
     intercept: float
@@ -59,7 +59,7 @@ class Line:
         if not on.all():
             a, t = kept[~on][0]
             raise ValueError(
-                f"Expected splits within one layer of the line that was measured, but got kept fractions a={a:.3f}, "
+                f"Expected splits close to the line that was measured, but got kept fractions a={a:.3f}, "
                 f"t={t:.3f}, where the line has t={self.intercept + self.slope * a:.3f}. Measure runs along this "
                 "budget's line, or over the plane for several budgets."
             )
@@ -163,16 +163,21 @@ def fit_parabola(kept: Array, accuracy: Array, line: Line, noise: float) -> Poly
     return _least_squares(kept, accuracy, PARABOLA, noise, line)
 
 
-def constraint_line(kept: Array, tolerance: float) -> Line | None:
-    """Return the falling line that at least three different splits lie on, up to the tolerance; None if there is none.
+def constraint_line(kept: Array, tolerance: float, budget: Array | None = None) -> Line | None:
+    """Return the falling line that at least three different runs lie on, up to the tolerance; None if there is none.
 
     Args:
         kept: `(N, 2)` fractions of attentions and activations.
         tolerance: In the fraction of activations; one layer.
+        budget: `(M, 2)`, all splits of a budget. The line is then theirs, and the tolerance at least as wide as the
+            steps of a budget in cost.
     """
     if len(np.unique(kept[:, 0])) < len(PARABOLA):
         return None
-    slope, intercept = np.polyfit(kept[:, 0], kept[:, 1], 1)
+    known = kept if budget is None else budget
+    slope, intercept = np.polyfit(known[:, 0], known[:, 1], 1)
+    if budget is not None:
+        tolerance = max(tolerance, float(np.abs(known[:, 1] - intercept - slope * known[:, 0]).max()))
     line = Line(float(intercept), float(slope), tolerance)
     return line if slope < 0 and line.contains(kept).all() else None
 

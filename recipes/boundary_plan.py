@@ -11,18 +11,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
+
 from prunerecover.accuracy_map import AccuracyMap
 from prunerecover.boundary import PUBLISHED, BoundarySearch
 from prunerecover.boundary_budget import TYPES, feasible_within
 from prunerecover.budget import Budget
+from prunerecover.callbacks.capture import capture_inputs
+from prunerecover.callbacks.nested import at_start_of_fit
+from prunerecover.callbacks.random_state import seed_all
+from prunerecover.callbacks.training_loss import training_loss
 from prunerecover.callbacks.trial_records import TrialRecord, table
-from prunerecover.callbacks.trials import TrialRunner, TrialSettings, from_first_rank
+from prunerecover.callbacks.trials import TrialRunner, TrialSettings, from_first_rank, resumable
 from prunerecover.depth import DepthPlanner
 from prunerecover.designs import Split
+from prunerecover.importance import NEED_LOSS
 from prunerecover.map_figure import plot_map
-from prunerecover.memory import peak_memory
+from prunerecover.memory import peak_memory, reset_peak_memory
 from prunerecover.plan import Plan
+from prunerecover.progress import progress
 from prunerecover.recipes.planning import PlanMethod, PlanTask, beside
+from prunerecover.structure import get_module, unwrap
 
 
 class BoundaryPlan(PlanMethod):
@@ -78,30 +87,57 @@ class BoundaryPlan(PlanMethod):
 
     def make(self, task: PlanTask) -> Plan:
         """Return the plan of the best split."""
-        started = time.perf_counter()
-        planner = DepthPlanner(
-            task.network, TYPES, batches=task.batches, loss=task.loss, seed=self.seed, **self.planning
-        )
-        feasible = feasible_within(planner, self.budget, **self.counts)
-        runner = TrialRunner(
-            task.module, task.datamodule, beside(task.output, ".trials.jsonl"), self.trials, task.target
-        )
-        search = BoundarySearch(
-            planner,
-            from_first_rank(feasible.splits),  # a latency is measured
-            runner,
-            seed=self.seed,
-            more=lambda plan: from_first_rank(feasible.more(plan)),
-            **self.searching,
-        )
-        fitted, plan = search.run()
+        started, device = time.perf_counter(), task.module.device
+        store = beside(task.output, ".trials.jsonl")
+        with resumable(store):
+            reset_peak_memory(device)
+            planner = self._planner(task)
+            feasible = feasible_within(planner, self.budget, **self.counts)
+            most = peak_memory(device)  # every trial counts its own
+            runner = TrialRunner(task.module, task.datamodule, store, self.trials, task.target)
+            search = BoundarySearch(
+                planner,
+                from_first_rank(feasible.splits),  # a latency is measured
+                runner,
+                seed=self.seed,
+                more=lambda plan: from_first_rank(feasible.more(plan)),
+                **self.searching,
+            )
+            with progress("recovering pruned models for a while", search.n_runs) as advance:
+                runner.after_trial = advance
+                fitted, plan = search.run()
         self._found = (fitted, search.splits, runner.records)
+        asked = {**self.counts, **(self.budget.to_dict() if self.budget else {})}
         cost = {
+            "asked": {name: value for name, value in asked.items() if value is not None},
             "seconds": time.perf_counter() - started,
-            "peak_memory_bytes": peak_memory(task.module.device),
+            "trial_seconds": sum(record.seconds for record in runner.records),
+            "peak_memory_bytes": max(most, peak_memory(device), *(r.peak_memory_bytes for r in runner.records)),
             "trials": len(runner.records),
         }
         return plan.model_copy(update={"evidence": {**plan.evidence, "search": cost}})
+
+    def _planner(self, task: PlanTask) -> DepthPlanner:
+        """Return what plans splits, calibrated and scored at the start of a fit, as `DepthPrune` is."""
+
+        def start(trainer: pl.Trainer, module: pl.LightningModule) -> DepthPlanner:
+            seed_all(self.seed)  # as DepthPrune does: a training step that scores may draw noise
+            scored = self.planning["importance"] in NEED_LOSS
+            planner = DepthPlanner(
+                unwrap(get_module(module, task.target)),
+                TYPES,
+                batches=capture_inputs(trainer, module, task.target, task.calibration, self.seed),
+                loss=training_loss(trainer, module) if scored else None,
+                seed=self.seed,
+                **self.planning,
+            )
+            if scored:
+                planner.rank()  # while there is a training step to ask
+            return planner
+
+        planner = at_start_of_fit(task.module, task.datamodule, start)
+        planner.model.to(task.module.device)  # a fit that ends leaves it on the CPU
+        return planner
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the plan, the page and the figure."""
@@ -110,7 +146,7 @@ class BoundaryPlan(PlanMethod):
         plan.save(output)
         figure = beside(output, ".map.png")
         plot_map(fitted, splits, fitted.best(splits=splits)).savefig(figure, dpi=150, bbox_inches="tight")
-        beside(output, ".md").write_text(_page(plan, records, figure.name), encoding="utf-8")
+        beside(output, ".md").write_text(page_of(plan, records, figure.name), encoding="utf-8")
 
 
 class PublishedBoundaryPlan(BoundaryPlan):
@@ -137,23 +173,30 @@ class PublishedBoundaryPlan(BoundaryPlan):
         super().__init__(n_remove, n_keep, trials=trials, noise=noise, ignore=ignore, seed=seed, **PUBLISHED)
 
 
-def _page(plan: Plan, records: list[TrialRecord], figure: str) -> str:
+def page_of(plan: Plan, records: Sequence[TrialRecord], figure: str) -> str:
+    """Return the page of a search, Markdown: what was asked for, found and planned, the trials, and what it took."""
     predicted, cost = plan.evidence["predicted"], plan.evidence["search"]
     regret = predicted["regret"]
-    counts = {kind: len(plan.removed.get(kind, ())) for kind in TYPES}
+    attention, activation = (len(plan.removed.get(kind, ())) for kind in TYPES)
+    asked = ", ".join(f"{name}={value}" for name, value in cost["asked"].items())
+    picked = (predicted["attention"], predicted["activation"]) == (attention, activation)
+    further = "" if picked else " The pick saves less than was asked for; this is the nearest split that saves enough."
     units = ", ".join(name for kind in TYPES for name in plan.removed.get(kind, ()))
     lines = [
         "# Search for the best split between attentions and activations",
         "",
-        f"Picked: {counts['attention']} attentions and {counts['activation']} activations removed ({units}).",
+        f"Asked for: {asked}. Picked: {predicted['attention']} attentions and {predicted['activation']} activations.",
         f"Predicted accuracy after a short recovery: {predicted['accuracy']:.2f}%. The truly best split may be better "
         f"by {regret['value']:.2f} points (95%: {regret['low']:.2f} to {regret['high']:.2f}).",
+        "",
+        f"Planned: {attention} attentions and {activation} activations removed ({units}).{further}",
         "",
         f"![Accuracy map]({figure})",
         "",
         table(records),
         "",
-        f"The search took {cost['seconds'] / 60:.1f} minutes for {cost['trials']} trials, those of an earlier, "
-        f"interrupted search not counted; peak memory {cost['peak_memory_bytes'] / 2**20:,.0f} MiB.",
+        f"The {cost['trials']} trials took {cost['trial_seconds'] / 60:.1f} minutes, those of an earlier, interrupted "
+        f"search counted; this search took {cost['seconds'] / 60:.1f} minutes, planning counted. Peak memory "
+        f"{cost['peak_memory_bytes'] / 2**20:,.0f} MiB.",
     ]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What `prunerecover plan` runs: a method that decides, fed with calibration batches of the recipe's training data.
+"""What `prunerecover plan` runs: a method that decides, fed with what the network gets at the start of a recipe's fit.
 
 A method is a class, so that the command line can name any of them (`--method depth`, `--method boundary`, or your own
 class path) with its arguments (`--method.remove '{"activation": 3}'`).
@@ -7,28 +7,20 @@ class path) with its arguments (`--method.remove '{"activation": 3}'`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils._pytree import tree_map
 
-from prunerecover.batches import as_inputs, call, predictions_of
 from prunerecover.budget import Budget
+from prunerecover.callbacks.depth_prune import DepthPrune
+from prunerecover.callbacks.nested import at_start_of_fit
+from prunerecover.callbacks.random_state import seed_all
 from prunerecover.callbacks.target import find_target
-from prunerecover.depth import plan_depth
 from prunerecover.plan import Plan
 from prunerecover.recipes.model_names import expand
-from prunerecover.scoring import split_labels
-from prunerecover.structure import get_module
-
-Loss = Callable[[nn.Module, Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,7 +31,7 @@ class PlanTask:
         module: Holds the dense network.
         datamodule: Its data; None: the module has its own.
         target: Path of the network in the module.
-        calibration: How many training samples to calibrate on.
+        calibration: How many training samples to calibrate on; `capture_inputs` draws them.
         output: The plan's file; what else a method writes goes beside it.
     """
 
@@ -48,21 +40,6 @@ class PlanTask:
     target: str
     calibration: int
     output: Path
-
-    @property
-    def network(self) -> nn.Module:
-        """The dense network."""
-        return get_module(self.module, self.target)
-
-    @cached_property
-    def batches(self) -> Sequence[Any]:
-        """Calibration batches as the training loader gives them, drawn when they are first asked for."""
-        return list(calibration_batches(self.module, self.datamodule, self.calibration))
-
-    @property
-    def loss(self) -> Loss:
-        """`loss(network, batch)`, a scalar, for methods that need labels."""
-        return classification_loss(self.module)
 
 
 class PlanMethod(ABC):
@@ -120,23 +97,19 @@ class DepthPlan(PlanMethod):
         seed: int = 0,
     ) -> None:
         given: dict[str, Any] = {"remove": remove, "ratio": ratio, "macs": macs, "params": params, "latency": latency}
-        self.budget = Budget(**{name: value for name, value in given.items() if value is not None})
-        self.importance, self.replace, self.search = importance, replace, search
-        self.ignore, self.seed = tuple(ignore or ()), seed
+        budget = Budget(**{name: value for name, value in given.items() if value is not None})
+        self.planning: dict[str, Any] = {"budget": budget, "importance": importance, "replace": replace}
+        self.planning |= {"search": search, "ignore": tuple(ignore or ()), "seed": seed}
 
     def make(self, task: PlanTask) -> Plan:
-        """Return the plan of `plan_depth`."""
-        return plan_depth(
-            task.network,
-            self.budget,
-            batches=task.batches,
-            importance=self.importance,
-            loss=task.loss,
-            replace=self.replace,
-            search=self.search,
-            ignore=self.ignore,
-            seed=self.seed,
-        )
+        """Return the plan that `DepthPrune` would make at the start of a fit."""
+        prune = DepthPrune(**self.planning, calibration=task.calibration)
+
+        def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
+            seed_all(prune.seed)  # as DepthPrune does: a training step that scores may draw noise
+            return prune.decide(trainer, module, task.target, prune.budget)
+
+        return at_start_of_fit(task.module, task.datamodule, decide)
 
 
 def plan_with(
@@ -183,38 +156,3 @@ def load_dense_weights(module: pl.LightningModule, path: str) -> None:
             "Give one from before the surgery, or plan without --ckpt_path."
         )
     module.load_state_dict(checkpoint["state_dict"])
-
-
-def calibration_batches(
-    module: pl.LightningModule, datamodule: pl.LightningDataModule | None, samples: int
-) -> Iterator[Any]:
-    """Yield training batches until there are `samples`, the last one cut to fit."""
-    if datamodule is not None:
-        datamodule.prepare_data()
-        datamodule.setup("fit")
-    loader = (datamodule or module).train_dataloader()
-    left = samples
-    for batch in loader:
-        size = as_inputs(batch).n_samples
-        yield batch if size <= left else tree_map(partial(_first, count=left, size=size), batch)
-        left -= size
-        if left <= 0:
-            return
-
-
-def _first(leaf: Any, count: int, size: int) -> Any:
-    return leaf[:count] if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size else leaf
-
-
-def classification_loss(module: pl.LightningModule) -> Loss:
-    """Return the cross-entropy of a batch (inputs, labels); a module's label map is followed."""
-    label_index = getattr(module, "label_index", None)
-
-    def loss(network: nn.Module, batch: Any) -> Tensor:
-        inputs, labels = split_labels(batch)
-        device = next(network.parameters()).device
-        logits = predictions_of(call(network, as_inputs(inputs).to(device)))
-        labels = labels.to(device)
-        return functional.cross_entropy(logits if label_index is None else logits[:, label_index], labels)
-
-    return loss

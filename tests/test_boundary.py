@@ -146,8 +146,12 @@ def test_evidence_tells_the_runs_and_what_the_pick_may_cost(tmp_path: Path) -> N
 
 
 def test_predictions_above_dense_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no split above the dense model's 70.00%, but got 7\d.\d\d% predicted"):
-        plan_boundary(build("timm"), n_remove=4, evaluate=Told(hill), dense=70.0, **QUICK)
+    def rising(m: int, n: int) -> float:
+        return 70 - 3 * (m + n) + (m + n) ** 2
+
+    near = [(m, n) for m in range(3) for n in range(3)]
+    with pytest.raises(ValueError, match=r"no split above the dense model's 70.00%, but got 88.00% predicted"):
+        plan_boundary(build("timm"), n_remove=6, evaluate=Told(rising), design=near, **QUICK)
 
 
 @pytest.mark.parametrize("search", ["greedy", "one_shot"])
@@ -222,8 +226,10 @@ def test_a_planner_does_not_score_the_same_units_twice(monkeypatch: pytest.Monke
         ({"budget": Budget(macs=0.99), "n_remove": None}, "the share that goes when all units go, but got 0.99"),
         ({"surface": "cubic"}, "a surface among polynomial, gaussian_process, parabola or None, but got 'cubic'"),
         ({"noise": 0.0}, "a noise above 0 points, but got 0.0"),
-        ({"design": [(5, 0)]}, "at most 4 units of kind 'attention' to remove, but got 5"),
+        ({"design": [(5, 0)]}, r"within the 4 and 4 units of the model, but got \(5, 0\)"),
         ({"design": []}, "at least one run, but got none"),
+        ({"surface": "polynomial"}, "runs that determine a polynomial"),
+        ({"design": "interleaved", "surface": "parabola"}, "at least three different splits along the line"),
         ({"ignore": ["*.attn"]}, "attentions and activations to choose from, but got 0 and 4 that may go. Ignore"),
         ({"importance": "size"}, "importance to be one of .*, but got 'size'"),
     ],
@@ -244,10 +250,3 @@ def test_gated_families_have_no_activation_to_choose() -> None:
 def test_as_many_accuracies_as_trials() -> None:
     with pytest.raises(ValueError, match="one accuracy per trial, 3 in all, but got 1"):
         plan_boundary(build("timm"), n_remove=3, evaluate=lambda trials: [70.0], **QUICK)
-
-
-def test_a_surface_that_the_design_does_not_determine_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least three different splits along the line of one budget for a parabola"):
-        plan_boundary(
-            build("timm"), n_remove=3, design="one_type_at_a_time", surface="parabola", evaluate=Told(hill), **QUICK
-        )

@@ -20,6 +20,7 @@ from prunerecover import Plan, apply_plan, merge
 from prunerecover.boundary import PUBLISHED
 from prunerecover.designs import axes_and_staircase
 from prunerecover.macs import count_macs
+from prunerecover.recipes.boundary_plan import page_of
 from prunerecover.recipes.cli import main
 from prunerecover.recipes.digits import DigitsClassifier
 
@@ -71,17 +72,28 @@ def test_a_search_leaves_plan_page_figure_and_trials(folder: Path) -> None:
     assert plan.evidence["trials"] == told
     assert plan.made_by.method == "boundary/output_divergence"
     assert plan.evidence["search"]["trials"] == RUNS
-    assert plan.evidence["search"]["seconds"] > sum(line["seconds"] for line in lines)
+    assert plan.evidence["search"]["trial_seconds"] == sum(line["seconds"] for line in lines)
+    assert plan.evidence["search"]["seconds"] > plan.evidence["search"]["trial_seconds"]
     page = (folder / "plan.md").read_text()
     attention, activation = split_of(plan)
-    assert f"Picked: {attention} attentions and {activation} activations removed" in page
+    assert f"Asked for: n_remove=3. Picked: {attention} attentions and {activation} activations." in page
     assert f"Predicted accuracy after a short recovery: {plan.evidence['predicted']['accuracy']:.2f}%" in page
+    assert f"Planned: {attention} attentions and {activation} activations removed (" in page
     best = max(line["accuracy"] for line in lines)
     rows = [row for row in page.splitlines() if row.startswith("| ") and row[2].isdigit()]
     assert len(rows) == RUNS
     assert f" {best:.2f} |" in rows[0]
     assert "![Accuracy map](plan.map.png)" in page
     assert (folder / "plan.map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_says_when_the_pick_was_not_enough(folder: Path) -> None:
+    plan = Plan.load(folder / "plan.json")
+    predicted = {**plan.evidence["predicted"], "attention": 0, "activation": 0}
+    page = page_of(plan.model_copy(update={"evidence": {**plan.evidence, "predicted": predicted}}), [], "plan.map.png")
+    assert "Picked: 0 attentions and 0 activations." in page
+    assert "The pick saves less than was asked for; this is the nearest split that saves enough." in page
+    assert "nearest split" not in (folder / "plan.md").read_text()
 
 
 def test_the_plan_applies_to_the_recipes_network(folder: Path) -> None:
@@ -157,6 +169,7 @@ def test_the_published_search(tmp_path: Path) -> None:
         (["--method.macs=0.2"], "exactly one of n_remove, n_keep and a share of macs"),
         (["--method.runs=2"], "runs to be at least 3, for a curve, but got 2"),
         (["--method.noise=0"], "a noise above 0 points"),
+        (["--method.trials.scale=1000"], "'val_loss' times scale=1000 to be a percentage, but the module logged"),
         (["--method.trials.metric=accuracy"], "log 'accuracy' in validation, but it logged .*val_top1"),
     ],
 )

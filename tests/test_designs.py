@@ -79,6 +79,8 @@ def test_budgets_beyond_the_model_are_refused() -> None:
 def test_shares_are_between_zero_and_one(share: float) -> None:
     with pytest.raises(ValueError, match="Expected activation_share between 0 and 1"):
         affordable_splits(4, 0.05, share, 0.1)
+    with pytest.raises(ValueError, match="Expected attention_share between 0 and 1"):
+        affordable_splits(4, share, 0.05, 0.1)
 
 
 @given(n=st.integers(1, 24), runs=st.integers(2, 30))

@@ -15,10 +15,14 @@ from PIL import Image
 from torch.nn import functional as F
 
 from prunerecover.callbacks import DepthPrune, DistillRecover
+from prunerecover.callbacks.trials import TrialSettings
+from prunerecover.recipes.boundary_plan import PublishedBoundaryPlan
+from prunerecover.recipes.planning import DepthPlan, PlanMethod, plan_with
 from prunerecover.recipes.segmentation_data import IGNORED, SegmentationData
 from prunerecover.recipes.segmenter import ImageSegmenter
 
 TINY = {"patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2}
+SHORT = TrialSettings(metric="val_miou", trainer={"limit_train_batches": 1})
 QUIET = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 
@@ -165,3 +169,21 @@ def test_real_street_scenes(data_root: Path) -> None:
     scores = trainer.validate(module, data, verbose=False)[0]
     assert scores["val_pixel_accuracy"] > 0.6
     assert scores["val_miou"] > 0.2
+
+
+@pytest.mark.parametrize(
+    "method", [DepthPlan({"attention": 1}, importance="gate_gradient"), PublishedBoundaryPlan(2, trials=SHORT)]
+)
+def test_plans_are_scored_by_the_loss_that_the_segmenter_trains_with(
+    scenes: Path, tmp_path: Path, method: PlanMethod
+) -> None:
+    """Scenes have a class per pixel, and the network is only the backbone."""
+    module = tiny(5)
+    planned = module.network.backbone
+    before = {name: value.clone() for name, value in planned.state_dict().items()}
+    plan = plan_with(method, module, opened(scenes), 8, None, None, torch.device("cpu"), tmp_path / "plan.json")
+    assert plan.made_by.method.endswith("gate_gradient")
+    assert plan.edits
+    assert all(torch.equal(value, before[name]) for name, value in planned.state_dict().items())
+    scores = plan.evidence["importance"].values()
+    assert len(set(scores)) == len(scores)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import random
 from collections.abc import Iterator
@@ -137,6 +138,35 @@ def test_without_distillation_and_for_longer(tmp_path: Path, trials: list[Trial]
     runner = TrialRunner(seeded(), Data(), tmp_path / "trials.jsonl", settings)
     expected = by_hand(seeded(), trial, max_epochs=2, limit_train_batches=3).callback_metrics["val_loss"]
     assert runner([trial]) == [float(expected)]
+
+
+def test_trials_of_other_hyperparameters_or_calibration_are_run_again(tmp_path: Path, trials: list[Trial]) -> None:
+    def run(trial: Trial, rate: float) -> list[str]:
+        module = seeded()
+        module.save_hyperparameters({"rate": rate})
+        runner = TrialRunner(module, Data(), tmp_path / "trials.jsonl", LOSS)
+        runner([trial])
+        return [record.key for record in runner.records]
+
+    more = trials[0].plan.model_copy(update={"evidence": {**trials[0].plan.evidence, "samples": 1000}})
+    keys = run(trials[0], 0.1) + run(trials[0], 0.2) + run(replace(trials[0], plan=more), 0.1)
+    assert len(set(keys)) == 3
+    assert run(trials[0], 0.1) == keys[:1]
+    assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("loss", [math.nan, 101.0])
+def test_what_is_no_percentage_is_refused_and_not_kept(tmp_path: Path, trials: list[Trial], loss: float) -> None:
+    class Odd(Plain):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", loss if self.trainer.state.fn == "fit" else 1.0)
+
+    runner = TrialRunner(seeded(Odd), Data(), tmp_path / "trials.jsonl", LOSS)
+    with pytest.raises(
+        ValueError, match=f"'val_loss' times scale=1 to be a percentage, but the module logged {loss:g}"
+    ):
+        runner(trials[:1])
+    assert not (tmp_path / "trials.jsonl").exists()
 
 
 def test_scale_brings_the_metric_to_percent(tmp_path: Path, trials: list[Trial]) -> None:
