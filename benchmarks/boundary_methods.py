@@ -18,8 +18,9 @@ from tiny_imagenet import PRECISION, calibration, data, loss, module, unfused
 from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, find_units, merge, plan_depth
-from prunerecover.boundary import PUBLISHED, BoundarySearch
+from prunerecover.boundary import PUBLISHED
 from prunerecover.boundary_budget import TYPES, CostLine, layers_of
+from prunerecover.boundary_search import BoundarySearch
 from prunerecover.callbacks.trials import TrialRunner, TrialSettings
 from prunerecover.depth import DepthPlanner
 from prunerecover.importance.gate_gradient import gate_gradient

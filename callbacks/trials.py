@@ -24,8 +24,8 @@ import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
-from prunerecover.boundary import Trial
 from prunerecover.boundary_budget import TYPES
+from prunerecover.boundary_search import Trial
 from prunerecover.callbacks.depth_prune import DepthPrune
 from prunerecover.callbacks.distill_recover import DistillRecover
 from prunerecover.callbacks.nested import alone, nested_trainer, own_copy, quiet
@@ -73,7 +73,7 @@ class TrialSettings:
 
 
 class TrialRunner:
-    """Runs trials and returns their accuracies in percent; an `Evaluate` of `prunerecover.boundary`.
+    """Runs trials and returns their accuracies in percent; an `Evaluate` of `prunerecover.boundary_search`.
 
     Args:
         module: With dense weights; unchanged.

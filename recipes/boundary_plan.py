@@ -14,8 +14,9 @@ from typing import Any
 import lightning.pytorch as pl
 
 from prunerecover.accuracy_map import AccuracyMap
-from prunerecover.boundary import PUBLISHED, BoundarySearch
+from prunerecover.boundary import PUBLISHED
 from prunerecover.boundary_budget import TYPES, feasible_within
+from prunerecover.boundary_search import BoundarySearch
 from prunerecover.budget import Budget
 from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.nested import at_start_of_fit

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from engine_cases import batches_of
 
-from prunerecover.boundary import Trial
 from prunerecover.boundary_budget import TYPES
+from prunerecover.boundary_search import Trial
 from prunerecover.designs import Split
 from prunerecover.plan import Plan
 

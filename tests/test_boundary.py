@@ -14,8 +14,9 @@ from tiny_models import tiny_timm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunerecover.boundary import PUBLISHED, Trial, plan_boundary
+from prunerecover.boundary import PUBLISHED, plan_boundary
 from prunerecover.boundary_budget import TYPES
+from prunerecover.boundary_search import Trial
 from prunerecover.budget import Budget
 from prunerecover.depth import DepthPlanner, plan_depth
 from prunerecover.designs import Split, feasible_splits

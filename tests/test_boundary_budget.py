@@ -14,8 +14,9 @@ from torch import nn
 
 import prunerecover.cost as cost_module
 from prunerecover.batches import as_inputs
-from prunerecover.boundary import BoundarySearch, plan_boundary
+from prunerecover.boundary import plan_boundary
 from prunerecover.boundary_budget import TYPES, CostLine, feasible_within, layers_of
+from prunerecover.boundary_search import BoundarySearch
 from prunerecover.budget import Budget
 from prunerecover.depth import DepthPlanner
 from prunerecover.designs import Split, affordable_splits, feasible_splits

@@ -21,7 +21,7 @@ from engine_cases import equal, unchanged
 from habits import Compiled, Manual, Plain, TwoNetworks, WrappedCompiled, dataset, loader
 
 from prunerecover import DepthPrune, DistillRecover, Plan, plan_depth
-from prunerecover.boundary import Trial
+from prunerecover.boundary_search import Trial
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.trial_records import read_records
 from prunerecover.callbacks.trials import TrialRunner, TrialSettings
