@@ -152,7 +152,7 @@ class WidthPrune(PruningCallback):
     def after_surgery(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
     ) -> None:
-        """Reconstruct the weights, estimate BatchNorm statistics anew; all ranks take those of the first."""
+        """Reconstruct the weights, estimate BatchNorm statistics anew; all ranks and averages take the first's."""
         network = unwrap(get_module(pl_module, target))
         if before is None and not batchnorms(network):
             return
@@ -162,7 +162,12 @@ class WidthPrune(PruningCallback):
             recalibrate_batchnorm(network, inputs)
         else:
             self._reconstruct(trainer, pl_module, target, plan, before, inputs)
-        _take_from_first(trainer, {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS})
+        statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
+        _take_from_first(trainer, statistics)
+        for shadow in shadow_modules(pl_module):  # an average of old statistics is one of other activations
+            averaged = dict(unwrap(get_module(shadow, target)).named_buffers())
+            for name, value in statistics.items():
+                averaged[name].copy_(value)
 
     def _reconstruct(
         self,
