@@ -37,11 +37,15 @@ FAMILIES = {
 SIZES = {"Swin-T": 128}  # on smaller images attention, whose windows are padded, takes more than 70% of the MACs
 
 
+DETECTORS = ("Faster R-CNN", "SSDLite")
+
+
 def family(name: str) -> Built:
-    """A dense model in single precision, and a batch for it."""
+    """A dense model in single precision, and a batch for it; of detectors a list of images."""
     torch.manual_seed(0)
     model, inputs = {**BUILD, **LARGE}[FAMILIES[name]]()
     inputs = images(SIZES[name]) if name in SIZES else inputs
+    inputs = ([*inputs],) if name in DETECTORS else inputs
     return model.float(), tree_map(lambda t: t.float() if t.is_floating_point() else t, inputs)
 
 

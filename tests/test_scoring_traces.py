@@ -13,6 +13,7 @@ from score_cases import Batch, Perceptron, directions_of, largest_distance, perc
 from torch import Tensor, nn
 
 from prunerecover.width.activations import Consumer, stream
+from prunerecover.width.discovery import find_groups
 from prunerecover.width.first_order import fisher, gate_taylor, r_score
 from prunerecover.width.groups import Group, Site, Slice
 from prunerecover.width.signals import SIGNALS, signals
@@ -212,6 +213,19 @@ def test_sites_that_do_not_fit_are_refused() -> None:
     model.unused = nn.Conv2d(1, 1, 1)
     with pytest.raises(ValueError, match=r"Expected 'unused', where the units of .* are seen, to be called"):
         u_score(model, [replace(group, sites=(Site("unused"),))], images())
+
+
+def test_samples_of_different_numbers_of_rows_are_refused_in_one_batch() -> None:
+    class Boxes(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.cat([x, x[:1]]))  # two boxes in the first sample
+
+    model = Boxes(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    groups, x = find_groups(model, torch.randn(1, 4)).groups, torch.randn(2, 4)
+    loss = lambda model, batch: model(batch).square().sum()  # noqa: E731
+    with pytest.raises(ValueError, match=r"got shape \(3, 6\)\..* as the boxes of a detector, pass one sample per"):
+        signals(model, groups, [x], ["gate_taylor"], loss=loss)
+    assert signals(model, groups, [*x.split(1)], ["gate_taylor"], loss=loss)["gate_taylor"][groups[0].name].any()
 
 
 def test_slices_that_do_not_fit_are_refused() -> None:
