@@ -177,23 +177,22 @@ def one_class() -> list[Batch]:
 
 
 @pytest.mark.parametrize(
-    ("batches", "error", "message"),
+    ("batches", "message"),
     [
-        (one_class(), ValueError, "Expected samples of at least two classes, but got 1"),
-        ([torch.randn(8, 3, 8, 8)], TypeError, "Expected labelled batches for the U-Score.*Pass labels="),
-        ([(torch.randn(8, 3, 8, 8), torch.rand(8))], ValueError, r"one integer class per sample, shape \(8,\)"),
-        ([(torch.randn(8, 3, 8, 8), torch.ones(8, 8).long())], ValueError, r"but got shape \(8, 8\) of torch.int64"),
-        ([], ValueError, "Expected at least one batch, but there was none"),
+        (one_class(), "Expected samples of at least two classes, but got 1"),
+        ([torch.randn(8, 3, 8, 8)], "Expected labelled batches for the U-Score.*Pass labels="),
+        ([(torch.randn(8, 3, 8, 8), torch.rand(8))], r"one integer class per sample, shape \(8,\)"),
+        ([(torch.randn(8, 3, 8, 8), torch.ones(8, 8).long())], r"but got shape \(8, 8\) of torch.int64"),
+        ([], "Expected at least one batch, but there was none"),
         (
             [*images(), (torch.randn(8, 3, 16, 16), images()[0][1])],
-            ValueError,
             "Expected the same number of positions in every batch at 'bn1', but got units of 64 and of 256",
         ),
     ],
 )
-def test_unusable_batches_are_refused(batches: list[Any], error: type[Exception], message: str) -> None:
+def test_unusable_batches_are_refused(batches: list[Any], message: str) -> None:
     model = small_resnet()
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         u_score(model, resnet_groups(model), batches)
 
 

@@ -175,6 +175,17 @@ def test_labels_of_unusual_batches(tmp_path: Path) -> None:
     assert left(module) <= 0.5
 
 
+def test_labels_that_are_not_found_are_asked_for(tmp_path: Path) -> None:
+    class Several(Classifier):
+        def training_step(self, batch: list[Any], batch_idx: int) -> Tensor:
+            return F.cross_entropy(self.net(batch[0]), batch[1]["species"])
+
+    loader = DataLoader([(x, {"species": y}) for x, y in rows(False).dataset], batch_size=12)
+    message = r"Expected labelled batches for the U-Score, .* but got list without\. Pass labels=, a function batch"
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, prune(allocation="tolerance"), epochs=2).fit(Several(), loader)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
