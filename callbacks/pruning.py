@@ -80,6 +80,7 @@ class PruningCallback(LedgerCallback):
         self.target, self.calibration, self.merge, self.seed = target, calibration, merge, seed
         self._has_begun = False
         self._unfit: ValueError | None = None
+        self._sharded: nn.Module | None = None
 
     @abstractmethod
     def find(self, pl_module: pl.LightningModule) -> str:
@@ -110,8 +111,11 @@ class PruningCallback(LedgerCallback):
             before: What `keep` returned.
         """
 
-    def after_evaluation_surgery(self, network: nn.Module) -> None:
-        """Called once a given plan has changed the network before test, validate or predict."""
+    def after_surgery_without_data(self, network: nn.Module) -> None:
+        """Called once a given plan has changed the network before test, validate or predict, or before it is sharded.
+
+        Not if a checkpoint brings the weights.
+        """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Read the plan's file; install the ledger before any checkpoint is read.
@@ -137,7 +141,7 @@ class PruningCallback(LedgerCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse fitted tensors of other weights under a sharded strategy, unless a checkpoint was read."""
-        self._check_weights(pl_module)
+        self._after_sharding(pl_module)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Do the surgeries that are due."""
@@ -249,7 +253,7 @@ class PruningCallback(LedgerCallback):
         return refit_plan(network, self.plan, batches, self.seed)
 
     def _prune_for_evaluation(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._check_weights(pl_module)
+        self._after_sharding(pl_module)
         ledger = Ledger.of(pl_module)
         if ledger.from_checkpoint:
             return
@@ -269,7 +273,7 @@ class PruningCallback(LedgerCallback):
         operate(trainer, pl_module, target, self.plan)
         if self.plan.edits and self.merge == "at_surgery":
             merge_now(trainer, pl_module, target)
-        self.after_evaluation_surgery(unwrap(get_module(pl_module, target)))
+        self.after_surgery_without_data(unwrap(get_module(pl_module, target)))
         announce(trainer, ledger, self._key(trainer), target, self.plan)
 
     def _prune_before_sharding(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -296,11 +300,18 @@ class PruningCallback(LedgerCallback):
             except ValueError as error:  # no matter if weights are loaded from a checkpoint, which is not known yet
                 self._unfit = error
             ledger.apply(pl_module, target, self.plan, structure_only=self._unfit is not None)
+            self._sharded = network
             announce(trainer, ledger, me, target, self.plan)
 
-    def _check_weights(self, pl_module: pl.LightningModule) -> None:
-        if self._unfit is not None and not Ledger.of(pl_module).from_checkpoint:
+    def _after_sharding(self, pl_module: pl.LightningModule) -> None:
+        """Do what could not be done before: it was not known whether a checkpoint would be read."""
+        network, self._sharded = self._sharded, None
+        if Ledger.of(pl_module).from_checkpoint:
+            return
+        if self._unfit is not None:
             raise self._unfit
+        if network is not None:
+            self.after_surgery_without_data(network)
 
     @property
     def _name(self) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prunerecover.callbacks.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.training_loss import training_loss
-from prunerecover.scoring import split_labels
+from prunerecover.width.u_score import labels_in
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def width_inputs(
     """
 
     def labels_of(inputs: CapturedInputs) -> Tensor:
-        return labels(inputs.batch) if labels is not None else split_labels(inputs.batch)[1]
+        return labels(inputs.batch) if labels is not None else labels_in(inputs.batch)
 
     def own_loss(network: nn.Module, inputs: CapturedInputs) -> Tensor:  # not every signal needs one
         return training_loss(trainer, module)(network, inputs)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from prunerecover.budget import Budget
 from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.capture import CapturedInputs, capture_inputs
-from prunerecover.callbacks.pruning import PruningCallback
+from prunerecover.callbacks.pruning import SHARDED, PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.callbacks.shadows import shadow_modules
 from prunerecover.callbacks.target import find_network
@@ -53,7 +53,7 @@ class WidthPrune(PruningCallback):
         replace: See `plan_width`.
         reconstruct: Fit the weights that are left to what the network gave before, layer by layer; see `reconstruct`.
             Takes a copy of the network and about two passes over the calibration samples per layer. None: networks with
-            BatchNorm, which gain by it (a vision transformer lost), after plans that only narrow.
+            BatchNorm, which gain by it (a vision transformer lost), after plans that only narrow. Not before sharding.
         schedule: When; also as a dict of `PruneSchedule`'s arguments. `every` and `times` divide the budget among
             several surgeries, scored anew each time.
         calibration: Number of training samples to score, reconstruct and recalibrate BatchNorm on.
@@ -116,12 +116,17 @@ class WidthPrune(PruningCallback):
         self.planning = planning
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Read the plan's file, and refuse to reconstruct after a plan that does more than narrow.
+        """Read the plan's file; refuse to reconstruct after a plan that does more than narrow, or before sharding.
 
         Raises:
             FileNotFoundError: If there is no plan file.
-            ValueError: If the plan does more than narrow and `reconstruct=True` was asked for.
+            ValueError: If `reconstruct=True` was asked for, and the plan does more than narrow or the fit is sharded.
         """
+        if self.reconstruct and stage == "fit" and isinstance(trainer.strategy, SHARDED):
+            raise ValueError(
+                f"Expected no reconstruct=True with {type(trainer.strategy).__name__}, which shards the model before "
+                "there is data to reconstruct it on. Use DDP or one device, or leave reconstruct out and train on."
+            )
         super().setup(trainer, pl_module, stage)
         if self.reconstruct and self.plan is not None and not _only_narrows(self.plan):
             raise ValueError(
@@ -152,7 +157,7 @@ class WidthPrune(PruningCallback):
     def after_surgery(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
     ) -> None:
-        """Reconstruct the weights, estimate BatchNorm statistics anew; all ranks take those of the first."""
+        """Reconstruct the weights, estimate BatchNorm statistics anew; all ranks and averages take the first's."""
         network = unwrap(get_module(pl_module, target))
         if before is None and not batchnorms(network):
             return
@@ -162,7 +167,12 @@ class WidthPrune(PruningCallback):
             recalibrate_batchnorm(network, inputs)
         else:
             self._reconstruct(trainer, pl_module, target, plan, before, inputs)
-        _take_from_first(trainer, {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS})
+        statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
+        _take_from_first(trainer, statistics)
+        for shadow in shadow_modules(pl_module):  # an average of old statistics is one of other activations
+            averaged = dict(unwrap(get_module(shadow, target)).named_buffers())
+            for name, value in statistics.items():
+                averaged[name].copy_(value)
 
     def _reconstruct(
         self,
@@ -183,12 +193,13 @@ class WidthPrune(PruningCallback):
             for name, parameter in network.named_parameters():
                 averaged[name].data += (parameter.detach() - narrowed[name]).to(averaged[name].device)
 
-    def after_evaluation_surgery(self, network: nn.Module) -> None:
-        """Say that nothing recalibrates BatchNorm without training data."""
+    def after_surgery_without_data(self, network: nn.Module) -> None:
+        """Say that nothing is reconstructed, nor BatchNorm recalibrated, without training data."""
         if batchnorms(network):
             rank_zero_warn(
                 "The plan was applied without recalibrating BatchNorm, whose statistics are still those of the dense "
-                "network: scores will be low. Fit first, or call recalibrate_batchnorm(network, batches)."
+                "network, and without reconstruction: scores will be low until it is trained. Fit first on one device "
+                "or with DDP, or call recalibrate_batchnorm(network, batches)."
             )
 
 

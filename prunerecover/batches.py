@@ -1,13 +1,14 @@
 """One form for everything a user may hand in as calibration batches.
 
 A batch may be a tensor, a tuple or list whose first element is the input (the rest are labels and are not passed on), a
-mapping of keyword arguments (as tokenizers return), or `ModelInputs`, the form captured from a forward call.
+mapping of keyword arguments (as tokenizers return), or `ModelInputs`, the form captured from a forward call. The input
+of a detector is a list: one image `(C, H, W)`, or one mapping, per sample.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,32 +22,35 @@ MIN_SAMPLES = 8
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """The arguments of one forward call; tensors are batched along dimension 0."""
+    """The arguments of one forward call; tensors are batched along dimension 0, lists of images along the list."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def n_samples(self) -> int:
-        """Size of dimension 0 of the first tensor."""
-        for leaf in tree_leaves((self.args, self.kwargs)):
-            if isinstance(leaf, Tensor) and leaf.ndim:
-                return int(leaf.shape[0])
+        """Size of dimension 0 of the first tensor; of a list of images its length."""
+        for value in (*self.args, *self.kwargs.values()):
+            if _one_per_sample(value):
+                return len(value)
+            for leaf in tree_leaves(value):
+                if isinstance(leaf, Tensor) and leaf.ndim:
+                    return int(leaf.shape[0])
         raise TypeError("Expected a batch with at least one tensor of one or more dimensions, but found none.")
-
-    def map(self, fn: Callable[[Tensor], Tensor]) -> ModelInputs:
-        """Apply `fn` to every tensor that is batched along dimension 0."""
-        n = self.n_samples
-
-        def visit(leaf: Any) -> Any:
-            return fn(leaf) if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == n else leaf
-
-        args, kwargs = tree_map(visit, (self.args, self.kwargs))
-        return ModelInputs(args, kwargs)
 
     def select(self, index: Tensor) -> ModelInputs:
         """Return the samples in `index`, a 1-D integer tensor."""
-        return self.map(lambda t: t[index.to(t.device)])
+        n = self.n_samples
+
+        def of(leaf: Any) -> Any:
+            return leaf[index.to(leaf.device)] if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == n else leaf
+
+        def chosen(value: Any) -> Any:
+            if _one_per_sample(value) and len(value) == n:
+                return [value[number] for number in index.tolist()]
+            return tree_map(of, value)
+
+        return ModelInputs(tuple(map(chosen, self.args)), {name: chosen(value) for name, value in self.kwargs.items()})
 
     def to(self, device: torch.device) -> ModelInputs:
         """Move every tensor to `device`."""
@@ -69,12 +73,22 @@ def as_inputs(batch: Any) -> ModelInputs:
         return ModelInputs((batch,))
     if isinstance(batch, Mapping):
         return ModelInputs(kwargs=dict(batch))
-    if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor | Mapping):
+    if isinstance(batch, tuple | list) and batch and _one_per_sample(batch[0]):
+        return ModelInputs((batch[0],))
+    if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor | Mapping | ModelInputs):
         return as_inputs(batch[0])
     raise TypeError(
         "Expected each batch to be a tensor, a tuple whose first element is the input, or a mapping of keyword "
         f"arguments, but got {type(batch).__name__}. Convert it in your loader or pass a generator that does."
     )
+
+
+def _one_per_sample(value: Any) -> bool:
+    """Whether this is a list of images or of mappings, such as what detectors take and their targets."""
+    if not isinstance(value, tuple | list) or not value:
+        return False
+    images = all(isinstance(entry, Tensor) and entry.ndim == 3 for entry in value)
+    return images or all(isinstance(entry, Mapping) for entry in value)
 
 
 def on_device(batch: Any, device: torch.device) -> Any:

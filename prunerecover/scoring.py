@@ -81,7 +81,7 @@ def score(
 
 
 def split_labels(batch: Any) -> tuple[Any, Tensor]:
-    """Separate what the model is called with from the labels.
+    """Separate what the model is called with, a batch without labels, from the labels.
 
     Raises:
         TypeError: If the batch holds no labels.
@@ -91,7 +91,7 @@ def split_labels(batch: Any) -> tuple[Any, Tensor]:
         if key is not None:
             return {k: v for k, v in batch.items() if k not in LABELS}, batch[key]
     elif isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[1], Tensor):
-        return batch[0], batch[1]
+        return batch[:1], batch[1]
     raise TypeError(
         f"Expected labelled batches, tuples (input, labels) or mappings with 'labels', but got {type(batch).__name__}. "
         "Leave `batches` out to compare costs alone."

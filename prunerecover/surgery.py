@@ -36,8 +36,8 @@ class Applied:
         removed: Parameters that left the model, by their old names.
         added: New parameters by name, each with the old parameter whose optimizer group it should join.
         journal: Every change, in order; `undo` takes them back.
-        cuts: New parameters that are what stays of an old one, with that one and how it was cut. They are in `added`,
-            and the old ones in `removed`.
+        cuts: New parameters that are what stays of an old one, with that one and how it was cut: not at all, for a bias
+            that took something over. They are in `added`, and the old ones in `removed`.
     """
 
     removed: dict[str, Parameter] = field(default_factory=dict)
@@ -114,7 +114,7 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
     added = {name: (p, site.like_of(p)) for name, p in after.items() if p in site.likes}
     gone = set(removed.values())
     origins = {p: site.origin_of(p) for p, _ in added.values()}
-    cuts = {p: (old, how) for p, (old, how) in origins.items() if how and old in gone}
+    cuts = {p: (old, how) for p, (old, how) in origins.items() if old in gone}
     return Applied(removed, added, site.journal, cuts)
 
 

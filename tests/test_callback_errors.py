@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +13,8 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from prunerecover import Budget, Plan, find_units, plan_depth
-from prunerecover.callbacks import DepthPrune, DistillRecover
+from prunerecover import Budget, Plan, find_units, plan_depth, plan_width
+from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune
 from prunerecover.callbacks.ledger import Ledger
 
 
@@ -318,3 +319,37 @@ def test_sharding_with_a_plan_prunes_once(strategy):
     callback.setup(trainer, module, "test")
     assert Ledger.of(module).plans["net"].edits == second.edits
     assert not callback._left(trainer, module)
+
+
+def narrowing(strategy, **arguments):
+    module = Plain()
+    module.net = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 4, 3)).eval()
+    batch = torch.randn(8, 1, 8, 8)
+    plan = plan_width(module.net, Budget(macs=0.3), batches=[batch], loss=lambda net, x: net(x).square().mean())
+    callback = WidthPrune(plan=plan, **arguments)
+    return module, callback, sharded(strategy, callback)
+
+
+def test_sharding_leaves_batchnorm_as_it_was_and_says_so_unless_a_checkpoint_is_read(strategy):
+    module, callback, trainer = narrowing(strategy)
+    callback.setup(trainer, module, "fit")
+    assert module.net[0].out_channels < 8
+    with pytest.warns(UserWarning, match="without recalibrating BatchNorm, .* and without reconstruction: scores will"):
+        callback.on_train_start(trainer, module)
+    module, callback, trainer = narrowing(strategy)
+    callback.setup(trainer, module, "fit")
+    Ledger.of(module).from_checkpoint = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        callback.on_train_start(trainer, module)
+
+
+def test_reconstruction_before_sharding_is_refused(strategy):
+    module, callback, trainer = narrowing(strategy, reconstruct=True)
+    with pytest.raises(
+        ValueError, match=r"Expected no reconstruct=True with \w+Strategy, which shards the model before"
+    ):
+        callback.setup(trainer, module, "fit")
+    assert module.net[0].out_channels == 8
+    callback.setup(trainer, module, "test")
+    assert module.net[0].out_channels < 8

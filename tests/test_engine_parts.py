@@ -32,7 +32,15 @@ from prunerecover.units import find_units
 def test_batches_of_every_form_reach_the_model_alike() -> None:
     x, y = torch.randn(4, 3), torch.zeros(4)
     net = nn.Linear(3, 2)
-    forms: list[Any] = [x, (x, y), [x, y], {"input": x}, b.ModelInputs((x,)), ({"input": x}, y)]
+    forms: list[Any] = [
+        x,
+        (x, y),
+        [x, y],
+        {"input": x},
+        b.ModelInputs((x,)),
+        ({"input": x}, y),
+        (b.ModelInputs((x,)), y),
+    ]
     assert all(torch.equal(b.call(net, b.as_inputs(form)), net(x)) for form in forms)
     assert all(b.as_inputs(form).n_samples == 4 for form in forms)
 
@@ -54,6 +62,21 @@ def test_selecting_samples_leaves_unbatched_tensors_alone() -> None:
     assert chosen.args[0].tolist() == [[4, 5], [0, 1]]
     assert chosen.kwargs["table"].shape == (5,)
     assert chosen.kwargs["n"] == 1
+
+
+def test_lists_of_images_are_batched_along_the_list() -> None:
+    images, targets = [torch.randn(3, 8, 8), torch.randn(3, 6, 8)], [{"boxes": torch.zeros(i, 4)} for i in (2, 5)]
+    forms: list[Any] = [(images, targets), (images,), (tuple(images), tuple(targets)), [images]]
+    assert all(b.as_inputs(form).args[0][1] is images[1] for form in forms)
+    assert all(b.as_inputs(form).n_samples == 2 for form in forms)
+    assert b.as_inputs((targets,)).n_samples == 2
+    inputs = b.ModelInputs((images, targets), {"scale": torch.ones(3, 1)})
+    assert inputs.n_samples == 2
+    assert b.ModelInputs(([torch.randn(4, 3, 8, 8), torch.randn(4, 3, 4, 4)],)).n_samples == 4, "maps of two scales"
+    second = inputs.select(torch.tensor([1]))
+    assert second.args[0][0] is images[1]
+    assert second.args[1] == [targets[1]]
+    assert second.kwargs["scale"].shape == (3, 1)
 
 
 def test_logits_are_found_in_outputs_of_every_form() -> None:

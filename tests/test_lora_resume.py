@@ -114,14 +114,16 @@ def test_files_are_tested_as_they_were(tmp_path):
     assert "epoch=2" in best.best_model_path  # of the model after the last surgery
 
 
+class Counting(Plain):
+    """Its first epoch is the best."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("epoch_number", float(self.current_epoch))
+
+
 def test_best_may_be_from_before_the_adapters(tmp_path):
     """Laying changes no output, so scores before it still count."""
     best = ModelCheckpoint(tmp_path / "best", monitor="epoch_number", filename="{epoch}")
-
-    class Counting(Plain):
-        def validation_step(self, batch, batch_idx):
-            self.log("epoch_number", float(self.current_epoch))
-
     module, runner = fit(tmp_path, best, lora(start=1), make=Counting)
     assert "epoch=0" in best.best_model_path
     result = runner.test(module, loader(shuffle=False), ckpt_path="best", verbose=False)
@@ -129,6 +131,29 @@ def test_best_may_be_from_before_the_adapters(tmp_path):
     assert all(p.requires_grad for p in module.parameters())
     fresh = trainer_of(tmp_path, lora())
     assert fresh.test(Counting(), loader(shuffle=False), ckpt_path=best.best_model_path, verbose=False) == result
+
+
+@pytest.mark.parametrize("resumed_after", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_best_of_a_resumed_run_of_depth_width_and_lora_is_tested_as_it_was(tmp_path, resumed_after):
+    """Surgery of depth at epoch 1 and of width at 2, which has the best score; training goes on after it."""
+
+    def run(folder, **settings):
+        best = ModelCheckpoint(folder / "best", monitor="epoch_number", filename="{epoch}")
+        callbacks = [depth(), width(schedule={"start": 2}), lora(), best]
+        module, runner = fit(folder, *callbacks, make=Counting, epochs=4, **settings)
+        assert "epoch=2" in best.best_model_path
+        live = runner.test(module, loader(shuffle=False), verbose=False)
+        found = runner.test(module, loader(shuffle=False), ckpt_path="best", verbose=False)
+        assert found != live
+        assert {"attention", "activation", "neuron"} <= set(Ledger.of(module).plans["net"].removed)
+        assert has_adapters(module.net)
+        return found, best.best_model_path
+
+    found, file = run(tmp_path / "whole")
+    again, _ = run(tmp_path / "again", resume=tmp_path / "whole" / f"epoch={resumed_after}.ckpt")
+    assert again == found
+    fresh = trainer_of(tmp_path, depth(), width(), lora())
+    assert fresh.test(Counting(), loader(shuffle=False), ckpt_path=file, verbose=False) == found
 
 
 @pytest.mark.slow

@@ -95,6 +95,24 @@ def test_narrowed_parameters_keep_their_place_and_name_in_the_groups() -> None:
     assert not optimizer.state
 
 
+def test_a_bias_that_takes_something_over_keeps_its_place_and_state() -> None:
+    model = CASES["convolution"].build().train()
+    optimizer = torch.optim.Adam([
+        {"params": [model.head.bias, model.head.weight]},
+        {"params": [p for name, p in model.named_parameters() if not name.startswith("head")]},
+    ])  # fmt: skip
+    train(model, optimizer, 2)
+    before, state = model.head.bias.detach().clone(), dict(optimizer.state[model.head.bias])
+    values = {"e0.head.weight": torch.ones(2, 5)}  # what two channels were, from four kept ones and a constant
+    edit = second_conv().model_copy(update={"tensors": tuple(values)})
+    update_optimizer(optimizer, apply_edits(model, [edit], values))
+    assert not torch.equal(model.head.bias, before)
+    assert optimizer.param_groups[0]["params"][0] is model.head.bias
+    found = optimizer.state[model.head.bias]
+    assert set(found) == set(state) == {"step", "exp_avg", "exp_avg_sq"}
+    assert all(torch.equal(found[name], value) for name, value in state.items())
+
+
 def test_state_of_another_shape_is_dropped_and_training_goes_on() -> None:
     model = CASES["convolution"].build().train()
     optimizer = torch.optim.Adafactor(model.parameters(), 0.01)

@@ -110,6 +110,26 @@ def test_a_model_without_parameters_has_nothing_to_narrow(model: nn.Module, batc
         plan_depth(model, remove={"block": 1}, batches=batches)
 
 
+class Detector(nn.Module):
+    """Takes a list of images, and targets that are not read in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = cnn()
+
+    def forward(self, images: list[Tensor] | Tensor, targets: list[dict[str, Tensor]] | None = None) -> Tensor:
+        return self.backbone(torch.stack(list(images)))
+
+
+@pytest.mark.parametrize("allocation", ["per_cost", "tolerance"])
+def test_lists_of_images_plan_as_batched_ones(batches: Batches, allocation: Any) -> None:
+    def plan(inputs: list[Any]) -> Plan:
+        pairs = list(zip(inputs, [y for _, y in batches], strict=True))
+        return plan_width(Detector(), Budget(macs=0.3), batches=pairs, allocation=allocation)
+
+    assert plan([[*x] for x, _ in batches]).edits == plan([x for x, _ in batches]).edits
+
+
 def test_budgets_in_units_leave_other_kinds_alone(batches: Batches) -> None:
     plan = plan_width(vit(), Budget(remove={"neuron": 7}), batches=batches)
     assert {edit.kind for edit in plan.edits} == {"neuron"}

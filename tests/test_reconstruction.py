@@ -226,6 +226,19 @@ def test_activations_that_are_not_finite_are_refused_and_nothing_changes() -> No
     assert all(torch.equal(value, network.state_dict()[name]) for name, value in there.items())
 
 
+def test_batches_that_batchnorm_cannot_be_recalibrated_on_change_nothing() -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)
+    dense = nn.Sequential(*layers).eval()
+    plan = plan_width(dense, Budget(macs=0.4), batches=[(torch.randn(32, 6), torch.arange(32) % 4)])
+    network = copy.deepcopy(dense)
+    apply_plan(network, plan)
+    there = {name: value.clone() for name, value in network.state_dict().items()}
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        reconstruct(network, dense, plan, torch.randn(40, 6).split(1))
+    assert all(torch.equal(value, network.state_dict()[name]) for name, value in there.items())
+
+
 def test_a_plan_of_nothing_changes_no_weight() -> None:
     dense = residual()
     network = copy.deepcopy(dense)

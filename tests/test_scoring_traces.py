@@ -13,6 +13,7 @@ from score_cases import Batch, Perceptron, directions_of, largest_distance, perc
 from torch import Tensor, nn
 
 from prunerecover.width.activations import Consumer, stream
+from prunerecover.width.discovery import find_groups
 from prunerecover.width.first_order import fisher, gate_taylor, r_score
 from prunerecover.width.groups import Group, Site, Slice
 from prunerecover.width.signals import SIGNALS, signals
@@ -176,23 +177,22 @@ def one_class() -> list[Batch]:
 
 
 @pytest.mark.parametrize(
-    ("batches", "error", "message"),
+    ("batches", "message"),
     [
-        (one_class(), ValueError, "Expected samples of at least two classes, but got 1"),
-        ([torch.randn(8, 3, 8, 8)], TypeError, "Expected labelled batches for the U-Score.*Pass labels="),
-        ([(torch.randn(8, 3, 8, 8), torch.rand(8))], ValueError, r"one integer class per sample, shape \(8,\)"),
-        ([(torch.randn(8, 3, 8, 8), torch.ones(8, 8).long())], ValueError, r"but got shape \(8, 8\) of torch.int64"),
-        ([], ValueError, "Expected at least one batch, but there was none"),
+        (one_class(), "Expected samples of at least two classes, but got 1"),
+        ([torch.randn(8, 3, 8, 8)], "Expected labelled batches for the U-Score.*Pass labels="),
+        ([(torch.randn(8, 3, 8, 8), torch.rand(8))], r"one integer class per sample, shape \(8,\)"),
+        ([(torch.randn(8, 3, 8, 8), torch.ones(8, 8).long())], r"but got shape \(8, 8\) of torch.int64"),
+        ([], "Expected at least one batch, but there was none"),
         (
             [*images(), (torch.randn(8, 3, 16, 16), images()[0][1])],
-            ValueError,
             "Expected the same number of positions in every batch at 'bn1', but got units of 64 and of 256",
         ),
     ],
 )
-def test_unusable_batches_are_refused(batches: list[Any], error: type[Exception], message: str) -> None:
+def test_unusable_batches_are_refused(batches: list[Any], message: str) -> None:
     model = small_resnet()
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         u_score(model, resnet_groups(model), batches)
 
 
@@ -212,6 +212,19 @@ def test_sites_that_do_not_fit_are_refused() -> None:
     model.unused = nn.Conv2d(1, 1, 1)
     with pytest.raises(ValueError, match=r"Expected 'unused', where the units of .* are seen, to be called"):
         u_score(model, [replace(group, sites=(Site("unused"),))], images())
+
+
+def test_samples_of_different_numbers_of_rows_are_refused_in_one_batch() -> None:
+    class Boxes(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.cat([x, x[:1]]))  # two boxes in the first sample
+
+    model = Boxes(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    groups, x = find_groups(model, torch.randn(1, 4)).groups, torch.randn(2, 4)
+    loss = lambda model, batch: model(batch).square().sum()  # noqa: E731
+    with pytest.raises(ValueError, match=r"got shape \(3, 6\)\..* as the boxes of a detector, pass one sample per"):
+        signals(model, groups, [x], ["gate_taylor"], loss=loss)
+    assert signals(model, groups, [*x.split(1)], ["gate_taylor"], loss=loss)["gate_taylor"][groups[0].name].any()
 
 
 def test_slices_that_do_not_fit_are_refused() -> None:

@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import timm
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, WeightAveraging
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -173,6 +173,17 @@ def test_labels_of_unusual_batches(tmp_path: Path) -> None:
     module = Mapped()
     trainer(tmp_path, callback, epochs=1).fit(module, loader)
     assert left(module) <= 0.5
+
+
+def test_labels_that_are_not_found_are_asked_for(tmp_path: Path) -> None:
+    class Several(Classifier):
+        def training_step(self, batch: list[Any], batch_idx: int) -> Tensor:
+            return F.cross_entropy(self.net(batch[0]), batch[1]["species"])
+
+    loader = DataLoader([(x, {"species": y}) for x, y in rows(False).dataset], batch_size=12)
+    message = r"Expected labelled batches for the U-Score, .* but got list without\. Pass labels=, a function batch"
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, prune(allocation="tolerance"), epochs=2).fit(Several(), loader)
 
 
 @pytest.mark.parametrize(
@@ -345,23 +356,36 @@ def test_reconstruction_of_a_plan_that_also_removes_layers_is_refused_at_once(tm
         fit(tmp_path, WidthPrune(plan=shallow, reconstruct=True), network="vit")
 
 
-class Parameters(pl.Callback):
-    """Keeps the parameters of the network and of its average right after the surgery."""
+class Averaged(pl.Callback):
+    """Keeps the parameters and buffers of the network and of its average right after the surgery."""
 
     def __init__(self, average: WeightAveraging) -> None:
-        self.average, self.pairs = average, list[tuple[Tensor, Tensor]]()
+        self.average, self.pairs = average, dict[str, tuple[Tensor, Tensor]]()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        copies = self.average._average_model.module.net.parameters()
-        live = pl_module.net.parameters()
-        self.pairs = [(p.detach().clone(), q.detach().clone()) for p, q in zip(live, copies, strict=True)]
+        copies = self.average._average_model.module.net.state_dict()
+        live = pl_module.net.state_dict()
+        self.pairs = {name: (live[name].clone(), copies[name].clone()) for name in live}
 
 
 def test_averages_move_along_with_reconstruction(tmp_path: Path) -> None:
     """An average that was the network before the surgery is the network after it."""
     average = WeightAveraging(avg_fn=lambda averaged, current, n: current)
-    seen = Parameters(average)
+    seen = Averaged(average)
     fit(tmp_path, average, prune(), seen, epochs=2)
     assert seen.pairs
-    for live, averaged in seen.pairs:
+    for live, averaged in seen.pairs.values():
         torch.testing.assert_close(live, averaged)
+
+
+@pytest.mark.parametrize("reconstruct", [True, False])
+def test_averages_take_the_statistics_that_were_estimated_anew(reconstruct: bool, tmp_path: Path) -> None:
+    """Those of the dense network would stay in them for thousands of steps."""
+    average = EMAWeightAveraging(decay=0.999)
+    seen = Averaged(average)
+    fit(tmp_path, average, prune(reconstruct=reconstruct), seen, epochs=2)
+    running = [name for name in seen.pairs if "running" in name]
+    assert running
+    for name in running:
+        assert torch.equal(*seen.pairs[name]), name
+    assert not torch.equal(*seen.pairs["linear.weight"])

@@ -244,7 +244,8 @@ class _Taps:
             raise ValueError(
                 f"Expected the {site.of} of '{site.module}' to hold {group.size} units of {site.span} entries along "
                 f"dimension {site.dim} and a multiple of {self.n} samples along dimension 0, but got shape "
-                f"{tuple(tensor.shape)}. Were the groups found in another model?"
+                f"{tuple(tensor.shape)}. Were the groups found in another model? Where samples have different numbers "
+                "of rows, as the boxes of a detector, pass one sample per batch."
             )
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from prunerecover.batches import as_inputs
@@ -149,7 +150,7 @@ def cost_model(model: nn.Module, groups: Sequence[Group], example_inputs: Any) -
     """
     check_names(groups)
     network = unwrap(model)
-    macs = macs_by_module(network, as_inputs(example_inputs).map(lambda t: t[:1]))
+    macs = macs_by_module(network, as_inputs(example_inputs).select(torch.tensor([0])))
     positions = _positions(network, groups, macs)
     linear: dict[str, tuple[int | Fraction, int]] = {group.name: (group.products, 0) for group in groups}
     blocks: dict[str, list[Block]] = {group.name: [] for group in groups}

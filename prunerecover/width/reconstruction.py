@@ -20,12 +20,13 @@ fused experts, weights that several layers share, and layers with more than `LAR
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -71,18 +72,43 @@ def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches
     with uncompiled(), observing(network, reference), torch.no_grad():
         calls = calls_of(network, reference, rows, samples[0])
         check_between(network, reference, rows, calls)
-        before = {p: p.clone() for path in calls for p in get_module(network, path).parameters()}
-        generator = torch.Generator().manual_seed(seed)
-        try:
-            with _normalising_by_batch(network, samples), progress("reconstructing layers", len(calls)) as advance:
-                for path, number in calls.items():
-                    _fit(path, network, reference, rows.get(path), samples, number, generator)
-                    advance()
-        except BaseException:
-            for parameter, value in before.items():
+    with _all_or_nothing([p for path in calls for p in get_module(network, path).parameters()]):
+        _fit_all(network, reference, rows, calls, samples, seed)
+        recalibrate_batchnorm(network, samples)
+
+
+@contextmanager
+def _all_or_nothing(parameters: Sequence[Parameter]) -> Iterator[None]:
+    """Give parameters their values back if anything fails inside a `with` block."""
+    before = [parameter.detach().clone() for parameter in parameters]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, before, strict=True):
                 parameter.copy_(value)
-            raise
-    recalibrate_batchnorm(network, samples)
+        raise
+
+
+def _fit_all(
+    network: nn.Module,
+    dense: nn.Module,
+    rows: Mapping[str, Tensor],
+    calls: Mapping[str, int],
+    samples: Sequence[ModelInputs],
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with (
+        uncompiled(),
+        observing(network, dense),
+        torch.no_grad(),
+        _normalising_by_batch(network, samples),
+        progress("reconstructing layers", len(calls)) as advance,
+    ):
+        for path, number in calls.items():
+            _fit(path, network, dense, rows.get(path), samples, number, generator)
+            advance()
 
 
 @contextmanager

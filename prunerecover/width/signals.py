@@ -52,7 +52,6 @@ def signals(
 
     Raises:
         ValueError: If a name is unknown, a loss is missing or a score is not finite; and see each signal.
-        TypeError: If a batch has no labels.
     """
     for name in names:
         if name not in SIGNALS:

@@ -59,9 +59,8 @@ def u_score(
         `(size,)` distances by group name, in the units of the activations.
 
     Raises:
-        ValueError: If a group has no site, there are fewer than two classes, labels are not one integer per sample or
-            a unit's number of positions differs between batches.
-        TypeError: If a batch has no labels.
+        ValueError: If a group has no site, a batch has no labels, there are fewer than two classes, labels are not one
+            integer per sample or a unit's number of positions differs between batches.
     """
     passes = u_passes(groups, batches, labels, directions, seed, per_class)
     for consumer in passes:
@@ -204,12 +203,12 @@ def labels_in(batch: Any) -> Tensor:
     """Return the second element of a tuple, or the entry `labels` or `label` of a mapping.
 
     Raises:
-        TypeError: If there is none.
+        ValueError: If there is none.
     """
     try:
         return split_labels(batch)[1]
     except TypeError as error:
-        raise TypeError(
+        raise ValueError(
             "Expected labelled batches for the U-Score, tuples (input, labels) or mappings with 'labels', but got "
             f"{type(batch).__name__} without. Pass labels=, a function batch -> classes."
         ) from error
