@@ -117,10 +117,8 @@ def test_budgets_in_units_leave_other_kinds_alone(batches: Batches) -> None:
     assert {edit.kind for edit in planner.plan(Budget(remove={"head": 2})).edits} == {"head"}
 
 
-def test_narrowed_equals_masked(batches: Batches) -> None:
-    """What is gone adds nothing: its BatchNorms are zero, and so are its rows of padded shortcuts."""
-    model = cnn()
-    plan = plan_width(model, Budget(macs=0.4), batches=batches, replace="zero")
+def check_against_masked(model: nn.Module, plan: Plan) -> None:
+    """Apply a plan; what is gone adds nothing: its BatchNorms are zero, and so are its rows of padded shortcuts."""
     masked = copy.deepcopy(model)
     apply_edits(masked, [edit for edit in plan.edits if edit.op == "rewrite"])
     for edit in plan.edits:
@@ -132,6 +130,27 @@ def test_narrowed_equals_masked(batches: Batches) -> None:
     apply_plan(model, plan)
     images = torch.randn(4, 3, 32, 32)
     torch.testing.assert_close(model(images), masked(images), rtol=1e-4, atol=1e-4)
+
+
+def test_narrowed_equals_masked(batches: Batches) -> None:
+    model = cnn()
+    check_against_masked(model, plan_width(model, Budget(macs=0.4), batches=batches, replace="zero"))
+
+
+def test_what_was_narrowed_once_can_be_narrowed_again(batches: Batches) -> None:
+    """Rewritten shortcuts go on tying the residual channels, and let them go."""
+
+    def ties(model: nn.Module) -> dict[str, tuple[Any, ...]]:
+        return {g.name: (g.kind, g.sites, [s.tensor for s in g.slices]) for g in find_groups(model, IMAGE).groups}
+
+    model = cnn()
+    before = ties(model)
+    check_against_masked(model, plan_width(model, Budget(macs=0.3), batches=batches, replace="zero"))
+    assert ties(model) == before
+    again = plan_width(model, Budget(macs=0.5), batches=batches, replace="zero")
+    assert {"conv1", "layer2.0.conv2", "layer3.0.conv2"} <= {edit.unit for edit in again.edits}
+    check_against_masked(model, again)
+    assert ties(model) == before
 
 
 def test_the_model_is_bit_identical_afterwards(batches: Batches) -> None:
