@@ -222,6 +222,15 @@ def test_rounds_meet_the_same_budget(batches: Batches) -> None:
     assert plan.result.macs == count_macs(model, IMAGE)
 
 
+@pytest.mark.parametrize("cost", ["macs", "params"])
+def test_rounds_do_not_take_what_others_took_beyond_their_part(batches: Batches, cost: str) -> None:
+    """Each of four rounds needs half a neuron, and can take no less than one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
+    apply_plan(model, plan_width(model, Budget(**{cost: 0.25}), batches=batches, rounds=4))
+    assert model[1].out_features == 6
+
+
 def test_heads_and_neurons_of_a_vit(batches: Batches) -> None:
     model = vit()
     plan = plan_width(model, Budget(macs=0.4), batches=batches)
@@ -347,9 +356,9 @@ def test_one_class_has_no_separation(batches: Batches) -> None:
         plan_width(cnn(), Budget(macs=0.1), batches=same, allocation="tolerance")
 
 
-def test_budget_in_parts_needs_a_share_or_a_number() -> None:
+def test_budget_in_steps_needs_a_share_or_a_number() -> None:
     with pytest.raises(ValueError, match="Expected a budget in a share of cost or a number of units, but got {'ratio'"):
-        Budget(ratio={"head": 0.2}).in_parts(2)
+        Budget(ratio={"head": 0.2}).in_steps(2)
 
 
 def test_auxiliary_heads_of_training_still_run(batches: Batches) -> None:

@@ -15,10 +15,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from prunerecover.batches import Batches, as_inputs
+from prunerecover.batches import Batches, ModelInputs, as_inputs
 from prunerecover.budget import Budget
 from prunerecover.copies import twin_of
-from prunerecover.cost import removed_share
+from prunerecover.cost import removed_share, taken_by
 from prunerecover.edits import Edit, Narrow, Rewrite
 from prunerecover.importance.losses import supervised_loss
 from prunerecover.importance.request import Loss
@@ -84,7 +84,8 @@ def plan_width(
         kinds: Among "channel", "head", "neuron" and "expert"; a budget in units names its own.
         replace: "calibrated": weights that read a group take over what its removed units did, as far as the kept ones
             predict it (see `compensation`). "zero": nothing does, as is usual.
-        rounds: The budget is reached in so many steps, scored anew each time.
+        rounds: The budget is reached in so many steps, scored anew each time; what one takes beyond its part, those
+            after it need not take.
         ignore: Shell patterns of groups that stay, such as "layer4.*".
         seed: Of everything random.
 
@@ -115,9 +116,14 @@ def _in_rounds(network: nn.Module, budget: Budget, rounds: int, options: dict[st
     asked = budget.to_dict()
     if budget.in_units:
         budget = Budget(remove=budget.counts(WidthPlanner(network, **options).units))
-    plan, kept = Plan(), dict[str, list[int]]()
-    for part in budget.in_parts(rounds):
-        step = WidthPlanner(network, **options).plan(part, **how)
+    plan, kept, taken = Plan(), dict[str, list[int]](), list[dict[str, float]]()
+    for whole in budget.in_steps(rounds):
+        part = whole.beyond(taken)
+        if part is None:  # rounds before have taken as much
+            continue
+        planner = WidthPlanner(network, **options)
+        step = planner.plan(part, **how)
+        taken.append(taken_by(step, budget, network, planner.first_batch, options["seed"]))
         apply_plan(network, step)
         plan = plan + step
         for name, (left, size) in step.evidence.get("kept", {}).items():
@@ -152,7 +158,7 @@ class WidthPlanner:
         self.batches, self.loss, self.labels, self.seed = list(batches), loss or supervised_loss, labels, seed
         if not self.batches:
             raise ValueError("Expected at least one calibration batch, but got none. Was a generator consumed before?")
-        self.example = as_inputs(self.batches[0]).to(device_of(self.model)).select(torch.tensor([0]))
+        self.example = self.first_batch().select(torch.tensor([0]))
         found = find_groups(self.model, self.example, kinds, ignore)
         self.groups: tuple[Group, ...] = found.groups
         self.rewrites: tuple[Rewrite, ...] = tuple(
@@ -171,6 +177,10 @@ class WidthPlanner:
         for group in self.groups:
             counts[group.kind] += group.size
         return dict(counts)
+
+    def first_batch(self) -> ModelInputs:
+        """Return the first batch, on the model's device: what latency is measured on."""
+        return as_inputs(self.batches[0]).to(device_of(self.model))
 
     @ordinary_arithmetic()
     def scores(self, *names: str) -> tuple[Scores, ...]:
@@ -275,7 +285,7 @@ class WidthPlanner:
             ValueError: If no budget of MACs that was tried saves as much.
         """
         low, high, most, found = 0.0, 0.99, 0.0, False
-        batch = as_inputs(self.batches[0]).to(device_of(self.model))
+        batch = self.first_batch()
         for _ in range(LATENCY_STEPS):
             middle = (low + high) / 2
             try:
