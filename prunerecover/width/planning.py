@@ -284,6 +284,7 @@ class WidthPlanner:
         Raises:
             ValueError: If no budget of MACs that was tried saves as much.
         """
+        self.scores(*(name for name in (removal, protection) if name))  # before errors mean that structure forbids it
         low, high, most, found = 0.0, 0.99, 0.0, False
         batch = self.first_batch()
         for _ in range(LATENCY_STEPS):
