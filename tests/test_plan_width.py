@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -229,6 +230,35 @@ def test_rounds_do_not_take_what_others_took_beyond_their_part(batches: Batches,
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
     apply_plan(model, plan_width(model, Budget(**{cost: 0.25}), batches=batches, rounds=4))
     assert model[1].out_features == 6
+
+
+def test_rounds_score_what_recalibrated_networks_do(batches: Batches) -> None:
+    """A last batch of one sample is not recalibrated on."""
+    batches = [*batches, tuple(part[:1] for part in batches[0])]
+    model, ten = cnn(), Budget(remove={"channel": 10})
+    together = plan_width(model, Budget(remove={"channel": 20}), batches=batches, rounds=2)
+    first = plan_width(model, ten, batches=batches)
+    apply_plan(model, first)
+    recalibrate_batchnorm(model, batches[:-1])
+    apart = first + plan_width(model, ten, batches=batches)
+    assert apart.edits == together.edits
+    assert all(torch.equal(value, together.tensors[name]) for name, value in apart.tensors.items())
+
+
+def test_rounds_leave_hooks_of_the_model_behind(batches: Batches) -> None:
+    """They may lead to what cannot be copied, such as a logger's lock."""
+
+    class Logger:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def see(self, *_: Any) -> None:
+            return None
+
+    model = cnn()
+    plan = plan_width(model, Budget(macs=0.3), batches=batches, rounds=2)
+    model.conv1.register_forward_hook(Logger().see)
+    assert plan_width(model, Budget(macs=0.3), batches=batches, rounds=2) == plan
 
 
 def test_heads_and_neurons_of_a_vit(batches: Batches) -> None:

@@ -6,7 +6,6 @@ The default removes by gate-Taylor per cost, which we measured best. `allocation
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from prunerecover.batches import Batches, ModelInputs, as_inputs
 from prunerecover.budget import Budget
-from prunerecover.copies import twin_of
+from prunerecover.copies import clone_of, twin_of
 from prunerecover.cost import removed_share, taken_by
 from prunerecover.edits import Edit, Narrow, Rewrite
 from prunerecover.importance.losses import supervised_loss
@@ -28,6 +27,7 @@ from prunerecover.provenance import plan_for
 from prunerecover.structure import unwrap
 from prunerecover.surgery import apply_edits, apply_plan
 from prunerecover.width.allocations import global_ranking, per_cost, uniform
+from prunerecover.width.batchnorm import recalibrate_batchnorm
 from prunerecover.width.compensation import fit_compensation
 from prunerecover.width.costs import CostModel, cost_model
 from prunerecover.width.diagnostics import tolerance_evidence
@@ -84,8 +84,8 @@ def plan_width(
         kinds: Among "channel", "head", "neuron" and "expert"; a budget in units names its own.
         replace: "calibrated": weights that read a group take over what its removed units did, as far as the kept ones
             predict it (see `compensation`). "zero": nothing does, as is usual.
-        rounds: The budget is reached in so many steps, scored anew each time; what one takes beyond its part, those
-            after it need not take.
+        rounds: The budget is reached in so many steps, scored anew each time, with BatchNorm statistics estimated anew;
+            what one takes beyond its part, those after it need not take.
         ignore: Shell patterns of groups that stay, such as "layer4.*".
         seed: Of everything random.
 
@@ -108,7 +108,7 @@ def plan_width(
     if rounds == 1:
         return WidthPlanner(model, **options).plan(budget, tolerance=tolerance, **how)
     assert budget is not None, "checked above"
-    return _in_rounds(copy.deepcopy(unwrap(model)), budget, rounds, options, how)
+    return _in_rounds(clone_of(unwrap(model)), budget, rounds, options, how)
 
 
 def _in_rounds(network: nn.Module, budget: Budget, rounds: int, options: dict[str, Any], how: dict[str, Any]) -> Plan:
@@ -116,11 +116,14 @@ def _in_rounds(network: nn.Module, budget: Budget, rounds: int, options: dict[st
     asked = budget.to_dict()
     if budget.in_units:
         budget = Budget(remove=budget.counts(WidthPlanner(network, **options).units))
+    several = [batch for batch in options["batches"] if as_inputs(batch).n_samples > 1] or options["batches"]
     plan, kept, taken = Plan(), dict[str, list[int]](), list[dict[str, float]]()
     for whole in budget.in_steps(rounds):
         part = whole.beyond(taken)
         if part is None:  # rounds before have taken as much
             continue
+        if taken:
+            recalibrate_batchnorm(network, several)
         planner = WidthPlanner(network, **options)
         step = planner.plan(part, **how)
         taken.append(taken_by(step, budget, network, planner.first_batch, options["seed"]))
