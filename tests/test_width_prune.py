@@ -217,6 +217,8 @@ def test_labels_of_unusual_batches(tmp_path: Path) -> None:
         ),
         ({"budget": HALF, "schedule": {"times": 2}}, "Expected argument every with times"),
         ({"budget": HALF, "calibration": 0}, "Expected argument calibration to be at least 1"),
+        ({"tolerance": 1.5, "allocation": "tolerance"}, "Expected a tolerance between 0 and 1, but got 1.5"),
+        ({"budget": HALF, "kinds": ("chanel",)}, "Expected kinds among channel, .* but got 'chanel'"),
         ({"plan": Plan(), "allocation": "nonsense"}, "Expected no allocation beside a plan, .* allocation='nonsense'"),
         ({"plan": Plan(), "kinds": "head", "ignore": "layer4.*"}, r"no kinds, ignore .* kinds=\('head',\), ignore="),
         ({"plan": Plan(), "loss": print}, "Expected no loss beside a plan, which says already what goes"),

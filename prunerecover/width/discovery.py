@@ -78,9 +78,7 @@ def find_groups(
     [('0', 8)]
     """
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    for kind in kinds:
-        if kind not in get_args(WidthKind):
-            raise ValueError(f"Expected kinds among {', '.join(get_args(WidthKind))}, but got '{kind}'.")
+    check_kinds(kinds)
     model = unwrap(model)
     experts = find_experts(model)
     watched = _Watched() if set(kinds) == {"expert"} else _watch(model, as_inputs(example_inputs))
@@ -91,6 +89,13 @@ def find_groups(
     kept = _without_ignored(groups, (ignore,) if isinstance(ignore, str) else tuple(ignore))
     tensors = {part.tensor for group in kept for part in group.slices}
     return Found(kept, tuple(r for r in watched.rewrites if f"{r.path}.weight" in tensors))
+
+
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Raise ValueError if a kind is unknown."""
+    for kind in kinds:
+        if kind not in get_args(WidthKind):
+            raise ValueError(f"Expected kinds among {', '.join(get_args(WidthKind))}, but got '{kind}'.")
 
 
 @dataclass(frozen=True)

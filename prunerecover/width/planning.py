@@ -31,12 +31,13 @@ from prunerecover.width.batchnorm import recalibrate_batchnorm
 from prunerecover.width.compensation import fit_compensation
 from prunerecover.width.costs import CostModel, cost_model
 from prunerecover.width.diagnostics import tolerance_evidence
-from prunerecover.width.discovery import FOUND_KINDS, find_groups
+from prunerecover.width.discovery import FOUND_KINDS, check_kinds, find_groups
 from prunerecover.width.filling import Removed, kind_of
 from prunerecover.width.groups import Group
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.signals import NEED_LOSS, SIGNALS, signals
 from prunerecover.width.slices import Scores
+from prunerecover.width.tolerance import check_tolerance
 from prunerecover.width.tolerance_allocation import tolerance_allocation
 from prunerecover.width.u_score import Labels
 
@@ -338,6 +339,8 @@ def check_arguments(
     if (budget is None) == (tolerance is None):
         wanted = "a budget or a tolerance" if by_tolerance else "a budget, such as Budget(macs=0.3)"
         raise ValueError(f"Expected {wanted}, and not both, but got budget={budget} and tolerance={tolerance}.")
+    if tolerance is not None:
+        check_tolerance(tolerance)
     if budget is not None and budget.share is None:
         kind_of(budget)
     elif budget is not None and tuple(kinds) == ("expert",) and budget.params is None:
@@ -345,3 +348,4 @@ def check_arguments(
             f"Expected a budget of params or units for experts, but got {budget.to_dict()}: a token visits as many "
             'experts however many there are. For example Budget(params=0.2) or Budget(remove={"expert": 8}).'
         )
+    check_kinds(kinds)
