@@ -323,6 +323,23 @@ def test_default_loss_of_a_language_model_is_its_own() -> None:
     assert torch.equal(supervised_loss(model, batch), model(**batch).loss)
 
 
+@pytest.mark.parametrize("key", ["label", "labels"])
+def test_labels_in_mappings_are_not_fed_to_the_network(batches: Batches, key: str) -> None:
+    mappings = [{"x": images, key: labels} for images, labels in batches]
+    assert plan_width(cnn(), Budget(macs=0.3), batches=mappings) == plan_width(cnn(), Budget(macs=0.3), batches=batches)
+    assert find_groups(cnn(), mappings[0]) == find_groups(cnn(), batches[0])
+    model = cnn()
+    assert supervised_loss(model, mappings[0]) == supervised_loss(model, batches[0])
+
+
+def test_latency_is_measured_without_the_loss() -> None:
+    from tiny_models import tiny_llama
+
+    ids = torch.randint(10, (2, 6))
+    planner = WidthPlanner(tiny_llama(), batches=[{"input_ids": ids, "labels": ids}])
+    assert planner.first_batch().kwargs.keys() == {"input_ids"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -28,6 +28,7 @@ from torch import nn
 from prunerecover.batches import ModelInputs, as_inputs
 from prunerecover.copies import twin_of
 from prunerecover.observing import device_of, ordinary_arithmetic, uncompiled
+from prunerecover.scoring import without_labels
 from prunerecover.structure import unwrap
 from prunerecover.width.assembly import assemble
 from prunerecover.width.dry_run import that_narrow
@@ -64,7 +65,7 @@ def find_groups(
 
     Args:
         model: Any module, wrapped or not; it is bit-identical afterwards.
-        example_inputs: One batch, of any form that calibration batches have.
+        example_inputs: One batch, of any form that calibration batches have; labels are not read.
         kinds: Among "channel", "head", "neuron" and "expert".
         ignore: Shell patterns of names of groups that stay, such as "layer4.*".
 
@@ -81,7 +82,7 @@ def find_groups(
     check_kinds(kinds)
     model = unwrap(model)
     experts = find_experts(model)
-    watched = _Watched() if set(kinds) == {"expert"} else _watch(model, as_inputs(example_inputs))
+    watched = _Watched() if set(kinds) == {"expert"} else _watch(model, as_inputs(without_labels(example_inputs)))
     found = (*watched.groups, *experts)
     groups = tuple(group for group in found if group.kind in kinds)
     if not groups:

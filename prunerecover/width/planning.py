@@ -24,6 +24,7 @@ from prunerecover.importance.request import Loss
 from prunerecover.observing import device_of, ordinary_arithmetic
 from prunerecover.plan import Plan
 from prunerecover.provenance import plan_for
+from prunerecover.scoring import without_labels
 from prunerecover.structure import unwrap
 from prunerecover.surgery import apply_edits, apply_plan
 from prunerecover.width.allocations import global_ranking, per_cost, uniform
@@ -184,7 +185,10 @@ class WidthPlanner:
 
     def first_batch(self) -> ModelInputs:
         """Return the first batch, on the model's device: what latency is measured on."""
-        return as_inputs(self.batches[0]).to(device_of(self.model))
+        return self._inputs(self.batches[0])
+
+    def _inputs(self, batch: Any) -> ModelInputs:
+        return as_inputs(without_labels(batch)).to(device_of(self.model))
 
     @ordinary_arithmetic()
     def scores(self, *names: str) -> tuple[Scores, ...]:
@@ -271,8 +275,7 @@ class WidthPlanner:
         narrowing = [edit for edit in edits if isinstance(edit, Narrow)]
         if replace == "zero" or not narrowing:
             return list(edits), {}
-        device = device_of(self.model)
-        found = fit_compensation(self.model, narrowing, [as_inputs(batch).to(device) for batch in self.batches])
+        found = fit_compensation(self.model, narrowing, [self._inputs(batch) for batch in self.batches])
         first = len(edits) - len(narrowing)
         tensors: dict[str, Tensor] = {}
         done: list[Edit] = list(edits[:first])
