@@ -84,13 +84,10 @@ def test_every_budget_is_met_within_a_point(rule: str, share: float, what: str) 
 
 @pytest.mark.parametrize("what", ["macs", "params"])
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_tolerance_meets_every_budget_within_a_point(rounds: int, share: float, what: str) -> None:
+def test_tolerance_meets_every_budget_within_a_point(share: float, what: str) -> None:
     groups, costs = resnet20()
     removal, protection = agreeing(groups)
-    found = tolerance_allocation(
-        groups, removal, protection, budget=Budget(**{what: share}), costs=costs, rounds=rounds
-    )
+    found = tolerance_allocation(groups, removal, protection, budget=Budget(**{what: share}), costs=costs)
     assert share <= share_gone(resnet20(), found.removed, what) < share + 0.01
     assert 0 <= found.tolerance <= 1
     assert 0 <= found.share <= 1
@@ -247,19 +244,7 @@ def test_tolerance_by_the_book_is_removable_of_every_group(tolerance: float) -> 
     found = tolerance_allocation(groups, removal, protection, tolerance=tolerance)
     expected = {g.name: removable(removal[g.name], protection[g.name], tolerance) for g in groups}
     assert gone(found.removed) == expected
-    assert (found.tolerance, found.share, found.rounds) == (tolerance, 1.0, 1)
-
-
-def test_a_second_round_is_tolerance_on_what_the_first_one_left() -> None:
-    groups, _ = resnet20()
-    removal, protection = agreeing(groups)
-    first = tolerance_allocation(groups, removal, protection, tolerance=0.2).removed
-    both = tolerance_allocation(groups, removal, protection, tolerance=0.2, rounds=2).removed
-    for group in groups:
-        left = torch.tensor([j for j in range(group.size) if j not in first[group.name].tolist()])
-        again = removable(removal[group.name][left], protection[group.name][left], 0.2)
-        assert len(both[group.name]) == len(first[group.name]) + again
-    assert sum(gone(both).values()) > sum(gone(first).values())
+    assert (found.tolerance, found.share) == (tolerance, 1.0)
 
 
 def test_light_budgets_take_a_share_of_what_tolerance_zero_takes() -> None:
@@ -282,19 +267,6 @@ def test_budgets_lie_between_two_neighbouring_tolerances() -> None:
     )
     assert share_gone(resnet20(), below.removed, "macs") < 0.7 <= share_gone(resnet20(), above.removed, "macs")
     assert all(len(units) <= len(above.removed[name]) for name, units in found.removed.items())
-
-
-def test_more_rounds_need_less_tolerance() -> None:
-    groups, costs = resnet20()
-    removal, protection = agreeing(groups)
-    tolerances = [
-        tolerance_allocation(
-            groups, removal, protection, budget=Budget(macs=0.75), costs=costs, rounds=rounds
-        ).tolerance
-        for rounds in (1, 2, 3)
-    ]
-    assert tolerances == sorted(tolerances, reverse=True)
-    assert tolerances[0] > tolerances[2]
 
 
 # What is refused
@@ -349,8 +321,6 @@ def test_arguments_out_of_range_are_refused() -> None:
         uniform(groups, scores, costs, Budget(macs=0.3), most=1.5)
     with pytest.raises(ValueError, match="Expected a tolerance between 0 and 1, but got 1.5"):
         tolerance_allocation(groups, scores, scores, tolerance=1.5)
-    with pytest.raises(ValueError, match="Expected at least one round, but got 0"):
-        tolerance_allocation(groups, scores, scores, tolerance=0.5, rounds=0)
     with pytest.raises(ValueError, match="Expected either a tolerance, or a budget with costs"):
         tolerance_allocation(groups, scores, scores)
     with pytest.raises(ValueError, match="Expected either a tolerance, or a budget with costs"):

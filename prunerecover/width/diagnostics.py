@@ -33,7 +33,7 @@ def tolerance_evidence(
         costs: Of the groups.
 
     Returns:
-        {"tolerance", "share", "rounds", "protected_mass": by group [entered, bound], "exchange": {"taken", "spared"} or
+        {"tolerance", "share", "protected_mass": by group [entered, bound], "exchange": {"taken", "spared"} or
         None if nothing goes, "kept_by_tolerance": {tolerance: share of all units}}.
     """
     depth = {name: len(units) for name, units in found.removed.items()}
@@ -43,7 +43,6 @@ def tolerance_evidence(
     return {
         "tolerance": found.tolerance,
         "share": found.share,
-        "rounds": found.rounds,
         "protected_mass": {name: [mass.entered, mass.bound] for name, mass in masses.items()},
         "exchange": _against_uniform(groups, removal, protection, depth, costs),
         "kept_by_tolerance": {str(t): 1 - sum(depths(table, t).values()) / total for t in TOLERANCES},
