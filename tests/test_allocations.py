@@ -16,6 +16,7 @@ from torch import Tensor
 from prunerecover.budget import Budget
 from prunerecover.width.allocations import global_ranking, lowest, per_cost, share_saved, uniform
 from prunerecover.width.costs import Cost, CostModel, cost_model
+from prunerecover.width.diagnostics import tolerance_evidence
 from prunerecover.width.groups import Group
 from prunerecover.width.tolerance import removable
 from prunerecover.width.tolerance_allocation import tolerance_allocation
@@ -245,6 +246,19 @@ def test_tolerance_by_the_book_is_removable_of_every_group(tolerance: float) -> 
     expected = {g.name: removable(removal[g.name], protection[g.name], tolerance) for g in groups}
     assert gone(found.removed) == expected
     assert (found.tolerance, found.share) == (tolerance, 1.0)
+
+
+def test_tolerance_is_about_the_units_that_go_where_strata_take_turns() -> None:
+    """The first two to go, one per stratum, are none of the two best protected; the two lowest scores are."""
+    moe = Group("moe", "expert", 4, (), multiple=2, strata=2)
+    removal, protection = {"moe": torch.tensor([0.0, 1, 3, 2])}, {"moe": torch.tensor([0.0, 9, 8, 1])}
+    found = tolerance_allocation([moe], removal, protection, tolerance=0.0)
+    assert found.removed["moe"].tolist() == [0, 3]
+    costs = CostModel(full=Cost(0, 400), sizes={"moe": 4}, linear={"moe": (0, 100)}, blocks={"moe": ()})
+    evidence = tolerance_evidence([moe], removal, protection, found, costs)
+    assert evidence["protected_mass"] == {"moe": [0, 0]}
+    other = tolerance_evidence([moe], removal, {"moe": torch.tensor([8.0, 0, 9, 1])}, found, costs)
+    assert other["protected_mass"] == {"moe": [8, 9]}  # unit 0 goes, and unit 2 is better protected still
 
 
 def test_light_budgets_take_a_share_of_what_tolerance_zero_takes() -> None:

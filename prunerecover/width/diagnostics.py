@@ -13,7 +13,7 @@ from prunerecover.budget import Budget
 from prunerecover.width.allocations import uniform
 from prunerecover.width.costs import CostModel
 from prunerecover.width.groups import Group
-from prunerecover.width.slices import Scores
+from prunerecover.width.slices import Scores, removal_positions
 from prunerecover.width.tolerance import curves, depths, exchange, protected_mass
 from prunerecover.width.tolerance_allocation import ToleranceAllocation
 
@@ -36,6 +36,7 @@ def tolerance_evidence(
         {"tolerance", "share", "protected_mass": by group [entered, bound], "exchange": {"taken", "spared"} or
         None if nothing goes, "kept_by_tolerance": {tolerance: share of all units}}.
     """
+    removal = removal_positions(groups, removal)
     depth = {name: len(units) for name, units in found.removed.items()}
     total = sum(group.size for group in groups)
     table = curves(removal, protection)

@@ -21,7 +21,7 @@ from prunerecover.width.allocations import check_scores, lowest
 from prunerecover.width.costs import Cost, CostModel
 from prunerecover.width.filling import Removed, Target, allowed, fill, room, saved_by
 from prunerecover.width.groups import Group
-from prunerecover.width.slices import Scores
+from prunerecover.width.slices import Scores, removal_positions
 from prunerecover.width.tolerance import curves, depths
 
 PRECISION = 1e-8  # two values of ToD with up to 10,000 units differ by more
@@ -72,6 +72,7 @@ def tolerance_allocation(
     for group in groups:
         check_scores(group, removal)
         check_scores(group, protection)
+    removal = removal_positions(groups, removal)
     if budget is not None and costs is not None:
         target = Target.of(budget, groups, costs)
         counts, tolerance, share = _for_budget(Solver(target.groups, removal, protection, most), costs, target)
