@@ -261,6 +261,18 @@ def test_tolerance_is_about_the_units_that_go_where_strata_take_turns() -> None:
     assert other["protected_mass"] == {"moe": [8, 9]}  # unit 0 goes, and unit 2 is better protected still
 
 
+@pytest.mark.parametrize("rules", [{}, {"at_least": 4}, {"multiple": 3, "strata": 3}, {"multiple": 2, "at_least": 3}])
+def test_kept_by_tolerance_is_what_plans_of_these_tolerances_keep(rules: dict[str, int]) -> None:
+    names, generator = ("a", "b"), torch.Generator().manual_seed(0)
+    groups = [Group(name, "expert", 12, (), **rules) for name in names]
+    low, high = ({name: torch.rand(12, generator=generator) for name in names} for _ in range(2))
+    costs = CostModel(Cost(0, 100), dict.fromkeys(names, 12), dict.fromkeys(names, (0, 2)), dict.fromkeys(names, ()))
+    found = tolerance_allocation(groups, low, high, tolerance=0.2)
+    for tolerance, kept in tolerance_evidence(groups, low, high, found, costs)["kept_by_tolerance"].items():
+        removed = tolerance_allocation(groups, low, high, tolerance=float(tolerance)).removed
+        assert kept == pytest.approx(1 - sum(gone(removed).values()) / 24)
+
+
 def test_light_budgets_take_a_share_of_what_tolerance_zero_takes() -> None:
     groups, costs = resnet20()
     removal, protection = agreeing(groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,7 @@ def test_the_page_of_a_tolerance_holds_its_diagnostics(fair: Path) -> None:
     verdict = "holds" if exchange["taken"] <= exchange["spared"] else "fails"
     assert f"protection score of {exchange['taken']:.3g}" in page
     assert f"The exchange condition {verdict}" in page
+    assert "At the same MACs, " in page
     assert "![The two rankings](plan.ranks.png)" in page
     assert (fair / "plan.ranks.png").read_bytes().startswith(b"\x89PNG")
 
@@ -148,6 +150,7 @@ def test_rankings_of_strata_are_those_in_which_their_experts_go(
     monkeypatch.setattr(width_plan, "plot_rankings", lambda *args, **names: drawn.append(args) or Figure())
     search = {"seconds": 1.0, "peak_memory_bytes": 0}
     method.write(plan.model_copy(update={"evidence": {**plan.evidence, "search": search}}), tmp_path / "plan.json")
+    assert re.search("(At|Not comparable:) the same number of parameters", (tmp_path / "plan.md").read_text())
     ((_, order, _),) = drawn
     for edit in plan.edits:
         assert order[edit.unit].argsort()[: len(edit.gone)].sort().values.tolist() == list(edit.gone)
