@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,7 +16,13 @@ from prunerecover.removed_units import shortened
 
 
 def announce(
-    trainer: pl.Trainer, ledger: Ledger, by: str, target: str, plan: Plan, seconds: float | None = None
+    trainer: pl.Trainer,
+    ledger: Ledger,
+    by: str,
+    target: str,
+    plan: Plan,
+    seconds: float | None = None,
+    taken: Mapping[str, float] | None = None,
 ) -> None:
     """Record one surgery; within a fit also tell the loggers and the console, and write a plan file.
 
@@ -29,13 +36,18 @@ def announce(
         target: Path of the network.
         plan: What was done, before any merging.
         seconds: That it took to decide; None if that was done elsewhere.
+        taken: Of the budget that surgeries share; see `taken_by`.
     """
     units = [name for names in plan.removed.values() for name in names]
     if not units:
-        rank_zero_warn(f"{by} removed nothing: its plan has no edits. Is the budget below one unit?")
+        rank_zero_warn(
+            f"{by} removed nothing: its plan has no edits. Is the budget below one unit, or had surgeries before taken "
+            "more than their part?"
+        )
     params = ledger.plans[target].result.params if units else 0
     event = {"by": by, "target": target, "epoch": trainer.current_epoch, "step": trainer.global_step, "units": units}
-    ledger.events.append({**event, "params": params, "macs": plan.result.macs, "seconds": seconds})
+    event |= {"params": params, "macs": plan.result.macs, "seconds": seconds, "taken": dict(taken or {})}
+    ledger.events.append(event)
     if not units or trainer.state.fn != "fit":
         return
     metrics: dict[str, Any] = {"surgery/params": params}

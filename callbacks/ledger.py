@@ -39,7 +39,8 @@ class Ledger:
     Attributes:
         plans: All edits so far of each network, by its path.
         journals: How to take them back, by the same paths.
-        events: Surgeries in order: {"by", "target", "epoch", "step", "units", "params", "macs", "seconds"}; plain data.
+        events: Surgeries in order, plain data: {"by", "target", "epoch", "step", "units", "params", "macs", "seconds",
+            "taken": of a budget for several}.
         begun: What each callback found when its schedule began: {"events": how many were its own, "units": per kind}.
         teachers: File and hash of the dense teacher of each network, once it was saved.
         adapters: What is laid on each network after all its edits; folded before the next edit.
@@ -122,10 +123,10 @@ class Ledger:
         """How many units were removed so far, in all networks."""
         return sum(len(event["units"]) for event in self.events)
 
-    def made_by(self, callback: str) -> int:
-        """Return how many surgeries a callback has made since its schedule began."""
-        total = sum(1 for event in self.events if event["by"] == callback)
-        return total - int(self.begun.get(callback, {}).get("events", 0))
+    def made_by(self, callback: str) -> list[dict[str, Any]]:
+        """Return the surgeries that a callback has made since its schedule began."""
+        own = [event for event in self.events if event["by"] == callback]
+        return own[int(self.begun.get(callback, {}).get("events", 0)) :]
 
     def record(self, module: pl.LightningModule) -> dict[str, Any]:
         """Return everything a checkpoint must hold, as primitives and tensors."""

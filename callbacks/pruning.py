@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,12 +21,13 @@ from prunerecover.budget import Budget
 from prunerecover.callbacks.adapting import fold
 from prunerecover.callbacks.announce import announce, warn_of_launcher
 from prunerecover.callbacks.artifacts import artifact_folder, is_trial, save_merged
-from prunerecover.callbacks.capture import capture_inputs
+from prunerecover.callbacks.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.ledger_callback import LedgerCallback
 from prunerecover.callbacks.operate import merge_now, operate
 from prunerecover.callbacks.random_state import isolated, seed_all
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
+from prunerecover.cost import taken_by
 from prunerecover.fingerprint import tensors_hash, weights_hash
 from prunerecover.plan import Plan
 from prunerecover.refit import refit_plan
@@ -214,17 +216,20 @@ class PruningCallback(LedgerCallback):
         return self.units(unwrap(get_module(pl_module, self.find(pl_module))))
 
     def _left(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> list[tuple[int, Budget | None]]:
-        """The surgeries of the schedule that are not done: epoch and budget, None if there is no budget."""
+        """The surgeries of the schedule that are not done: epoch, and what is to have gone in all; None: no budget."""
         ledger, me = Ledger.of(pl_module), self._key(trainer)
         events: list[tuple[int, Budget | None]]
         if self.budget is None:
             events = [(self.schedule.start, None)]
         elif self.budget.in_units:
             counts = self.budget.counts(ledger.begun[me]["units"])
-            events = [(epoch, Budget(remove=part)) for epoch, part in self.schedule.events(counts)]
+            total, events = Counter[str](), []
+            for epoch, part in self.schedule.events(counts):
+                total.update(part)
+                events.append((epoch, Budget(remove=dict(total))))
         else:
             events = list(self.schedule.parts(self.budget))
-        return events[ledger.made_by(me) :]
+        return events[len(ledger.made_by(me)) :]
 
     def _operate(self, trainer: pl.Trainer, pl_module: pl.LightningModule, budget: Budget | None) -> None:
         target, started = self.find(pl_module), time.perf_counter()
@@ -234,15 +239,30 @@ class PruningCallback(LedgerCallback):
             plan = self._decide(trainer, pl_module, target, budget)
             seconds = time.perf_counter() - started if self.plan is None else None
             plan = trainer.strategy.broadcast(plan)  # decided once: ranks must not differ by a rounding error
+            taken = trainer.strategy.broadcast(self._taken(trainer, pl_module, target, plan))
             before = self.keep(unwrap(get_module(pl_module, target)), plan)
             operate(trainer, pl_module, target, plan)
             if plan.edits:
                 self.after_surgery(trainer, pl_module, target, plan, before)
             if plan.edits and self.merge == "at_surgery":
                 merge_now(trainer, pl_module, target)
-        announce(trainer, Ledger.of(pl_module), self._key(trainer), target, plan, seconds)
+        announce(trainer, Ledger.of(pl_module), self._key(trainer), target, plan, seconds, taken)
+
+    def _taken(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan) -> dict[str, float]:
+        """Return what a plan takes of the budget, which surgeries to come need not take."""
+        if self.budget is None or not self.schedule.is_progressive:
+            return {}
+
+        def example() -> CapturedInputs:
+            return capture_inputs(trainer, pl_module, target, self.calibration, self.seed)[0]
+
+        return taken_by(plan, self.budget, unwrap(get_module(pl_module, target)), example, self.seed)
 
     def _decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
+        if budget is not None:
+            budget = budget.beyond(event["taken"] for event in Ledger.of(pl_module).made_by(self._key(trainer)))
+            if budget is None:  # surgeries before have taken as much
+                return Plan()
         if self.plan is None:
             return self.decide(trainer, pl_module, target, budget)
         network = unwrap(get_module(pl_module, target))
@@ -291,7 +311,7 @@ class PruningCallback(LedgerCallback):
             )
         self._begin(trainer, pl_module)
         ledger, me = Ledger.of(pl_module), self._key(trainer)
-        if ledger.made_by(me) == 0:
+        if not ledger.made_by(me):
             target = self.find(pl_module)
             network = unwrap(get_module(pl_module, target))
             check_source(network, self.plan)

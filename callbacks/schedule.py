@@ -66,12 +66,12 @@ class PruneSchedule:
         return events
 
     def parts(self, budget: Budget) -> list[tuple[int, Budget]]:
-        """Return the epoch of each surgery and its part of a budget in a share of cost, relative to what is left then.
+        """Return the epoch of each surgery, and which share of the first network's cost is to have gone after it.
 
         >>> PruneSchedule(every=2, times=2).parts(Budget(macs=0.5))[0]
         (0, Budget(remove=None, ratio=None, macs=0.25, params=None, latency=None))
         """
-        return [(self.start + (self.every or 0) * i, part) for i, part in enumerate(budget.in_parts(self.times or 1))]
+        return [(self.start + (self.every or 0) * i, step) for i, step in enumerate(budget.in_steps(self.times or 1))]
 
     def check_budget(self, budget: Budget | None) -> None:
         """Raise ValueError if the budget and the schedule do not go together."""

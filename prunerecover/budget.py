@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,23 +87,43 @@ class Budget:
         given = {name: value for name, value in vars(self).items() if value is not None}
         return {name: dict(value) if isinstance(value, Mapping) else value for name, value in given.items()}
 
-    def in_parts(self, n: int) -> list[Budget]:
-        """Return `n` budgets to be met one after the other, of which each takes the same share of the first model.
+    def in_steps(self, n: int) -> list[Budget]:
+        """Return what is to have gone of the first model after each of `n` steps, of which each takes as much.
 
-        >>> Budget(macs=0.5).in_parts(2)[1].macs  # a quarter of the first model is a third of what is left
-        0.3333333333333333
+        >>> [step.macs for step in Budget(macs=0.5).in_steps(2)]
+        [0.25, 0.5]
 
         Raises:
             ValueError: For ratios of units.
         """
+        steps = range(1, n + 1)
         if self.remove is not None:
-            parts = range(1, n + 1)
-            return [Budget(remove={k: c * i // n - c * (i - 1) // n for k, c in self.remove.items()}) for i in parts]
+            return [Budget(remove={kind: count * i // n for kind, count in self.remove.items()}) for i in steps]
         if self.share is None:
             raise ValueError(f"Expected a budget in a share of cost or a number of units, but got {self.to_dict()}.")
         name, total = self.share
-        shares: list[Any] = [(total / n) / (1 - total * i / n) for i in range(n)]
+        shares: list[Any] = [total * i / n for i in steps]
         return [replace(self, **{name: share}) for share in shares]
+
+    def beyond(self, taken: Iterable[Mapping[str, float]]) -> Budget | None:
+        """Return what is still to go, relative to what is left; None if steps before have taken as much.
+
+        Args:
+            taken: By each of them: units by kind, or by cost the share of what there was before it.
+
+        >>> Budget(macs=0.5).beyond([{"macs": 0.25}]).macs  # a quarter of the first model is a third of what is left
+        0.3333333333333333
+        """
+        if self.share is None:
+            gone = Counter[str]()
+            for step in taken:
+                gone.update({kind: int(count) for kind, count in step.items()})
+            missing = {kind: count - gone[kind] for kind, count in (self.remove or {}).items() if count > gone[kind]}
+            return Budget(remove=missing) if missing else None
+        name, total = self.share
+        left = math.prod(1 - step.get(name, 0.0) for step in taken)
+        share: Any = (total - (1 - left)) / left
+        return replace(self, **{name: share}) if share > 0 else None
 
     def counts(self, available: Mapping[str, int]) -> dict[str, int]:
         """Return how many units of each kind go, given how many there are.

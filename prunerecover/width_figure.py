@@ -135,7 +135,7 @@ def plot_rankings(
 
     Args:
         plan: For the dense model, narrowing each group once.
-        removal: `(size,)` by group name, low goes first.
+        removal: `(size,)` by group name, low goes first; for groups with strata see `removal_positions`.
         protection: `(size,)` by group name, high is protected.
         groups: To draw; None: up to nine that lose units, evenly spaced in depth.
         names: Of the two signals.

@@ -8,6 +8,9 @@ from typing import Any
 from prunerecover.kept_groups import KeptGroup, kept_groups
 from prunerecover.plan import Plan
 from prunerecover.width.costs import Cost
+from prunerecover.width.tolerance import Exchange
+
+COSTS = {"macs": "MACs", "params": "number of parameters"}
 
 
 def page(plan: Plan, dense: Cost, file: str, figures: Mapping[str, str]) -> str:
@@ -63,7 +66,7 @@ def _by_tolerance(evidence: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
         "their group, and the most that the ranks alone would allow. The closer the two, the worse the pick.",
         _protected(evidence["protected_mass"]),
         "## Against uniform pruning",
-        _exchange(evidence["exchange"]),
+        _exchange(evidence["exchange"], COSTS[evidence["compared_by"]]),
     ]
 
 
@@ -81,13 +84,13 @@ def _protected(masses: Mapping[str, Sequence[float]]) -> str:
     return _table(("group", "goes", "bound"), rows)
 
 
-def _exchange(found: Mapping[str, float] | None) -> str:
+def _exchange(found: Mapping[str, float] | None, cost: str) -> str:
     if found is None:
-        return "Not comparable: the same MACs cannot be saved by removing the same share of every group."
-    holds = found["taken"] <= found["spared"]
+        return f"Not comparable: the same {cost} cannot be saved by removing the same share of every group."
+    holds = Exchange(**found).pays
     return (
-        "At the same MACs, by the same removal signal, with the same share of every group removed instead: what this "
-        f"plan removes beyond it has a protection score of {found['taken']:.3g}, what it spares one of "
+        f"At the same {cost}, by the same removal signal, with the same share of every group removed instead: what "
+        f"this plan removes beyond it has a protection score of {found['taken']:.3g}, what it spares one of "
         f"{found['spared']:.3g}. The exchange condition {'holds' if holds else 'fails'}: to first order, this plan "
         f"{'loses no more than' if holds else 'loses more than'} uniform pruning."
     )

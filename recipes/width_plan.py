@@ -26,9 +26,10 @@ from prunerecover.recipes.width_page import page
 from prunerecover.structure import get_module, unwrap
 from prunerecover.width.costs import Cost
 from prunerecover.width.discovery import FOUND_KINDS
+from prunerecover.width.groups import Group
 from prunerecover.width.planning import Allocation, Replacement, WidthPlanner, check_arguments
 from prunerecover.width.score_file import save_scores
-from prunerecover.width.slices import Scores
+from prunerecover.width.slices import Scores, removal_positions
 from prunerecover.width_figure import plot_rankings
 
 
@@ -69,6 +70,7 @@ class WidthPlan(PlanMethod):
         self.finding: dict[str, Any] = {"kinds": found, "ignore": tuple(ignore or ())}
         self.seed = seed
         self._scores: dict[str, Scores] = {}
+        self._groups: tuple[Group, ...] = ()
         self._dense = Cost(0, 0)
 
     def find(self, module: pl.LightningModule, target: str | None) -> str:
@@ -108,7 +110,8 @@ class WidthPlan(PlanMethod):
         save_scores(beside(output, ".scores.safetensors"), self._scores)
         if len(self._scores) == 2:
             (removal, low), (protection, high) = self._scores.items()
-            figure = plot_rankings(plan, low, high, names=(removal, protection))
+            order = removal_positions(self._groups, low)
+            figure = plot_rankings(plan, order, high, names=(removal, protection))
             figures["The two rankings"] = beside(output, ".ranks.png")
             figure.savefig(figures["The two rankings"], dpi=150, bbox_inches="tight")
         names = {title: file.name for title, file in figures.items()}
@@ -119,7 +122,7 @@ class WidthPlan(PlanMethod):
         plan = planner.plan(self.budget, **self.deciding)
         signals = dict.fromkeys(s for s in (self.deciding["removal"], self.deciding["protection"]) if s)
         self._scores = dict(zip(signals, planner.scores(*signals), strict=True))
-        self._dense = planner.costs.full
+        self._groups, self._dense = planner.groups, planner.costs.full
         return plan
 
 

@@ -34,7 +34,7 @@ class NarrowAt(LedgerCallback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         ledger = Ledger.of(pl_module)
-        for epoch, edits in list(self.edits.items())[ledger.made_by("NarrowAt") :]:
+        for epoch, edits in list(self.edits.items())[len(ledger.made_by("NarrowAt")) :]:
             if epoch <= trainer.current_epoch:
                 plan = plan_for(pl_module.net, edits, method="test")
                 operate(trainer, pl_module, "net", plan)

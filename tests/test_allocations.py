@@ -16,6 +16,7 @@ from torch import Tensor
 from prunerecover.budget import Budget
 from prunerecover.width.allocations import global_ranking, lowest, per_cost, share_saved, uniform
 from prunerecover.width.costs import Cost, CostModel, cost_model
+from prunerecover.width.diagnostics import tolerance_evidence
 from prunerecover.width.groups import Group
 from prunerecover.width.tolerance import removable
 from prunerecover.width.tolerance_allocation import tolerance_allocation
@@ -84,13 +85,10 @@ def test_every_budget_is_met_within_a_point(rule: str, share: float, what: str) 
 
 @pytest.mark.parametrize("what", ["macs", "params"])
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_tolerance_meets_every_budget_within_a_point(rounds: int, share: float, what: str) -> None:
+def test_tolerance_meets_every_budget_within_a_point(share: float, what: str) -> None:
     groups, costs = resnet20()
     removal, protection = agreeing(groups)
-    found = tolerance_allocation(
-        groups, removal, protection, budget=Budget(**{what: share}), costs=costs, rounds=rounds
-    )
+    found = tolerance_allocation(groups, removal, protection, budget=Budget(**{what: share}), costs=costs)
     assert share <= share_gone(resnet20(), found.removed, what) < share + 0.01
     assert 0 <= found.tolerance <= 1
     assert 0 <= found.share <= 1
@@ -247,19 +245,32 @@ def test_tolerance_by_the_book_is_removable_of_every_group(tolerance: float) -> 
     found = tolerance_allocation(groups, removal, protection, tolerance=tolerance)
     expected = {g.name: removable(removal[g.name], protection[g.name], tolerance) for g in groups}
     assert gone(found.removed) == expected
-    assert (found.tolerance, found.share, found.rounds) == (tolerance, 1.0, 1)
+    assert (found.tolerance, found.share) == (tolerance, 1.0)
 
 
-def test_a_second_round_is_tolerance_on_what_the_first_one_left() -> None:
-    groups, _ = resnet20()
-    removal, protection = agreeing(groups)
-    first = tolerance_allocation(groups, removal, protection, tolerance=0.2).removed
-    both = tolerance_allocation(groups, removal, protection, tolerance=0.2, rounds=2).removed
-    for group in groups:
-        left = torch.tensor([j for j in range(group.size) if j not in first[group.name].tolist()])
-        again = removable(removal[group.name][left], protection[group.name][left], 0.2)
-        assert len(both[group.name]) == len(first[group.name]) + again
-    assert sum(gone(both).values()) > sum(gone(first).values())
+def test_tolerance_is_about_the_units_that_go_where_strata_take_turns() -> None:
+    """The first two to go, one per stratum, are none of the two best protected; the two lowest scores are."""
+    moe = Group("moe", "expert", 4, (), multiple=2, strata=2)
+    removal, protection = {"moe": torch.tensor([0.0, 1, 3, 2])}, {"moe": torch.tensor([0.0, 9, 8, 1])}
+    found = tolerance_allocation([moe], removal, protection, tolerance=0.0)
+    assert found.removed["moe"].tolist() == [0, 3]
+    costs = CostModel(full=Cost(0, 400), sizes={"moe": 4}, linear={"moe": (0, 100)}, blocks={"moe": ()})
+    evidence = tolerance_evidence([moe], removal, protection, found, costs)
+    assert evidence["protected_mass"] == {"moe": [0, 0]}
+    other = tolerance_evidence([moe], removal, {"moe": torch.tensor([8.0, 0, 9, 1])}, found, costs)
+    assert other["protected_mass"] == {"moe": [8, 9]}  # unit 0 goes, and unit 2 is better protected still
+
+
+@pytest.mark.parametrize("rules", [{}, {"at_least": 4}, {"multiple": 3, "strata": 3}, {"multiple": 2, "at_least": 3}])
+def test_kept_by_tolerance_is_what_plans_of_these_tolerances_keep(rules: dict[str, int]) -> None:
+    names, generator = ("a", "b"), torch.Generator().manual_seed(0)
+    groups = [Group(name, "expert", 12, (), **rules) for name in names]
+    low, high = ({name: torch.rand(12, generator=generator) for name in names} for _ in range(2))
+    costs = CostModel(Cost(0, 100), dict.fromkeys(names, 12), dict.fromkeys(names, (0, 2)), dict.fromkeys(names, ()))
+    found = tolerance_allocation(groups, low, high, tolerance=0.2)
+    for tolerance, kept in tolerance_evidence(groups, low, high, found, costs)["kept_by_tolerance"].items():
+        removed = tolerance_allocation(groups, low, high, tolerance=float(tolerance)).removed
+        assert kept == pytest.approx(1 - sum(gone(removed).values()) / 24)
 
 
 def test_light_budgets_take_a_share_of_what_tolerance_zero_takes() -> None:
@@ -282,19 +293,6 @@ def test_budgets_lie_between_two_neighbouring_tolerances() -> None:
     )
     assert share_gone(resnet20(), below.removed, "macs") < 0.7 <= share_gone(resnet20(), above.removed, "macs")
     assert all(len(units) <= len(above.removed[name]) for name, units in found.removed.items())
-
-
-def test_more_rounds_need_less_tolerance() -> None:
-    groups, costs = resnet20()
-    removal, protection = agreeing(groups)
-    tolerances = [
-        tolerance_allocation(
-            groups, removal, protection, budget=Budget(macs=0.75), costs=costs, rounds=rounds
-        ).tolerance
-        for rounds in (1, 2, 3)
-    ]
-    assert tolerances == sorted(tolerances, reverse=True)
-    assert tolerances[0] > tolerances[2]
 
 
 # What is refused
@@ -349,8 +347,6 @@ def test_arguments_out_of_range_are_refused() -> None:
         uniform(groups, scores, costs, Budget(macs=0.3), most=1.5)
     with pytest.raises(ValueError, match="Expected a tolerance between 0 and 1, but got 1.5"):
         tolerance_allocation(groups, scores, scores, tolerance=1.5)
-    with pytest.raises(ValueError, match="Expected at least one round, but got 0"):
-        tolerance_allocation(groups, scores, scores, tolerance=0.5, rounds=0)
     with pytest.raises(ValueError, match="Expected either a tolerance, or a budget with costs"):
         tolerance_allocation(groups, scores, scores)
     with pytest.raises(ValueError, match="Expected either a tolerance, or a budget with costs"):

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_width, save_pruned
 from prunerecover.callbacks import WidthPrune
+from prunerecover.callbacks.ledger import Ledger
 from prunerecover.macs import count_macs
 from prunerecover.provenance import plan_for
 from prunerecover.surgery import apply_edits, undo
@@ -279,9 +280,9 @@ def test_the_model_is_bit_identical_afterwards() -> None:
 
 
 class Language(pl.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, name: str = "mixtral") -> None:
         super().__init__()
-        self.net = tiny_mixture("mixtral")
+        self.net = tiny_mixture(name)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         return self.net(**batch).loss
@@ -290,8 +291,8 @@ class Language(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), 1e-4)
 
 
-def fit(folder: Path, callback: WidthPrune, epochs: int = 2) -> Language:
-    module, rows = Language(), tokens(16)
+def fit(folder: Path, callback: WidthPrune, epochs: int = 2, name: str = "mixtral") -> Language:
+    module, rows = Language(name), tokens(16)
     loader = DataLoader([{"input_ids": row, "labels": row} for row in rows], batch_size=4)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     pl.Trainer(max_epochs=epochs, callbacks=[callback], default_root_dir=folder, **quiet).fit(module, loader)
@@ -315,6 +316,18 @@ def test_width_prune_removes_experts_and_trains_on(arguments: dict[str, Any], tm
         sizes = [sum(p.numel() for p in network.parameters()) for network in (module.net, Language().net)]
         assert sizes[0] <= 0.8 * sizes[1]
     assert torch.isfinite(module.net(tokens()).logits).all()
+
+
+def test_steps_do_not_take_what_others_took_beyond_their_part(tmp_path: Path) -> None:
+    """One expert per step is asked for, and two go: those among which the router chooses must stay equally many."""
+    model, four = tiny_mixture("deepseek_v3"), Budget(remove={"expert": 4})
+    apply_plan(model, plan_width(model, four, batches=text(), rounds=4))
+    assert sum(counts(model)) == 16 - 4
+    scheduled = WidthPrune(four, schedule={"every": 1, "step": 1}, calibration=16)
+    with pytest.warns(UserWarning, match="removed nothing: .*, or had surgeries before taken more than their part"):
+        module = fit(tmp_path, scheduled, epochs=4, name="deepseek_v3")
+    assert [len(event["units"]) for event in Ledger.of(module).events] == [2, 0, 2, 0]
+    assert sum(counts(module.net)) == 16 - 4
 
 
 # What is refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -137,10 +138,8 @@ def test_budgets_in_units_leave_other_kinds_alone(batches: Batches) -> None:
     assert {edit.kind for edit in planner.plan(Budget(remove={"head": 2})).edits} == {"head"}
 
 
-def test_narrowed_equals_masked(batches: Batches) -> None:
-    """What is gone adds nothing: its BatchNorms are zero, and so are its rows of padded shortcuts."""
-    model = cnn()
-    plan = plan_width(model, Budget(macs=0.4), batches=batches, replace="zero")
+def check_against_masked(model: nn.Module, plan: Plan) -> None:
+    """Apply a plan; what is gone adds nothing: its BatchNorms are zero, and so are its rows of padded shortcuts."""
     masked = copy.deepcopy(model)
     apply_edits(masked, [edit for edit in plan.edits if edit.op == "rewrite"])
     for edit in plan.edits:
@@ -152,6 +151,27 @@ def test_narrowed_equals_masked(batches: Batches) -> None:
     apply_plan(model, plan)
     images = torch.randn(4, 3, 32, 32)
     torch.testing.assert_close(model(images), masked(images), rtol=1e-4, atol=1e-4)
+
+
+def test_narrowed_equals_masked(batches: Batches) -> None:
+    model = cnn()
+    check_against_masked(model, plan_width(model, Budget(macs=0.4), batches=batches, replace="zero"))
+
+
+def test_what_was_narrowed_once_can_be_narrowed_again(batches: Batches) -> None:
+    """Rewritten shortcuts go on tying the residual channels, and let them go."""
+
+    def ties(model: nn.Module) -> dict[str, tuple[Any, ...]]:
+        return {g.name: (g.kind, g.sites, [s.tensor for s in g.slices]) for g in find_groups(model, IMAGE).groups}
+
+    model = cnn()
+    before = ties(model)
+    check_against_masked(model, plan_width(model, Budget(macs=0.3), batches=batches, replace="zero"))
+    assert ties(model) == before
+    again = plan_width(model, Budget(macs=0.5), batches=batches, replace="zero")
+    assert {"conv1", "layer2.0.conv2", "layer3.0.conv2"} <= {edit.unit for edit in again.edits}
+    check_against_masked(model, again)
+    assert ties(model) == before
 
 
 def test_the_model_is_bit_identical_afterwards(batches: Batches) -> None:
@@ -223,6 +243,44 @@ def test_rounds_meet_the_same_budget(batches: Batches) -> None:
     assert plan.result.macs == count_macs(model, IMAGE)
 
 
+@pytest.mark.parametrize("cost", ["macs", "params"])
+def test_rounds_do_not_take_what_others_took_beyond_their_part(batches: Batches, cost: str) -> None:
+    """Each of four rounds needs half a neuron, and can take no less than one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
+    apply_plan(model, plan_width(model, Budget(**{cost: 0.25}), batches=batches, rounds=4))
+    assert model[1].out_features == 6
+
+
+def test_rounds_score_what_recalibrated_networks_do(batches: Batches) -> None:
+    """A last batch of one sample is not recalibrated on."""
+    batches = [*batches, tuple(part[:1] for part in batches[0])]
+    model, ten = cnn(), Budget(remove={"channel": 10})
+    together = plan_width(model, Budget(remove={"channel": 20}), batches=batches, rounds=2)
+    first = plan_width(model, ten, batches=batches)
+    apply_plan(model, first)
+    recalibrate_batchnorm(model, batches[:-1])
+    apart = first + plan_width(model, ten, batches=batches)
+    assert apart.edits == together.edits
+    assert all(torch.equal(value, together.tensors[name]) for name, value in apart.tensors.items())
+
+
+def test_rounds_leave_hooks_of_the_model_behind(batches: Batches) -> None:
+    """They may lead to what cannot be copied, such as a logger's lock."""
+
+    class Logger:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def see(self, *_: Any) -> None:
+            return None
+
+    model = cnn()
+    plan = plan_width(model, Budget(macs=0.3), batches=batches, rounds=2)
+    model.conv1.register_forward_hook(Logger().see)
+    assert plan_width(model, Budget(macs=0.3), batches=batches, rounds=2) == plan
+
+
 def test_heads_and_neurons_of_a_vit(batches: Batches) -> None:
     model = vit()
     plan = plan_width(model, Budget(macs=0.4), batches=batches)
@@ -285,6 +343,23 @@ def test_default_loss_of_a_language_model_is_its_own() -> None:
     assert torch.equal(supervised_loss(model, batch), model(**batch).loss)
 
 
+@pytest.mark.parametrize("key", ["label", "labels"])
+def test_labels_in_mappings_are_not_fed_to_the_network(batches: Batches, key: str) -> None:
+    mappings = [{"x": images, key: labels} for images, labels in batches]
+    assert plan_width(cnn(), Budget(macs=0.3), batches=mappings) == plan_width(cnn(), Budget(macs=0.3), batches=batches)
+    assert find_groups(cnn(), mappings[0]) == find_groups(cnn(), batches[0])
+    model = cnn()
+    assert supervised_loss(model, mappings[0]) == supervised_loss(model, batches[0])
+
+
+def test_latency_is_measured_without_the_loss() -> None:
+    from tiny_models import tiny_llama
+
+    ids = torch.randint(10, (2, 6))
+    planner = WidthPlanner(tiny_llama(), batches=[{"input_ids": ids, "labels": ids}])
+    assert planner.first_batch().kwargs.keys() == {"input_ids"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -329,9 +404,10 @@ def test_no_batches() -> None:
         plan_width(cnn(), Budget(macs=0.1), batches=[])
 
 
-def test_labels_missing(batches: Batches) -> None:
+@pytest.mark.parametrize("cost", ["macs", "latency"])
+def test_labels_missing(batches: Batches, cost: str) -> None:
     with pytest.raises(ValueError, match=r"Expected labelled batches, .* Pass loss=f\(model, batch\)"):
-        plan_width(cnn(), Budget(macs=0.1), batches=[images for images, _ in batches])
+        plan_width(cnn(), Budget(**{cost: 0.1}), batches=[images for images, _ in batches])
 
 
 def test_labels_of_another_shape(batches: Batches) -> None:
@@ -348,9 +424,9 @@ def test_one_class_has_no_separation(batches: Batches) -> None:
         plan_width(cnn(), Budget(macs=0.1), batches=same, allocation="tolerance")
 
 
-def test_budget_in_parts_needs_a_share_or_a_number() -> None:
+def test_budget_in_steps_needs_a_share_or_a_number() -> None:
     with pytest.raises(ValueError, match="Expected a budget in a share of cost or a number of units, but got {'ratio'"):
-        Budget(ratio={"head": 0.2}).in_parts(2)
+        Budget(ratio={"head": 0.2}).in_steps(2)
 
 
 def test_auxiliary_heads_of_training_still_run(batches: Batches) -> None:

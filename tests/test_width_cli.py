@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 import torch
 import yaml
 from habits import Plain
+from matplotlib.figure import Figure
+from tiny_models import tiny_mixture
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -22,9 +25,12 @@ from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.nested import at_start_of_fit
 from prunerecover.kept_groups import kept_groups
 from prunerecover.macs import count_macs
+from prunerecover.recipes import width_plan
 from prunerecover.recipes.cli import main
 from prunerecover.recipes.digits import DigitsData
 from prunerecover.recipes.image_classifier import ImageClassifier
+from prunerecover.recipes.width_plan import FairPlan
+from prunerecover.width.planning import WidthPlanner
 from prunerecover.width.score_file import load_scores
 from prunerecover.width.tolerance import removable
 
@@ -116,6 +122,7 @@ def test_the_page_of_a_tolerance_holds_its_diagnostics(fair: Path) -> None:
     verdict = "holds" if exchange["taken"] <= exchange["spared"] else "fails"
     assert f"protection score of {exchange['taken']:.3g}" in page
     assert f"The exchange condition {verdict}" in page
+    assert "At the same MACs, " in page
     assert "![The two rankings](plan.ranks.png)" in page
     assert (fair / "plan.ranks.png").read_bytes().startswith(b"\x89PNG")
 
@@ -128,6 +135,25 @@ def test_the_scores_beside_the_plan_decide_it_again(fair: Path) -> None:
     for name, edit in edits.items():
         expected = low[name].argsort(stable=True)[: removable(low[name], high[name], 0.2)]
         assert list(edit.gone) == expected.sort().values.tolist()
+
+
+def test_rankings_of_strata_are_those_in_which_their_experts_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes is what the figure has left of its line."""
+    ids = [torch.randint(3, 61, (4, 9), generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    batches = [{"input_ids": rows, "labels": rows} for rows in ids]
+    planner = WidthPlanner(tiny_mixture("deepseek_v3"), batches=batches, kinds=("expert",))
+    method = FairPlan(remove={"expert": 8}, removal="random", protection="gate_taylor", replace="zero")
+    plan = method._plan(planner)
+    drawn: list[Any] = []
+    monkeypatch.setattr(width_plan, "plot_rankings", lambda *args, **names: drawn.append(args) or Figure())
+    search = {"seconds": 1.0, "peak_memory_bytes": 0}
+    method.write(plan.model_copy(update={"evidence": {**plan.evidence, "search": search}}), tmp_path / "plan.json")
+    assert re.search("(At|Not comparable:) the same number of parameters", (tmp_path / "plan.md").read_text())
+    ((_, order, _),) = drawn
+    for edit in plan.edits:
+        assert order[edit.unit].argsort()[: len(edit.gone)].sort().values.tolist() == list(edit.gone)
 
 
 def test_fair_meets_a_budget(tmp_path: Path) -> None:

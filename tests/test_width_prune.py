@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from prunerecover import Budget, Plan, load_pruned, plan_depth, plan_width
+from prunerecover import Budget, Plan, load_pruned, merge, plan_depth, plan_width
 from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport, WidthPrune
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.macs import count_macs
@@ -128,6 +128,31 @@ def test_schedule_divides_the_budget(tmp_path: Path) -> None:
     assert shares == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=0.04)
 
 
+def test_surgeries_do_not_take_what_others_took_beyond_their_part(tmp_path: Path) -> None:
+    """Each of four needs half a neuron, and can take no less than one."""
+    pl.seed_everything(1, verbose=False)
+    module = Classifier()
+    module.net = nn.Sequential(nn.Flatten(), nn.Linear(768, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
+    steps = prune(budget=Budget(macs=0.25), schedule={"every": 1, "times": 4})
+    with pytest.warns(UserWarning, match="WidthPrune.0 removed nothing"):
+        trainer(tmp_path, steps, epochs=4).fit(module, rows())
+    assert [len(event["units"]) for event in Ledger.of(module).events] == [1, 0, 1, 0]
+    assert module.net[1].out_features == 6
+
+
+def test_surgeries_in_depth_do_not_either(tmp_path: Path) -> None:
+    """An MLP is a sixth of the network: the second one goes when the first is not enough, and not every time."""
+    steps = DepthPrune(Budget(macs=0.2), calibration=24, schedule={"every": 1, "times": 4})
+    with pytest.warns(UserWarning, match="DepthPrune.0 removed nothing"):
+        module = fit(tmp_path, steps, network="vit", epochs=4)
+    assert [len(event["units"]) for event in Ledger.of(module).events] == [1, 0, 0, 1]
+    assert [event["taken"].get("macs", 0) for event in Ledger.of(module).events] == pytest.approx(
+        [0.1724, 0, 0, 0.2083], abs=1e-3
+    )
+    merge(module.net)
+    assert count_macs(module.net, IMAGE) / count_macs(vit(), IMAGE) == pytest.approx((1 - 0.1724) * (1 - 0.2083), 1e-3)
+
+
 def test_tolerance_without_a_budget(tmp_path: Path) -> None:
     module = fit(tmp_path, WidthPrune(tolerance=0.3, allocation="tolerance", calibration=24))
     assert left(module) < 1
@@ -203,6 +228,8 @@ def test_labels_that_are_not_found_are_asked_for(tmp_path: Path) -> None:
         ),
         ({"budget": HALF, "schedule": {"times": 2}}, "Expected argument every with times"),
         ({"budget": HALF, "calibration": 0}, "Expected argument calibration to be at least 1"),
+        ({"tolerance": 1.5, "allocation": "tolerance"}, "Expected a tolerance between 0 and 1, but got 1.5"),
+        ({"budget": HALF, "kinds": ("chanel",)}, "Expected kinds among channel, .* but got 'chanel'"),
         ({"plan": Plan(), "allocation": "nonsense"}, "Expected no allocation beside a plan, .* allocation='nonsense'"),
         ({"plan": Plan(), "kinds": "head", "ignore": "layer4.*"}, r"no kinds, ignore .* kinds=\('head',\), ignore="),
         ({"plan": Plan(), "loss": print}, "Expected no loss beside a plan, which says already what goes"),

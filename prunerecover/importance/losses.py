@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +43,7 @@ def supervised_loss(model: nn.Module, batch: Any) -> Tensor:
     Raises:
         ValueError: If there are no labels, or they do not fit the logits.
     """
-    if isinstance(batch, Mapping) and "labels" in batch:
+    if isinstance(batch, Mapping) and "labels" in batch and _takes_labels(model):
         output = model(**batch)
         if isinstance(getattr(output, "loss", None), Tensor):
             return output.loss  # type: ignore[no-any-return]
@@ -61,3 +62,8 @@ def supervised_loss(model: nn.Module, batch: Any) -> Tensor:
             "Pass loss=f(model, batch)."
         )
     return F.cross_entropy(logits, labels)
+
+
+def _takes_labels(model: nn.Module) -> bool:
+    parameters = inspect.signature(model.forward).parameters.values()
+    return any(parameter.name == "labels" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

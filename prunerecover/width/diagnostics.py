@@ -13,9 +13,9 @@ from prunerecover.budget import Budget
 from prunerecover.width.allocations import uniform
 from prunerecover.width.costs import CostModel
 from prunerecover.width.groups import Group
-from prunerecover.width.slices import Scores
-from prunerecover.width.tolerance import curves, depths, exchange, protected_mass
-from prunerecover.width.tolerance_allocation import ToleranceAllocation
+from prunerecover.width.slices import Scores, removal_positions
+from prunerecover.width.tolerance import exchange, protected_mass
+from prunerecover.width.tolerance_allocation import MOST, Solver, ToleranceAllocation
 
 TOLERANCES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 
@@ -33,33 +33,35 @@ def tolerance_evidence(
         costs: Of the groups.
 
     Returns:
-        {"tolerance", "share", "rounds", "protected_mass": by group [entered, bound], "exchange": {"taken", "spared"} or
-        None if nothing goes, "kept_by_tolerance": {tolerance: share of all units}}.
+        {"tolerance", "share", "protected_mass": by group [entered, bound], "exchange": {"taken", "spared"} or
+        None if nothing goes, "compared_by": the cost that is the same then, "kept_by_tolerance": {tolerance: share of
+        all units}}.
     """
+    removal = removal_positions(groups, removal)
     depth = {name: len(units) for name, units in found.removed.items()}
     total = sum(group.size for group in groups)
-    table = curves(removal, protection)
+    solver = Solver(groups, removal, protection)
+    cost = "params" if all(group.kind == "expert" for group in groups) else "macs"
     masses = {g.name: protected_mass(removal[g.name], protection[g.name], depth[g.name]) for g in groups}
     return {
         "tolerance": found.tolerance,
         "share": found.share,
-        "rounds": found.rounds,
         "protected_mass": {name: [mass.entered, mass.bound] for name, mass in masses.items()},
-        "exchange": _against_uniform(groups, removal, protection, depth, costs),
-        "kept_by_tolerance": {str(t): 1 - sum(depths(table, t).values()) / total for t in TOLERANCES},
+        "exchange": _against_uniform(groups, removal, protection, depth, costs, cost),
+        "compared_by": cost,
+        "kept_by_tolerance": {str(t): 1 - sum(solver.depths(t).values()) / total for t in TOLERANCES},
     }
 
 
 def _against_uniform(
-    groups: Sequence[Group], removal: Scores, protection: Scores, depth: dict[str, int], costs: CostModel
+    groups: Sequence[Group], removal: Scores, protection: Scores, depth: dict[str, int], costs: CostModel, cost: str
 ) -> dict[str, float] | None:
     kept = {group.name: group.size - depth[group.name] for group in groups}
-    what = "params" if all(group.kind == "expert" for group in groups) else "macs"
-    share = 1 - getattr(costs.total(kept), what) / getattr(costs.full, what)
+    share = 1 - getattr(costs.total(kept), cost) / getattr(costs.full, cost)
     if share <= 0:
         return None
     try:
-        even = uniform(groups, removal, costs, Budget(**{what: share}), most=0.99)
+        even = uniform(groups, removal, costs, Budget(**{cost: share}), most=MOST)
     except ValueError:  # groups that must keep some units cannot all give the same share
         return None
     other = {name: len(units) for name, units in even.items()}

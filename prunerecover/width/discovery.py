@@ -28,6 +28,7 @@ from torch import nn
 from prunerecover.batches import ModelInputs, as_inputs
 from prunerecover.copies import twin_of
 from prunerecover.observing import device_of, ordinary_arithmetic, uncompiled
+from prunerecover.scoring import without_labels
 from prunerecover.structure import unwrap
 from prunerecover.width.assembly import assemble
 from prunerecover.width.dry_run import that_narrow
@@ -64,7 +65,7 @@ def find_groups(
 
     Args:
         model: Any module, wrapped or not; it is bit-identical afterwards.
-        example_inputs: One batch, of any form that calibration batches have.
+        example_inputs: One batch, of any form that calibration batches have; labels are not read.
         kinds: Among "channel", "head", "neuron" and "expert".
         ignore: Shell patterns of names of groups that stay, such as "layer4.*".
 
@@ -78,12 +79,10 @@ def find_groups(
     [('0', 8)]
     """
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    for kind in kinds:
-        if kind not in get_args(WidthKind):
-            raise ValueError(f"Expected kinds among {', '.join(get_args(WidthKind))}, but got '{kind}'.")
+    check_kinds(kinds)
     model = unwrap(model)
     experts = find_experts(model)
-    watched = _Watched() if set(kinds) == {"expert"} else _watch(model, as_inputs(example_inputs))
+    watched = _Watched() if set(kinds) == {"expert"} else _watch(model, as_inputs(without_labels(example_inputs)))
     found = (*watched.groups, *experts)
     groups = tuple(group for group in found if group.kind in kinds)
     if not groups:
@@ -91,6 +90,13 @@ def find_groups(
     kept = _without_ignored(groups, (ignore,) if isinstance(ignore, str) else tuple(ignore))
     tensors = {part.tensor for group in kept for part in group.slices}
     return Found(kept, tuple(r for r in watched.rewrites if f"{r.path}.weight" in tensors))
+
+
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Raise ValueError if a kind is unknown."""
+    for kind in kinds:
+        if kind not in get_args(WidthKind):
+            raise ValueError(f"Expected kinds among {', '.join(get_args(WidthKind))}, but got '{kind}'.")
 
 
 @dataclass(frozen=True)

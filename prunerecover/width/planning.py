@@ -6,7 +6,6 @@ The default removes by gate-Taylor per cost, which we measured best. `allocation
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
@@ -15,28 +14,31 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from prunerecover.batches import Batches, as_inputs
+from prunerecover.batches import Batches, ModelInputs, as_inputs
 from prunerecover.budget import Budget
-from prunerecover.copies import twin_of
-from prunerecover.cost import removed_share
+from prunerecover.copies import clone_of, twin_of
+from prunerecover.cost import removed_share, taken_by
 from prunerecover.edits import Edit, Narrow, Rewrite
 from prunerecover.importance.losses import supervised_loss
 from prunerecover.importance.request import Loss
 from prunerecover.observing import device_of, ordinary_arithmetic
 from prunerecover.plan import Plan
 from prunerecover.provenance import plan_for
+from prunerecover.scoring import without_labels
 from prunerecover.structure import unwrap
 from prunerecover.surgery import apply_edits, apply_plan
 from prunerecover.width.allocations import global_ranking, per_cost, uniform
+from prunerecover.width.batchnorm import recalibrate_batchnorm
 from prunerecover.width.compensation import fit_compensation
 from prunerecover.width.costs import CostModel, cost_model
 from prunerecover.width.diagnostics import tolerance_evidence
-from prunerecover.width.discovery import FOUND_KINDS, find_groups
+from prunerecover.width.discovery import FOUND_KINDS, check_kinds, find_groups
 from prunerecover.width.filling import Removed, kind_of
 from prunerecover.width.groups import Group
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.signals import NEED_LOSS, SIGNALS, signals
 from prunerecover.width.slices import Scores
+from prunerecover.width.tolerance import check_tolerance
 from prunerecover.width.tolerance_allocation import tolerance_allocation
 from prunerecover.width.u_score import Labels
 
@@ -84,7 +86,8 @@ def plan_width(
         kinds: Among "channel", "head", "neuron" and "expert"; a budget in units names its own.
         replace: "calibrated": weights that read a group take over what its removed units did, as far as the kept ones
             predict it (see `compensation`). "zero": nothing does, as is usual.
-        rounds: The budget is reached in so many steps, scored anew each time.
+        rounds: The budget is reached in so many steps, scored anew each time, with BatchNorm statistics estimated anew;
+            what one takes beyond its part, those after it need not take.
         ignore: Shell patterns of groups that stay, such as "layer4.*".
         seed: Of everything random.
 
@@ -107,7 +110,7 @@ def plan_width(
     if rounds == 1:
         return WidthPlanner(model, **options).plan(budget, tolerance=tolerance, **how)
     assert budget is not None, "checked above"
-    return _in_rounds(copy.deepcopy(unwrap(model)), budget, rounds, options, how)
+    return _in_rounds(clone_of(unwrap(model)), budget, rounds, options, how)
 
 
 def _in_rounds(network: nn.Module, budget: Budget, rounds: int, options: dict[str, Any], how: dict[str, Any]) -> Plan:
@@ -115,9 +118,17 @@ def _in_rounds(network: nn.Module, budget: Budget, rounds: int, options: dict[st
     asked = budget.to_dict()
     if budget.in_units:
         budget = Budget(remove=budget.counts(WidthPlanner(network, **options).units))
-    plan, kept = Plan(), dict[str, list[int]]()
-    for part in budget.in_parts(rounds):
-        step = WidthPlanner(network, **options).plan(part, **how)
+    several = [batch for batch in options["batches"] if as_inputs(batch).n_samples > 1] or options["batches"]
+    plan, kept, taken = Plan(), dict[str, list[int]](), list[dict[str, float]]()
+    for whole in budget.in_steps(rounds):
+        part = whole.beyond(taken)
+        if part is None:  # rounds before have taken as much
+            continue
+        if taken:
+            recalibrate_batchnorm(network, several)
+        planner = WidthPlanner(network, **options)
+        step = planner.plan(part, **how)
+        taken.append(taken_by(step, budget, network, planner.first_batch, options["seed"]))
         apply_plan(network, step)
         plan = plan + step
         for name, (left, size) in step.evidence.get("kept", {}).items():
@@ -152,7 +163,7 @@ class WidthPlanner:
         self.batches, self.loss, self.labels, self.seed = list(batches), loss or supervised_loss, labels, seed
         if not self.batches:
             raise ValueError("Expected at least one calibration batch, but got none. Was a generator consumed before?")
-        self.example = as_inputs(self.batches[0]).to(device_of(self.model)).select(torch.tensor([0]))
+        self.example = self.first_batch().select(torch.tensor([0]))
         found = find_groups(self.model, self.example, kinds, ignore)
         self.groups: tuple[Group, ...] = found.groups
         self.rewrites: tuple[Rewrite, ...] = tuple(
@@ -171,6 +182,13 @@ class WidthPlanner:
         for group in self.groups:
             counts[group.kind] += group.size
         return dict(counts)
+
+    def first_batch(self) -> ModelInputs:
+        """Return the first batch, on the model's device: what latency is measured on."""
+        return self._inputs(self.batches[0])
+
+    def _inputs(self, batch: Any) -> ModelInputs:
+        return as_inputs(without_labels(batch)).to(device_of(self.model))
 
     @ordinary_arithmetic()
     def scores(self, *names: str) -> tuple[Scores, ...]:
@@ -257,8 +275,7 @@ class WidthPlanner:
         narrowing = [edit for edit in edits if isinstance(edit, Narrow)]
         if replace == "zero" or not narrowing:
             return list(edits), {}
-        device = device_of(self.model)
-        found = fit_compensation(self.model, narrowing, [as_inputs(batch).to(device) for batch in self.batches])
+        found = fit_compensation(self.model, narrowing, [self._inputs(batch) for batch in self.batches])
         first = len(edits) - len(narrowing)
         tensors: dict[str, Tensor] = {}
         done: list[Edit] = list(edits[:first])
@@ -274,8 +291,9 @@ class WidthPlanner:
         Raises:
             ValueError: If no budget of MACs that was tried saves as much.
         """
+        self.scores(*(name for name in (removal, protection) if name))  # before errors mean that structure forbids it
         low, high, most, found = 0.0, 0.99, 0.0, False
-        batch = as_inputs(self.batches[0]).to(device_of(self.model))
+        batch = self.first_batch()
         for _ in range(LATENCY_STEPS):
             middle = (low + high) / 2
             try:
@@ -324,6 +342,8 @@ def check_arguments(
     if (budget is None) == (tolerance is None):
         wanted = "a budget or a tolerance" if by_tolerance else "a budget, such as Budget(macs=0.3)"
         raise ValueError(f"Expected {wanted}, and not both, but got budget={budget} and tolerance={tolerance}.")
+    if tolerance is not None:
+        check_tolerance(tolerance)
     if budget is not None and budget.share is None:
         kind_of(budget)
     elif budget is not None and tuple(kinds) == ("expert",) and budget.params is None:
@@ -331,3 +351,4 @@ def check_arguments(
             f"Expected a budget of params or units for experts, but got {budget.to_dict()}: a token visits as many "
             'experts however many there are. For example Budget(params=0.2) or Budget(remove={"expert": 8}).'
         )
+    check_kinds(kinds)

@@ -2,7 +2,8 @@
 
 The ResNets of CIFAR (arXiv 1512.03385, option A) have them. How many zeros there are is fixed in code, so no channel
 could go before or after them. Such a module equals a 1 x 1 convolution without bias, which can be narrowed like any
-other. Found are modules of their own; padding within a larger module's code is not.
+other. Found are modules of their own; padding within a larger module's code is not. Once rewritten it is a
+`ChannelMap`, which equals such a convolution still.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from prunerecover.batches import ModelInputs, call
 from prunerecover.observing import observing
 from prunerecover.structure import set_module
+from prunerecover.width.channel_map import ChannelMap
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,7 @@ class PaddedShortcut:
 
     def as_conv(self) -> nn.Conv2d:
         """Return the equal convolution."""
-        conv = nn.Conv2d(self.in_channels, self.out_channels, 1, self.stride, bias=False, device="meta")
-        conv.weight = nn.Parameter(self.weight())
-        return conv
+        return _conv(self.weight(), self.stride)
 
     def weight(self) -> Tensor:
         """Return its weight, `(out, in, 1, 1)`: one 1 per input channel."""
@@ -54,10 +54,18 @@ def find_padded_shortcuts(model: nn.Module, inputs: ModelInputs) -> tuple[Padded
 
 
 def as_convolutions(model: nn.Module, shortcuts: tuple[PaddedShortcut, ...]) -> None:
-    """Put the equal convolutions in place of padded shortcuts."""
+    """Put the equal convolutions in place of padded shortcuts, and of those that were rewritten before."""
     like = next(model.parameters(), torch.empty(0))
-    for shortcut in shortcuts:
-        set_module(model, shortcut.path, shortcut.as_conv().to(like))
+    convs = {shortcut.path: shortcut.as_conv() for shortcut in shortcuts}
+    convs |= {path: _conv(m.weight, m.stride) for path, m in model.named_modules() if isinstance(m, ChannelMap)}
+    for path, conv in convs.items():
+        set_module(model, path, conv.to(like))
+
+
+def _conv(weight: Tensor, stride: int) -> nn.Conv2d:
+    conv = nn.Conv2d(weight.shape[1], weight.shape[0], 1, stride, bias=False, device="meta")
+    conv.weight = nn.Parameter(weight)
+    return conv
 
 
 @contextmanager

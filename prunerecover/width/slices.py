@@ -70,6 +70,16 @@ def removal_order(group: Group, scores: Tensor) -> Tensor:
     return (within + starts[:, None]).T.flatten()
 
 
+def removal_positions(groups: Sequence[Group], scores: Scores) -> Scores:
+    """Return, by group, each unit's place in the order in which units go: scores by which strata need no turns.
+
+    >>> moe = Group("moe", "expert", 4, (), multiple=2, strata=2)
+    >>> removal_positions([moe], {"moe": torch.tensor([0.0, 1.0, 3.0, 2.0])})
+    {'moe': tensor([0, 2, 3, 1])}
+    """
+    return {group.name: removal_order(group, scores[group.name]).argsort() for group in groups}
+
+
 def _along_units(values: Tensor, part: Slice, size: int) -> Tensor:
     dim = part.dim % values.ndim
     others = [d for d in range(values.ndim) if d != dim]

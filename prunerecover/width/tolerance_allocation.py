@@ -1,13 +1,14 @@
 """Which units go by Tolerance of Difference: one tolerance for all groups (arXiv 2508.02291).
 
-By the book the tolerance is given. With a budget it is searched, and three things make every budget reachable:
+By the book the tolerance is given. With a budget it is searched, and two things make every budget reachable:
 
 - Even tolerance 0 removes everything up to the first unit that both signals name, which can be half a model. A lighter
   budget takes a share of those depths, the same for every group.
 - Depths jump: one group's depth may double from one tolerance to the next. Between the two, every group goes the same
   share of its way. Rounding is to half a unit, then unit by unit in the order of the groups.
-- A depth is at most n / (2 - tolerance), so heavy budgets need a tolerance near 1, where the signals no longer say
-  anything. With `rounds`, ToD is solved again on the units that are left, by the same scores, at the same tolerance.
+
+A depth is at most n / (2 - tolerance), so heavy budgets need a tolerance near 1, where the signals no longer say
+anything: `plan_width(rounds=...)` then solves ToD anew, on new scores of the units that are left.
 """
 
 from __future__ import annotations
@@ -15,17 +16,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from prunerecover.budget import Budget
 from prunerecover.width.allocations import check_scores, lowest
 from prunerecover.width.costs import Cost, CostModel
 from prunerecover.width.filling import Removed, Target, allowed, fill, room, saved_by
 from prunerecover.width.groups import Group
-from prunerecover.width.slices import Scores, removal_order
-from prunerecover.width.tolerance import check_tolerance, depth_of, tolerance_of_difference
+from prunerecover.width.slices import Scores, removal_positions
+from prunerecover.width.tolerance import curves, depths
 
 PRECISION = 1e-8  # two values of ToD with up to 10,000 units differ by more
+MOST = 0.99  # of a group
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,11 @@ class ToleranceAllocation:
         removed: Indices of the units that go, by group name.
         tolerance: The smallest tolerance whose depths meet the budget, or the one that was asked for.
         share: How far the groups go from the depths below to those of this tolerance, in units over all; 1 by the book.
-        rounds: How often ToD was solved.
     """
 
     removed: Removed
     tolerance: float
     share: float
-    rounds: int
 
 
 def tolerance_allocation(
@@ -53,8 +51,7 @@ def tolerance_allocation(
     tolerance: float | None = None,
     budget: Budget | None = None,
     costs: CostModel | None = None,
-    rounds: int = 1,
-    most: float = 0.99,
+    most: float = MOST,
 ) -> ToleranceAllocation:
     """Remove each group's lowest units by `removal`, as deep as ToD against `protection` allows.
 
@@ -65,7 +62,6 @@ def tolerance_allocation(
         tolerance: Between 0 and 1; or give a budget.
         budget: A share of MACs or of parameters, or units of one kind; needs `costs`.
         costs: Of these groups.
-        rounds: How often ToD is solved, each time on the units that are left.
         most: Share of a group that may go.
 
     Raises:
@@ -73,22 +69,20 @@ def tolerance_allocation(
     """
     if (tolerance is None) == (budget is None) or (budget is not None and costs is None):
         raise ValueError("Expected either a tolerance, or a budget with costs. Use tolerance=0.1 to go by the book.")
-    if rounds < 1:
-        raise ValueError(f"Expected at least one round, but got {rounds}.")
     for group in groups:
         check_scores(group, removal)
         check_scores(group, protection)
+    removal = removal_positions(groups, removal)
     if budget is not None and costs is not None:
         target = Target.of(budget, groups, costs)
-        counts, tolerance, share = _for_budget(_Solver(target.groups, removal, protection, rounds, most), costs, target)
-        return ToleranceAllocation(lowest(groups, removal, counts), tolerance, share, rounds)
+        counts, tolerance, share = _for_budget(Solver(target.groups, removal, protection, most), costs, target)
+        return ToleranceAllocation(lowest(groups, removal, counts), tolerance, share)
     assert tolerance is not None, "checked above"
-    check_tolerance(tolerance)
-    depths = _Solver(groups, removal, protection, rounds, most).depths(tolerance)
-    return ToleranceAllocation(lowest(groups, removal, depths), tolerance, 1.0, rounds)
+    found = Solver(groups, removal, protection, most).depths(tolerance)
+    return ToleranceAllocation(lowest(groups, removal, found), tolerance, 1.0)
 
 
-def _for_budget(solver: _Solver, costs: CostModel, target: Target) -> tuple[dict[str, int], float, float]:
+def _for_budget(solver: Solver, costs: CostModel, target: Target) -> tuple[dict[str, int], float, float]:
     """Return how many units of each of the target's groups go, the tolerance, and how far they go to its depths."""
     low: dict[str, int] = dict.fromkeys(solver.rooms, 0)
     high, tolerance = solver.depths(0.0), 0.0
@@ -105,45 +99,32 @@ def _for_budget(solver: _Solver, costs: CostModel, target: Target) -> tuple[dict
     return counts, tolerance, share
 
 
-def _bracket(solver: _Solver, costs: CostModel, target: Target) -> tuple[dict[str, int], dict[str, int], float]:
+def _bracket(solver: Solver, costs: CostModel, target: Target) -> tuple[dict[str, int], dict[str, int], float]:
     """Bisect for two neighbouring tolerances around the budget: depths below, depths above, and the upper one.
 
-    With several rounds the saving need not be monotone in the tolerance; the two ends still differ about the budget.
     If all depths together are not enough, `fill` says so.
     """
     low, high = 0.0, 1.0
     below, above = solver.depths(low), solver.depths(high)
     while high - low > PRECISION:
         middle = (low + high) / 2
-        depths = solver.depths(middle)
-        if saved_by(costs, target, depths) < target.amount:
-            low, below = middle, depths
+        found = solver.depths(middle)
+        if saved_by(costs, target, found) < target.amount:
+            low, below = middle, found
         else:
-            high, above = middle, depths
+            high, above = middle, found
     return below, above, high
 
 
-class _Solver:
-    """Depths for any tolerance; the curves of groups that were seen before are kept."""
+class Solver:
+    """Depths for any tolerance, within what each group may lose; arguments as of `tolerance_allocation`."""
 
-    def __init__(self, groups: Sequence[Group], removal: Scores, protection: Scores, rounds: int, most: float) -> None:
-        self.groups, self.removal, self.protection, self.rounds = groups, removal, protection, rounds
+    def __init__(self, groups: Sequence[Group], removal: Scores, protection: Scores, most: float = MOST) -> None:
+        self.groups = groups
         self.rooms = {group.name: room(group, most) for group in groups}
-        self.orders = {group.name: removal_order(group, removal[group.name]) for group in groups}
-        self.curves: dict[tuple[str, int], Tensor] = {}
+        self.curves = curves({group.name: removal[group.name] for group in groups}, protection)
 
     def depths(self, tolerance: float) -> dict[str, int]:
-        """Return how many units of each group go, within what it may lose."""
-        found = {}
-        for group in self.groups:
-            gone = 0
-            for _ in range(self.rounds):
-                gone += depth_of(self._curve(group.name, gone), tolerance)
-            found[group.name] = allowed(group, min(gone, self.rooms[group.name]))
-        return found
-
-    def _curve(self, name: str, gone: int) -> Tensor:
-        if (name, gone) not in self.curves:
-            left = self.orders[name][gone:].sort().values
-            self.curves[name, gone] = tolerance_of_difference(self.removal[name][left], self.protection[name][left])
-        return self.curves[name, gone]
+        """Return how many units of each group go."""
+        found = depths(self.curves, tolerance)
+        return {group.name: allowed(group, min(found[group.name], self.rooms[group.name])) for group in self.groups}
