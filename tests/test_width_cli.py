@@ -108,6 +108,7 @@ def test_the_page_says_what_every_group_keeps(fair: Path) -> None:
     network = dense().model
     apply_plan(network, plan)
     assert rows["layer3.1.conv1"][0] == network.layer3[1].conv1.out_channels
+    assert "Networks with BatchNorm are reconstructed layer by layer first, and their statistics" in page
     assert f"Planning took {plan.evidence['search']['seconds']:.1f} s" in page
 
 
