@@ -99,8 +99,9 @@ def _exchange(found: Mapping[str, float] | None, cost: str) -> str:
 def _next_steps(plan: Plan, file: str) -> str:
     cost = plan.evidence["search"]
     return (
-        f"`WidthPrune(plan: {file})` in a recipe's callbacks applies the plan, estimates BatchNorm statistics anew "
-        "(they are not part of it) and lets the fit recover.\n\n"
+        f"`WidthPrune(plan: {file})` in a recipe's callbacks applies the plan and lets the fit recover. Networks with "
+        "BatchNorm are reconstructed layer by layer first, and their statistics estimated anew: neither is part of the "
+        "plan.\n\n"
         f"Planning took {cost['seconds']:.1f} s; peak memory {cost['peak_memory_bytes'] / 2**20:,.0f} MiB."
     )
 

@@ -11,6 +11,7 @@ from scipy.stats import wasserstein_distance
 from torch import Tensor, nn
 
 from prunerecover.width.groups import Group, Site, Slice
+from prunerecover.width.tolerance import curves, depths
 
 Batch = tuple[Tensor, Tensor]
 
@@ -18,6 +19,11 @@ Batch = tuple[Tensor, Tensor]
 def same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], rel: float = 1e-5) -> bool:
     assert list(found) == list(expected)
     return all(torch.allclose(found[n], expected[n], rtol=rel, atol=1e-12) for n in found)
+
+
+def removable(removal: Tensor, protection: Tensor, tolerance: float) -> int:
+    """The depth of a single group at one tolerance."""
+    return depths(curves({"": removal}, {"": protection}), tolerance)[""]
 
 
 def largest_distance(values: Tensor, labels: Tensor) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from hand_made_groups import ResNet, resnet_groups, small_resnet
+from score_cases import removable
 from torch import Tensor
 
 from prunerecover.budget import Budget
@@ -18,7 +19,6 @@ from prunerecover.width.allocations import global_ranking, lowest, per_cost, sha
 from prunerecover.width.costs import Cost, CostModel, cost_model
 from prunerecover.width.diagnostics import tolerance_evidence
 from prunerecover.width.groups import Group
-from prunerecover.width.tolerance import removable
 from prunerecover.width.tolerance_allocation import tolerance_allocation
 
 RULES = {"per_cost": per_cost, "global_ranking": global_ranking, "uniform": uniform}

@@ -12,9 +12,11 @@ from torch.nn import functional as F
 from width_models import CifarResNet, images
 from width_oracle import masked, narrowed, rewritten, thirty_percent
 
+from prunerecover import Budget, apply_plan, plan_width
 from prunerecover.batches import ModelInputs
+from prunerecover.width.assembly import named_apart
 from prunerecover.width.discovery import find_groups
-from prunerecover.width.groups import Group, Setting, Site
+from prunerecover.width.groups import Group, Setting, Site, Slice
 from prunerecover.width.shortcuts import PaddedShortcut, find_padded_shortcuts
 
 
@@ -116,6 +118,46 @@ def test_a_unit_of_a_grouped_convolution_is_a_group() -> None:
     assert group.size == 4
     assert parts(group)["layer2.0.conv2.weight"] == (0, (0,), 16, True)
     assert group.settings == (Setting(module="layer2.0.conv2", attribute="groups"),)
+
+
+class Chain(nn.Module):
+    """Multiplies by raw matrices, one after the other."""
+
+    def __init__(self, listed: bool) -> None:
+        super().__init__()
+        matrices = [nn.Parameter(torch.randn(a, b)) for a, b in ((3, 8), (8, 6), (6, 8), (8, 2))]
+        if listed:
+            self.matrices = nn.ParameterList(matrices)
+        else:
+            self.w0, self.w1, self.w2, self.w3 = matrices
+        self.listed = listed
+
+    def forward(self, x: Tensor) -> Tensor:
+        for matrix in self.matrices if self.listed else (self.w0, self.w1, self.w2, self.w3):
+            x = (x @ matrix).relu()
+        return x
+
+
+@pytest.mark.parametrize(
+    ("listed", "names"), [(True, ["0.matrices", "0.matrices.1", "0.matrices.2"]), (False, ["0", "0.w1", "0.w2"])]
+)
+def test_groups_of_separate_matrices_of_one_module_have_names_of_their_own(listed: bool, names: list[str]) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Chain(listed)), torch.rand(16, 3)
+    assert [group.name for group in find_groups(model, x).groups] == names
+    apply_plan(model, plan_width(model, Budget(params=0.4), batches=[x], protection="magnitude"))
+    assert sum(p.numel() for p in model.parameters()) <= 0.6 * (24 + 48 + 48 + 16)
+
+
+def test_groups_of_one_matrix_are_told_apart_by_where_they_begin() -> None:
+    """Also where the same places of another matrix make groups, too."""
+
+    def group(tensor: str, *offsets: int) -> Group:
+        return Group(tensor, "neuron", 6, (Slice(tensor=tensor, dim=0, offsets=offsets),))
+
+    made = [group("m.a", 0), group("m.a", 6), group("m.b", 0), group("m.b", 6), group("m.b", 6), group("w", 0)]
+    names = ["m", "m:6", "m.b", "m.b:6", "m.b:7", "w"]
+    assert [group.name for group in named_apart(made)] == names
 
 
 def test_padded_shortcuts_are_rewritten() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from score_cases import removable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -199,8 +200,6 @@ def test_least_salient_goes_first(batches: Batches) -> None:
 
 
 def test_tolerance_by_the_book(batches: Batches) -> None:
-    from prunerecover.width.tolerance import removable
-
     model = cnn()
     planner = WidthPlanner(model, batches=batches)
     plan = planner.plan(allocation="tolerance", tolerance=0.3)

@@ -14,6 +14,8 @@ import torch
 import yaml
 from habits import Plain
 from matplotlib.figure import Figure
+from safetensors.torch import load_file
+from score_cases import removable
 from tiny_models import tiny_mixture
 from torch import nn
 from torch.nn import functional as F
@@ -31,8 +33,6 @@ from prunerecover.recipes.digits import DigitsData
 from prunerecover.recipes.image_classifier import ImageClassifier
 from prunerecover.recipes.width_plan import FairPlan
 from prunerecover.width.planning import WidthPlanner
-from prunerecover.width.score_file import load_scores
-from prunerecover.width.tolerance import removable
 
 IMAGE = torch.zeros(1, 1, 8, 8)
 NETWORK: dict[str, Any] = {"model": "cifar_resnet20", "num_classes": 10, "model_kwargs": {"in_chans": 1}}
@@ -108,6 +108,7 @@ def test_the_page_says_what_every_group_keeps(fair: Path) -> None:
     network = dense().model
     apply_plan(network, plan)
     assert rows["layer3.1.conv1"][0] == network.layer3[1].conv1.out_channels
+    assert "Networks with BatchNorm are reconstructed layer by layer first, and their statistics" in page
     assert f"Planning took {plan.evidence['search']['seconds']:.1f} s" in page
 
 
@@ -128,8 +129,11 @@ def test_the_page_of_a_tolerance_holds_its_diagnostics(fair: Path) -> None:
 
 
 def test_the_scores_beside_the_plan_decide_it_again(fair: Path) -> None:
-    plan, scores = Plan.load(fair / "plan.json"), load_scores(fair / "plan.scores.safetensors")
-    low, high = scores["u_score"], scores["r_score"]
+    plan, scores = Plan.load(fair / "plan.json"), load_file(fair / "plan.scores.safetensors")
+    low, high = (
+        {name.removeprefix(f"{signal}/"): v for name, v in scores.items() if name.startswith(f"{signal}/")}
+        for signal in ("u_score", "r_score")
+    )
     assert low.keys() == {group.name for group in kept_groups(plan)}
     edits = {edit.unit: edit for edit in plan.edits if edit.op == "narrow"}
     for name, edit in edits.items():
@@ -163,7 +167,8 @@ def test_fair_meets_a_budget(tmp_path: Path) -> None:
     assert 0.47 < plan.result.macs / count_macs(dense().model, IMAGE) <= 0.5
     page = (tmp_path / "plan.md").read_text()
     assert f"Tolerance of Difference: {plan.evidence['tolerance']:.4g}" in page
-    assert load_scores(tmp_path / "plan.scores.safetensors").keys() == {"gate_taylor", "r_score"}
+    signals = {name.partition("/")[0] for name in load_file(tmp_path / "plan.scores.safetensors")}
+    assert signals == {"gate_taylor", "r_score"}
 
 
 def test_heads_and_neurons(tmp_path: Path) -> None:
@@ -301,4 +306,4 @@ def test_scores_are_not_in_the_plan(fair: Path) -> None:
     """A plan stays small: a checkpoint holds it."""
     evidence = json.loads((fair / "plan.json").read_text())["evidence"]
     assert not {"scores", "u_score", "r_score"} & evidence.keys()
-    assert all(v.dtype == torch.float64 for v in load_scores(fair / "plan.scores.safetensors")["u_score"].values())
+    assert all(v.dtype == torch.float64 for v in load_file(fair / "plan.scores.safetensors").values())

@@ -6,8 +6,9 @@ lie evenly (`Slice`), some product with weights makes them and another reads the
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -40,7 +41,7 @@ def assemble(model: nn.Module, trace: Trace, samples: int) -> tuple[Group, ...]:
     units = _Units(trace)
     found = [group for members in units.alike() if (group := _group(model, units, members, samples)) is not None]
     found.sort(key=lambda pair: pair[0])
-    return tuple(_named_apart([group for _, group in found]))
+    return named_apart([group for _, group in found])
 
 
 @dataclass
@@ -76,6 +77,11 @@ class _Units:
         for members in alike.values():
             if len(members) > 1:
                 yield np.array(sorted(members, key=position.__getitem__))
+
+    def tensor_of(self, labels: Tensor) -> str:
+        """The tensor that labels of one dimension belong to."""
+        owner: Owner = self.trace.labels.owners[self.owner[int(labels[0])]]
+        return owner.tensor
 
     @cached_property
     def marked(self) -> dict[str, np.ndarray]:
@@ -115,7 +121,7 @@ def linear_form(units: np.ndarray, size: int) -> Form | None:
 
 
 def _group(model: nn.Module, units: _Units, members: np.ndarray, samples: int) -> tuple[int, Group] | None:
-    """Describe one group, with the number of its first product; None if it is none."""
+    """Describe one group, named by the weight that makes it, with the number of its first product; None: it is none."""
     trace = units.trace
     number = np.full(int(units.component.max()) + 1, -1)
     number[members] = np.arange(len(members))
@@ -128,7 +134,7 @@ def _group(model: nn.Module, units: _Units, members: np.ndarray, samples: int) -
     if kind is None or slices is None:
         return None
     group = Group(
-        name=_maker(units, dense[0][1]),
+        name=units.tensor_of(dense[0][1].made),
         kind=kind,
         size=len(members),
         slices=slices,
@@ -137,12 +143,6 @@ def _group(model: nn.Module, units: _Units, members: np.ndarray, samples: int) -
         products=_macs_per_unit(trace, unit_of, samples),
     )
     return dense[0][0], group
-
-
-def _maker(units: _Units, product: Product) -> str:
-    """The module that holds the weights of a product; parameters of the model itself stand for themselves."""
-    tensor = units.trace.labels.owners[units.owner[int(product.made[0])]].tensor
-    return parent_path(tensor) or tensor
 
 
 def _touches(unit_of: np.ndarray, labels: Tensor) -> bool:
@@ -229,15 +229,22 @@ def _macs_per_unit(trace: Trace, unit_of: np.ndarray, samples: int) -> int:
     return total // samples
 
 
-def _named_apart(groups: list[Group]) -> list[Group]:
-    """Groups of one kind that the same module makes first are told apart by where they begin in it."""
-    seen: set[tuple[str, str]] = set()
-    named = []
+def named_apart(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Name groups, named by the tensor that makes them, by its module; those of one kind that share it differ."""
+    named: dict[tuple[str, str], Group] = {}
     for group in groups:
-        key = (group.kind, group.name)
-        if key in seen:
-            start = next(s.offsets[0] for s in group.slices if s.tensor.startswith(group.name))
-            group = replace(group, name=f"{group.name}:{start}")
-        seen.add(key)
-        named.append(group)
-    return named
+        name = next(name for name in _names(group) if (group.kind, name) not in named)
+        named[group.kind, name] = replace(group, name=name)
+    return tuple(named.values())
+
+
+def _names(group: Group) -> Iterator[str]:
+    """Yield what a group, named by a tensor, may be called: by its module, where it begins there, or by its tensor."""
+    tensor = group.name
+    module = parent_path(tensor) or tensor  # parameters of the model itself stand for themselves
+    start = next((part.offsets[0] for part in group.slices if part.tensor == tensor), 0)
+    yield module
+    if start:
+        yield f"{module}:{start}"
+    yield tensor
+    yield from (f"{tensor}:{start + number}" for number in itertools.count())

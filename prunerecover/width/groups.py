@@ -88,7 +88,8 @@ class Group:
     """Units that can be removed alone, with everything that goes with them.
 
     Attributes:
-        name: Path of the first module that makes the units; unique among a model's groups of one kind.
+        name: Path of the first module that makes the units, with more where it makes several groups (`fc:64`, `fc.b`);
+            unique among a model's groups of one kind.
         kind: What a unit is.
         size: How many units there are.
         slices: All tensors that lose entries.

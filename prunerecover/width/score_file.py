@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from prunerecover.width.slices import Scores
 
@@ -13,7 +13,7 @@ SEPARATOR = "/"  # in no name of a signal, and in no path of a module
 
 
 def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
-    """Write scores by signal and group, exactly, as safetensors.
+    """Write scores, exactly, as safetensors whose keys are a signal and a group: `u_score/layer1.0.conv1`.
 
     Args:
         path: Of the file.
@@ -21,12 +21,3 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
     """
     named = {f"{signal}{SEPARATOR}{g}": v for signal, by_group in scores.items() for g, v in by_group.items()}
     save_file({name: values.contiguous() for name, values in named.items()}, path)
-
-
-def load_scores(path: str | Path) -> dict[str, Scores]:
-    """Read scores by signal and group; groups are in alphabetical order."""
-    found: dict[str, Scores] = {}
-    for name, values in sorted(load_file(path).items()):
-        signal, _, group = name.partition(SEPARATOR)
-        found.setdefault(signal, {})[group] = values
-    return found

@@ -95,15 +95,15 @@ def _read(path: str, module: nn.Module, images: Tensor, after: torch.Size) -> Pa
     """Try the module on noise and compare it with the convolution that it may equal."""
     before = images.shape
     strides = [s for s in range(1, before[2] + 1) if (-(-before[2] // s), -(-before[3] // s)) == tuple(after[2:])]
-    for stride in strides[:1]:
-        probe = torch.rand_like(images) + 1
-        result = module(probe)
-        filled = result.abs().amax((0, 2, 3)).nonzero().flatten()
-        if not len(filled):
-            return None
-        shortcut = PaddedShortcut(path, before[1], after[1], stride, int(filled[0]))
-        if shortcut.first + shortcut.in_channels > shortcut.out_channels:
-            return None
-        if torch.equal(result, F.conv2d(probe, shortcut.weight().to(probe), stride=stride)):
-            return shortcut
-    return None
+    if not strides:
+        return None
+    probe = torch.rand_like(images) + 1
+    result = module(probe)
+    filled = result.abs().amax((0, 2, 3)).nonzero().flatten()
+    if not len(filled):
+        return None
+    shortcut = PaddedShortcut(path, before[1], after[1], strides[0], int(filled[0]))
+    if shortcut.first + shortcut.in_channels > shortcut.out_channels:
+        return None
+    same = torch.equal(result, F.conv2d(probe, shortcut.weight().to(probe), stride=shortcut.stride))
+    return shortcut if same else None

@@ -10,7 +10,7 @@ The bounds on what is lost are our own derivation from ranks; the exchange condi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -48,16 +48,6 @@ def tolerance_of_difference(removal: Tensor, protection: Tensor) -> Tensor:
     return torch.bincount(enters, minlength=len(removal)).cumsum(0) / sizes
 
 
-def removable(removal: Tensor, protection: Tensor, tolerance: float) -> int:
-    """Return the largest m <= floor(0.99 n) with ToD(m) <= tolerance; 0 if there is none.
-
-    Raises:
-        ValueError: If the tolerance is outside [0, 1].
-    """
-    check_tolerance(tolerance)
-    return depth_of(tolerance_of_difference(removal, protection), tolerance)
-
-
 def curves(removal: Scores, protection: Scores) -> Scores:
     """Return the ToD of every group: everything that depths need, for any tolerance."""
     return {name: tolerance_of_difference(removal[name], protection[name]) for name in removal}
@@ -87,11 +77,6 @@ def depth_of(curve: Tensor, tolerance: float) -> int:
     return int(within[-1]) + 1 if len(within) else 0
 
 
-def depth_table(tolerances_of_difference: Mapping[str, Tensor], tolerances: Sequence[float]) -> Tensor:
-    """Return `(tolerances, groups)` depths: how sensitive what is kept is to the tolerance."""
-    return torch.tensor([list(depths(tolerances_of_difference, t).values()) for t in tolerances])
-
-
 def check_tolerance(tolerance: float) -> None:
     """Raise ValueError unless the tolerance is a share."""
     if not 0 <= tolerance <= 1:
@@ -106,34 +91,25 @@ class ProtectedMass:
         overlap: Removed units that are among the equally many most protected ones.
         entered: Their scores, added up.
         bound: The most that it could be: the `overlap` highest scores of the group.
-        removed: The scores of all removed units, added up.
-        removed_bound: The most that it could be: `bound`, and the highest scores below the protected ones.
     """
 
     overlap: int
     entered: float
     bound: float
-    removed: float
-    removed_bound: float
 
 
 def protected_mass(removal: Tensor, protection: Tensor, m: int) -> ProtectedMass:
     """Say what the `m` lowest units by removal take along of the protection score.
 
-    With overlap c, the ranks allow c of the m highest scores to go, at worst the c highest; the other m - c removed
-    units are below the m highest, at worst the next ones. At ToD(m) <= tolerance, c is at most tolerance * m.
+    With overlap c, the ranks allow c of the m highest scores to go, at worst the c highest. At ToD(m) <= tolerance, c
+    is at most tolerance * m.
     """
     by_removal, by_protection = removal.argsort(stable=True), protection.argsort(descending=True, stable=True)
     gone, ranked = by_removal[:m], protection[by_protection].double()
     both = gone[torch.isin(gone, by_protection[:m])]
     overlap = len(both)
-    bound = float(ranked[:overlap].sum())
     return ProtectedMass(
-        overlap=overlap,
-        entered=float(protection[both].double().sum()),
-        bound=bound,
-        removed=float(protection[gone].double().sum()),
-        removed_bound=bound + float(ranked[m : 2 * m - overlap].sum()),
+        overlap=overlap, entered=float(protection[both].double().sum()), bound=float(ranked[:overlap].sum())
     )
 
 
