@@ -18,12 +18,12 @@ from prunerecover.plan import Plan
 def artifact_folder(trainer: pl.Trainer) -> Path | None:
     """Return the folder of the trainer's checkpoints; None if it writes none (no ModelCheckpoint, fast_dev_run)."""
     callback = trainer.checkpoint_callback
-    if is_trial(trainer) or not isinstance(callback, ModelCheckpoint) or callback.dirpath is None:
+    if is_dry_run(trainer) or not isinstance(callback, ModelCheckpoint) or callback.dirpath is None:
         return None
     return Path(callback.dirpath)
 
 
-def is_trial(trainer: pl.Trainer) -> bool:
+def is_dry_run(trainer: pl.Trainer) -> bool:
     """Whether this is a `fast_dev_run`, which leaves no files."""
     return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
 

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from pydantic import ValidationError
 
 from prunerecover.callbacks.adapting import fold, lay
-from prunerecover.callbacks.artifacts import artifact_folder, is_trial, save_merged
+from prunerecover.callbacks.artifacts import artifact_folder, is_dry_run, save_merged
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.ledger_callback import LedgerCallback
 from prunerecover.callbacks.optimizers import check_held
@@ -125,7 +125,7 @@ class LoRARecover(LedgerCallback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Lay adapters when it is time, and anew after a surgery has folded them."""
-        if trainer.current_epoch < self.start and not is_trial(trainer):
+        if trainer.current_epoch < self.start and not is_dry_run(trainer):
             return
         ledger, target = Ledger.of(pl_module), self.network_path(trainer, pl_module)
         laid = ledger.adapters.get(target)
@@ -151,7 +151,7 @@ class LoRARecover(LedgerCallback):
 
     def _check_start(self, trainer: pl.Trainer) -> None:
         last = trainer.max_epochs
-        if not is_trial(trainer) and last is not None and 0 <= last <= self.start:
+        if not is_dry_run(trainer) and last is not None and 0 <= last <= self.start:
             raise ValueError(
                 f"Expected LoRARecover to start before max_epochs={last}, but got start={self.start} (counted from 0). "
                 "Start earlier or train longer."

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
 
 from prunerecover.batches import ModelInputs
-from prunerecover.callbacks.artifacts import is_trial
+from prunerecover.callbacks.artifacts import is_dry_run
 from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.ledger_callback import LedgerCallback
@@ -65,7 +65,7 @@ class PruneReport(LedgerCallback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure and write, on one rank."""
-        if not trainer.is_global_zero or self._example is None or is_trial(trainer):
+        if not trainer.is_global_zero or self._example is None or is_dry_run(trainer):
             return
         folder = self.dir if self.dir.is_absolute() else Path(trainer.default_root_dir) / self.dir
         target, ledger = self.network_path(trainer, pl_module), Ledger.of(pl_module)

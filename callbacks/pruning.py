@@ -20,7 +20,7 @@ from torch import nn
 from prunerecover.budget import Budget
 from prunerecover.callbacks.adapting import fold
 from prunerecover.callbacks.announce import announce, warn_of_launcher
-from prunerecover.callbacks.artifacts import artifact_folder, is_trial, save_merged
+from prunerecover.callbacks.artifacts import artifact_folder, is_dry_run, save_merged
 from prunerecover.callbacks.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.ledger_callback import LedgerCallback
@@ -138,7 +138,7 @@ class PruningCallback(LedgerCallback):
         left = self._left(trainer, pl_module)
         if not left and not Ledger.of(pl_module).made_by(self._key(trainer)):
             rank_zero_warn(f"{self._key(trainer)} will remove nothing: {self.budget} is less than one unit.")
-        if not is_trial(trainer):
+        if not is_dry_run(trainer):
             self.schedule.check_fits([epoch for epoch, _ in left], trainer.max_epochs)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -148,7 +148,7 @@ class PruningCallback(LedgerCallback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Do the surgeries that are due."""
         for epoch, budget in self._left(trainer, pl_module):
-            if epoch <= trainer.current_epoch or is_trial(trainer):  # a trial run tries the surgery, too
+            if epoch <= trainer.current_epoch or is_dry_run(trainer):  # a trial run tries the surgery, too
                 self._operate(trainer, pl_module, budget)
         pl_module.log("removed_units", float(Ledger.of(pl_module).removed_units), prog_bar=True, batch_size=1)
 
@@ -168,7 +168,7 @@ class PruningCallback(LedgerCallback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save a merged copy beside the checkpoints; warn of surgeries that never came."""
         left = self._left(trainer, pl_module)
-        if left and not is_trial(trainer):
+        if left and not is_dry_run(trainer):
             rank_zero_warn(
                 f"The fit ended before {len(left)} surgeries of {self._key(trainer)}, the first at the start of epoch "
                 f"{left[0][0]}: the model is less pruned than asked for. Train longer or start earlier."
