@@ -26,12 +26,14 @@ import torch
 import torch_pruning as tp
 from cifar import EXAMPLE, batches, cross_entropy, training_images
 from cifar_models import load
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from prunerecover import Budget, apply_plan, reconstruct
 from prunerecover.batches import as_inputs
 from prunerecover.macs import macs_by_module
+from prunerecover.recipes.cifar_resnet import CifarResNet
 from prunerecover.width.batchnorm import batchnorms
 from prunerecover.width.planning import WidthPlanner
 from prunerecover.width.shortcuts import as_convolutions, find_padded_shortcuts
@@ -159,13 +161,28 @@ def prepared(model: str, seed: int, importance: str) -> tuple[nn.Module, Any]:
 # network-pruner
 
 
+class _Pooled(CifarResNet):
+    """A ResNet that averages positions by a pooling and a flattening: the package cannot follow `mean`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer3(self.layer2(self.layer1(F.relu(self.bn1(self.conv1(x))))))
+        return self.linear(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))  # type: ignore[no-any-return]
+
+
+def _followed(model: str) -> nn.Module:
+    network = rewritten(model)
+    if isinstance(network, CifarResNet):
+        network.__class__ = _Pooled
+    return network
+
+
 @cache
 def published_scores(model: str, seed: int) -> Any:
     """Score with the published package: 256 images, 8 of each class for the distances."""
     from Network_Pruner import get_metrics
 
     loader = DataLoader(TensorDataset(*training_images(SCORED, seed)), batch_size=128)
-    network = rewritten(model)
+    network = _followed(model)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         torch.manual_seed(seed)
         return get_metrics(
@@ -198,7 +215,7 @@ def network_pruner(model: str, seed: int, what: str, share: float) -> nn.Module:
 def _published(model: str, seed: int, part: float, tolerance: float) -> nn.Module:
     from Network_Pruner import get_ratios, get_skeleton, prune
 
-    network = rewritten(model)
+    network = _followed(model)
     layers, scores = _layers(network), published_scores(model, seed)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         counts = [int(part * n) for n in get_ratios(network, scores, layers, ToD_level=tolerance)]
