@@ -40,6 +40,7 @@ from prunerecover.width.shortcuts import as_convolutions, find_padded_shortcuts
 
 SCORED = 256
 STEPS = 12  # of the bisection that meets a budget
+TOLERANCES = 40  # of the published package that are tried
 
 
 def cost_of(network: nn.Module, what: str) -> int:
@@ -205,11 +206,17 @@ def _layers(network: nn.Module) -> list[int]:
 
 
 def network_pruner(model: str, seed: int, what: str, share: float) -> nn.Module:
-    """Narrow by the published package; budgets lighter than its tolerance 0 take a share of each layer's number."""
-    found = closest(partial(_published, model, seed, 1.0), model, what, share)
-    if removed(found, model, what) > share + 0.02:
-        found = closest(lambda part: _published(model, seed, part, 0.0), model, what, share)
-    return found
+    """Narrow by the published package: by the tolerance that comes closest, or by a share of what tolerance 0 takes.
+
+    What it removes is not monotone in the tolerance, so tolerances are tried one by one.
+    """
+    less = closest(lambda part: _published(model, seed, part, 0.0), model, what, share)
+    return min((less, *_by_tolerance(model, seed)), key=lambda network: abs(removed(network, model, what) - share))
+
+
+@cache
+def _by_tolerance(model: str, seed: int) -> list[nn.Module]:
+    return [_published(model, seed, 1.0, number / TOLERANCES) for number in range(TOLERANCES + 1)]
 
 
 def _published(model: str, seed: int, part: float, tolerance: float) -> nn.Module:
