@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,7 +27,6 @@ from real import command, write
 from rich.console import Console
 from width_peers import SCORED, published_scores
 
-from prunerecover.memory import peak_memory
 from prunerecover.width.planning import WidthPlanner
 from prunerecover.width.tolerance import curves, depths
 
@@ -66,6 +66,12 @@ def memory_of(what: str) -> float:
     """Return the MiB that scoring ResNet-20 needs beyond what is loaded, in a process of its own."""
     ran = subprocess.run([sys.executable, __file__, what], capture_output=True, text=True, check=True)
     return float(ran.stdout.split()[-1])
+
+
+def peak_mib() -> float:
+    """Return the peak memory of this process; `getrusage` counts that of the process which started it, too."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def measured() -> dict[str, Any]:
@@ -133,9 +139,12 @@ def main() -> None:
     """Measure and write; with the name of one thing, print the memory that it takes."""
     if len(sys.argv) > 1:
         batches(SCORED, SEED)
-        before = peak_memory(torch.device("cpu"))
+        Path("/proc/self/clear_refs").write_text(
+            "5"
+        )  # the peak starts anew: reading the images takes more than scoring
+        before = peak_mib()
         MEASURED_ALONE[sys.argv[1]]()
-        print((peak_memory(torch.device("cpu")) - before) / 2**20)
+        print(peak_mib() - before)
         return
     found = measured()
     write(NAME, found, markdown(found))
