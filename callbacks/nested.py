@@ -16,7 +16,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 
-from prunerecover.callbacks.random_state import isolated
+from prunerecover.callbacks.random_state import isolated, seed_all
 
 QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 T = TypeVar("T")
@@ -40,6 +40,7 @@ def at_start_of_fit(
     module: pl.LightningModule,
     datamodule: pl.LightningDataModule | None,
     do: Callable[[pl.Trainer, pl.LightningModule], T],
+    seed: int = 0,
 ) -> T:
     """Return what `do(trainer, module)` returns where training would begin; nothing is trained.
 
@@ -47,11 +48,12 @@ def at_start_of_fit(
         module: Copied first; random states stay as they are.
         datamodule: None: the module has its own data.
         do: Called once, with the copy, in 32-bit precision and without the other ranks.
+        seed: Of what `do` draws: a training step that scores may draw noise, and pruning callbacks seed it, too.
 
     Raises:
         ValueError: If there is nothing to train on.
     """
-    visit = _Visit(do)
+    visit = _Visit(do, seed)
     with isolated(), quiet(), alone():
         trainer = nested_trainer(module.device, [visit], max_epochs=1, limit_val_batches=0)
         trainer.fit(own_copy(module), datamodule=copy.copy(datamodule))
@@ -65,12 +67,13 @@ def at_start_of_fit(
 class _Visit(pl.Callback, Generic[T]):
     """Does something at the start of training, and ends the fit there."""
 
-    def __init__(self, do: Callable[[pl.Trainer, pl.LightningModule], T]) -> None:
-        self.do = do
+    def __init__(self, do: Callable[[pl.Trainer, pl.LightningModule], T], seed: int) -> None:
+        self.do, self.seed = do, seed
         self.results: list[T] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Do it."""
+        seed_all(self.seed)
         self.results.append(self.do(trainer, pl_module))
         trainer.should_stop = True
 

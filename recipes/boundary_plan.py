@@ -20,7 +20,6 @@ from prunerecover.boundary_search import BoundarySearch
 from prunerecover.budget import Budget
 from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.nested import at_start_of_fit
-from prunerecover.callbacks.random_state import seed_all
 from prunerecover.callbacks.training_loss import training_loss
 from prunerecover.callbacks.trial_records import TrialRecord, table
 from prunerecover.callbacks.trials import TrialRunner, TrialSettings, from_first_rank, resumable
@@ -122,7 +121,6 @@ class BoundaryPlan(PlanMethod):
         """Return what plans splits, calibrated and scored at the start of a fit, as `DepthPrune` is."""
 
         def start(trainer: pl.Trainer, module: pl.LightningModule) -> DepthPlanner:
-            seed_all(self.seed)  # as DepthPrune does: a training step that scores may draw noise
             scored = self.planning["importance"] in NEED_LOSS
             planner = DepthPlanner(
                 unwrap(get_module(module, task.target)),
@@ -136,7 +134,7 @@ class BoundaryPlan(PlanMethod):
                 planner.rank()  # while there is a training step to ask
             return planner
 
-        planner = at_start_of_fit(task.module, task.datamodule, start)
+        planner = at_start_of_fit(task.module, task.datamodule, start, self.seed)
         planner.model.to(task.module.device)  # a fit that ends leaves it on the CPU
         return planner
 

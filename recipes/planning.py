@@ -17,7 +17,6 @@ import torch
 from prunerecover.budget import Budget
 from prunerecover.callbacks.depth_prune import DepthPrune
 from prunerecover.callbacks.nested import at_start_of_fit
-from prunerecover.callbacks.random_state import seed_all
 from prunerecover.callbacks.target import find_target
 from prunerecover.plan import Plan
 from prunerecover.recipes.model_names import expand
@@ -106,10 +105,9 @@ class DepthPlan(PlanMethod):
         prune = DepthPrune(**self.planning, calibration=task.calibration)
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
-            seed_all(prune.seed)  # as DepthPrune does: a training step that scores may draw noise
             return prune.decide(trainer, module, task.target, prune.budget)
 
-        return at_start_of_fit(task.module, task.datamodule, decide)
+        return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)
 
 
 def plan_with(

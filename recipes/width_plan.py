@@ -16,7 +16,6 @@ import lightning.pytorch as pl
 
 from prunerecover.budget import Budget
 from prunerecover.callbacks.nested import at_start_of_fit
-from prunerecover.callbacks.random_state import seed_all
 from prunerecover.callbacks.target import find_network
 from prunerecover.callbacks.width_inputs import width_inputs
 from prunerecover.memory import peak_memory, reset_peak_memory
@@ -85,7 +84,6 @@ class WidthPlan(PlanMethod):
         """
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
-            seed_all(self.seed)  # as WidthPrune does: a training step that scores may draw noise
             inputs = width_inputs(trainer, module, task.target, task.calibration, self.seed)
             network = unwrap(get_module(module, task.target))
             return self._plan(WidthPlanner(network, **vars(inputs), **self.finding, seed=self.seed))
@@ -93,7 +91,7 @@ class WidthPlan(PlanMethod):
         device = task.module.device
         reset_peak_memory(device)
         started = time.perf_counter()
-        plan = at_start_of_fit(task.module, task.datamodule, decide)
+        plan = at_start_of_fit(task.module, task.datamodule, decide, self.seed)
         if not plan.edits:
             raise ValueError(
                 f"Expected a budget or a tolerance by which something goes, but got {self.budget or self.deciding}. "
