@@ -17,7 +17,6 @@ from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.callbacks.target import find_target
 from prunerecover.callbacks.training_loss import training_loss
 from prunerecover.depth import check_names, plan_depth
-from prunerecover.importance import NEED_LOSS
 from prunerecover.plan import Plan
 from prunerecover.structure import get_module, unwrap
 from prunerecover.units import DEPTH_KINDS, find_units
@@ -114,8 +113,6 @@ class DepthPrune(PruningCallback):
     def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
         """Return `plan_depth`'s plan, calibrated on inputs that the network gets while training."""
         batches = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
-        planning = dict(self.planning)
-        if planning["loss"] is None and planning["importance"] in NEED_LOSS:
-            planning["loss"] = training_loss(trainer, pl_module)
+        planning = {**self.planning, "loss": self.planning["loss"] or training_loss(trainer, pl_module)}
         network = unwrap(get_module(pl_module, target))
         return plan_depth(network, budget, batches=batches, seed=self.seed, **planning)

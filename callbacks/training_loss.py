@@ -18,17 +18,16 @@ def training_loss(trainer: pl.Trainer, module: pl.LightningModule) -> Callable[[
         trainer: In a fit; its logs and optimizers are not touched.
         module: Holds the network, which the step calls.
 
-    Raises:
-        ValueError: Under manual optimization, where the step does not return its loss.
+    The loss raises ValueError under manual optimization, where the step does not return it.
     """
-    if not module.automatic_optimization:
-        raise ValueError(
-            f"Expected argument loss=f(network, inputs), because {type(module).__name__} optimizes manually and its "
-            "training step does not say what its loss is. Or choose units by something that needs none, such as "
-            "importance='output_divergence' in depth and protection='magnitude' in width."
-        )
 
     def loss(network: nn.Module, inputs: CapturedInputs) -> Tensor:
+        if not module.automatic_optimization:
+            raise ValueError(
+                f"Expected argument loss=f(network, inputs), because {type(module).__name__} optimizes manually and "
+                "its training step does not say what its loss is. Or choose units by something that needs none, such "
+                "as importance='output_divergence' in depth and protection='magnitude' in width."
+            )
         with undisturbed(trainer, module), trainer.strategy.precision_plugin.train_step_context():
             output: Any = module.training_step(*step_arguments(module, inputs.batch, inputs.index))
         value: Tensor = output["loss"] if isinstance(output, Mapping) else output

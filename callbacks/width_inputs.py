@@ -45,13 +45,11 @@ def width_inputs(
             of a mapping.
 
     Raises:
-        ValueError: See `capture_inputs` and `training_loss`.
+        ValueError: See `capture_inputs`.
     """
 
     def labels_of(inputs: CapturedInputs) -> Tensor:
         return labels(inputs.batch) if labels is not None else labels_in(inputs.batch)
 
-    def own_loss(network: nn.Module, inputs: CapturedInputs) -> Tensor:  # not every signal needs one
-        return training_loss(trainer, module)(network, inputs)
-
-    return WidthInputs(capture_inputs(trainer, module, target, samples, seed), loss or own_loss, labels_of)
+    batches = capture_inputs(trainer, module, target, samples, seed)
+    return WidthInputs(batches, loss or training_loss(trainer, module), labels_of)

@@ -121,16 +121,15 @@ class BoundaryPlan(PlanMethod):
         """Return what plans splits, calibrated and scored at the start of a fit, as `DepthPrune` is."""
 
         def start(trainer: pl.Trainer, module: pl.LightningModule) -> DepthPlanner:
-            scored = self.planning["importance"] in NEED_LOSS
             planner = DepthPlanner(
                 unwrap(get_module(module, task.target)),
                 TYPES,
                 batches=capture_inputs(trainer, module, task.target, task.calibration, self.seed),
-                loss=training_loss(trainer, module) if scored else None,
+                loss=training_loss(trainer, module),
                 seed=self.seed,
                 **self.planning,
             )
-            if scored:
+            if self.planning["importance"] in NEED_LOSS:
                 planner.rank()  # while there is a training step to ask
             return planner
 
