@@ -25,7 +25,7 @@ from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from prunerecover import Budget, apply_plan
 from prunerecover.statistics import paired_difference
-from prunerecover.width.planning import WidthPlanner
+from prunerecover.width.planner import WidthPlanner
 
 NAME = "experts"
 SHARES, SEEDS = (0.25, 0.5, 0.75), (0, 1, 2)

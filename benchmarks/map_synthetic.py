@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from real import write
 
-from prunerecover.accuracy_map import MapPoint, fit_map
+from prunerecover import MapPoint, fit_map
 from prunerecover.designs import Split, axes_and_staircase, feasible_splits, interleaved, one_type_at_a_time, spread
 from prunerecover.refinement import next_split
 from prunerecover.statistics import Interval, mean_interval

@@ -21,7 +21,7 @@ from torch import nn
 
 from prunerecover import Budget, apply_plan
 from prunerecover.macs import count_macs
-from prunerecover.width.planning import WidthPlanner
+from prunerecover.width.planner import WidthPlanner
 
 NAME = "width_deit"
 SHARES, IMAGES_TO_RECOVER, SEED, STEPS = (0.2, 0.4), 1000, 1, 10

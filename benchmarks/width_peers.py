@@ -35,7 +35,7 @@ from prunerecover.batches import as_inputs
 from prunerecover.macs import macs_by_module
 from prunerecover.recipes.cifar_resnet import CifarResNet
 from prunerecover.width.batchnorm import batchnorms
-from prunerecover.width.planning import WidthPlanner
+from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.shortcuts import as_convolutions, find_padded_shortcuts
 
 SCORED = 256

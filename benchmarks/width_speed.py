@@ -26,7 +26,7 @@ from cifar_models import load
 from real import command, write
 from width_peers import SCORED, published_scores
 
-from prunerecover.width.planning import WidthPlanner
+from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.tolerance import curves, depths
 
 NAME, REPEATS, SEED = "width_speed", 5, 0

@@ -15,10 +15,11 @@ from prunerecover.callbacks.capture import capture_inputs
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.ledger_callback import LedgerCallback
 from prunerecover.callbacks.teacher import copy_dense
+from prunerecover.comparison import compare
 from prunerecover.figures import plot_history, plot_plan
 from prunerecover.merge import merge
 from prunerecover.plan import Plan
-from prunerecover.report import SearchCost, compare
+from prunerecover.report import SearchCost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

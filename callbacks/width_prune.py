@@ -23,10 +23,11 @@ from prunerecover.edits import Narrow, Rewrite
 from prunerecover.plan import Plan
 from prunerecover.structure import get_module, unwrap
 from prunerecover.width import reconstruction
+from prunerecover.width.arguments import Allocation, Replacement, check_arguments
 from prunerecover.width.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm
 from prunerecover.width.discovery import FOUND_KINDS
 from prunerecover.width.experts import find_experts
-from prunerecover.width.planning import Allocation, Replacement, check_arguments, plan_width
+from prunerecover.width.planning import plan_width
 
 
 class WidthPrune(PruningCallback):

@@ -15,8 +15,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from prunerecover.accuracy_map import AccuracyMap as AccuracyMap
-    from prunerecover.accuracy_map import MapPoint as MapPoint
-    from prunerecover.accuracy_map import fit_map as fit_map
     from prunerecover.boundary import plan_boundary as plan_boundary
     from prunerecover.budget import Budget as Budget
     from prunerecover.callbacks import DepthPrune as DepthPrune
@@ -27,7 +25,10 @@ if TYPE_CHECKING:
     from prunerecover.callbacks import WidthPrune as WidthPrune
     from prunerecover.checkpoint import load_pruned as load_pruned
     from prunerecover.checkpoint import save_pruned as save_pruned
+    from prunerecover.comparison import compare as compare
     from prunerecover.depth import plan_depth as plan_depth
+    from prunerecover.map_fitting import fit_map as fit_map
+    from prunerecover.map_points import MapPoint as MapPoint
     from prunerecover.measure import Measurement as Measurement
     from prunerecover.measure import measure as measure
     from prunerecover.merge import merge as merge
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from prunerecover.plan import Plan as Plan
     from prunerecover.plan import PlanSet as PlanSet
     from prunerecover.report import Report as Report
-    from prunerecover.report import compare as compare
     from prunerecover.surgery import Applied as Applied
     from prunerecover.surgery import apply_plan as apply_plan
     from prunerecover.units import Unit as Unit
@@ -54,7 +54,7 @@ _HOME = {
     "DistillRecover": "prunerecover.callbacks",
     "Group": "prunerecover.width.groups",
     "LoRARecover": "prunerecover.callbacks",
-    "MapPoint": "prunerecover.accuracy_map",
+    "MapPoint": "prunerecover.map_points",
     "Measurement": "prunerecover.measure",
     "Plan": "prunerecover.plan",
     "PlanSet": "prunerecover.plan",
@@ -64,10 +64,10 @@ _HOME = {
     "Unit": "prunerecover.units",
     "WidthPrune": "prunerecover.callbacks",
     "apply_plan": "prunerecover.surgery",
-    "compare": "prunerecover.report",
+    "compare": "prunerecover.comparison",
     "find_groups": "prunerecover.width.discovery",
     "find_units": "prunerecover.units",
-    "fit_map": "prunerecover.accuracy_map",
+    "fit_map": "prunerecover.map_fitting",
     "load_pruned": "prunerecover.checkpoint",
     "measure": "prunerecover.measure",
     "merge": "prunerecover.merge",

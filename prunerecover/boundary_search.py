@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from prunerecover.accuracy_map import AccuracyMap, MapPoint, check_fit, fit_map
+from prunerecover.accuracy_map import AccuracyMap
 from prunerecover.boundary_budget import TYPES, layers_of
 from prunerecover.budget import Budget
 from prunerecover.depth import DepthPlanner
@@ -16,6 +16,8 @@ from prunerecover.designs import (
     one_type_at_a_time,
     spread,
 )
+from prunerecover.map_fitting import check_fit, fit_map
+from prunerecover.map_points import MapPoint
 from prunerecover.plan import Plan
 from prunerecover.refinement import FIRST, next_split
 

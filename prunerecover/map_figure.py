@@ -14,9 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from prunerecover.accuracy_map import AccuracyMap, Pick, kept_fractions
+from prunerecover.accuracy_map import AccuracyMap
 from prunerecover.designs import Split
 from prunerecover.figure_style import BLACK, BLUE, LIGHT, SKY, VERMILION, add_legend, new_figure
+from prunerecover.map_points import Pick, kept_fractions
 
 DRAWS = 2000
 PIXELS = 81  # along each side of the grid that contours are drawn on

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from prunerecover.accuracy_map import MapPoint, check_inside, kept_fractions
 from prunerecover.designs import Layers, Split, layer_counts, spread
 from prunerecover.gaussian_surface import fit_gaussian
+from prunerecover.map_points import MapPoint, check_inside, kept_fractions
 from prunerecover.surfaces import Array
 
 FIRST = 3  # runs that are spread; fewer do not show a bend

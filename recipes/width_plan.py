@@ -23,10 +23,11 @@ from prunerecover.plan import Plan
 from prunerecover.recipes.planning import PlanMethod, PlanTask, beside
 from prunerecover.recipes.width_page import page
 from prunerecover.structure import get_module, unwrap
+from prunerecover.width.arguments import Allocation, Replacement, check_arguments
 from prunerecover.width.costs import Cost
 from prunerecover.width.discovery import FOUND_KINDS
 from prunerecover.width.groups import Group
-from prunerecover.width.planning import Allocation, Replacement, WidthPlanner, check_arguments
+from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.score_file import save_scores
 from prunerecover.width.slices import Scores, removal_positions
 from prunerecover.width_figure import plot_rankings

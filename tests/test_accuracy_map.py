@@ -1,8 +1,7 @@
-"""Accuracy maps: the published table, the paper's three theorems, and every left-out error against refits."""
+"""Accuracy maps: the published table, polynomials and biases as the theorems say, left-out errors against refits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 
@@ -10,41 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
+from map_cases import GRID, LINE, TABLE, arrays, measured, noisy, polynomial
 
 from prunerecover import AccuracyMap, MapPoint, fit_map
-from prunerecover.accuracy_map import kept_fractions
-from prunerecover.designs import affordable_splits, axes_and_staircase, feasible_splits, spread
+from prunerecover.designs import affordable_splits, axes_and_staircase, spread
 from prunerecover.gaussian_surface import fit_gaussian
-from prunerecover.map_figure import plot_map
-from prunerecover.surfaces import constraint_line, fit_parabola, fit_polynomial, left_out_errors, monomials, pooled_rmse
-
-Truth = Callable[[float, float], float]
-# DeiT-B, top-1 in percent, as published with the method (arXiv 2607.03784), in the order of `axes_and_staircase(12)`.
-PAPER = (81.80, 81.31, 80.90, 80.20, 78.10, 77.40, 72.69, 69.44, 64.84)
-PAPER += (81.07, 80.40, 78.90, 77.80, 76.70, 75.20, 74.50, 73.90, 80.34, 80.03, 78.88, 78.08, 76.52)
-TABLE = tuple(MapPoint(*split, y) for split, y in zip(axes_and_staircase(12), PAPER, strict=True))
-GRID = tuple((m, n) for m in range(5) for n in range(5))
-LINE = feasible_splits(12, n_remove=8)
-
-
-def arrays(points: tuple[MapPoint, ...], layers: int = 12) -> tuple[np.ndarray, np.ndarray]:
-    kept = kept_fractions((point.split for point in points), (layers, layers))
-    return kept, np.array([point.accuracy for point in points])
+from prunerecover.map_points import kept_fractions
+from prunerecover.surfaces import constraint_line, fit_parabola, left_out_errors, monomials, pooled_rmse
 
 
 def design(points: tuple[MapPoint, ...], degree: int) -> np.ndarray:
     kept = arrays(points)[0]
     return np.stack([kept[:, 0] ** i * kept[:, 1] ** j for i, j in monomials(degree)], axis=1)
-
-
-def measured(truth: Truth, splits: tuple[tuple[int, int], ...], layers: int = 12) -> tuple[MapPoint, ...]:
-    return tuple(MapPoint(m, n, truth(1 - m / layers, 1 - n / layers)) for m, n in splits)
-
-
-def polynomial(theta: tuple[float, ...], degree: int) -> Truth:
-    """A polynomial around 50%, so that it stays a percentage."""
-    return lambda a, t: 50 + sum(c * a**i * t**j for c, (i, j) in zip(theta, monomials(degree), strict=True))
 
 
 # The published table. Numbers: ordinary least squares on the 22 runs at exact fractions n/12.
@@ -84,50 +60,6 @@ def test_the_cubic_of_the_published_table_is_refused_above_dense() -> None:
     assert quadratic.best(n_keep=14).predicted == pytest.approx(71.62, abs=0.01)
 
 
-# T1: the domain is finite, so the best is the best of an enumeration.
-
-
-@settings(max_examples=30, deadline=None)
-@given(theta=st.tuples(*[st.floats(-8, 8)] * 6), n=st.integers(0, 8))
-def test_best_equals_exhaustive_search(theta: tuple[float, ...], n: int) -> None:
-    truth = polynomial(theta, 2)
-    fitted = replace(fit_map(measured(truth, GRID, 4), 4, degrees=(2,)), dense=None)
-    pick = fitted.best(n_remove=n)
-    values = {(m, k): truth(1 - m / 4, 1 - k / 4) for m, k in feasible_splits(4, n_remove=n)}
-    assert values[pick.split] == pytest.approx(max(values.values()), abs=1e-7)
-
-
-def test_ties_go_to_the_fewest_attentions() -> None:
-    fitted = fit_map(measured(lambda a, t: 40 + 20 * (a + t), GRID, 4), 4)
-    assert [fitted.best(n_remove=n).attention for n in range(9)] == [max(0, n - 4) for n in range(9)]
-
-
-@pytest.mark.parametrize("budget", [{"n_remove": 25}, {"n_remove": -1}, {"n_keep": 25}])
-def test_infeasible_budgets_are_refused(budget: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="Expected a budget between 0 and the 24 units of the model"):
-        fit_map(TABLE, 12).best(**budget)
-
-
-def test_exactly_one_budget_is_taken() -> None:
-    fitted = fit_map(TABLE, 12)
-    with pytest.raises(ValueError, match="Expected exactly one of n_remove and n_keep, but got n_remove=None"):
-        fitted.best()
-    with pytest.raises(ValueError, match=r"n_keep and a non-empty list of splits, but got n_remove=8, n_keep=None, 9"):
-        fitted.best(n_remove=8, splits=LINE)
-    with pytest.raises(ValueError, match="a non-empty list of splits, but got n_remove=None, n_keep=None, 0 splits"):
-        fitted.best(splits=[])
-    with pytest.raises(ValueError, match=r"within the 12 and 12 units of the model, but got \(13, 0\)"):
-        fitted.best(splits=[(13, 0)])
-
-
-def test_budgets_in_cost_are_lists_of_splits() -> None:
-    fitted = fit_map(TABLE, 12)
-    splits = affordable_splits(12, attention_share=0.03, activation_share=0.045, budget=0.3)
-    pick = fitted.best(splits=splits)
-    predicted = {split: fitted.predict(1 - split[0] / 12, 1 - split[1] / 12) for split in splits}
-    assert pick.split == max(predicted, key=lambda split: predicted[split])
-
-
 # T2: polynomials are recovered, left-out errors are those of refits, and undetermined degrees are refused.
 
 
@@ -144,11 +76,6 @@ def test_of_equal_degrees_the_lowest_is_taken() -> None:
     fitted = fit_map(measured(lambda a, t: 40 + 20 * a + 10 * t - 5 * a * t, GRID, 4), 4)
     assert fitted.degree == 2
     assert fitted.coefficients == pytest.approx([40, 20, 10, 0, -5, 0], abs=1e-8)
-
-
-def noisy(splits: tuple[tuple[int, int], ...], seed: int = 0) -> tuple[MapPoint, ...]:
-    rng = np.random.default_rng(seed)
-    return tuple(MapPoint(m, n, 80 - m - n - 0.2 * m * m + rng.normal(0, 0.5)) for m, n in splits)
 
 
 @pytest.mark.parametrize("degree", [1, 2])
@@ -267,153 +194,3 @@ def test_a_gaussian_process_follows_a_cliff_that_a_parabola_smooths() -> None:
     surfaces = fit_gaussian(kept, accuracy, 0.5), fit_parabola(kept, accuracy, line, 0.5)
     off = [np.abs(surface.predict(every) - list(truth.values())).mean() for surface in surfaces]
     assert off[0] < off[1]
-
-
-# How much the pick may cost.
-
-
-def test_draws_of_a_polynomial_are_refits() -> None:
-    kept, accuracy = arrays(TABLE)
-    surface = fit_polynomial(kept, accuracy, (2,), noise=0.5)
-    noise = surface.sigma * np.random.default_rng(3).standard_normal((4, 22))
-    refits = [fit_polynomial(kept, surface.predict(kept) + row, (2,), noise=0.5).predict(kept) for row in noise]
-    assert surface.draw(kept, 4, np.random.default_rng(3)) == pytest.approx(np.array(refits))
-
-
-def test_draws_of_a_gaussian_process_have_its_mean_and_covariance() -> None:
-    kept, accuracy = arrays(noisy(spread(LINE, 4)))
-    surface = fit_gaussian(kept, accuracy, 0.5)
-    mean, covariance = surface.posterior(kept)
-    drawn = surface.draw(kept, 40_000, np.random.default_rng(0))
-    assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
-    assert np.cov(drawn.T) == pytest.approx(covariance, abs=0.02)
-
-
-def test_known_noise_is_a_floor_where_residuals_say_nothing() -> None:
-    runs = [MapPoint(*split, 75 - 0.25 * (split[0] - 3) ** 2) for split in spread(LINE, 3)]
-    quiet, loud = (fit_map(runs, 12, surface="parabola", noise=n).best(n_remove=8).regret for n in (0.05, 1.0))
-    assert 0 == quiet.low <= quiet.high < loud.value < loud.high
-
-
-def test_the_regret_interval_reaches_the_true_regret() -> None:
-    true = np.array([80 - m - n - 0.2 * m * m for m, n in LINE])
-    reached = []
-    for seed in range(60):
-        pick = fit_map(noisy(spread(LINE, 5), seed), 12).best(n_remove=8)
-        reached.append(true.max() - true[pick.attention] <= pick.regret.high)
-    assert np.mean(reached) >= 0.9
-
-
-def test_maps_are_reproducible() -> None:
-    runs = noisy(spread(LINE, 4))
-    assert fit_map(runs, 12).best(n_remove=8) == fit_map(runs, 12).best(n_remove=8)
-    assert fit_map(runs, 12, seed=1).best(n_remove=8).regret != fit_map(runs, 12).best(n_remove=8).regret
-
-
-# The dense model.
-
-
-def test_dense_is_taken_from_the_runs_or_the_argument() -> None:
-    assert fit_map(TABLE, 12).dense == 81.80
-    assert fit_map(TABLE[1:], 12).dense is None
-    assert fit_map(TABLE[1:], 12, dense=81.8).dense == 81.8
-
-
-def rising(m: int, n: int) -> float:
-    """Falls with the first units and would rise with more: what a quadratic makes of runs close to dense."""
-    return 70 - 3 * (m + n) + (m + n) ** 2
-
-
-def test_predictions_above_dense_are_refused() -> None:
-    runs = [MapPoint(m, n, rising(m, n)) for m in range(3) for n in range(3)]
-    with pytest.raises(ValueError, match=r"no split above the dense model's 70.00%, but got 110.00% predicted"):
-        fit_map(runs, 12).best(n_remove=8)
-
-
-def test_runs_may_be_better_than_dense() -> None:
-    """A short recovery also adapts, which the dense model has not done."""
-    runs = noisy(spread(LINE, 4))
-    assert fit_map(runs, 12, dense=50).best(n_remove=8) == fit_map(runs, 12).best(n_remove=8)
-
-
-# Budgets whose splits are not exactly on a line.
-
-
-@pytest.mark.parametrize("surface", ["gaussian_process", "parabola"])
-def test_every_split_of_a_budget_in_cost_is_predicted(surface: str) -> None:
-    """Where an attention saves as much as several activations, not all splits are close to a line through three."""
-    splits = affordable_splits(12, 0.0544, 0.0213, 0.2211)
-    runs = [MapPoint(m, n, 90 - 0.5 * m - n) for m, n in ((0, 11), (2, 6), (5, 0))]
-    assert fit_map(runs, 12, surface=surface, splits=splits).best(splits=splits).split in splits
-    with pytest.raises(ValueError, match="Expected splits close to the line"):
-        fit_map(runs, 12, surface=surface, splits=splits).best(splits=[(0, 0)])
-
-
-# Arguments.
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"points": []}, "Expected at least one run, but got none"),
-        ({"points": [MapPoint(5, 0, 70.0)], "layers": 4}, r"within the 4 and 4 units of the model, but got \(5, 0\)"),
-        ({"points": [MapPoint(1, 0, 0.7)]}, "Expected accuracies in percent, but got none above 1"),
-        ({"degrees": (0, 1)}, r"Expected degrees of at least 1, but got \(0, 1\)"),
-        ({"degrees": ()}, r"Expected degrees of at least 1, but got \(\)"),
-        (
-            {"surface": "spline"},
-            "Expected a surface among polynomial, gaussian_process, parabola or None, but got 'spline'",
-        ),
-        ({"noise": 0.0}, "Expected a noise above 0 points, but got 0.0"),
-        ({"layers": 0}, "Expected at least one attention and one activation unit, but got layers=0"),
-    ],
-)
-def test_arguments_are_checked(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fit_map(**{"points": TABLE, "layers": 12, **arguments})
-
-
-@pytest.mark.parametrize("numbers", [(-1, 0, 70.0), (0, 0, 101.0), (0, 0, float("nan"))])
-def test_points_are_checked(numbers: tuple[int, int, float]) -> None:
-    with pytest.raises(ValueError, match="Expected numbers removed >= 0 and an accuracy between 0 and 100 percent"):
-        MapPoint(*numbers)
-
-
-@pytest.mark.parametrize("kept", [(1.1, 0.5), (0.5, -0.1)])
-def test_predictions_are_for_fractions(kept: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="Expected kept fractions between 0 and 1"):
-        fit_map(TABLE, 12).predict(*kept)
-
-
-# The picture.
-
-
-def drawn(figure: Figure) -> dict[str, list[list[float]]]:
-    return {str(line.get_label()): np.asarray(line.get_xydata()).tolist() for line in figure.axes[0].lines}
-
-
-def test_the_picture_of_a_line_shows_runs_prediction_pick_and_dense() -> None:
-    runs = noisy(((0, 0), *spread(LINE, 4)))
-    fitted = fit_map(runs, 12)
-    pick = fitted.best(n_remove=8)
-    figure = plot_map(fitted, LINE, pick)
-    shown = drawn(figure)
-    assert shown["runs"] == [[run.attention, run.accuracy] for run in runs[1:]]
-    assert shown["pick"] == [[pick.attention, pick.predicted]]
-    assert np.array(shown["predicted"])[:, 1] == pytest.approx(fitted.surface.predict(kept_fractions(LINE, (12, 12))))
-    assert shown["dense"][0][1] == runs[0].accuracy
-    assert figure.axes[0].get_title(loc="left").startswith(f"{pick.attention} attentions and {pick.activation} activ")
-
-
-def test_the_picture_of_the_plane_shows_runs_line_and_pick() -> None:
-    fitted = fit_map(TABLE, 12)
-    shown = drawn(plot_map(fitted, LINE, fitted.best(n_remove=8)))
-    assert shown["runs"] == [list(point.split) for point in TABLE]
-    assert shown["feasible"] == [list(split) for split in LINE]
-    assert shown["pick"] == [[2, 6]]
-    assert "pick" not in drawn(plot_map(fitted, LINE))
-
-
-def test_a_picture_needs_splits() -> None:
-    with pytest.raises(ValueError, match="Expected at least one feasible split to draw, but got none"):
-        plot_map(fit_map(TABLE, 12), [])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_plan_width import cnn
+from plan_width_cases import cnn
 from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_width, save_pruned
@@ -17,7 +17,7 @@ from prunerecover.edits import Narrow
 from prunerecover.surgery import apply_edits
 from prunerecover.width.compensation import fit_compensation
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.planning import WidthPlanner
+from prunerecover.width.planner import WidthPlanner
 
 IMAGES = torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(3))
 LABELS = torch.arange(32) % 4

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunerecover.accuracy_map import MapPoint, fit_map
+from prunerecover import MapPoint, fit_map
 from prunerecover.designs import (
     affordable_splits,
     axes_and_staircase,

@@ -15,13 +15,14 @@ from rich.console import Console
 from scipy.stats import binomtest
 from torch import Tensor, nn
 
+from prunerecover.comparison import compare
 from prunerecover.edits import Remove, Replace
 from prunerecover.figures import plot_history
 from prunerecover.macs import count_macs
 from prunerecover.plan import MadeBy, Plan
 from prunerecover.removed_units import removed_units
 from prunerecover.replacements import Nothing
-from prunerecover.report import PlanSummary, Report, SearchCost, compare
+from prunerecover.report import PlanSummary, Report, SearchCost
 
 PLAN = Plan(
     made_by=MadeBy(method="depth/output_divergence", arguments={"remove": {"attention": 1}}, seed=3),

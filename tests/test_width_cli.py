@@ -32,7 +32,7 @@ from prunerecover.recipes.cli import main
 from prunerecover.recipes.digits import DigitsData
 from prunerecover.recipes.image_classifier import ImageClassifier
 from prunerecover.recipes.width_plan import FairPlan
-from prunerecover.width.planning import WidthPlanner
+from prunerecover.width.planner import WidthPlanner
 
 IMAGE = torch.zeros(1, 1, 8, 8)
 NETWORK: dict[str, Any] = {"model": "cifar_resnet20", "num_classes": 10, "model_kwargs": {"in_chans": 1}}
