@@ -11,6 +11,8 @@ from torch import nn
 if TYPE_CHECKING:
     from prunerecover.plan import Plan
 
+OTHER_FILES = {".pt", ".pt2", ".pth", ".bin", ".ckpt", ".safetensors"}
+
 
 def show_report(path: str) -> None:
     """Print a saved report as Markdown, rendered for the terminal.
@@ -42,16 +44,22 @@ def export(path: str, output: str, merge: bool = True, batch_size: int = 1) -> N
 
     Raises:
         FileNotFoundError: If there is nothing at `path`.
+        ValueError: If the output is a file of another format.
     """
     from prunerecover import load_pruned, save_pruned
     from prunerecover import merge as merge_model
     from prunerecover.recipes import cifar_resnet  # noqa: F401  # its names are timm's from now on
 
+    target = Path(output)
+    if target.suffix in OTHER_FILES:
+        raise ValueError(
+            f"Expected an output that ends in .onnx, or a folder, but got '{output}'. The weights in the folder are "
+            "model.safetensors; `torch.export` takes what load_pruned returns."
+        )
     model = load_pruned(path)
     plan = stored_plan(Path(path))
     if merge:
         plan = plan + merge_model(model)
-    target = Path(output)
     if target.suffix == ".onnx":
         target.parent.mkdir(parents=True, exist_ok=True)
         export_onnx(model, target, batch_size)

@@ -243,6 +243,12 @@ def test_export_of_nothing_is_an_error(in_tmp: Path, capsys: pytest.CaptureFixtu
     assert "does not exist" in capsys.readouterr().err
 
 
+def test_export_to_another_format_is_an_error(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "last.ckpt", "--output", "model.pt"]) == 2
+    assert "Expected an output that ends in .onnx, or a folder, but got 'model.pt'" in capsys.readouterr().err
+    assert not list(in_tmp.iterdir())
+
+
 def test_onnx_of_a_model_of_unknown_input_is_an_error() -> None:
     from prunerecover.recipes.commands import image_shape
 
