@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from real import accuracy, ahead_by, commands_so_far, made_by, stored, unpacked, write
 from rich.progress import track
 from torch import nn
-from width_peers import METHODS, OURS, SCORED, removed, settle
+from width_peers import METHODS, NOT_FOR_CONVNEXT, OURS, SCORED, removed, settle
 
 from prunerecover import recalibrate_batchnorm
 from prunerecover.memory import peak_memory
@@ -61,6 +61,7 @@ def main() -> None:
         for seed in options.seeds
         for share in options.shares
         for method in options.methods
+        if model != "ConvNeXt" or method not in NOT_FOR_CONVNEXT
     ]
     for combination in track(wanted, "narrowing"):
         missing = [stage for stage in options.stages if not done(rows, stage, *combination)]
@@ -170,7 +171,8 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         "Top-1 on the 10,000 JPEGs, on the 400 lossless images, mean over seeds (number of seeds; MACs removed where "
         "parameters are matched); ahead by: on the JPEGs, paired 95% interval. The default reconstructs its layers on "
         "the scored training images before BatchNorm is recalibrated, and enters the training epoch so. Units are "
-        f"chosen on {SCORED} training images, BatchNorm recalibrated on {RECALIBRATION:,} others; scores are in bf16.",
+        f"chosen on {SCORED} training images, BatchNorm recalibrated on {RECALIBRATION:,} others; scores are in bf16. "
+        "The ConvNeXt has no BatchNorm: nothing is reconstructed. network-pruner leaves it unable to run.",
     ]
     return "\n".join(lines)
 

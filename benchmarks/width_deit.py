@@ -55,6 +55,7 @@ METHODS = {
     OURS: ours,
     "prunerecover, per cost, nothing taken over": partial(ours, replace="zero"),
     "prunerecover, ToD by the book": partial(ours, allocation="tolerance", replace="zero"),
+    "prunerecover, uniform, lowest U-Score": partial(ours, allocation="uniform", protection="u_score", replace="zero"),
     "prunerecover, uniform": partial(ours, allocation="uniform"),
     "torch-pruning, Taylor, isomorphic": by_isomorphism,
 }

@@ -2,13 +2,15 @@
 
 Ours are the default (gate gradients per cost; weights that read a removed unit take over what the kept ones predict of
 it; every layer is reconstructed, on the same images, before BatchNorm is recalibrated), the same without reconstruction
-and besides with nothing taken over, Tolerance of Difference as published, and uniform shares; these not reconstructed.
+and besides with nothing taken over, Tolerance of Difference as published, the same units' order with uniform shares
+(which shows what Tolerance of Difference brings), and the default's order with uniform shares; these not reconstructed.
 
 Peers are `torch-pruning` (Taylor, magnitude, Hessian; ranked globally, uniformly or among isomorphic layers) and
 `network-pruner`, the published package of FAIR-Pruner. Neither can follow a padded shortcut, so for them it is an equal
 1 x 1 convolution, which counts neither in MACs nor in parameters. At most 90% of a layer goes, for all but
 network-pruner, whose own bound is 99%. All score the same 256 training images. Peers run as released: torch-pruning
 1.6.1's Hessian looks parameters up by name where it keeps them by identity, and so ends with the last image alone.
+network-pruner leaves the norms of a ConvNeXt at their former width, whose next forward pass fails.
 """
 
 from __future__ import annotations
@@ -245,6 +247,7 @@ METHODS: dict[str, Method] = {
     "prunerecover, not reconstructed": ours,
     "prunerecover, nothing taken over": partial(ours, replace="zero"),
     "prunerecover, ToD by the book": partial(ours, allocation="tolerance", replace="zero"),
+    "prunerecover, uniform, lowest U-Score": partial(ours, allocation="uniform", protection="u_score", replace="zero"),
     "prunerecover, uniform": partial(ours, allocation="uniform"),
     "network-pruner": network_pruner,
     "torch-pruning, Taylor, global": partial(torch_pruning, importance="taylor", how="global"),
@@ -254,3 +257,4 @@ METHODS: dict[str, Method] = {
     "torch-pruning, Hessian, global": partial(torch_pruning, importance="hessian", how="global"),
     "torch-pruning, Taylor, isomorphic": partial(torch_pruning, importance="taylor", how="isomorphic"),
 }
+NOT_FOR_CONVNEXT = {"prunerecover, not reconstructed", "network-pruner"}  # the same as the default; fails
