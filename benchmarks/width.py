@@ -25,9 +25,10 @@ import torch
 from cifar import batches, hits, train_one_epoch
 from cifar_models import MODELS, load
 from numpy.typing import NDArray
-from real import accuracy, ahead_by, commands_so_far, made_by, stored, unpacked, write
+from real import RESULTS, accuracy, ahead_by, commands_so_far, made_by, stored, unpacked, write
 from rich.progress import track
 from torch import nn
+from width_figure import plot_curves
 from width_peers import METHODS, NOT_FOR_CONVNEXT, OURS, SCORED, removed, settle
 
 from prunerecover import recalibrate_batchnorm
@@ -113,9 +114,11 @@ def row_of(
 
 
 def save(rows: list[Row]) -> None:
-    """Write JSON and Markdown, with all commands that made rows."""
+    """Write JSON, Markdown and the curves, with all commands that made rows."""
     commands = commands_so_far(NAME)
     write(NAME, {"commands": commands, "rows": rows}, markdown(rows, commands))
+    shown = tuple(model for model in MODELS if any(row["model"] == model for row in rows))
+    plot_curves(rows, shown).savefig(RESULTS / f"{NAME}.png", dpi=130, bbox_inches="tight")
 
 
 def done(rows: list[Row], stage: str, model: str, match: str, share: float, method: str, seed: int) -> bool:
@@ -146,6 +149,7 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         "",
         *made_by(commands),
     ]
+    lines += [f"![Top-1 over MACs removed, without training]({NAME}.png)", ""]
     lines += [
         f"Dense {row['model']}: {row['top1']:.2f}, {row['top1_lossless']:.2f} on the lossless images."
         for row in rows
