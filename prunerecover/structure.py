@@ -7,8 +7,6 @@ applies to the bare one and the other way round.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 from torch import nn
@@ -96,28 +94,6 @@ def holder_of(module: nn.Module, attribute: str) -> tuple[Any, str]:
             "Was the plan made for another model or version?"
         )
     return holder, name
-
-
-@contextmanager
-def temporarily(root: nn.Module, replacements: dict[str, nn.Module]) -> Iterator[None]:
-    """Swap modules in for the length of a `with` block; the originals come back whatever happens.
-
-    >>> import torch
-    >>> net = nn.Sequential(nn.ReLU())
-    >>> with temporarily(net, {"0": nn.Identity()}):
-    ...     net(torch.tensor([-1.0])).item()
-    -1.0
-    >>> net(torch.tensor([-1.0])).item()
-    0.0
-    """
-    originals: list[tuple[str, nn.Module]] = []
-    try:
-        for path, new in replacements.items():
-            originals.append((path, set_module(root, path, new)))
-        yield
-    finally:
-        for path, old in reversed(originals):
-            set_module(root, path, old)
 
 
 def parent_path(path: str) -> str:

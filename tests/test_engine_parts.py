@@ -22,7 +22,7 @@ from prunerecover.observing import observing
 from prunerecover.prefix import BlockRunner
 from prunerecover.replacements import Affine, Constant, Nothing, PassThrough, Replacement, SlopeBias
 from prunerecover.sensitivity import token_weights
-from prunerecover.structure import get_module, parent_path, set_module, temporarily, unwrap
+from prunerecover.structure import get_module, parent_path, set_module, unwrap
 from prunerecover.surgery import apply_edits
 from prunerecover.units import find_units
 
@@ -203,14 +203,6 @@ def test_set_module_keeps_modes_of_submodules() -> None:
     other = nn.ReLU()
     set_module(net, "0", other)
     assert not other.training
-
-
-def test_temporary_replacements_come_back_also_after_an_exception() -> None:
-    net = nn.Sequential(nn.ReLU(), nn.Tanh())
-    before = list(net)
-    with pytest.raises(ValueError, match="has no 'x'"), temporarily(net, {"0": nn.Identity(), "x": nn.Identity()}):
-        pass
-    assert list(net) == before
 
 
 # --- hashes ---

@@ -19,7 +19,6 @@ from prunerecover.width.without_data import magnitude, random
 
 SIGNALS = ("u_score", "r_score", "gate_taylor", "fisher", "routing", "magnitude", "random")
 NEED_LOSS = ("r_score", "gate_taylor", "fisher")
-NEED_LABELS = ("u_score",)
 
 
 def signals(
