@@ -80,7 +80,8 @@ def gate_taylor_by_loop(model: nn.Module, group: Group, batches: list[Batch]) ->
                 handle.remove()
                 (gradient,) = torch.autograd.grad(loss, kept[0])
                 effect = (kept[0] * gradient).detach()[0].transpose(0, site.dim if site.dim < 0 else 0)
-                total += effect.flatten(1).sum(1).view(group.size, site.span).sum(1).double().abs()
+                channels = effect.flatten(1).sum(1).view(group.size, site.span).double()
+                total += channels.abs().sum(1) if group.kind == "head" else channels.sum(1).abs()
             count += 1
     return total / count
 

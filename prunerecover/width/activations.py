@@ -1,8 +1,9 @@
 """Stream the activations of a model's units, and gradients of a loss, to whoever counts something on them.
 
 One batch at a time: consumers are called inside the forward pass, while an activation is there, and keep what they
-need. Each site can carry a gate, a factor of 1 per sample and unit, which changes no value; the gradient with respect
-to it is the sum over the unit's positions of o dL/do, also where the next layer writes into o.
+need. Each site can carry gates, factors of 1 per sample and unit, which change no value; the gradient with respect to
+one is the sum over the unit's positions of o dL/do, also where the next layer writes into o. A head is several
+channels, and has a gate for each.
 
 The model is in evaluation mode, and bit-identical afterwards.
 """
@@ -63,7 +64,7 @@ class Consumer:
         """Read what a router chose, at a site of routed experts."""
 
     def end(self, n: int, gates: dict[Place, Tensor], gradients: dict[Parameter, Tensor]) -> None:
-        """Read gradients of the batch's mean loss: of the gates, `(n, size)`, and of parameters that it reached."""
+        """Read gradients of the batch's mean loss: of the gates, `(n, size * channels per unit)`, and of parameters."""
 
 
 def stream(
@@ -209,7 +210,7 @@ class _Taps:
             place = self._next_place(group, site)
             for consumer in watching:
                 consumer.route(place, routed)
-            return routed.gated(self._gate(place, group, self.n, routed.chosen_weights)) if self._gating else None
+            return routed.gated(self._gate(place, self.n, group.size, routed.chosen_weights)) if self._gating else None
 
         return hook
 
@@ -222,7 +223,8 @@ class _Taps:
                 consumer.see(place, values)
         if not self._gating:
             return tensor
-        return tensor * _spread(self._gate(place, group, tensor.shape[0], tensor), tensor, site, group.size)
+        gates = group.size * (site.span if group.kind == "head" else 1)
+        return tensor * _spread(self._gate(place, tensor.shape[0], gates, tensor), tensor, site, group.size)
 
     @property
     def _gating(self) -> bool:
@@ -233,8 +235,8 @@ class _Taps:
         self.calls[group.name, site] = number + 1
         return Place(group.name, site, number)
 
-    def _gate(self, place: Place, group: Group, rows: int, like: Tensor) -> Tensor:
-        gate = torch.ones(rows, group.size, dtype=like.dtype, device=like.device, requires_grad=True)
+    def _gate(self, place: Place, rows: int, gates: int, like: Tensor) -> Tensor:
+        gate = torch.ones(rows, gates, dtype=like.dtype, device=like.device, requires_grad=True)
         self.gates[place] = gate
         return gate
 
@@ -261,10 +263,11 @@ def units_of(tensor: Tensor, site: Site, size: int, n: int) -> Tensor:
 
 
 def _spread(gate: Tensor, tensor: Tensor, site: Site, size: int) -> Tensor:
-    """Lay `(rows, size)` gates over the units' entries of `tensor`, with ones for entries of no unit."""
+    """Lay gates, `(rows, one or more per unit)`, over the units' entries of `tensor`, with ones for all others."""
     dim = site.dim % tensor.ndim
     after = tensor.shape[dim] - site.offset - size * site.span
-    inside = gate if site.span == 1 else gate.repeat_interleave(site.span, 1)
+    entries = size * site.span // gate.shape[1]
+    inside = gate if entries == 1 else gate.repeat_interleave(entries, 1)
     if site.offset or after:
         rows = tensor.shape[0]
         inside = torch.cat([gate.new_ones(rows, site.offset), inside, gate.new_ones(rows, after)], 1)

@@ -54,6 +54,9 @@ def gate_taylor(model: nn.Module, groups: Sequence[Group], batches: Iterable[Any
     The inner sum is the gradient of a gate on the unit (Molchanov et al. 2019, arXiv 1906.10771, "Taylor-FO-BN" on
     gates), one per sample; the absolute values are summed over the sites. High means keep. Molchanov et al. take
     squares; absolute values kept 1 to 2.5 points more of a ResNet-20's accuracy on training images, recalibrated.
+    A head counts for as much as its channels together, each with a gate of its own. In the gradient of one gate for
+    all they cancel, which ranks heads far too low beside neurons: of DeiT-Tiny's accuracy with a fifth of the MACs
+    gone, on training images of 200 classes, that kept 31% instead of 43%, and 49% instead of 60% once recovered.
 
     Raises:
         ValueError: If a group has no site, or the loss depends on no unit.
@@ -115,7 +118,8 @@ class GateTaylor(Consumer):
     def end(self, n: int, gates: dict[Place, Tensor], gradients: dict[Parameter, Tensor]) -> None:
         """Add a batch; `n` times the gradient of the mean loss is that of the sample's own loss."""
         for place, gradient in gates.items():
-            self.sums[place.group] += (n * gradient).double().abs().sum(0).cpu()
+            own = self.sums[place.group]
+            own += (n * gradient).double().abs().sum(0).view(len(own), -1).sum(1).cpu()
         self.samples += n
 
     def scores(self) -> Scores:
