@@ -182,11 +182,28 @@ def test_wrong_options_leave_no_file(tmp_path: Path, options: list[str], message
 # Searches in processes of their own.
 
 
-def start(output: Path, *options: str) -> subprocess.Popen[str]:
+SLOWLY = """
+import sys, time
+from prunerecover.recipes.cli import main
+from prunerecover.recipes.digits import DigitsClassifier
+
+step = DigitsClassifier.training_step
+
+def slow_step(self, *batch):
+    time.sleep(0.1)
+    return step(self, *batch)
+
+DigitsClassifier.training_step = slow_step
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def start(output: Path, *options: str, slowly: bool = False) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PL_", "MASTER_", "LOCAL_RANK"))}
     root = str(Path(prunerecover.__file__).parent.parent)
     environment |= {"PYTHONPATH": root, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "prunerecover", *arguments(output), *options]
+    program = ["-c", SLOWLY] if slowly else ["-m", "prunerecover"]
+    command = [sys.executable, *program, *arguments(output), *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, env=environment, **pipes)
 
@@ -202,23 +219,19 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def stop_after_a_trial(output: Path, by: int) -> str:
-    """Search, and send a signal as soon as a trial is on record; a search that is over by then is begun anew."""
-    for _ in range(5):
-        process = start(output)
-        deadline = time.monotonic() + 240
-        while not output.with_suffix(".trials.jsonl").is_file() and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        process.send_signal(by)
-        try:
-            text, _ = process.communicate(timeout=120)
-        finally:
-            process.kill()
-        if process.returncode != 0:
-            return text
-        for file in output.parent.glob(f"{output.stem}*"):
-            file.unlink()
-    raise AssertionError("five searches were over before the signal came")
+    """Search slowly, and send a signal as soon as a trial is on record, in the middle of the next one."""
+    process = start(output, slowly=True)
+    deadline = time.monotonic() + 240
+    while not output.with_suffix(".trials.jsonl").is_file() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(by)
+    try:
+        text, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode != 0, text[-6000:]
+    return text
 
 
 def same_pick(folder: Path, other: Path) -> None:
