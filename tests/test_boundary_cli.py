@@ -221,8 +221,8 @@ def finish(process: subprocess.Popen[str]) -> str:
 def stop_after_a_trial(output: Path, by: int) -> str:
     """Search slowly, and send a signal as soon as a trial is on record, in the middle of the next one."""
     process = start(output, slowly=True)
-    deadline = time.monotonic() + 240
-    while not output.with_suffix(".trials.jsonl").is_file() and process.poll() is None:
+    deadline, trials = time.monotonic() + 240, output.with_suffix(".trials.jsonl")
+    while not (trials.is_file() and trials.read_text().endswith("\n")) and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     process.send_signal(by)
