@@ -110,7 +110,7 @@ def costs() -> dict[str, dict[str, float]]:
 
 def markdown(result: dict[str, Any]) -> str:
     """Render the result."""
-    gain = result["gain"]
+    gain, dense = result["gain"], result["costs"]["dense"]
     lines = [
         "# DeiT-Tiny recovered in one epoch of 2,000 images (tiny_imagenet, its 200 classes, 5,000 validation images)",
         "",
@@ -122,9 +122,13 @@ def markdown(result: dict[str, Any]) -> str:
         "|---|---|",
         *(f"| {r['model']} | {r['top1']:.2f} ({r['ci_low']:.2f}-{r['ci_high']:.2f}) |" for r in result["rows"]),
         "",
-        "| model | parameters | MACs per image |",
-        "|---|---|---|",
-        *(f"| {name} | {c['parameters']:,} | {c['macs_per_image']:,.0f} |" for name, c in result["costs"].items()),
+        "| model | parameters | change | MACs per image | change |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {name} | {c['parameters']:,} | {c['parameters'] / dense['parameters'] - 1:+.1%} "
+            f"| {c['macs_per_image']:,.0f} | {c['macs_per_image'] / dense['macs_per_image'] - 1:+.1%} |"
+            for name, c in result["costs"].items()
+        ),
         "",
         f"Recovery adds {gain['points']:.2f} points ({gain['ci_low']:.2f} to {gain['ci_high']:.2f}, paired bootstrap).",
         f"`prunerecover test` in a new process: {result['test_top1_in_a_new_process']!r}; `load_pruned` on the "
