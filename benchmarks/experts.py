@@ -11,7 +11,6 @@ intervals are paired over sequences. Resumable by seed; about 8 minutes a seed o
 from __future__ import annotations
 
 import argparse
-import base64
 import copy
 import json
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from real import commands_so_far, data_root, made_by, stored, write
+from real import commands_so_far, data_root, made_by, packed_numbers, stored, unpacked_numbers, write
 from rich.progress import track
 from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -143,7 +142,7 @@ def row_of(method: str, share: float, seed: int, network: nn.Module, unseen: Ten
         "loss": float(values.mean()),
         "perplexity": float(np.exp(values.mean())),
         "n": len(values),
-        "losses": base64.b64encode(values.astype(np.float32).tobytes()).decode(),  # numbers would fill a megabyte
+        "losses": packed_numbers(values),
     }
 
 
@@ -152,14 +151,9 @@ def of(rows: list[Row], method: str, share: float) -> list[Row]:
     return [row for row in rows if (row["method"], row["budget"]) == (method, share)]
 
 
-def unpacked(text: str) -> NDArray[np.float64]:
-    """Return the losses of a row."""
-    return np.frombuffer(base64.b64decode(text), dtype=np.float32).astype(np.float64)
-
-
 def better_by(ours: list[Row], theirs: list[Row]) -> str:
     """Return by how much the loss of ours is lower on the same sequences and seeds, with the paired 95% interval."""
-    first, second = (np.mean([unpacked(row["losses"]) for row in rows], axis=0) for rows in (ours, theirs))
+    first, second = (np.mean([unpacked_numbers(row["losses"]) for row in rows], axis=0) for rows in (ours, theirs))
     found = paired_difference(first, second, seed=0)
     return f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
 

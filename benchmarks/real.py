@@ -81,6 +81,16 @@ def unpacked(text: str, n: int) -> NDArray[np.float64]:
     return np.unpackbits(np.frombuffer(base64.b64decode(text), dtype=np.uint8))[:n].astype(np.float64)
 
 
+def packed_numbers(values: NDArray[np.float64]) -> str:
+    """Return numbers as text, in single precision; a JSON number each would fill megabytes."""
+    return base64.b64encode(values.astype(np.float32).tobytes()).decode()
+
+
+def unpacked_numbers(text: str) -> NDArray[np.float64]:
+    """Return numbers that `packed_numbers` wrote."""
+    return np.frombuffer(base64.b64decode(text), dtype=np.float32).astype(np.float64)
+
+
 def accuracy(values: NDArray[np.float64]) -> dict[str, Any]:
     """Return what a row says of hits `(n,)`: top-1 in percent with Wilson's 95% interval, and the hits, packed."""
     found = wilson_interval(int(values.sum()), len(values))

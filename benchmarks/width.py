@@ -70,6 +70,7 @@ def main() -> None:
             rows += measured(missing, *combination)
             save(rows)
     save(rows)
+    draw(rows)
 
 
 def measured(stages: list[str], model: str, match: str, share: float, method: str, seed: int) -> list[Row]:
@@ -114,9 +115,13 @@ def row_of(
 
 
 def save(rows: list[Row]) -> None:
-    """Write JSON, Markdown and the curves, with all commands that made rows."""
+    """Write JSON and Markdown, with all commands that made rows."""
     commands = commands_so_far(NAME)
     write(NAME, {"commands": commands, "rows": rows}, markdown(rows, commands))
+
+
+def draw(rows: list[Row]) -> None:
+    """Write the curves."""
     shown = tuple(model for model in MODELS if any(row["model"] == model for row in rows))
     plot_curves(rows, shown).savefig(RESULTS / f"{NAME}.png", dpi=130, bbox_inches="tight")
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from width_peers import OURS
 
 from prunerecover.figure_style import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, add_legend, empty_figure, styled
 
-OURS = "prunerecover (default)"
+STAGE = "bn_recalibrated"
 BEST = "torch-pruning, the best of six"
 LINES = {
     OURS: (BLUE, "o"),
@@ -23,18 +24,17 @@ LINES = {
 Row = dict[str, Any]
 
 
-def plot_curves(rows: list[Row], models: tuple[str, ...], stage: str = "bn_recalibrated") -> Figure:
+def plot_curves(rows: list[Row], models: tuple[str, ...]) -> Figure:
     """Draw top-1 in percent, the mean over seeds, at matched MACs; the best of torch-pruning's ways at each point.
 
     Args:
         rows: Of the results.
         models: One panel each.
-        stage: "prune_only", "bn_recalibrated" or "one_epoch".
     """
     figure = empty_figure(9.0, 3.4)
     panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
     for axes, model in zip(panels, models, strict=True):
-        _draw(styled(axes), [row for row in rows if row["model"] == model], stage)
+        _draw(styled(axes), [row for row in rows if row["model"] == model])
         axes.set_title(model, fontsize=10)
         axes.set_xlabel("MACs removed, %", fontsize=9)
     panels[0].set_ylabel("top-1, %")
@@ -42,13 +42,13 @@ def plot_curves(rows: list[Row], models: tuple[str, ...], stage: str = "bn_recal
     return figure
 
 
-def _draw(axes: Axes, rows: list[Row], stage: str) -> None:
+def _draw(axes: Axes, rows: list[Row]) -> None:
     dense = next(row["top1"] for row in rows if row["method"] == "dense")
     axes.axhline(dense, color=GREY, linewidth=1, linestyle=":")
     axes.text(
         0.98, dense, "dense", transform=axes.get_yaxis_transform(), va="bottom", ha="right", color=GREY, fontsize=9
     )
-    found = _means([row for row in rows if (row.get("match"), row["stage"]) == ("macs", stage)])
+    found = _means([row for row in rows if (row.get("match"), row["stage"]) == ("macs", STAGE)])
     for name, (color, marker) in LINES.items():
         points = sorted(found[name].items())
         x, y = [100 * share for share, _ in points], [value for _, value in points]

@@ -13,10 +13,14 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from prunerecover.boundary_search import Trial
 
 torch.set_num_threads(1)
 
@@ -44,6 +48,21 @@ def _seed() -> None:
 def data_root() -> Path:
     """The folder with `data/` and `models/` that PRUNERECOVER_DATA names; for tests marked `data`."""
     return Path(os.environ["PRUNERECOVER_DATA"])
+
+
+@pytest.fixture(scope="module")
+def trials() -> list[Trial]:
+    from trial_cases import three_trials
+
+    return three_trials()
+
+
+@pytest.fixture(scope="module")
+def losses(trials: list[Trial]) -> list[float]:
+    """What runs of `trials` without a TrialRunner log."""
+    from trial_cases import losses_by_hand
+
+    return losses_by_hand(trials)
 
 
 @pytest.fixture

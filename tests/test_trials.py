@@ -16,22 +16,12 @@ import torch
 import torch.distributed as dist
 from engine_cases import equal, unchanged
 from habits import Compiled, Manual, Plain, WrappedCompiled
-from trial_cases import CALIBRATION, LOSS, QUIET, Data, by_hand, losses_by_hand, seeded, three_trials
+from trial_cases import CALIBRATION, LOSS, QUIET, Data, by_hand, seeded
 
 from prunerecover import DistillRecover, Plan, plan_depth
 from prunerecover.boundary_search import Trial
 from prunerecover.callbacks.ledger import Ledger
 from prunerecover.callbacks.trials import TrialRunner, TrialSettings
-
-
-@pytest.fixture(scope="module")
-def trials() -> list[Trial]:
-    return three_trials()
-
-
-@pytest.fixture(scope="module")
-def losses(trials: list[Trial]) -> list[float]:
-    return losses_by_hand(trials)
 
 
 def test_trials_equal_runs_by_hand_and_change_nothing(

@@ -14,22 +14,12 @@ import pytest
 import torch
 from engine_cases import unchanged
 from habits import Plain, TwoNetworks
-from trial_cases import LOSS, Data, by_hand, losses_by_hand, plan_of, seeded, three_trials
+from trial_cases import LOSS, Data, by_hand, plan_of, seeded
 
 from prunerecover import DistillRecover, Plan
 from prunerecover.boundary_search import Trial
 from prunerecover.callbacks.trial_records import read_records
 from prunerecover.callbacks.trials import TrialRunner, TrialSettings
-
-
-@pytest.fixture(scope="module")
-def trials() -> list[Trial]:
-    return three_trials()
-
-
-@pytest.fixture(scope="module")
-def losses(trials: list[Trial]) -> list[float]:
-    return losses_by_hand(trials)
 
 
 class Counted(Plain):
