@@ -1,7 +1,8 @@
 """DeiT-Tiny on the 200 classes of tiny_imagenet: data, recovery and scores that several benchmarks share.
 
 Units and splits are chosen on training images only. All 5,000 validation images are kept for the result. Recovery and
-scores of every method run in bf16 autocast, with attention in separate operations: on CPUs that takes half the time.
+scores of every method run in bf16, if the processor multiplies in it, with attention in separate operations: on such
+CPUs that takes half the time.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from real import correct, data_root, deit_tiny, image_data
+from real import BF16, autocast, correct, data_root, deit_tiny, image_data
 from torch import nn
 
 from prunerecover.callbacks import DistillRecover
 from prunerecover.recipes.image_classifier import ImageClassifier, read_label_map
 from prunerecover.recipes.image_data import ImageData
 
-PRECISION = {"precision": "bf16-mixed"}
+PRECISION = {"precision": "bf16-mixed" if BF16 else "32-true"}
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 
 
@@ -88,17 +89,18 @@ def recover(network: nn.Module, images: int, seed: int, epochs: int = 1) -> nn.M
 
 def hits(network: nn.Module, batches: Iterable[Any] | None = None) -> NDArray[np.float64]:
     """Return per image whether the network is right, `(n,)`; None: all 5,000 validation images."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast():
         found = correct(unfused(network), validation() if batches is None else batches, classes())
     return found.double().numpy()
 
 
 @cache
 def validation() -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    """Return the validation images in batches of 50, in bf16, which is what autocast makes of them."""
+    """Return the validation images in batches of 50, in what autocast makes of them."""
     source = image_data("tiny_imagenet", batch_size=50, num_workers=1)
     source.setup("validate")
-    return tuple((images.bfloat16(), labels) for images, labels in source.val_dataloader())
+    dtype = torch.bfloat16 if BF16 else torch.float32
+    return tuple((images.to(dtype), labels) for images, labels in source.val_dataloader())
 
 
 def unfused(network: nn.Module) -> nn.Module:

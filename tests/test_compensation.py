@@ -15,7 +15,7 @@ from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, pla
 from prunerecover.batches import ModelInputs
 from prunerecover.edits import Narrow
 from prunerecover.surgery import apply_edits
-from prunerecover.width.compensation import fit_compensation
+from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.planner import WidthPlanner
 
@@ -41,12 +41,7 @@ def compensated_plan(model: nn.Module, example: Tensor, removed: dict[str, list[
 
     edits = edits_for(model, example, removed)
     found = fit_compensation(model, edits, [ModelInputs((batch,)) for batch in batches])
-    tensors: dict[str, Tensor] = {}
-    done = []
-    for number, (edit, values) in enumerate(zip(edits, found, strict=True)):
-        keyed = {f"e{number}.{path}": value for path, value in values.items()}
-        tensors |= keyed
-        done.append(edit.model_copy(update={"tensors": tuple(keyed)}))
+    done, tensors = with_compensation(edits, found)
     return plan_for(model, done, method="test", tensors=tensors, example=ModelInputs((example[:1],)))
 
 

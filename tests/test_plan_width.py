@@ -168,7 +168,7 @@ def test_tolerance_by_the_book(batches: Batches) -> None:
 
 def test_heads_and_neurons_of_a_vit(batches: Batches) -> None:
     model = vit()
-    plan = plan_width(model, Budget(macs=0.4), batches=batches)
+    plan = plan_width(model, Budget(macs=0.4), batches=batches, allocation="uniform")
     assert set(plan.removed) == {"head", "neuron"}
     only = plan_width(model, Budget(macs=0.2), batches=batches, kinds=("neuron",), ignore="blocks.0.*")
     assert set(only.removed) == {"neuron"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from plan_width_cases import IMAGE, Batches, cnn, labelled_batches, removed_share
+from plan_width_cases import IMAGE, Batches, cnn, labelled_batches, removed_share, vit
 from torch import nn
 
 from prunerecover import Budget, apply_plan, find_groups, plan_width, recalibrate_batchnorm
@@ -20,11 +20,12 @@ def batches() -> Batches:
     return labelled_batches()
 
 
-def test_latency_budget_is_measured(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [cnn, vit], ids=["one kind", "kinds that are weighed"])
+def test_latency_budget_is_measured(make: Any, batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that ticks once per MAC, a latency budget is one of MACs."""
-    import prunerecover.width.planner as planner
+    import prunerecover.width.latency_budget as latency_budget
 
-    model = cnn()
+    model = make()
     dense = count_macs(model, IMAGE)
 
     def clock(network: nn.Module, edits: Any, cost: str, example: Any, seed: int = 0) -> float:
@@ -36,7 +37,7 @@ def test_latency_budget_is_measured(batches: Batches, monkeypatch: pytest.Monkey
         assert cost == "latency"
         return 1 - count_macs(copied, IMAGE) / dense
 
-    monkeypatch.setattr(planner, "removed_share", clock)
+    monkeypatch.setattr(latency_budget, "removed_share", clock)
     plan = plan_width(model, Budget(latency=0.3), batches=batches)
     assert 0.3 <= removed_share(model, plan, "macs") < 0.35
 
@@ -50,9 +51,9 @@ def test_latency_is_measured_without_the_loss() -> None:
 
 
 def test_latency_that_cannot_go_is_refused(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
-    import prunerecover.width.planner as planner
+    import prunerecover.width.latency_budget as latency_budget
 
-    monkeypatch.setattr(planner, "removed_share", lambda *_: 0.4)
+    monkeypatch.setattr(latency_budget, "removed_share", lambda *_: 0.4)
     with pytest.raises(ValueError, match=r"can meet, 60.0% of the latency, but the most that was saved is 40.0%"):
         plan_width(cnn(), Budget(latency=0.6), batches=batches)
 

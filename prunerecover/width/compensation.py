@@ -12,9 +12,9 @@ grouped convolutions, and dimensions of more than `LARGEST` entries, whose secon
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,25 +22,29 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from prunerecover.batches import ModelInputs, call
-from prunerecover.edits import Narrow
+from prunerecover.edits import Edit, Narrow
 from prunerecover.observing import observing, ordinary_arithmetic, uncompiled
 from prunerecover.structure import get_module, parent_path
-from prunerecover.width.groups import Slice
+from prunerecover.width.groups import Group, Slice, WidthKind
+from prunerecover.width.moments import Moments
 
-RIDGE = 1e-3, 0.1  # relative to the mean variance: always, and times the kept entries per sample
 LARGEST = 4096
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A weight that reads a group of one edit.
+    """A weight that reads a group.
 
     Attributes:
-        edit: Number of the edit.
-        part: The group's entries in it, as the model has them before the first edit.
+        group: Name.
+        kind: Of its units.
+        size: How many there are.
+        part: The group's entries in the weight, as the dense model has them.
     """
 
-    edit: int
+    group: str
+    kind: WidthKind
+    size: int
     part: Slice
 
     @property
@@ -48,48 +52,15 @@ class Reader:
         """Path of the module that it belongs to."""
         return parent_path(self.part.tensor)
 
+    @property
+    def per_unit(self) -> int:
+        """Entries of a unit that are predicted one by one."""
+        return entries_per_unit(self.kind, self.part)
 
-@dataclass
-class Moments:
-    """First and second moments of a module's input entries, added up; relative to the first batch's mean."""
 
-    count: int = 0
-    origin: Tensor | None = None
-    first: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
-    second: Tensor = field(default_factory=lambda: torch.zeros(1, 1, dtype=torch.float64))
-
-    def add(self, rows: Tensor) -> None:
-        """Add samples `(n, entries)`."""
-        rows = rows.float()
-        if self.origin is None:
-            self.origin = rows.mean(0)
-        rows = rows - self.origin
-        self.count += len(rows)
-        self.first = self.first + rows.sum(0).double().cpu()
-        self.second = self.second + (rows.T @ rows).double().cpu()
-
-    def predict(self, gone: Tensor, kept: Tensor, *, constant: bool = True) -> Tensor:
-        """Return `(gone, kept + 1)`: coefficients of the kept entries, and the constant.
-
-        Args:
-            gone: Entries to predict.
-            kept: Entries to predict from.
-            constant: Whether there may be one; False: it is zero.
-        """
-        assert self.origin is not None, "something was added"
-        mean = self.first / self.count
-        covariance = self.second / self.count - torch.outer(mean, mean)
-        mean = mean + self.origin.double().cpu()
-        if not constant:  # moments about zero
-            covariance, mean = covariance + torch.outer(mean, mean), torch.zeros_like(mean)
-        among = covariance[kept][:, kept]
-        strength = RIDGE[0] + RIDGE[1] * len(kept) / self.count
-        ridge = strength * among.diagonal().mean()
-        if ridge > 0:
-            coefficients = torch.linalg.solve(among + ridge * torch.eye(len(kept)), covariance[kept][:, gone]).T
-        else:  # nothing varies: there is only the constant
-            coefficients = torch.zeros(len(gone), len(kept), dtype=torch.float64)
-        return torch.cat([coefficients, (mean[gone] - coefficients @ mean[kept])[:, None]], 1)
+def readers_of(groups: Iterable[Group]) -> list[Reader]:
+    """List the weights that read groups."""
+    return [Reader(g.name, g.kind, g.size, part) for g in groups for part in g.slices if not part.makes]
 
 
 def fit_compensation(
@@ -102,18 +73,50 @@ def fit_compensation(
         edits: In order; each names tensors as those before leave them.
         batches: What the model is called with.
     """
-    readers = [reader for reader in _readers(edits) if _can_take_over(model, reader, edits[reader.edit])]
+    readers = [reader for own in _readers(edits) for reader in own]
+    return predicted(edits, moments_of(model, readers, batches))
+
+
+def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[ModelInputs]) -> dict[Reader, Moments]:
+    """Return the moments of what readers read, from one pass; those that can take nothing over are left out."""
+    readers = [reader for reader in readers if _can_take_over(model, reader)]
     moments: dict[Reader, Moments] = {}
-    with ordinary_arithmetic(), observing(model), uncompiled(), _collected(model, readers, edits, moments):
+    with ordinary_arithmetic(), observing(model), uncompiled(), _collected(model, readers, moments):
         for inputs in batches if readers else ():  # experts have none
             call(model, inputs)
-    found: list[dict[str, Tensor]] = [{} for _ in edits]
-    for reader, seen in moments.items():
-        edit = edits[reader.edit]
-        per_unit = entries_per_unit(edit, reader.part)
-        gone, kept = (_spread(units, per_unit) for units in (edit.gone, edit.keep))
-        found[reader.edit][reader.part.tensor] = seen.predict(gone, kept).float()
-    return found
+    return moments
+
+
+def predicted(edits: Sequence[Narrow], moments: Mapping[Reader, Moments]) -> list[dict[str, Tensor]]:
+    """Return per edit what its readers take over, given the moments of all of them; see `fit_compensation`."""
+    return [
+        {r.part.tensor: _prediction(edit, r, moments[r]) for r in own if r in moments}
+        for edit, own in zip(edits, _readers(edits), strict=True)
+    ]
+
+
+def _prediction(edit: Narrow, reader: Reader, seen: Moments) -> Tensor:
+    gone, kept = (_spread(units, reader.per_unit) for units in (edit.gone, edit.keep))
+    return seen.predict(gone, kept).float()
+
+
+def with_compensation(
+    edits: Sequence[Edit], found: Sequence[Mapping[str, Tensor]]
+) -> tuple[list[Edit], dict[str, Tensor]]:
+    """Return the edits with those that narrow naming what they leave, and the tensors by these names.
+
+    Args:
+        edits: In order, of any kinds.
+        found: Of those that narrow; see `fit_compensation`.
+    """
+    done, tensors, left = list[Edit](), dict[str, Tensor](), iter(found)
+    for number, edit in enumerate(edits):
+        if isinstance(edit, Narrow):
+            named = {f"e{number}.{path}": value for path, value in next(left).items()}
+            tensors |= named
+            edit = edit.model_copy(update={"tensors": tuple(named)})
+        done.append(edit)
+    return done, tensors
 
 
 def take_over(
@@ -128,12 +131,12 @@ def take_over(
         edit: Which units go.
         matrix: `(gone, kept + 1)`, of `fit_compensation`.
     """
-    per_unit = entries_per_unit(edit, part)
+    per_unit = entries_per_unit(edit.kind, part)
     matrix = matrix.to(weight.device, torch.float32)
     gone, kept = (_spread(units, per_unit).to(weight.device) for units in (edit.gone, edit.keep))
     length = edit.of * part.span
     read = weight.detach().float().narrow(1, part.offsets[0], length)
-    blocks = _parted(read, 1, edit, part)
+    blocks = torch.unflatten(read, 1, (edit.of * per_unit, -1))
     lost = blocks[:, gone]
     blocks = blocks.clone()
     blocks[:, kept] += torch.einsum("og...,gk->ok...", lost, matrix[:, :-1])
@@ -145,35 +148,29 @@ def take_over(
     return new, (bias.detach() + constant.to(bias.dtype))
 
 
-def entries_per_unit(edit: Narrow, part: Slice) -> int:
+def entries_per_unit(kind: WidthKind, part: Slice) -> int:
     """Return the entries of a unit that are predicted one by one: those of a head.
 
     A channel of a flattened map has as many entries as positions, which all follow one prediction.
     """
-    return part.span if edit.kind == "head" else 1
-
-
-def _parted(tensor: Tensor, dim: int, edit: Narrow, part: Slice) -> Tensor:
-    """Split a group's entries along `dim` into those that are predicted one by one, and positions."""
-    per_unit = entries_per_unit(edit, part)
-    shape = list(tensor.shape)
-    at = dim % tensor.ndim
-    return tensor.reshape(*shape[:at], edit.of * per_unit, part.span // per_unit, *shape[at + 1 :])
+    return part.span if kind == "head" else 1
 
 
 def _spread(units: Sequence[int], per_unit: int) -> Tensor:
     return Slice(tensor="", dim=0, span=per_unit).indices(torch.tensor(units, dtype=torch.long))
 
 
-def _readers(edits: Sequence[Narrow]) -> Iterator[Reader]:
-    """List the readers, with their offsets as before the first edit."""
+def _readers(edits: Sequence[Narrow]) -> list[list[Reader]]:
+    """List each edit's readers, with their offsets as before the first edit."""
     gone: dict[tuple[str, int], list[int]] = {}
-    for number, edit in enumerate(edits):
+    found = []
+    for edit in edits:
         before = [_moved_back(part, gone.get((part.tensor, part.dim), [])) for part in edit.group]
-        yield from (Reader(number, part) for part in before if not part.makes)
+        found.append([Reader(edit.unit, edit.kind, edit.of, part) for part in before if not part.makes])
         for part in before:
             indices = part.indices(torch.tensor(edit.gone, dtype=torch.long))
             gone.setdefault((part.tensor, part.dim), []).extend(indices.tolist())
+    return found
 
 
 def _moved_back(part: Slice, gone: Sequence[int]) -> Slice:
@@ -183,7 +180,7 @@ def _moved_back(part: Slice, gone: Sequence[int]) -> Slice:
     return part.model_copy(update={"offsets": tuple(offsets)})
 
 
-def _can_take_over(model: nn.Module, reader: Reader, edit: Narrow) -> bool:
+def _can_take_over(model: nn.Module, reader: Reader) -> bool:
     part = reader.part
     try:
         module = get_module(model, reader.module)
@@ -193,22 +190,20 @@ def _can_take_over(model: nn.Module, reader: Reader, edit: Narrow) -> bool:
         isinstance(module, _ConvNd) and module.groups == 1 and not module.transposed
     )
     alone = part.dim == 1 and len(part.offsets) == 1 and part.tensor.rpartition(".")[2] == "weight"
-    return plain and alone and edit.of * entries_per_unit(edit, part) <= LARGEST
+    return plain and alone and reader.size * reader.per_unit <= LARGEST
 
 
 @contextmanager
-def _collected(
-    model: nn.Module, readers: Sequence[Reader], edits: Sequence[Narrow], moments: dict[Reader, Moments]
-) -> Iterator[None]:
+def _collected(model: nn.Module, readers: Sequence[Reader], moments: dict[Reader, Moments]) -> Iterator[None]:
     def watch(reader: Reader) -> Any:
-        edit, part = edits[reader.edit], reader.part
+        part = reader.part
 
         def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             seen: Tensor = (args[0] if args else kwargs["input"]).detach()
             if isinstance(module, _ConvNd):
                 seen = seen.movedim(1, -1)
-            read = seen.narrow(-1, part.offsets[0], edit.of * part.span)
-            rows = _parted(read, -1, edit, part).transpose(-1, -2)
+            read = seen.narrow(-1, part.offsets[0], reader.size * part.span)
+            rows = torch.unflatten(read, -1, (reader.size * reader.per_unit, -1)).transpose(-1, -2)
             moments.setdefault(reader, Moments()).add(rows.flatten(0, -2))
 
         return get_module(model, reader.module).register_forward_pre_hook(see, with_kwargs=True)

@@ -112,7 +112,7 @@ def _compensated(
                 f"Expected what '{edit.unit}' leaves to other weights to be for one that reads it, but its group has "
                 f"no such '{path}'. Was the plan edited?"
             )
-        per_unit = entries_per_unit(edit, part)
+        per_unit = entries_per_unit(edit.kind, part)
         shape = (len(edit.gone) * per_unit, len(edit.keep) * per_unit + 1)
         if matrix.shape != shape:
             raise ValueError(

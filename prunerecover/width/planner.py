@@ -1,14 +1,18 @@
 """Plan several budgets in width for one model: groups, costs and signals are found once.
 
-The default removes by gate-Taylor per cost, which we measured best. `allocation="tolerance"` is FAIR-Pruner (arXiv
-2508.02291) by the book, on scores that are taken in evaluation mode and on whole dependency groups.
+The default removes by gate-Taylor per cost, which we measured best; what units of one kind count for beside those of
+another is decided by the loss (`exchange`). `allocation="tolerance"` is FAIR-Pruner (arXiv 2508.02291) by the book, on
+scores that are taken in evaluation mode and on whole dependency groups.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,7 +21,6 @@ from torch import Tensor, nn
 from prunerecover.batches import Batches, ModelInputs, as_inputs
 from prunerecover.budget import Budget
 from prunerecover.copies import twin_of
-from prunerecover.cost import removed_share
 from prunerecover.edits import Edit, Narrow, Rewrite
 from prunerecover.importance.losses import supervised_loss
 from prunerecover.importance.request import Loss
@@ -29,20 +32,47 @@ from prunerecover.structure import unwrap
 from prunerecover.surgery import apply_edits
 from prunerecover.width.allocations import global_ranking, per_cost, uniform
 from prunerecover.width.arguments import Allocation, Replacement, check_arguments
-from prunerecover.width.compensation import fit_compensation
+from prunerecover.width.compensation import Reader, moments_of, predicted, readers_of, with_compensation
 from prunerecover.width.costs import CostModel, cost_model
 from prunerecover.width.diagnostics import tolerance_evidence
 from prunerecover.width.discovery import FOUND_KINDS, find_groups
+from prunerecover.width.exchange import Rates, exchange_rates, weighted
 from prunerecover.width.filling import Removed
 from prunerecover.width.groups import Group
+from prunerecover.width.latency_budget import macs_for_latency
+from prunerecover.width.moments import Moments
 from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.pruned_loss import pruned_loss
 from prunerecover.width.signals import NEED_LOSS, signals
 from prunerecover.width.slices import Scores
 from prunerecover.width.tolerance_allocation import tolerance_allocation
 from prunerecover.width.u_score import Labels
 
-LATENCY_STEPS = 6
+JUDGED = 64  # samples that decide what kinds count for beside each other
 RULES = {"per_cost": per_cost, "uniform": uniform, "global": global_ranking}
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How units are chosen: arguments of `plan_width`, and what units of each kind count for."""
+
+    allocation: Allocation
+    removal: str | None
+    protection: str
+    tolerance: float | None
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, allocation: Allocation, removal: str | None, protection: str | None, tolerance: float | None) -> _Rule:
+        """Fill in the signals that are not named."""
+        if allocation == "tolerance":
+            return cls(allocation, removal or "u_score", protection or "r_score", tolerance)
+        return cls(allocation, None, protection or "gate_taylor", None)
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """Those that are read."""
+        return (self.protection,) if self.removal is None else (self.removal, self.protection)
 
 
 class WidthPlanner:
@@ -80,6 +110,7 @@ class WidthPlanner:
         apply_edits(rewritten, self.rewrites)
         self.costs: CostModel = cost_model(rewritten, self.groups, self.example)
         self._scores: dict[str, Scores] = {}
+        self._moments: dict[Reader, Moments] | None = None
 
     @property
     def units(self) -> dict[str, int]:
@@ -129,12 +160,12 @@ class WidthPlanner:
     ) -> Plan:
         """Return the plan of one budget; see `plan_width`."""
         check_arguments(budget, allocation, removal, protection, tolerance, replace, sorted(self.units))
-        protection = protection or ("r_score" if allocation == "tolerance" else "gate_taylor")
-        removal = removal or "u_score" if allocation == "tolerance" else None
-        met = budget
-        if budget is not None and budget.share is not None and budget.share[0] == "latency":
-            met = self._in_macs(budget.share[1], allocation, removal, protection)
-        removed, evidence = self._removed(met, allocation, removal, protection, tolerance)
+        rule = _Rule.of(allocation, removal, protection, tolerance)
+        met = self._in_macs(budget, rule)
+        rule = dataclasses.replace(rule, rates=self._rates(met, rule, replace))
+        if set(rule.rates.values()) - {1.0}:
+            met = self._in_macs(budget, rule)
+        removed, evidence = self._removed(met, rule)
         kept = {g.name: [g.size - len(removed[g.name]), g.size] for g in self.groups}
         edits, tensors = self._compensated(self._edits(removed), replace)
         return plan_for(
@@ -143,8 +174,8 @@ class WidthPlanner:
             method=f"width/{allocation}",
             arguments={
                 "budget": None if budget is None else budget.to_dict(),
-                "removal": removal,
-                "protection": protection,
+                "removal": rule.removal,
+                "protection": rule.protection,
                 "tolerance": tolerance,
                 "replace": replace,
             },
@@ -154,23 +185,42 @@ class WidthPlanner:
             evidence={"kept": kept, "kinds": {g.name: g.kind for g in self.groups}, **evidence},
         )
 
-    def _removed(
-        self,
-        budget: Budget | None,
-        allocation: Allocation,
-        removal: str | None,
-        protection: str,
-        tolerance: float | None,
-    ) -> tuple[Removed, dict[str, Any]]:
-        if removal is None:
+    def _removed(self, budget: Budget | None, rule: _Rule) -> tuple[Removed, dict[str, Any]]:
+        if rule.removal is None:
             assert budget is not None, "only tolerances go without"
-            (saliency,) = self.scores(protection)
-            return RULES[allocation](self.groups, saliency, self.costs, budget), {}
-        low, high = self.scores(removal, protection)
+            (saliency,) = self.scores(*rule.signals)
+            saliency = weighted(self.groups, saliency, rule.rates)
+            evidence = {"rates": dict(rule.rates)} if rule.rates else {}
+            return RULES[rule.allocation](self.groups, saliency, self.costs, budget), evidence
+        low, high = self.scores(*rule.signals)
         found = tolerance_allocation(
-            self.groups, low, high, tolerance=tolerance, budget=budget, costs=self.costs if budget else None
+            self.groups, low, high, tolerance=rule.tolerance, budget=budget, costs=self.costs if budget else None
         )
         return found.removed, tolerance_evidence(self.groups, low, high, found, self.costs)
+
+    def _in_macs(self, budget: Budget | None, rule: _Rule) -> Budget | None:
+        """Return the budget of MACs whose plan saves the latency that a budget asks for; other budgets as they are."""
+        if budget is None or budget.share is None or budget.share[0] != "latency":
+            return budget
+        self.scores(*rule.signals)  # before errors mean that structure forbids a budget
+        edits_at = partial(self._edits_at, rule=rule)
+        return macs_for_latency(self.model, budget.share[1], edits_at, self.first_batch(), self.seed)
+
+    def _rates(self, budget: Budget | None, rule: _Rule, replace: Replacement) -> Rates:
+        """Return what units of each kind count for; nothing where all count as they are."""
+        by_loss = rule.allocation == "per_cost" and rule.protection in NEED_LOSS
+        if not by_loss or budget is None or budget.share is None or len(self.units) < 2:
+            return {}
+        judged = _first(self.batches, JUDGED)
+
+        def loss_at(rates: Mapping[str, float]) -> float:
+            edits, tensors = self._compensated(self._edits_at(budget, dataclasses.replace(rule, rates=rates)), replace)
+            return pruned_loss(self.model, edits, tensors, judged, self.loss)
+
+        return exchange_rates(sorted(self.units, key=self.units.__getitem__, reverse=True), loss_at)
+
+    def _edits_at(self, budget: Budget, rule: _Rule) -> tuple[Edit, ...]:
+        return self._edits(self._removed(budget, rule)[0])
 
     def _edits(self, removed: Removed) -> tuple[Edit, ...]:
         narrowed = narrow_edits(self.groups, removed)
@@ -181,38 +231,13 @@ class WidthPlanner:
         narrowing = [edit for edit in edits if isinstance(edit, Narrow)]
         if replace == "zero" or not narrowing:
             return list(edits), {}
-        found = fit_compensation(self.model, narrowing, [self._inputs(batch) for batch in self.batches])
-        first = len(edits) - len(narrowing)
-        tensors: dict[str, Tensor] = {}
-        done: list[Edit] = list(edits[:first])
-        for number, (edit, values) in enumerate(zip(narrowing, found, strict=True), first):
-            keyed = {f"e{number}.{path}": value for path, value in values.items()}
-            tensors |= keyed
-            done.append(edit.model_copy(update={"tensors": tuple(keyed)}))
-        return done, tensors
+        if self._moments is None:
+            inputs = [self._inputs(batch) for batch in self.batches]
+            self._moments = moments_of(self.model, readers_of(self.groups), inputs)
+        return with_compensation(edits, predicted(narrowing, self._moments))
 
-    def _in_macs(self, latency: float, allocation: Allocation, removal: str | None, protection: str) -> Budget:
-        """Return the budget of MACs whose plan saves a share of the latency, measured on the model's device.
 
-        Raises:
-            ValueError: If no budget of MACs that was tried saves as much.
-        """
-        self.scores(*(name for name in (removal, protection) if name))  # before errors mean that structure forbids it
-        low, high, most, found = 0.0, 0.99, 0.0, False
-        batch = self.first_batch()
-        for _ in range(LATENCY_STEPS):
-            middle = (low + high) / 2
-            try:
-                removed, _ = self._removed(Budget(macs=middle), allocation, removal, protection, None)
-            except ValueError:  # structure does not allow as much
-                high = middle
-                continue
-            saved = removed_share(self.model, self._edits(removed), "latency", batch, self.seed)
-            found, most = found or saved >= latency, max(most, saved)
-            low, high = (low, middle) if saved >= latency else (middle, high)
-        if not found:
-            raise ValueError(
-                f"Expected a budget that the groups can meet, {latency:.1%} of the latency, but the most that was "
-                f"saved is {most:.1%}. Lower the budget, or ignore fewer groups."
-            )
-        return Budget(macs=high)
+def _first(batches: Sequence[Any], samples: int) -> list[Any]:
+    """Return the first batches that hold so many samples together, all of them if they do not."""
+    seen = list(accumulate((as_inputs(batch).n_samples for batch in batches), initial=0))
+    return [batch for batch, before in zip(batches, seen, strict=False) if before < samples]

@@ -37,7 +37,7 @@ from prunerecover.progress import progress
 from prunerecover.scoring import without_labels
 from prunerecover.structure import get_module, unwrap
 from prunerecover.width.batchnorm import batchnorms, recalibrate_batchnorm
-from prunerecover.width.compensation import Moments
+from prunerecover.width.moments import Moments
 from prunerecover.width.reconstructed_layers import calls_of, check_between, kept_rows
 
 ROWS = 60  # positions or tokens that are taken per input of a layer, at most
