@@ -44,7 +44,17 @@ def _summary(plan: Plan, dense: Cost, groups: Sequence[KeptGroup]) -> str:
         f"({_change(dense.macs, plan.result.macs)}). Parameters: {dense.params:,} before, {plan.result.params:,} after "
         f"({_change(dense.params, plan.result.params)}).\n\n"
         f"Planned by `{plan.made_by.method}` with `{arguments}`, seed {plan.made_by.seed}."
+        f"{_rates(plan.evidence)}"
     )
+
+
+def _rates(evidence: Mapping[str, Any]) -> str:
+    """Say what kinds count for beside each other, if that was decided."""
+    if "rates" not in evidence:
+        return ""
+    (first, _), *others = evidence["rates"].items()
+    told = " and ".join(f"{kind}s count for {rate:g} times" for kind, rate in others)
+    return f" Beside {first}s, {told} what their saliency says: so the loss is least, of the rates that were tried."
 
 
 def _change(before: int, after: int) -> str:

@@ -52,8 +52,9 @@ def plan_width(
         loss: `loss(model, batch) -> scalar`; None: cross-entropy of the logits, or the loss that the model returns.
         labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: those that the batches hold. For experts
             also classes of tokens, `(N, T)`: see `token_classes`.
-        allocation: "per_cost" (the default): the least saliency per saved cost goes first. "tolerance": FAIR-Pruner's
-            Tolerance of Difference. "uniform": the same share of every group. "global": the least saliency first.
+        allocation: "per_cost" (the default): the least saliency per saved cost goes first; the loss decides what a head
+            counts for beside a neuron, and so on (`exchange_rates`). "tolerance": FAIR-Pruner's Tolerance of
+            Difference. "uniform": the same share of every group. "global": the least saliency first.
         removal: For "tolerance": the signal whose low values propose what goes; None: "u_score".
         protection: The signal whose high values stay: None: "r_score" for "tolerance", "gate_taylor" otherwise. Signals
             are "u_score", "r_score", "gate_taylor", "fisher", "magnitude" and "random", and for experts "routing".
@@ -67,8 +68,8 @@ def plan_width(
         seed: Of everything random.
 
     Returns:
-        The plan; its evidence says what every group keeps. BatchNorm statistics are not part of it: call
-        `recalibrate_batchnorm` once it is applied.
+        The plan; its evidence says what every group keeps, and the `rates` of kinds that were weighed. BatchNorm
+        statistics are not part of it: call `recalibrate_batchnorm` once it is applied.
 
     Raises:
         ValueError: If the budget cannot be met, an argument is unknown or does not go with another, labels are missing,
