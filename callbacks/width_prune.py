@@ -24,7 +24,7 @@ from prunerecover.plan import Plan
 from prunerecover.structure import get_module, unwrap
 from prunerecover.width import reconstruction
 from prunerecover.width.arguments import Allocation, Replacement, check_arguments
-from prunerecover.width.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm
+from prunerecover.width.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
 from prunerecover.width.discovery import FOUND_KINDS
 from prunerecover.width.experts import find_experts
 from prunerecover.width.planning import plan_width
@@ -163,7 +163,7 @@ class WidthPrune(PruningCallback):
         if before is None and not batchnorms(network):
             return
         inputs = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
-        inputs = [batch for batch in inputs if batch.n_samples > 1] or inputs
+        inputs = several_samples(inputs) or inputs
         if before is None:
             recalibrate_batchnorm(network, inputs)
         else:

@@ -53,8 +53,8 @@ def _rates(evidence: Mapping[str, Any]) -> str:
     if "rates" not in evidence:
         return ""
     (first, _), *others = evidence["rates"].items()
-    told = " and ".join(f"{kind}s count for {rate:g} times" for kind, rate in others)
-    return f" Beside {first}s, {told} what their saliency says: so the loss is least, of the rates that were tried."
+    told = " and ".join(f"that of {kind}s {rate:g} times" for kind, rate in others)
+    return f" Beside the saliency of {first}s counts {told}: of what was tried, so the output changes least."
 
 
 def _change(before: int, after: int) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from plan_width_cases import cnn
+from plan_width_cases import cnn, vit
 from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_width, save_pruned
@@ -85,17 +86,19 @@ def test_prediction_is_ridge_regression() -> None:
     np.testing.assert_allclose(found["2.weight"][:, -1], oracle.intercept_, atol=1e-4)
 
 
+class Both(nn.Module):
+    """Two groups one after the other in what reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 5), nn.Linear(6, 7), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cat([self.first(x).relu(), self.second(x).relu()], -1))
+
+
 def test_concatenated_groups_are_read_apart() -> None:
-    """Two groups lie one after the other in what reads them; each is predicted from its own."""
-
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.last = nn.Linear(6, 5), nn.Linear(6, 7), nn.Linear(12, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(torch.cat([self.first(x).relu(), self.second(x).relu()], -1))
-
+    """Each is predicted from its own."""
     torch.manual_seed(0)
     net, x = Both(), torch.randn(64, 6)
     twice(net.first, 1, 3, 2.0)
@@ -104,6 +107,22 @@ def test_concatenated_groups_are_read_apart() -> None:
     apply_plan(net, compensated_plan(net, x, {"first": [1], "second": [0]}, [x]))
     assert net.last.in_features == 10
     torch.testing.assert_close(net(x), expected, rtol=1e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("make", [Both, cnn, vit], ids=["concatenation", "padded shortcuts", "heads"])
+def test_moments_that_a_planner_keeps_give_what_the_edits_alone_do(make: Any) -> None:
+    """Moments are kept by group; edits name stretches that moved since, which are traced back to them."""
+    torch.manual_seed(0)
+    model = make()
+    x = torch.randn(64, 6) if make is Both else IMAGES
+    batches = [(x, torch.arange(len(x)) % 3)]
+    plan = WidthPlanner(model, batches=batches).plan(Budget(params=0.3), allocation="uniform")
+    narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
+    found = fit_compensation(model, narrowing, [ModelInputs((x,))])
+    assert sum(map(len, found)) == len(plan.tensors) > 0
+    for edit, values in zip(narrowing, found, strict=True):
+        for key in edit.tensors:
+            assert torch.equal(plan.tensors[key], values[key.partition(".")[2]])
 
 
 def test_readers_are_closer_to_dense_than_without() -> None:

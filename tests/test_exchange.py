@@ -1,72 +1,117 @@
-"""What units of one kind count for beside those of another is what lowers the loss of the pruned model."""
+"""What units of one kind count for beside those of another is what changes the pruned model's output least."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from plan_width_cases import Batches, cnn, labelled_batches, vit
+from tiny_models import tiny_mixture
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from prunerecover import Budget, Plan, apply_plan, plan_width, recalibrate_batchnorm
+from prunerecover import Budget, apply_plan, plan_width, recalibrate_batchnorm
+from prunerecover.batches import ModelInputs
+from prunerecover.callbacks import WidthPrune
+from prunerecover.callbacks.ledger import Ledger
 from prunerecover.copies import clone_of
-from prunerecover.importance.losses import supervised_loss
+from prunerecover.divergence import output_divergence
+from prunerecover.recipes.digits import DigitsData
+from prunerecover.recipes.image_classifier import ImageClassifier
+from prunerecover.surgery import apply_edits
+from prunerecover.width.allocations import per_cost
+from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.exchange import exchange_rates, weighted
+from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.planner import WidthPlanner
-from prunerecover.width.pruned_loss import pruned_loss
+from prunerecover.width.trial import Trial, spread
 
 
-@pytest.mark.parametrize(("best", "expected"), [(1.0, 1.0), (4.3, 4.0), (0.2, 0.25), (1e6, 32.0), (1e-6, 1 / 32)])
-def test_a_rate_is_climbed_to_in_both_directions_and_within_bounds(best: float, expected: float) -> None:
+def inputs() -> list[ModelInputs]:
+    """The test images in two batches, without labels."""
+    return [ModelInputs((images,)) for images, _ in labelled_batches()]
+
+
+@pytest.mark.parametrize(
+    ("best", "expected"), [(1.0, 1.0), (2.2, 2.0), (9.0, 8.0), (0.2, 0.25), (1e6, 32.0), (1e-6, 0.125)]
+)
+def test_a_rate_is_found_in_both_directions_and_within_bounds(best: float, expected: float) -> None:
     asked = []
 
-    def loss_at(rates: Mapping[str, float]) -> float:
+    def divergence_at(rates: Mapping[str, float]) -> float:
         asked.append(rates["head"])
         return abs(math.log(rates["head"] / best))
 
-    assert exchange_rates(["neuron", "head"], loss_at) == {"neuron": 1.0, "head": expected}
-    assert len(asked) == len(set(asked))
+    assert exchange_rates(["neuron", "head"], divergence_at) == {"neuron": 1.0, "head": expected}
+    assert len(asked) == len(set(asked)) == 6
 
 
-def test_kinds_are_climbed_one_after_the_other() -> None:
-    best = {"channel": 1.0, "neuron": 8.0, "head": 0.5}
-    found = exchange_rates(list(best), lambda rates: sum(abs(math.log(rates[kind] / best[kind])) for kind in best))
-    assert found == best
+def test_plateaus_are_crossed() -> None:
+    """Rates that choose the same units tie; a better one further away is found all the same."""
+    found = exchange_rates(["neuron", "head"], lambda rates: 1.0 if rates["head"] < 12 else 0.5)
+    assert found == {"neuron": 1.0, "head": 16.0}
 
 
-def test_where_the_loss_is_not_a_number_everything_counts_as_it_is() -> None:
+def test_among_equals_everything_counts_as_it_is() -> None:
+    assert exchange_rates(["neuron", "head"], lambda rates: 0.0) == {"neuron": 1.0, "head": 1.0}
+
+
+def test_kinds_are_found_one_after_the_other() -> None:
+    best, asked = {"channel": 1.0, "neuron": 8.0, "head": 0.5}, []
+
+    def divergence_at(rates: Mapping[str, float]) -> float:
+        asked.append(rates)
+        return sum(abs(math.log(rates[kind] / best[kind])) for kind in best)
+
+    assert exchange_rates(list(best), divergence_at) == best
+    assert len(asked) == 11
+
+
+def test_what_is_not_a_number_is_never_better() -> None:
     assert exchange_rates(["neuron", "head"], lambda rates: math.nan) == {"neuron": 1.0, "head": 1.0}
+    first = exchange_rates(["neuron", "head"], lambda rates: math.nan if rates["head"] == 1 else rates["head"])
+    assert first == {"neuron": 1.0, "head": 0.125}
+
+
+def divergence_of(model: nn.Module, planner: WidthPlanner, rates: Mapping[str, float], batches: Batches) -> float:
+    """Narrow by hand at some rates, without what the planner keeps, and compare outputs."""
+    (scores,) = planner.scores("gate_taylor")
+    network = clone_of(model)
+    removed = per_cost(planner.groups, weighted(planner.groups, scores, rates), planner.costs, Budget(macs=0.4))
+    edits = narrow_edits(planner.groups, removed)
+    found = fit_compensation(network, edits, [ModelInputs((images,)) for images, _ in batches])
+    apply_edits(network, *with_compensation(edits, found))
+    images = torch.cat([images for images, _ in batches])
+    with torch.no_grad():
+        return float(output_divergence(model(images), network.eval()(images)))
 
 
 def test_no_rate_that_was_tried_beats_the_one_in_the_plan() -> None:
-    """Independently: the plan of another rate, applied, has no lower loss on the same samples."""
     model, batches = vit(), labelled_batches()
     planner = WidthPlanner(model, batches=batches)
-    plan = planner.plan(Budget(macs=0.4))
-    rates = plan.evidence["rates"]
+    rates = planner.plan(Budget(macs=0.4)).evidence["rates"]
+    assert list(rates) == ["neuron", "head"]
     assert rates["neuron"] == 1.0
-    assert set(rates) == {"neuron", "head"}
+    others = [divergence_of(model, planner, {"head": rate}, batches) for rate in (0.25, 1.0, 4.0, 16.0)]
+    chosen = divergence_of(model, planner, rates, batches)
+    assert chosen <= min(others) + 1e-6
+    assert chosen < max(others)
 
-    def loss_of(plan: Plan) -> float:
-        network = clone_of(model)
-        apply_plan(network, plan)
-        with torch.no_grad():
-            return float(sum(supervised_loss(network, batch) for batch in batches)) / len(batches)
 
-    (scores,) = planner.scores("gate_taylor")
-    for factor in (0.5, 2.0):
-        other = WidthPlanner(model, batches=batches)
-        tried = {**rates, "head": rates["head"] * factor}
-        other._scores["gate_taylor"] = weighted(planner.groups, scores, tried)
-        other._rates = lambda *_: {}  # type: ignore[method-assign]
-        assert loss_of(plan) <= loss_of(other.plan(Budget(macs=0.4))) + 1e-6
+@pytest.mark.parametrize("share", [0.5, 0.6])
+def test_the_default_takes_heads_and_neurons(share: float) -> None:
+    plan = plan_width(vit(), Budget(macs=share), batches=labelled_batches())
+    assert set(plan.removed) == {"head", "neuron"}
 
 
 @pytest.mark.parametrize(
     ("budget", "how"),
     [
-        (Budget(macs=0.3), {"protection": "magnitude"}),
         (Budget(macs=0.3), {"allocation": "global"}),
         (Budget(macs=0.3), {"allocation": "uniform"}),
         (Budget(macs=0.3), {"kinds": ("neuron",)}),
@@ -77,24 +122,119 @@ def test_published_rules_single_kinds_and_units_take_scores_as_they_are(budget: 
     assert "rates" not in plan_width(vit(), budget, batches=labelled_batches(), **how).evidence  # type: ignore[arg-type]
 
 
-def test_the_loss_is_that_of_the_pruned_model_with_recalibrated_statistics() -> None:
-    model, batches = cnn(), labelled_batches()
+def test_the_divergence_is_that_of_the_plan_with_recalibrated_statistics() -> None:
+    model, batches = cnn(), inputs()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    plan = plan_width(model, Budget(macs=0.3), batches=batches)
-    found = pruned_loss(model, plan.edits, plan.tensors, batches, supervised_loss)
+    plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches())
+    found = Trial(model, batches).divergence(plan.edits, plan.tensors)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     pruned = clone_of(model)
     apply_plan(pruned, plan)
     recalibrate_batchnorm(pruned, batches)
     with torch.no_grad():
-        expected = sum(supervised_loss(pruned.eval(), batch) for batch in batches) / len(batches)
-    assert found == pytest.approx(float(expected))
+        expected = [output_divergence(model(x), pruned.eval()(x)) for (x,) in (batch.args for batch in batches)]
+    assert found == pytest.approx(float(sum(expected)) / len(expected))
 
 
 def test_a_smaller_last_batch_counts_for_as_much_as_it_holds() -> None:
     model = vit()
-    (images, labels), _ = labelled_batches()
-    whole: Batches = [(images, labels)]
-    parts: Batches = [(images[:12], labels[:12]), (images[12:], labels[12:])]
-    losses = [pruned_loss(model, (), {}, batches, supervised_loss) for batches in (whole, parts)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches(), kinds="neuron")
+    (images,) = inputs()[0].args
+    whole, parts = [ModelInputs((images,))], [ModelInputs((part,)) for part in images.split(12)]
+    found = [Trial(model, batches).divergence(plan.edits, plan.tensors) for batches in (whole, parts)]
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert found[0] > 0
+
+
+def test_single_samples_leave_statistics_as_they_are() -> None:
+    """A hidden layer behind BatchNorm1d has no variance over one sample."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(8)).eval()
+    images, labels = labelled_batches()[0]
+    single = [(x[None], y[None]) for x, y in zip(images, labels, strict=True)]
+    plan = plan_width(network, Budget(macs=0.3), batches=single)
+    assert set(plan.evidence["rates"]) == {"channel", "neuron"}
+
+
+def head(width: int, classes: int = 4) -> list[nn.Module]:
+    return [nn.Linear(width, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes)]
+
+
+class Boxes(nn.Module):
+    """As many boxes as it likes, from a network with two kinds of units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(8))
+
+    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+        return [{"boxes": self.body(images).repeat(3, 1)}]
+
+
+class Words(Boxes):
+    """No tensor at all, in evaluation mode."""
+
+    def forward(self, images: Tensor) -> Any:
+        found = self.body(images)
+        return found if torch.is_grad_enabled() else "cat"
+
+
+@pytest.mark.parametrize("model", [Boxes(), Words()], ids=["boxes", "words"])
+def test_outputs_that_cannot_be_compared_leave_kinds_as_scored(model: Boxes) -> None:
+    def loss(network: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(network.body(batch[0]), batch[1])
+
+    plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches(), loss=loss)
+    assert plan.removed
+    assert "rates" not in plan.evidence
+
+
+def test_a_share_of_latency_beyond_what_macs_allow_leaves_kinds_as_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    import prunerecover.width.latency_budget as latency_budget
+
+    monkeypatch.setattr(latency_budget, "removed_share", lambda *_: 0.99)
+    plan = plan_width(vit(), Budget(latency=0.95), batches=labelled_batches())
+    assert plan.removed
+    assert "rates" not in plan.evidence
+
+
+def test_experts_are_weighed_for_parameters_alone() -> None:
+    ids = torch.randint(40, (8, 6), generator=torch.Generator().manual_seed(0))
+    planner = WidthPlanner(
+        tiny_mixture("qwen3_moe"), batches=[{"input_ids": ids, "labels": ids}], kinds=("head", "neuron", "expert")
+    )
+    assert "expert" not in planner.plan(Budget(macs=0.1)).evidence.get("rates", {})
+    assert "expert" in planner.plan(Budget(params=0.2)).evidence["rates"]
+
+
+def test_a_trial_spreads_its_samples_over_sorted_batches() -> None:
+    batches = [ModelInputs((torch.full((16, 1), float(number)),)) for number in range(16)]
+    assert [float(batch.args[0][0, 0]) for batch in spread(batches, 64)] == [0.0, 4.0, 8.0, 12.0]
+    assert spread(batches[:2], 64) == batches[:2]
+
+
+def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path: Path) -> None:
+    """Inside a Trainer the module is in training mode, and the loss is that of its own step."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(8, 10))
+    module = ImageClassifier("resnet18", num_classes=10)
+    module.model = body
+    kept: list[dict[str, Tensor]] = []
+    divergence = Trial.divergence
+
+    def watched(trial: Trial, *args: Any) -> float:
+        before = {name: value.clone() for name, value in body.state_dict().items()}
+        found = divergence(trial, *args)
+        assert all(torch.equal(value, before[name]) for name, value in body.state_dict().items())
+        kept.append(before)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trial, "divergence", watched)
+        prune = WidthPrune(Budget(macs=0.3), calibration=32, merge="never")
+        settings = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        trainer = pl.Trainer(max_steps=1, accelerator="cpu", callbacks=[prune], default_root_dir=tmp_path, **settings)
+        trainer.fit(module, datamodule=DigitsData())
+    assert len(kept) == 6
+    (plan,) = Ledger.of(module).plans.values()
+    assert plan.removed

@@ -6,7 +6,7 @@ averages over the batches, as BatchNorm's own `momentum=None` computes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,11 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
         for norm, statistics in zip(norms, estimated, strict=True):
             for name, value in statistics.items():
                 getattr(norm, name).copy_(value)
+
+
+def several_samples(batches: Sequence[Any]) -> list[Any]:
+    """Return the batches of more than one sample: a single one has no variance."""
+    return [batch for batch in batches if as_inputs(batch).n_samples > 1]
 
 
 def batchnorms(network: nn.Module) -> dict[str, _BatchNorm]:

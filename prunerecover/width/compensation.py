@@ -74,7 +74,7 @@ def fit_compensation(
         batches: What the model is called with.
     """
     readers = [reader for own in _readers(edits) for reader in own]
-    return predicted(edits, moments_of(model, readers, batches))
+    return predictions(edits, moments_of(model, readers, batches))
 
 
 def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[ModelInputs]) -> dict[Reader, Moments]:
@@ -87,7 +87,7 @@ def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[Mo
     return moments
 
 
-def predicted(edits: Sequence[Narrow], moments: Mapping[Reader, Moments]) -> list[dict[str, Tensor]]:
+def predictions(edits: Sequence[Narrow], moments: Mapping[Reader, Moments]) -> list[dict[str, Tensor]]:
     """Return per edit what its readers take over, given the moments of all of them; see `fit_compensation`."""
     return [
         {r.part.tensor: _prediction(edit, r, moments[r]) for r in own if r in moments}

@@ -1,7 +1,7 @@
 """Plan several budgets in width for one model: groups, costs and signals are found once.
 
 The default removes by gate-Taylor per cost, which we measured best; what units of one kind count for beside those of
-another is decided by the loss (`exchange`). `allocation="tolerance"` is FAIR-Pruner (arXiv 2508.02291) by the book, on
+another is tried (`exchange`). `allocation="tolerance"` is FAIR-Pruner (arXiv 2508.02291) by the book, on
 scores that are taken in evaluation mode and on whole dependency groups.
 """
 
@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import accumulate
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from prunerecover.structure import unwrap
 from prunerecover.surgery import apply_edits
 from prunerecover.width.allocations import global_ranking, per_cost, uniform
 from prunerecover.width.arguments import Allocation, Replacement, check_arguments
-from prunerecover.width.compensation import Reader, moments_of, predicted, readers_of, with_compensation
+from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
 from prunerecover.width.costs import CostModel, cost_model
 from prunerecover.width.diagnostics import tolerance_evidence
 from prunerecover.width.discovery import FOUND_KINDS, find_groups
@@ -42,25 +41,23 @@ from prunerecover.width.groups import Group
 from prunerecover.width.latency_budget import macs_for_latency
 from prunerecover.width.moments import Moments
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.pruned_loss import pruned_loss
 from prunerecover.width.signals import NEED_LOSS, signals
 from prunerecover.width.slices import Scores
 from prunerecover.width.tolerance_allocation import tolerance_allocation
+from prunerecover.width.trial import Trial
 from prunerecover.width.u_score import Labels
 
-JUDGED = 64  # samples that decide what kinds count for beside each other
 RULES = {"per_cost": per_cost, "uniform": uniform, "global": global_ranking}
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """How units are chosen: arguments of `plan_width`, and what units of each kind count for."""
+    """How units are chosen: arguments of `plan_width`, with the signals that None stands for."""
 
     allocation: Allocation
     removal: str | None
     protection: str
     tolerance: float | None
-    rates: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, allocation: Allocation, removal: str | None, protection: str | None, tolerance: float | None) -> _Rule:
@@ -110,7 +107,6 @@ class WidthPlanner:
         apply_edits(rewritten, self.rewrites)
         self.costs: CostModel = cost_model(rewritten, self.groups, self.example)
         self._scores: dict[str, Scores] = {}
-        self._moments: dict[Reader, Moments] | None = None
 
     @property
     def units(self) -> dict[str, int]:
@@ -161,11 +157,8 @@ class WidthPlanner:
         """Return the plan of one budget; see `plan_width`."""
         check_arguments(budget, allocation, removal, protection, tolerance, replace, sorted(self.units))
         rule = _Rule.of(allocation, removal, protection, tolerance)
-        met = self._in_macs(budget, rule)
-        rule = dataclasses.replace(rule, rates=self._rates(met, rule, replace))
-        if set(rule.rates.values()) - {1.0}:
-            met = self._in_macs(budget, rule)
-        removed, evidence = self._removed(met, rule)
+        rates = self._rates(budget, rule, replace)
+        removed, evidence = self._removed(self._in_macs(budget, rule, rates), rule, rates)
         kept = {g.name: [g.size - len(removed[g.name]), g.size] for g in self.groups}
         edits, tensors = self._compensated(self._edits(removed), replace)
         return plan_for(
@@ -185,42 +178,55 @@ class WidthPlanner:
             evidence={"kept": kept, "kinds": {g.name: g.kind for g in self.groups}, **evidence},
         )
 
-    def _removed(self, budget: Budget | None, rule: _Rule) -> tuple[Removed, dict[str, Any]]:
+    def _removed(
+        self, budget: Budget | None, rule: _Rule, rates: Mapping[str, float]
+    ) -> tuple[Removed, dict[str, Any]]:
         if rule.removal is None:
             assert budget is not None, "only tolerances go without"
             (saliency,) = self.scores(*rule.signals)
-            saliency = weighted(self.groups, saliency, rule.rates)
-            evidence = {"rates": dict(rule.rates)} if rule.rates else {}
-            return RULES[rule.allocation](self.groups, saliency, self.costs, budget), evidence
+            evidence = {"rates": dict(rates)} if rates else {}
+            return RULES[rule.allocation](
+                self.groups, weighted(self.groups, saliency, rates), self.costs, budget
+            ), evidence
         low, high = self.scores(*rule.signals)
         found = tolerance_allocation(
             self.groups, low, high, tolerance=rule.tolerance, budget=budget, costs=self.costs if budget else None
         )
         return found.removed, tolerance_evidence(self.groups, low, high, found, self.costs)
 
-    def _in_macs(self, budget: Budget | None, rule: _Rule) -> Budget | None:
+    def _rates(self, budget: Budget | None, rule: _Rule, replace: Replacement) -> Rates:
+        """Return what units of each kind count for; nothing where all count as they are.
+
+        For a share of the latency they are tried at as large a share of the MACs, if so many can go.
+        """
+        if rule.allocation != "per_cost" or budget is None or budget.share is None:
+            return {}
+        cost, share = budget.share
+        kinds = [kind for kind in self.units if kind != "expert" or cost == "params"]  # experts save no MACs
+        if len(kinds) < 2 or not self._trial.comparable:
+            return {}
+        if cost == "latency":
+            budget = Budget(macs=share)
+            try:
+                self._edits_at(budget, rule, {})
+            except ValueError:
+                return {}
+
+        def divergence_at(rates: Mapping[str, float]) -> float:
+            return self._trial.divergence(*self._compensated(self._edits_at(budget, rule, rates), replace))
+
+        return exchange_rates(sorted(kinds, key=self.units.__getitem__, reverse=True), divergence_at)
+
+    def _in_macs(self, budget: Budget | None, rule: _Rule, rates: Mapping[str, float]) -> Budget | None:
         """Return the budget of MACs whose plan saves the latency that a budget asks for; other budgets as they are."""
         if budget is None or budget.share is None or budget.share[0] != "latency":
             return budget
         self.scores(*rule.signals)  # before errors mean that structure forbids a budget
-        edits_at = partial(self._edits_at, rule=rule)
+        edits_at = partial(self._edits_at, rule=rule, rates=rates)
         return macs_for_latency(self.model, budget.share[1], edits_at, self.first_batch(), self.seed)
 
-    def _rates(self, budget: Budget | None, rule: _Rule, replace: Replacement) -> Rates:
-        """Return what units of each kind count for; nothing where all count as they are."""
-        by_loss = rule.allocation == "per_cost" and rule.protection in NEED_LOSS
-        if not by_loss or budget is None or budget.share is None or len(self.units) < 2:
-            return {}
-        judged = _first(self.batches, JUDGED)
-
-        def loss_at(rates: Mapping[str, float]) -> float:
-            edits, tensors = self._compensated(self._edits_at(budget, dataclasses.replace(rule, rates=rates)), replace)
-            return pruned_loss(self.model, edits, tensors, judged, self.loss)
-
-        return exchange_rates(sorted(self.units, key=self.units.__getitem__, reverse=True), loss_at)
-
-    def _edits_at(self, budget: Budget, rule: _Rule) -> tuple[Edit, ...]:
-        return self._edits(self._removed(budget, rule)[0])
+    def _edits_at(self, budget: Budget, rule: _Rule, rates: Mapping[str, float]) -> tuple[Edit, ...]:
+        return self._edits(self._removed(budget, rule, rates)[0])
 
     def _edits(self, removed: Removed) -> tuple[Edit, ...]:
         narrowed = narrow_edits(self.groups, removed)
@@ -231,13 +237,13 @@ class WidthPlanner:
         narrowing = [edit for edit in edits if isinstance(edit, Narrow)]
         if replace == "zero" or not narrowing:
             return list(edits), {}
-        if self._moments is None:
-            inputs = [self._inputs(batch) for batch in self.batches]
-            self._moments = moments_of(self.model, readers_of(self.groups), inputs)
-        return with_compensation(edits, predicted(narrowing, self._moments))
+        return with_compensation(edits, predictions(narrowing, self._moments))
 
+    @cached_property
+    def _moments(self) -> dict[Reader, Moments]:
+        """Of all that reads groups; they take the square of a group's entries in memory for as long as the planner."""
+        return moments_of(self.model, readers_of(self.groups), [self._inputs(batch) for batch in self.batches])
 
-def _first(batches: Sequence[Any], samples: int) -> list[Any]:
-    """Return the first batches that hold so many samples together, all of them if they do not."""
-    seen = list(accumulate((as_inputs(batch).n_samples for batch in batches), initial=0))
-    return [batch for batch, before in zip(batches, seen, strict=False) if before < samples]
+    @cached_property
+    def _trial(self) -> Trial:
+        return Trial(self.model, [self._inputs(batch) for batch in self.batches])

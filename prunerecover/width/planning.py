@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from prunerecover.batches import Batches, as_inputs
+from prunerecover.batches import Batches
 from prunerecover.budget import Budget
 from prunerecover.copies import clone_of
 from prunerecover.cost import taken_by
@@ -17,7 +17,7 @@ from prunerecover.plan import Plan
 from prunerecover.structure import unwrap
 from prunerecover.surgery import apply_plan
 from prunerecover.width.arguments import Allocation, Replacement, check_arguments
-from prunerecover.width.batchnorm import recalibrate_batchnorm
+from prunerecover.width.batchnorm import recalibrate_batchnorm, several_samples
 from prunerecover.width.discovery import FOUND_KINDS
 from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.u_score import Labels
@@ -52,9 +52,9 @@ def plan_width(
         loss: `loss(model, batch) -> scalar`; None: cross-entropy of the logits, or the loss that the model returns.
         labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: those that the batches hold. For experts
             also classes of tokens, `(N, T)`: see `token_classes`.
-        allocation: "per_cost" (the default): the least saliency per saved cost goes first; the loss decides what a head
-            counts for beside a neuron, and so on (`exchange_rates`). "tolerance": FAIR-Pruner's Tolerance of
-            Difference. "uniform": the same share of every group. "global": the least saliency first.
+        allocation: "per_cost" (the default): the least saliency per saved cost goes first; what a head counts for
+            beside a neuron, and so on, is tried (`exchange_rates`). "tolerance": FAIR-Pruner's Tolerance of Difference.
+            "uniform": the same share of every group. "global": the least saliency first.
         removal: For "tolerance": the signal whose low values propose what goes; None: "u_score".
         protection: The signal whose high values stay: None: "r_score" for "tolerance", "gate_taylor" otherwise. Signals
             are "u_score", "r_score", "gate_taylor", "fisher", "magnitude" and "random", and for experts "routing".
@@ -68,8 +68,8 @@ def plan_width(
         seed: Of everything random.
 
     Returns:
-        The plan; its evidence says what every group keeps, and the `rates` of kinds that were weighed. BatchNorm
-        statistics are not part of it: call `recalibrate_batchnorm` once it is applied.
+        The plan; its evidence says what every group keeps, and the `rates` of kinds that were weighed (in the
+        last round). BatchNorm statistics are not part of it: call `recalibrate_batchnorm` once it is applied.
 
     Raises:
         ValueError: If the budget cannot be met, an argument is unknown or does not go with another, labels are missing,
@@ -94,7 +94,7 @@ def _in_rounds(network: nn.Module, budget: Budget, rounds: int, options: dict[st
     asked = budget.to_dict()
     if budget.in_units:
         budget = Budget(remove=budget.counts(WidthPlanner(network, **options).units))
-    several = [batch for batch in options["batches"] if as_inputs(batch).n_samples > 1] or options["batches"]
+    several = several_samples(options["batches"]) or options["batches"]
     plan, kept, taken = Plan(), dict[str, list[int]](), list[dict[str, float]]()
     for whole in budget.in_steps(rounds):
         part = whole.beyond(taken)

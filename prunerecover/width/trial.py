@@ -1,0 +1,69 @@
+"""How far a model's output is from the dense one's without some of its units, on a few calibration samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from prunerecover.batches import ModelInputs, call, predictions_of, without_padding
+from prunerecover.copies import clone_of, twin_of
+from prunerecover.divergence import output_divergence
+from prunerecover.edits import Edit
+from prunerecover.observing import observing, uncompiled
+from prunerecover.surgery import apply_edits
+from prunerecover.width.batchnorm import batchnorms, recalibrate_batchnorm, several_samples
+
+SAMPLES = 64
+
+
+class Trial:
+    """Narrows copies of a model and compares their outputs with its own.
+
+    Attributes:
+        comparable: Whether the model returns as many outputs as there are samples; a detector's boxes are others for
+            every copy.
+    """
+
+    def __init__(self, model: nn.Module, batches: Sequence[ModelInputs]) -> None:
+        self.model = model
+        self.batches = spread(batches, SAMPLES)
+        try:
+            self.dense = outputs(model, self.batches)
+        except TypeError:  # no tensor to compare
+            self.dense = []
+        self.comparable = bool(self.dense) and all(
+            len(output) == batch.n_samples for output, batch in zip(self.dense, self.batches, strict=True)
+        )
+
+    def divergence(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> float:
+        """Return the mean divergence over samples once edits are applied to a copy, BatchNorm recalibrated."""
+        network = twin_of(self.model)
+        apply_edits(network, edits, tensors)
+        several = several_samples(self.batches)
+        if several and batchnorms(network):
+            network = clone_of(network)  # whose statistics are not the model's own
+            recalibrate_batchnorm(network, several)
+        found = outputs(network, self.batches)
+        total = sum(
+            batch.n_samples * float(output_divergence(without_padding(dense, batch), without_padding(output, batch)))
+            for batch, dense, output in zip(self.batches, self.dense, found, strict=True)
+        )
+        return total / sum(batch.n_samples for batch in self.batches)
+
+
+def outputs(model: nn.Module, batches: Sequence[ModelInputs]) -> list[Tensor]:
+    """Return what the model predicts for each batch, in evaluation mode; it is bit-identical afterwards."""
+    with observing(model), uncompiled():
+        return [predictions_of(call(model, batch)) for batch in batches]
+
+
+def spread(batches: Sequence[ModelInputs], samples: int) -> list[ModelInputs]:
+    """Return every so manieth batch, so that about as many samples are left; they may be sorted by class.
+
+    >>> import torch
+    >>> len(spread([ModelInputs((torch.zeros(32, 3),))] * 8, samples=64))
+    2
+    """
+    total = sum(batch.n_samples for batch in batches)
+    return list(batches[:: max(1, total // samples)])
