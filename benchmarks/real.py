@@ -24,7 +24,8 @@ from prunerecover.recipes.image_data import ImageData
 from prunerecover.statistics import paired_difference, wilson_interval
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
-BF16 = any(torch.cpu.get_capabilities().get(name) for name in ("amx_bf16", "avx512_bf16"))  # elsewhere far slower
+INSTRUCTIONS: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not known to older releases of torch
+BF16 = any(INSTRUCTIONS.get(name) for name in ("amx_bf16", "avx512_bf16"))  # far slower without
 CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"  # what is too large to keep with the results
 
 

@@ -184,10 +184,9 @@ class WidthPlanner:
         if rule.removal is None:
             assert budget is not None, "only tolerances go without"
             (saliency,) = self.scores(*rule.signals)
-            evidence = {"rates": dict(rates)} if rates else {}
-            return RULES[rule.allocation](
-                self.groups, weighted(self.groups, saliency, rates), self.costs, budget
-            ), evidence
+            saliency = weighted(self.groups, saliency, rates)
+            removed = RULES[rule.allocation](self.groups, saliency, self.costs, budget)
+            return removed, {"rates": dict(rates)} if rates else {}
         low, high = self.scores(*rule.signals)
         found = tolerance_allocation(
             self.groups, low, high, tolerance=rule.tolerance, budget=budget, costs=self.costs if budget else None
