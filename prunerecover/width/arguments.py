@@ -1,8 +1,9 @@
-"""Check arguments of planning in width before anything is computed."""
+"""Arguments of planning in width: checked before anything is computed, and filled in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from prunerecover.budget import Budget
@@ -13,6 +14,28 @@ from prunerecover.width.tolerance import check_tolerance
 
 Allocation = Literal["per_cost", "tolerance", "uniform", "global"]
 Replacement = Literal["calibrated", "zero"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How units are chosen: arguments of `plan_width`, with the signals that None stands for."""
+
+    allocation: Allocation
+    removal: str | None
+    protection: str
+    tolerance: float | None
+
+    @classmethod
+    def of(cls, allocation: Allocation, removal: str | None, protection: str | None, tolerance: float | None) -> Rule:
+        """Fill in the signals that are not named."""
+        if allocation == "tolerance":
+            return cls(allocation, removal or "u_score", protection or "r_score", tolerance)
+        return cls(allocation, None, protection or "gate_taylor", None)
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """Those that are read."""
+        return (self.protection,) if self.removal is None else (self.removal, self.protection)
 
 
 def check_arguments(

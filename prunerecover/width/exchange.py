@@ -22,7 +22,7 @@ FINE = (0.5, 2.0)
 def exchange_rates(kinds: Sequence[str], divergence_at: Callable[[Mapping[str, float]], float]) -> Rates:
     """Return a rate for every kind, found for one after the other: first in steps of four, then one of two.
 
-    It takes 1 + 5 (kinds - 1) trials, whatever they bring, so that processes that plan together stay together.
+    It takes `trials(kinds)`, whatever they bring, so that processes that plan together stay together.
 
     Args:
         kinds: The first one's rate is 1, and that of the others as long as it is not their turn.
@@ -42,6 +42,15 @@ def exchange_rates(kinds: Sequence[str], divergence_at: Callable[[Mapping[str, f
                 if found < least:
                     rates, least = tried, found
     return rates
+
+
+def trials(kinds: Sequence[str]) -> int:
+    """Return how often `exchange_rates` asks for a divergence.
+
+    >>> trials(["neuron", "head"])
+    6
+    """
+    return 1 + (len(COARSE) + len(FINE)) * (len(kinds) - 1)
 
 
 def weighted(groups: Sequence[Group], saliency: Scores, rates: Mapping[str, float]) -> Scores:

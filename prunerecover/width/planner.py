@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,17 +24,18 @@ from prunerecover.importance.losses import supervised_loss
 from prunerecover.importance.request import Loss
 from prunerecover.observing import device_of, ordinary_arithmetic
 from prunerecover.plan import Plan
+from prunerecover.progress import progress
 from prunerecover.provenance import plan_for
 from prunerecover.scoring import without_labels
 from prunerecover.structure import unwrap
 from prunerecover.surgery import apply_edits
 from prunerecover.width.allocations import global_ranking, per_cost, uniform
-from prunerecover.width.arguments import Allocation, Replacement, check_arguments
+from prunerecover.width.arguments import Allocation, Replacement, Rule, check_arguments
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
 from prunerecover.width.costs import CostModel, cost_model
 from prunerecover.width.diagnostics import tolerance_evidence
 from prunerecover.width.discovery import FOUND_KINDS, find_groups
-from prunerecover.width.exchange import Rates, exchange_rates, weighted
+from prunerecover.width.exchange import Rates, exchange_rates, trials, weighted
 from prunerecover.width.filling import Removed
 from prunerecover.width.groups import Group
 from prunerecover.width.latency_budget import macs_for_latency
@@ -48,28 +48,6 @@ from prunerecover.width.trial import Trial
 from prunerecover.width.u_score import Labels
 
 RULES = {"per_cost": per_cost, "uniform": uniform, "global": global_ranking}
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """How units are chosen: arguments of `plan_width`, with the signals that None stands for."""
-
-    allocation: Allocation
-    removal: str | None
-    protection: str
-    tolerance: float | None
-
-    @classmethod
-    def of(cls, allocation: Allocation, removal: str | None, protection: str | None, tolerance: float | None) -> _Rule:
-        """Fill in the signals that are not named."""
-        if allocation == "tolerance":
-            return cls(allocation, removal or "u_score", protection or "r_score", tolerance)
-        return cls(allocation, None, protection or "gate_taylor", None)
-
-    @property
-    def signals(self) -> tuple[str, ...]:
-        """Those that are read."""
-        return (self.protection,) if self.removal is None else (self.removal, self.protection)
 
 
 class WidthPlanner:
@@ -156,7 +134,7 @@ class WidthPlanner:
     ) -> Plan:
         """Return the plan of one budget; see `plan_width`."""
         check_arguments(budget, allocation, removal, protection, tolerance, replace, sorted(self.units))
-        rule = _Rule.of(allocation, removal, protection, tolerance)
+        rule = Rule.of(allocation, removal, protection, tolerance)
         rates = self._rates(budget, rule, replace)
         removed, evidence = self._removed(self._in_macs(budget, rule, rates), rule, rates)
         kept = {g.name: [g.size - len(removed[g.name]), g.size] for g in self.groups}
@@ -178,9 +156,7 @@ class WidthPlanner:
             evidence={"kept": kept, "kinds": {g.name: g.kind for g in self.groups}, **evidence},
         )
 
-    def _removed(
-        self, budget: Budget | None, rule: _Rule, rates: Mapping[str, float]
-    ) -> tuple[Removed, dict[str, Any]]:
+    def _removed(self, budget: Budget | None, rule: Rule, rates: Mapping[str, float]) -> tuple[Removed, dict[str, Any]]:
         if rule.removal is None:
             assert budget is not None, "only tolerances go without"
             (saliency,) = self.scores(*rule.signals)
@@ -193,7 +169,7 @@ class WidthPlanner:
         )
         return found.removed, tolerance_evidence(self.groups, low, high, found, self.costs)
 
-    def _rates(self, budget: Budget | None, rule: _Rule, replace: Replacement) -> Rates:
+    def _rates(self, budget: Budget | None, rule: Rule, replace: Replacement) -> Rates:
         """Return what units of each kind count for; nothing where all count as they are.
 
         For a share of the latency they are tried at as large a share of the MACs, if so many can go.
@@ -211,12 +187,16 @@ class WidthPlanner:
             except ValueError:
                 return {}
 
-        def divergence_at(rates: Mapping[str, float]) -> float:
-            return self._trial.divergence(*self._compensated(self._edits_at(budget, rule, rates), replace))
+        kinds.sort(key=self.units.__getitem__, reverse=True)
+        with progress("weighing kinds", trials(kinds)) as advance:
 
-        return exchange_rates(sorted(kinds, key=self.units.__getitem__, reverse=True), divergence_at)
+            def divergence_at(rates: Mapping[str, float]) -> float:
+                advance()
+                return self._trial.divergence(*self._compensated(self._edits_at(budget, rule, rates), replace))
 
-    def _in_macs(self, budget: Budget | None, rule: _Rule, rates: Mapping[str, float]) -> Budget | None:
+            return exchange_rates(kinds, divergence_at)
+
+    def _in_macs(self, budget: Budget | None, rule: Rule, rates: Mapping[str, float]) -> Budget | None:
         """Return the budget of MACs whose plan saves the latency that a budget asks for; other budgets as they are."""
         if budget is None or budget.share is None or budget.share[0] != "latency":
             return budget
@@ -224,7 +204,7 @@ class WidthPlanner:
         edits_at = partial(self._edits_at, rule=rule, rates=rates)
         return macs_for_latency(self.model, budget.share[1], edits_at, self.first_batch(), self.seed)
 
-    def _edits_at(self, budget: Budget, rule: _Rule, rates: Mapping[str, float]) -> tuple[Edit, ...]:
+    def _edits_at(self, budget: Budget, rule: Rule, rates: Mapping[str, float]) -> tuple[Edit, ...]:
         return self._edits(self._removed(budget, rule, rates)[0])
 
     def _edits(self, removed: Removed) -> tuple[Edit, ...]:
