@@ -44,17 +44,18 @@ def _summary(plan: Plan, dense: Cost, groups: Sequence[KeptGroup]) -> str:
         f"({_change(dense.macs, plan.result.macs)}). Parameters: {dense.params:,} before, {plan.result.params:,} after "
         f"({_change(dense.params, plan.result.params)}).\n\n"
         f"Planned by `{plan.made_by.method}` with `{arguments}`, seed {plan.made_by.seed}."
-        f"{_rates(plan.evidence)}"
+        f"{_weighing(plan.evidence)}"
     )
 
 
-def _rates(evidence: Mapping[str, Any]) -> str:
+def _weighing(evidence: Mapping[str, Any]) -> str:
     """Say what kinds count for beside each other, if that was decided."""
     if "rates" not in evidence:
         return ""
     (first, _), *others = evidence["rates"].items()
     told = " and ".join(f"that of {kind}s {rate:g} times" for kind, rate in others)
-    return f" Beside the saliency of {first}s counts {told}: of what was tried, so the output changes least."
+    damping = f"with damping {evidence['damping']:g}"
+    return f" Beside the saliency of {first}s counts {told}, {damping}: of what was tried, so the output changes least."
 
 
 def _change(before: int, after: int) -> str:

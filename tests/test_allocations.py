@@ -97,7 +97,7 @@ def test_tolerance_meets_every_budget_within_a_point(share: float, what: str) ->
 
 
 def greedy_by_loop(
-    network: Network, saliency: Mapping[str, Tensor], amount: float, weight: Callable[[Cost], float]
+    network: Network, saliency: Mapping[str, Tensor], amount: float, weight: Callable[[Cost], float], damping: float
 ) -> Any:
     """Compute every key of every group anew for every unit; nothing is given back."""
     groups, costs = network
@@ -113,18 +113,19 @@ def greedy_by_loop(
                 less = costs.total({**kept, g.name: kept[g.name] - 1})
                 saving = Cost(costs.total(kept).macs - less.macs, costs.total(kept).params - less.params)
                 keys[g.name] = float(order[g.name][counts[g.name]]) / weight(saving)
+                keys[g.name] /= (kept[g.name] / g.size) ** damping
         counts[min(keys, key=lambda name: keys[name])] += 1
 
 
-@pytest.mark.parametrize("per", ["macs", "params", "both"])
+@pytest.mark.parametrize(("per", "damping"), [("macs", 0.0), ("macs", 1.0), ("params", 0.0), ("both", 0.5)])
 @pytest.mark.parametrize("share", [0.2, 0.5])
-def test_late_updates_find_what_a_plain_loop_finds(share: float, per: Any) -> None:
+def test_late_updates_find_what_a_plain_loop_finds(share: float, per: Any, damping: float) -> None:
     """Up to units that are given back, none of which could stay away with the budget met."""
     groups, costs = resnet20()
     saliency = drawn(groups)
-    removed = gone(per_cost(groups, saliency, costs, Budget(macs=share), per=per))
+    removed = gone(per_cost(groups, saliency, costs, Budget(macs=share), per=per, damping=damping))
     expected = greedy_by_loop(
-        resnet20(), saliency, share * costs.full.macs, lambda saving: share_saved(saving, costs.full, per)
+        resnet20(), saliency, share * costs.full.macs, lambda saving: share_saved(saving, costs.full, per), damping
     )
     assert all(removed[name] <= expected[name] for name in expected)
     assert sum(expected.values()) - sum(removed.values()) < 12
@@ -343,6 +344,9 @@ def test_arguments_out_of_range_are_refused() -> None:
     scores = drawn(groups)
     with pytest.raises(ValueError, match="Expected per among macs, params, both, units, but got 'watts'"):
         per_cost(groups, scores, costs, Budget(macs=0.3), per="watts")  # type: ignore[arg-type]
+    for damping in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="Expected damping to be finite and at least 0, but got"):
+            per_cost(groups, scores, costs, Budget(macs=0.3), damping=damping)
     with pytest.raises(ValueError, match=r"the most that a group may lose as a share in \(0, 1\], but got 1.5"):
         uniform(groups, scores, costs, Budget(macs=0.3), most=1.5)
     with pytest.raises(ValueError, match="Expected a tolerance between 0 and 1, but got 1.5"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from prunerecover.recipes.image_classifier import ImageClassifier
 from prunerecover.surgery import apply_edits
 from prunerecover.width.allocations import per_cost
 from prunerecover.width.compensation import fit_compensation, with_compensation
-from prunerecover.width.exchange import exchange_rates, trials, weighted
+from prunerecover.width.exchange import Weighing, best_weighing, trials
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.trial import Trial, spread
@@ -37,52 +37,51 @@ def inputs() -> list[ModelInputs]:
     return [ModelInputs((images,)) for images, _ in labelled_batches()]
 
 
+KINDS = ["neuron", "head"]
+
+
+def rate_of_heads(divergence: Callable[[float], float]) -> float:
+    """Return what a divergence that depends on the rate of heads alone makes of it."""
+    found = best_weighing(KINDS, lambda tried: divergence(tried.rates["head"]))
+    assert found.rates["neuron"] == 1.0
+    return found.rates["head"]
+
+
 @pytest.mark.parametrize(
     ("best", "expected"), [(1.0, 1.0), (2.2, 2.0), (9.0, 8.0), (0.2, 0.25), (1e6, 32.0), (1e-6, 0.125)]
 )
 def test_a_rate_is_found_in_both_directions_and_within_bounds(best: float, expected: float) -> None:
-    asked = []
-
-    def divergence_at(rates: Mapping[str, float]) -> float:
-        asked.append(rates["head"])
-        return abs(math.log(rates["head"] / best))
-
-    assert exchange_rates(["neuron", "head"], divergence_at) == {"neuron": 1.0, "head": expected}
-    assert len(asked) == len(set(asked)) == trials(["neuron", "head"])
+    assert rate_of_heads(lambda rate: abs(math.log(rate / best))) == expected
 
 
 def test_plateaus_are_crossed() -> None:
     """Rates that choose the same units tie; a better one further away is found all the same."""
-    found = exchange_rates(["neuron", "head"], lambda rates: 1.0 if rates["head"] < 12 else 0.5)
-    assert found == {"neuron": 1.0, "head": 16.0}
-
-
-def test_among_equals_everything_counts_as_it_is() -> None:
-    assert exchange_rates(["neuron", "head"], lambda rates: 0.0) == {"neuron": 1.0, "head": 1.0}
-
-
-def test_kinds_are_found_one_after_the_other() -> None:
-    best, asked = {"channel": 1.0, "neuron": 8.0, "head": 0.5}, []
-
-    def divergence_at(rates: Mapping[str, float]) -> float:
-        asked.append(rates)
-        return sum(abs(math.log(rates[kind] / best[kind])) for kind in best)
-
-    assert exchange_rates(list(best), divergence_at) == best
-    assert len(asked) == trials(list(best))
+    assert rate_of_heads(lambda rate: 1.0 if rate < 12 else 0.5) == 16.0
 
 
 def test_what_is_not_a_number_is_never_better() -> None:
-    assert exchange_rates(["neuron", "head"], lambda rates: math.nan) == {"neuron": 1.0, "head": 1.0}
-    first = exchange_rates(["neuron", "head"], lambda rates: math.nan if rates["head"] == 1 else rates["head"])
-    assert first == {"neuron": 1.0, "head": 0.125}
+    assert rate_of_heads(lambda rate: math.nan) == 1.0
+    assert rate_of_heads(lambda rate: math.nan if rate == 1 else rate) == 0.125
 
 
-def divergence_of(model: nn.Module, planner: WidthPlanner, rates: Mapping[str, float], batches: Batches) -> float:
-    """Narrow by hand at some rates, without what the planner keeps, and compare outputs."""
+@pytest.mark.parametrize("damping", [0.0, 1.0])
+def test_kinds_are_found_one_after_the_other_and_damping_last(damping: float) -> None:
+    best, asked = {"channel": 1.0, "neuron": 8.0, "head": 0.5}, []
+
+    def divergence_at(tried: Weighing) -> float:
+        asked.append(tried)
+        return sum(abs(math.log(tried.rates[kind] / best[kind])) for kind in best) + abs(tried.damping - damping)
+
+    assert best_weighing(list(best), divergence_at) == Weighing(best, damping)
+    assert len(asked) == len({str(tried) for tried in asked}) == trials(list(best))
+
+
+def divergence_of(model: nn.Module, planner: WidthPlanner, rate: float, damping: float, batches: Batches) -> float:
+    """Narrow by hand at some rate, without what the planner keeps, and compare outputs."""
     (scores,) = planner.scores("gate_taylor")
     network = clone_of(model)
-    removed = per_cost(planner.groups, weighted(planner.groups, scores, rates), planner.costs, Budget(macs=0.4))
+    weights = {group.name: (rate if group.kind == "head" else 1) * scores[group.name] for group in planner.groups}
+    removed = per_cost(planner.groups, weights, planner.costs, Budget(macs=0.4), damping=damping)
     edits = narrow_edits(planner.groups, removed)
     found = fit_compensation(network, edits, [ModelInputs((images,)) for images, _ in batches])
     apply_edits(network, *with_compensation(edits, found))
@@ -91,14 +90,16 @@ def divergence_of(model: nn.Module, planner: WidthPlanner, rates: Mapping[str, f
         return float(output_divergence(model(images), network.eval()(images)))
 
 
-def test_no_rate_that_was_tried_beats_the_one_in_the_plan() -> None:
+def test_nothing_that_was_tried_beats_what_is_in_the_plan() -> None:
     model, batches = vit(), labelled_batches()
     planner = WidthPlanner(model, batches=batches)
-    rates = planner.plan(Budget(macs=0.4)).evidence["rates"]
-    assert list(rates) == ["neuron", "head"]
+    evidence = planner.plan(Budget(macs=0.4)).evidence
+    rates, damping = evidence["rates"], evidence["damping"]
+    assert list(rates) == KINDS
     assert rates["neuron"] == 1.0
-    others = [divergence_of(model, planner, {"head": rate}, batches) for rate in (0.25, 1.0, 4.0, 16.0)]
-    chosen = divergence_of(model, planner, rates, batches)
+    others = [divergence_of(model, planner, rate, 1.0, batches) for rate in (0.25, 1.0, 4.0, 16.0)]
+    others.append(divergence_of(model, planner, rates["head"], 1.0 - damping, batches))
+    chosen = divergence_of(model, planner, rates["head"], damping, batches)
     assert chosen <= min(others) + 1e-6
     assert chosen < max(others)
 
@@ -235,6 +236,6 @@ def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path:
         settings = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
         trainer = pl.Trainer(max_steps=1, accelerator="cpu", callbacks=[prune], default_root_dir=tmp_path, **settings)
         trainer.fit(module, datamodule=DigitsData())
-    assert len(kept) == 6
+    assert len(kept) == trials(KINDS)
     (plan,) = Ledger.of(module).plans.values()
     assert plan.removed

@@ -175,8 +175,9 @@ def test_heads_and_neurons(tmp_path: Path) -> None:
     recipe = {**RECIPE, "model": {"class_path": "DigitsClassifier", "init_args": {"depth": 2, "embed_dim": 16}}}
     plan = run(tmp_path, "--method=per_cost", "--method.params=0.3", "--method.ignore=['blocks.0.*']", recipe=recipe)
     assert set(plan.removed) <= {"head", "neuron"}
-    rate = plan.evidence["rates"]["head"]
-    assert f"Beside the saliency of neurons counts that of heads {rate:g} times" in (tmp_path / "plan.md").read_text()
+    rate, damping = plan.evidence["rates"]["head"], plan.evidence["damping"]
+    told = f"Beside the saliency of neurons counts that of heads {rate:g} times, with damping {damping:g}"
+    assert told in (tmp_path / "plan.md").read_text()
     only = run(tmp_path, "--method=per_cost", "--method.params=0.2", "--method.kinds=[neuron]", recipe=recipe)
     assert set(only.removed) == {"neuron"}
     assert {group.name for group in kept_groups(only)} == {"blocks.0.mlp.fc1", "blocks.1.mlp.fc1"}

@@ -6,6 +6,7 @@ measured is `per_cost` on `gate_taylor`; the others are what it has to beat.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
@@ -27,6 +28,7 @@ def per_cost(
     budget: Budget,
     *,
     per: Per | None = None,
+    damping: float = 0.0,
     most: float = 0.9,
 ) -> Removed:
     """Remove the units that matter least for what they save: the next one has the lowest saliency / share saved.
@@ -41,6 +43,8 @@ def per_cost(
         budget: A share of MACs or of parameters, or a number or ratio of units of one kind, in all groups together.
         per: What the saliency is divided by; None: "macs" for a budget of MACs, "both" for one of parameters, "units"
             for one in units.
+        damping: Saliencies are divided by (the share of the group that is left)^damping: a unit is the dearer the fewer
+            are left. `plan_width` tries 1 and 0 where it weighs kinds, and takes 0 elsewhere.
         most: Share of a group that may go.
 
     Returns:
@@ -52,13 +56,16 @@ def per_cost(
     """
     target = Target.of(budget, groups, costs)
     per = per or ("units" if target.in_units else "macs" if target.what == "macs" else "both")
+    if not 0 <= damping < math.inf:
+        raise ValueError(f"Expected damping to be finite and at least 0, but got {damping}.")
     if per not in get_args(Per):
         raise ValueError(f"Expected per among {', '.join(get_args(Per))}, but got '{per}'.")
-    ranked = _ranked(groups, saliency)
+    ranked, sizes = _ranked(groups, saliency), {group.name: group.size for group in groups}
 
     def key(name: str, gone: int, units: int, saving: Cost) -> float:
         share = units if per == "units" else share_saved(saving, costs.full, per)
-        return sum(ranked[name][gone : gone + units]) / share if share else NEVER
+        left = 1 - gone / sizes[name]
+        return sum(ranked[name][gone : gone + units]) / (share * math.pow(left, damping)) if share else NEVER
 
     return _allocate(groups, saliency, costs, target, key, most)
 

@@ -1,61 +1,83 @@
-"""What a unit of one kind counts for beside one of another: rates that the pruned model's output decides.
+"""What a unit of one kind counts for beside one of another: tried on the pruned model's output.
 
 First-order scores order heads among heads and neurons among neurons. Between kinds they are off by a factor, for they
-say what a small step costs, and to lose a head of three is not one. The factor depends on the model and on the budget,
-so several are tried: a copy of the model is narrowed at each, and the rate stays whose copy's output diverges least
-from the dense model's. Depth is decided alike (`calibrated`).
+say what a small step costs, and to lose a head of three is not one. Nor do they say that a unit is dearer the fewer
+are left of its group. How much depends on the model and on the budget, so several weighings are tried: a copy of the
+model is narrowed by each, and the one stays whose copy's output diverges least from the dense model's. Depth is decided
+alike (`calibrated`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from prunerecover.width.groups import Group
 from prunerecover.width.slices import Scores
 
-Rates = dict[str, float]  # by kind
-COARSE = (0.25, 4.0, 16.0)
-FINE = (0.5, 2.0)
+FACTORS = (0.25, 4.0, 16.0), (0.5, 2.0)  # of a rate: first far, then near what was best
 
 
-def exchange_rates(kinds: Sequence[str], divergence_at: Callable[[Mapping[str, float]], float]) -> Rates:
-    """Return a rate for every kind, found for one after the other: first in steps of four, then one of two.
+@dataclass(frozen=True)
+class Weighing:
+    """How saliencies count.
+
+    Attributes:
+        rates: A factor by kind; kinds that are not named count as they are.
+        damping: Of `per_cost`.
+    """
+
+    rates: Mapping[str, float] = field(default_factory=dict)
+    damping: float = 0.0
+
+
+def best_weighing(kinds: Sequence[str], divergence_at: Callable[[Weighing], float]) -> Weighing:
+    """Return a rate for every kind, found for one after the other, and whether groups are damped.
 
     It takes `trials(kinds)`, whatever they bring, so that processes that plan together stay together.
 
     Args:
-        kinds: The first one's rate is 1, and that of the others as long as it is not their turn.
-        divergence_at: How far the output is from the dense model's, if units are chosen at some rates.
+        kinds: The first one's rate is 1, and that of the others as long as it is not their turn. Damping is 1, and
+            last of all 0 is tried.
+        divergence_at: How far the output is from the dense model's, if units are chosen by a weighing.
 
-    >>> exchange_rates(["neuron", "head"], lambda rates: abs(rates["head"] - 9))
-    {'neuron': 1.0, 'head': 8.0}
+    >>> best_weighing(["neuron", "head"], lambda tried: abs(tried.rates["head"] - 9) + tried.damping)
+    Weighing(rates={'neuron': 1.0, 'head': 8.0}, damping=0.0)
     """
-    rates = dict.fromkeys(kinds, 1.0)
-    least = _or_infinite(divergence_at(rates))
+    best = Weighing(dict.fromkeys(kinds, 1.0), damping=1.0)
+    least = _or_infinite(divergence_at(best))
+
+    def keep_the_best(others: Sequence[Weighing]) -> None:
+        nonlocal best, least
+        for tried in others:
+            found = _or_infinite(divergence_at(tried))
+            if found < least:
+                best, least = tried, found
+
     for kind in kinds[1:]:
-        for factors in (COARSE, FINE):
-            around = rates
-            for factor in factors:
-                tried = {**around, kind: around[kind] * factor}
-                found = _or_infinite(divergence_at(tried))
-                if found < least:
-                    rates, least = tried, found
-    return rates
+        for factors in FACTORS:
+            keep_the_best([_at_another_rate(best, kind, factor) for factor in factors])
+    keep_the_best([replace(best, damping=0.0)])
+    return best
 
 
 def trials(kinds: Sequence[str]) -> int:
-    """Return how often `exchange_rates` asks for a divergence.
+    """Return how often `best_weighing` asks for a divergence.
 
     >>> trials(["neuron", "head"])
-    6
+    7
     """
-    return 1 + (len(COARSE) + len(FINE)) * (len(kinds) - 1)
+    return 2 + sum(map(len, FACTORS)) * (len(kinds) - 1)
 
 
 def weighted(groups: Sequence[Group], saliency: Scores, rates: Mapping[str, float]) -> Scores:
     """Return saliencies times the rate of their group's kind; kinds without one count as they are."""
     return {group.name: saliency[group.name] * rates.get(group.kind, 1.0) for group in groups}
+
+
+def _at_another_rate(weighing: Weighing, kind: str, factor: float) -> Weighing:
+    return replace(weighing, rates={**weighing.rates, kind: weighing.rates[kind] * factor})
 
 
 def _or_infinite(divergence: float) -> float:

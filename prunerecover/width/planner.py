@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from prunerecover.width.compensation import Reader, moments_of, predictions, rea
 from prunerecover.width.costs import CostModel, cost_model
 from prunerecover.width.diagnostics import tolerance_evidence
 from prunerecover.width.discovery import FOUND_KINDS, find_groups
-from prunerecover.width.exchange import Rates, exchange_rates, trials, weighted
+from prunerecover.width.exchange import Weighing, best_weighing, trials, weighted
 from prunerecover.width.filling import Removed
 from prunerecover.width.groups import Group
 from prunerecover.width.latency_budget import macs_for_latency
@@ -135,8 +135,8 @@ class WidthPlanner:
         """Return the plan of one budget; see `plan_width`."""
         check_arguments(budget, allocation, removal, protection, tolerance, replace, sorted(self.units))
         rule = Rule.of(allocation, removal, protection, tolerance)
-        rates = self._rates(budget, rule, replace)
-        removed, evidence = self._removed(self._in_macs(budget, rule, rates), rule, rates)
+        weighing = self._weighing(budget, rule, replace)
+        removed, evidence = self._removed(self._in_macs(budget, rule, weighing), rule, weighing)
         kept = {g.name: [g.size - len(removed[g.name]), g.size] for g in self.groups}
         edits, tensors = self._compensated(self._edits(removed), replace)
         return plan_for(
@@ -156,56 +156,58 @@ class WidthPlanner:
             evidence={"kept": kept, "kinds": {g.name: g.kind for g in self.groups}, **evidence},
         )
 
-    def _removed(self, budget: Budget | None, rule: Rule, rates: Mapping[str, float]) -> tuple[Removed, dict[str, Any]]:
+    def _removed(self, budget: Budget | None, rule: Rule, weighing: Weighing) -> tuple[Removed, dict[str, Any]]:
         if rule.removal is None:
             assert budget is not None, "only tolerances go without"
             (saliency,) = self.scores(*rule.signals)
-            saliency = weighted(self.groups, saliency, rates)
-            removed = RULES[rule.allocation](self.groups, saliency, self.costs, budget)
-            return removed, {"rates": dict(rates)} if rates else {}
+            if not weighing.rates:
+                return RULES[rule.allocation](self.groups, saliency, self.costs, budget), {}
+            saliency = weighted(self.groups, saliency, weighing.rates)
+            removed = per_cost(self.groups, saliency, self.costs, budget, damping=weighing.damping)
+            return removed, {"rates": dict(weighing.rates), "damping": weighing.damping}
         low, high = self.scores(*rule.signals)
         found = tolerance_allocation(
             self.groups, low, high, tolerance=rule.tolerance, budget=budget, costs=self.costs if budget else None
         )
         return found.removed, tolerance_evidence(self.groups, low, high, found, self.costs)
 
-    def _rates(self, budget: Budget | None, rule: Rule, replace: Replacement) -> Rates:
-        """Return what units of each kind count for; nothing where all count as they are.
+    def _weighing(self, budget: Budget | None, rule: Rule, replace: Replacement) -> Weighing:
+        """Return how saliencies count; as they are unless units of several kinds may go.
 
-        For a share of the latency they are tried at as large a share of the MACs, if so many can go.
+        For a share of the latency it is tried at as large a share of the MACs, if so many can go.
         """
+        plain = Weighing()
         if rule.allocation != "per_cost" or budget is None or budget.share is None:
-            return {}
+            return plain
         cost, share = budget.share
         kinds = [kind for kind in self.units if kind != "expert" or cost == "params"]  # experts save no MACs
         if len(kinds) < 2 or not self._trial.comparable:
-            return {}
+            return plain
         if cost == "latency":
             budget = Budget(macs=share)
             try:
-                self._edits_at(budget, rule, {})
+                self._edits_at(budget, rule, plain)
             except ValueError:
-                return {}
-
+                return plain
         kinds.sort(key=self.units.__getitem__, reverse=True)
         with progress("weighing kinds", trials(kinds)) as advance:
 
-            def divergence_at(rates: Mapping[str, float]) -> float:
+            def divergence_at(weighing: Weighing) -> float:
                 advance()
-                return self._trial.divergence(*self._compensated(self._edits_at(budget, rule, rates), replace))
+                return self._trial.divergence(*self._compensated(self._edits_at(budget, rule, weighing), replace))
 
-            return exchange_rates(kinds, divergence_at)
+            return best_weighing(kinds, divergence_at)
 
-    def _in_macs(self, budget: Budget | None, rule: Rule, rates: Mapping[str, float]) -> Budget | None:
+    def _in_macs(self, budget: Budget | None, rule: Rule, weighing: Weighing) -> Budget | None:
         """Return the budget of MACs whose plan saves the latency that a budget asks for; other budgets as they are."""
         if budget is None or budget.share is None or budget.share[0] != "latency":
             return budget
         self.scores(*rule.signals)  # before errors mean that structure forbids a budget
-        edits_at = partial(self._edits_at, rule=rule, rates=rates)
+        edits_at = partial(self._edits_at, rule=rule, weighing=weighing)
         return macs_for_latency(self.model, budget.share[1], edits_at, self.first_batch(), self.seed)
 
-    def _edits_at(self, budget: Budget, rule: Rule, rates: Mapping[str, float]) -> tuple[Edit, ...]:
-        return self._edits(self._removed(budget, rule, rates)[0])
+    def _edits_at(self, budget: Budget, rule: Rule, weighing: Weighing) -> tuple[Edit, ...]:
+        return self._edits(self._removed(budget, rule, weighing)[0])
 
     def _edits(self, removed: Removed) -> tuple[Edit, ...]:
         narrowed = narrow_edits(self.groups, removed)

@@ -53,7 +53,7 @@ def plan_width(
         labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: those that the batches hold. For experts
             also classes of tokens, `(N, T)`: see `token_classes`.
         allocation: "per_cost" (the default): the least saliency per saved cost goes first; what a head counts for
-            beside a neuron, and so on, is tried (`exchange_rates`). "tolerance": FAIR-Pruner's Tolerance of Difference.
+            beside a neuron, and so on, is tried (`best_weighing`). "tolerance": FAIR-Pruner's Tolerance of Difference.
             "uniform": the same share of every group. "global": the least saliency first.
         removal: For "tolerance": the signal whose low values propose what goes; None: "u_score".
         protection: The signal whose high values stay: None: "r_score" for "tolerance", "gate_taylor" otherwise. Signals
@@ -68,7 +68,7 @@ def plan_width(
         seed: Of everything random.
 
     Returns:
-        The plan; its evidence says what every group keeps, and the `rates` of kinds that were weighed (in the
+        The plan; its evidence says what every group keeps, and the `rates` and `damping` that were tried best (in the
         last round). BatchNorm statistics are not part of it: call `recalibrate_batchnorm` once it is applied.
 
     Raises:
