@@ -180,7 +180,14 @@ class Words(Boxes):
         return found if torch.is_grad_enabled() else "cat"
 
 
-@pytest.mark.parametrize("model", [Boxes(), Words()], ids=["boxes", "words"])
+class Mean(Boxes):
+    """One number for all samples."""
+
+    def forward(self, images: Tensor) -> Any:
+        return self.body(images).mean()
+
+
+@pytest.mark.parametrize("model", [Boxes(), Words(), Mean()], ids=["boxes", "words", "one number"])
 def test_outputs_that_cannot_be_compared_leave_kinds_as_scored(model: Boxes) -> None:
     def loss(network: Any, batch: Any) -> Tensor:
         return F.cross_entropy(network.body(batch[0]), batch[1])

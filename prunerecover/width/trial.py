@@ -33,7 +33,7 @@ class Trial:
         except TypeError:  # no tensor to compare
             self.dense = []
         self.comparable = bool(self.dense) and all(
-            len(output) == batch.n_samples for output, batch in zip(self.dense, self.batches, strict=True)
+            output.shape[:1] == (batch.n_samples,) for output, batch in zip(self.dense, self.batches, strict=True)
         )
 
     def divergence(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> float:
@@ -59,7 +59,7 @@ def outputs(model: nn.Module, batches: Sequence[ModelInputs]) -> list[Tensor]:
 
 
 def spread(batches: Sequence[ModelInputs], samples: int) -> list[ModelInputs]:
-    """Return every so manieth batch, so that about as many samples are left; they may be sorted by class.
+    """Return every k-th batch, so that about as many samples are left, of all classes where they are sorted by them.
 
     >>> import torch
     >>> len(spread([ModelInputs((torch.zeros(32, 3),))] * 8, samples=64))
