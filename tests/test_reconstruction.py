@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover import Budget, Plan, apply_plan, plan_depth, plan_width, recalibrate_batchnorm, reconstruct
-from prunerecover.width.compensation import RIDGE
+from prunerecover.width.moments import RIDGE
 from prunerecover.width.reconstructed_layers import kept_rows
 
 
@@ -140,7 +140,7 @@ def test_transformers_come_nearer_to_the_dense_ones(name: str) -> None:
         batches = [tiny_inputs("llama", batch=16, seed=seed) for seed in range(8)]
         scored = [{**batch, "labels": batch["input_ids"]} for batch in batches]
         output = lambda model, batch: model(**batch).logits  # noqa: E731
-    plan = plan_width(dense, Budget(macs=0.4), batches=scored)
+    plan = plan_width(dense, Budget(macs=0.4), batches=scored, allocation="uniform")
     network = copy.deepcopy(dense)
     apply_plan(network, plan)
 

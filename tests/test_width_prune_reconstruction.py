@@ -33,7 +33,7 @@ def test_layers_are_reconstructed_after_the_surgery(tmp_path: Path) -> None:
     errors = {}
     for reconstruct in (True, False):
         before, after = Seen(), Seen()
-        narrow = prune(reconstruct=reconstruct, calibration=48)
+        narrow = prune(reconstruct=reconstruct, calibration=48, allocation="uniform", replace="zero")
         fit(tmp_path / str(reconstruct), before, narrow, after, network="vit", epochs=2)
         errors[reconstruct] = float((before.outputs[1] - after.outputs[1]).square().mean())
     assert errors[True] < 0.8 * errors[False]
