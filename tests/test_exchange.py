@@ -10,6 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from habits import tiny_vit
 from plan_width_cases import Batches, cnn, labelled_batches, vit
 from tiny_models import tiny_mixture
 from torch import Tensor, nn
@@ -148,25 +149,32 @@ def test_a_smaller_last_batch_counts_for_as_much_as_it_holds() -> None:
 
 
 def test_single_samples_leave_statistics_as_they_are() -> None:
-    """A hidden layer behind BatchNorm1d has no variance over one sample."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(8)).eval()
+    """BatchNorm1d has no variance over one sample."""
+    network = nn.Sequential(vit(), nn.BatchNorm1d(4)).eval()
     images, labels = labelled_batches()[0]
     single = [(x[None], y[None]) for x, y in zip(images, labels, strict=True)]
     plan = plan_width(network, Budget(macs=0.3), batches=single)
-    assert set(plan.evidence["rates"]) == {"channel", "neuron"}
+    assert set(plan.evidence["rates"]) == set(KINDS)
 
 
-def head(width: int, classes: int = 4) -> list[nn.Module]:
-    return [nn.Linear(width, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes)]
+def test_channels_and_neurons_compare_as_they_are() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(8)).eval()
+    plan = plan_width(network, Budget(macs=0.3), batches=labelled_batches())
+    assert set(plan.evidence["kinds"].values()) == {"channel", "neuron"}
+    assert "rates" not in plan.evidence
+
+
+def head(width: int) -> list[nn.Module]:
+    return [nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 4)]
 
 
 class Boxes(nn.Module):
-    """As many boxes as it likes, from a network with two kinds of units."""
+    """As many boxes as it likes, from a network with heads and neurons."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(8))
+        self.body = vit()
 
     def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
         return [{"boxes": self.body(images).repeat(3, 1)}]
@@ -224,7 +232,7 @@ def test_a_trial_spreads_its_samples_over_sorted_batches() -> None:
 def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path: Path) -> None:
     """Inside a Trainer the module is in training mode, and the loss is that of its own step."""
     torch.manual_seed(0)
-    body = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(8, 10))
+    body = nn.Sequential(nn.BatchNorm2d(1), tiny_vit(num_classes=10, num_heads=4))
     module = ImageClassifier("resnet18", num_classes=10)
     module.model = body
     kept: list[dict[str, Tensor]] = []

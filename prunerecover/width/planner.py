@@ -35,7 +35,7 @@ from prunerecover.width.compensation import Reader, moments_of, predictions, rea
 from prunerecover.width.costs import CostModel, cost_model
 from prunerecover.width.diagnostics import tolerance_evidence
 from prunerecover.width.discovery import FOUND_KINDS, find_groups
-from prunerecover.width.exchange import Weighing, best_weighing, trials, weighted
+from prunerecover.width.exchange import WEIGHED, Weighing, best_weighing, trials, weighted
 from prunerecover.width.filling import Removed
 from prunerecover.width.groups import Group
 from prunerecover.width.latency_budget import macs_for_latency
@@ -172,7 +172,7 @@ class WidthPlanner:
         return found.removed, tolerance_evidence(self.groups, low, high, found, self.costs)
 
     def _weighing(self, budget: Budget | None, rule: Rule, replace: Replacement) -> Weighing:
-        """Return how saliencies count; as they are unless units of several kinds may go.
+        """Return how saliencies count; as they are unless heads or experts may go beside others.
 
         For a share of the latency it is tried at as large a share of the MACs, if so many can go.
         """
@@ -181,7 +181,7 @@ class WidthPlanner:
             return plain
         cost, share = budget.share
         kinds = [kind for kind in self.units if kind != "expert" or cost == "params"]  # experts save no MACs
-        if len(kinds) < 2 or not self._trial.comparable:
+        if len(kinds) < 2 or not set(kinds) & set(WEIGHED) or not self._trial.comparable:
             return plain
         if cost == "latency":
             budget = Budget(macs=share)
