@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from prunerecover.batches import CalibrationSet, ModelInputs, without_padding
 from prunerecover.candidates import Candidate, Fit, fit_of, named_candidate
 from prunerecover.copies import twin_of
-from prunerecover.divergence import output_divergence
+from prunerecover.divergence import mean_divergence
 from prunerecover.edits import Remove, Replace
 from prunerecover.families import Branch, describe
 from prunerecover.prefix import BlockRunner, recording
@@ -204,12 +204,9 @@ class Calibrator:
 
     def _divergence(self, start: int, hidden: Hidden) -> float:
         """Mean output divergence over the held-out samples, run from block `start` on."""
-        total, n = 0.0, 0
-        for batch, state, dense in zip(self.samples.held_out, hidden, self.dense_outputs, strict=True):
-            pruned = without_padding(self.runner.finish(batch, start, state), batch)
-            total += float(output_divergence(dense, pruned)) * batch.n_samples
-            n += batch.n_samples
-        return total / n
+        batches = self.samples.held_out
+        found = (self.runner.finish(batch, start, state) for batch, state in zip(batches, hidden, strict=True))
+        return mean_divergence(batches, self.dense_outputs, found)
 
     @contextmanager
     def _in_place(self, candidate: Candidate) -> Iterator[None]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
+
+from prunerecover.batches import ModelInputs, without_padding
 
 
 def output_divergence(dense: Tensor, pruned: Tensor) -> Tensor:
@@ -21,3 +25,18 @@ def output_divergence(dense: Tensor, pruned: Tensor) -> Tensor:
         log_p, log_q = dense.log_softmax(-1), pruned.log_softmax(-1)
         return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
     return (dense - pruned).square().sum() / dense.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def mean_divergence(batches: Iterable[ModelInputs], dense: Iterable[Tensor], pruned: Iterable[Tensor]) -> float:
+    """Return the mean output divergence over the samples of all batches; padded positions are left out.
+
+    >>> batches = [ModelInputs((torch.zeros(3, 1),)), ModelInputs((torch.zeros(1, 1),))]
+    >>> mean_divergence(batches, [torch.ones(3, 1), torch.ones(1, 1)], [torch.zeros(3, 1), torch.ones(1, 1)])
+    0.75
+    """
+    total, samples = 0.0, 0
+    for batch, before, after in zip(batches, dense, pruned, strict=True):
+        found = output_divergence(without_padding(before, batch), without_padding(after, batch))
+        total += float(found) * batch.n_samples
+        samples += batch.n_samples
+    return total / samples

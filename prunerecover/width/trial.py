@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from prunerecover.batches import ModelInputs, call, predictions_of, without_padding
+from prunerecover.batches import ModelInputs, call, predictions_of
 from prunerecover.copies import clone_of, twin_of
-from prunerecover.divergence import output_divergence
+from prunerecover.divergence import mean_divergence
 from prunerecover.edits import Edit
 from prunerecover.observing import observing, uncompiled
 from prunerecover.surgery import apply_edits
@@ -44,12 +44,7 @@ class Trial:
         if several and batchnorms(network):
             network = clone_of(network)  # whose statistics are not the model's own
             recalibrate_batchnorm(network, several)
-        found = outputs(network, self.batches)
-        total = sum(
-            batch.n_samples * float(output_divergence(without_padding(dense, batch), without_padding(output, batch)))
-            for batch, dense, output in zip(self.batches, self.dense, found, strict=True)
-        )
-        return total / sum(batch.n_samples for batch in self.batches)
+        return mean_divergence(self.batches, self.dense, outputs(network, self.batches))
 
 
 def outputs(model: nn.Module, batches: Sequence[ModelInputs]) -> list[Tensor]:
