@@ -29,6 +29,7 @@ from prunerecover.width.planner import WidthPlanner
 
 NAME = "experts"
 SHARES, SEEDS = (0.25, 0.5, 0.75), (0, 1, 2)
+LAYERS, EXPERTS = 4, 16
 LENGTH, BATCH, STEPS, CALIBRATION = 128, 16, 800, 256
 OURS = "prunerecover, per cost (default)"
 METHODS: dict[str, dict[str, Any]] = {
@@ -93,11 +94,11 @@ def trained(training: Tensor, seed: int) -> nn.Module:
     config = Qwen3MoeConfig(
         vocab_size=512,
         hidden_size=128,
-        num_hidden_layers=4,
+        num_hidden_layers=LAYERS,
         num_attention_heads=4,
         num_key_value_heads=4,
         head_dim=32,
-        num_experts=16,
+        num_experts=EXPERTS,
         num_experts_per_tok=2,
         moe_intermediate_size=128,
         max_position_embeddings=LENGTH,
@@ -161,6 +162,7 @@ def better_by(ours: list[Row], theirs: list[Row]) -> str:
 def markdown(rows: list[Row], commands: list[str]) -> str:
     """Render the mean over seeds."""
     lines = ["# Routed experts at matched budgets, prune-only", "", *made_by(commands)]
+    lines += [f"A Qwen3-MoE of {LAYERS} layers with {EXPERTS} experts each.", ""]
     lines += [f"Dense, mean of {len(of(rows, 'dense', 0.0))} seeds: loss {_mean(of(rows, 'dense', 0.0))}.", ""]
     lines += ["| method | " + " | ".join(f"{share:.0%} gone | default lower by" for share in SHARES) + " |"]
     lines += ["|---" * (1 + 2 * len(SHARES)) + "|"]

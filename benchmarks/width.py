@@ -179,7 +179,8 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         "",
         "Top-1 on the 10,000 JPEGs, on the 400 lossless images, mean over seeds (number of seeds; MACs removed where "
         "parameters are matched); ahead by: on the JPEGs, paired 95% interval. The default reconstructs its layers on "
-        "the scored training images before BatchNorm is recalibrated, and enters the training epoch so. Units are "
+        "the scored training images before BatchNorm is recalibrated, and enters the "
+        f"training epoch, of {EPOCH:,} images, so. Units are "
         f"chosen on {SCORED} training images, BatchNorm recalibrated on {RECALIBRATION:,} others; scores are in bf16 "
         "where the processor multiplies in it. The ConvNeXt has no BatchNorm: nothing is reconstructed. network-pruner "
         "leaves it unable to run.",
