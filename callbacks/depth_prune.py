@@ -9,17 +9,19 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
-from prunerecover.budget import Budget
 from prunerecover.callbacks.arguments import check_alone
-from prunerecover.callbacks.capture import capture_inputs
+from prunerecover.callbacks.calibration.capture import capture_inputs
+from prunerecover.callbacks.calibration.training_loss import training_loss
+from prunerecover.callbacks.ledger.target import find_target
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
-from prunerecover.callbacks.target import find_target
-from prunerecover.callbacks.training_loss import training_loss
-from prunerecover.depth import check_names, plan_depth
-from prunerecover.plan import Plan
-from prunerecover.structure import get_module, unwrap
-from prunerecover.units import DEPTH_KINDS, find_units
+from prunerecover.depth.arguments import check_names
+from prunerecover.depth.plan_depth import plan_depth
+from prunerecover.depth.units import find_units
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.plan import Plan
+from prunerecover.plan.units import DEPTH_KINDS
 
 
 class DepthPrune(PruningCallback):

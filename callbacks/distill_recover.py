@@ -10,15 +10,15 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from prunerecover.batches import ModelInputs, call, predictions_of
-from prunerecover.callbacks.features import FeatureMatcher
-from prunerecover.callbacks.ledger import Ledger
-from prunerecover.callbacks.ledger_callback import LedgerCallback
-from prunerecover.callbacks.student import Student
-from prunerecover.callbacks.teacher import copy_dense, load_teacher, open_teacher, save_teacher
-from prunerecover.distillation import distillation_loss
-from prunerecover.plan import Plan
-from prunerecover.structure import get_module, unwrap
+from prunerecover.callbacks.distillation.features import FeatureMatcher
+from prunerecover.callbacks.distillation.student import Student
+from prunerecover.callbacks.distillation.teacher import copy_dense, load_teacher, open_teacher, save_teacher
+from prunerecover.callbacks.ledger.callback import LedgerCallback
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.model.batches import ModelInputs, call, predictions_of
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.plan import Plan
+from prunerecover.recovery.distillation import distillation_loss
 
 
 class DistillRecover(LedgerCallback):

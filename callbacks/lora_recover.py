@@ -9,14 +9,14 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
 from pydantic import ValidationError
 
-from prunerecover.callbacks.adapting import fold, lay
-from prunerecover.callbacks.artifacts import artifact_folder, is_dry_run, save_merged
-from prunerecover.callbacks.ledger import Ledger
-from prunerecover.callbacks.ledger_callback import LedgerCallback
-from prunerecover.callbacks.optimizers import check_held
+from prunerecover.callbacks.ledger.callback import LedgerCallback
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.ledger.optimizer_groups import check_held
 from prunerecover.callbacks.pruning import SHARDED, PruningCallback
-from prunerecover.lora import LoraSettings, plan_adapters
-from prunerecover.structure import get_module, unwrap
+from prunerecover.callbacks.surgery.adapters import fold, lay
+from prunerecover.callbacks.surgery.artifacts import artifact_folder, is_dry_run, save_merged
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.recovery.lora import LoraSettings, plan_adapters
 
 
 class LoRARecover(LedgerCallback):

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
 
-from prunerecover.batches import ModelInputs
-from prunerecover.callbacks.artifacts import is_dry_run
-from prunerecover.callbacks.capture import capture_inputs
-from prunerecover.callbacks.ledger import Ledger
-from prunerecover.callbacks.ledger_callback import LedgerCallback
-from prunerecover.callbacks.teacher import copy_dense
-from prunerecover.comparison import compare
-from prunerecover.figures import plot_history, plot_plan
-from prunerecover.merge import merge
-from prunerecover.plan import Plan
-from prunerecover.report import SearchCost
+from prunerecover.callbacks.calibration.capture import capture_inputs
+from prunerecover.callbacks.distillation.teacher import copy_dense
+from prunerecover.callbacks.ledger.callback import LedgerCallback
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.surgery.artifacts import is_dry_run
+from prunerecover.model.batches import ModelInputs
+from prunerecover.plan.plan import Plan
+from prunerecover.report.compare import compare
+from prunerecover.report.curves import plot_history
+from prunerecover.report.data import SearchCost
+from prunerecover.surgery.merging import merge
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,7 +83,7 @@ class PruneReport(LedgerCallback):
         rank_zero_info(f"prunerecover: report written to {folder}")
 
     def _figures(self, plan: Plan, events: list[dict[str, Any]]) -> dict[str, Figure]:
-        figures = {"layers": plot_plan(plan)} if plan.removed else {}
+        figures = {"layers": plan.plot()} if plan.removed else {}
         surgeries = [(event["epoch"], f"-{len(event['units'])}") for event in events]
         for name, points in self.history.items():
             if "acc" in name or "top" in name or "loss" in name:

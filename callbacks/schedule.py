@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from prunerecover.budget import Budget
+from prunerecover.plan.budget import Budget
 
 
 @dataclass(frozen=True)

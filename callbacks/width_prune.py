@@ -10,24 +10,24 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from prunerecover.budget import Budget
 from prunerecover.callbacks.arguments import check_alone
-from prunerecover.callbacks.capture import CapturedInputs, capture_inputs
+from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
+from prunerecover.callbacks.calibration.width_inputs import width_inputs
+from prunerecover.callbacks.ledger.averaged_copies import shadow_modules
+from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.pruning import SHARDED, PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
-from prunerecover.callbacks.shadows import shadow_modules
-from prunerecover.callbacks.target import find_network
-from prunerecover.callbacks.width_inputs import width_inputs
-from prunerecover.copies import clone_of
-from prunerecover.edits import Narrow, Rewrite
-from prunerecover.plan import Plan
-from prunerecover.structure import get_module, unwrap
-from prunerecover.width import reconstruction
+from prunerecover.model.copies import clone_of
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.edits import Narrow, Rewrite
+from prunerecover.plan.plan import Plan
+from prunerecover.recovery import reconstruction
+from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
 from prunerecover.width.arguments import Allocation, Replacement, check_arguments
-from prunerecover.width.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
-from prunerecover.width.discovery import FOUND_KINDS
-from prunerecover.width.experts import find_experts
-from prunerecover.width.planning import plan_width
+from prunerecover.width.groups.discovery import FOUND_KINDS
+from prunerecover.width.groups.experts import find_experts
+from prunerecover.width.plan_width import plan_width
 
 
 class WidthPrune(PruningCallback):

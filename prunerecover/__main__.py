@@ -2,7 +2,7 @@
 
 import sys
 
-from prunerecover.recipes.cli import main
+from prunerecover.recipes.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

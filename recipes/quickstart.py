@@ -26,12 +26,13 @@ from torch import nn
 
 from prunerecover import Plan, Report, apply_plan, compare, find_units, merge, save_pruned
 from prunerecover.callbacks import DepthPrune, DistillRecover
-from prunerecover.callbacks.ledger import Ledger
+from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.prune_report import search_cost
-from prunerecover.figures import plot_history, plot_plan
-from prunerecover.recipes.digits import DigitsClassifier, DigitsData
-from prunerecover.report import SearchCost
-from prunerecover.scoring import metric_named, score
+from prunerecover.recipes.data.digits import DigitsData
+from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
+from prunerecover.report.curves import plot_history
+from prunerecover.report.data import SearchCost
+from prunerecover.report.scoring import metric_named, score
 
 Curve = list[tuple[float, float]]
 
@@ -184,7 +185,7 @@ def write(report: Report, run: Run, folder: Path) -> Path:
     surgery = float(run.curves["dense"][-1][0])
     label = ", ".join(f"-{len(units)} {kind}" for kind, units in run.plan.removed.items())
     figures = {
-        "removed": plot_plan(run.plan, find_units(run.dense, tuple(run.plan.removed))),
+        "removed": run.plan.plot(units=find_units(run.dense, tuple(run.plan.removed))),
         "accuracy": plot_history(run.curves, [(surgery, label)], metric="Validation accuracy"),
     }
     report.save(folder, figures)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from prunerecover.boundary_search import Trial
+    from prunerecover.boundary.search import Trial
 
 torch.set_num_threads(1)
 
@@ -52,7 +52,7 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="module")
 def trials() -> list[Trial]:
-    from trial_cases import three_trials
+    from cases.trials import three_trials
 
     return three_trials()
 
@@ -60,7 +60,7 @@ def trials() -> list[Trial]:
 @pytest.fixture(scope="module")
 def losses(trials: list[Trial]) -> list[float]:
     """What runs of `trials` without a TrialRunner log."""
-    from trial_cases import losses_by_hand
+    from cases.trials import losses_by_hand
 
     return losses_by_hand(trials)
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import nn
 
-from prunerecover.replacements import SlopeBias
+from prunerecover.model.replacements import SlopeBias
 
 
 @dataclass(frozen=True)

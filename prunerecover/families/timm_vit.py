@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import nn
 
 from prunerecover.families.layout import Block, Branch, FeedForward, Layout, feed_forward_state
-from prunerecover.replacements import Replacement
+from prunerecover.model.replacements import Replacement
 
 SUPPORTED = ("timm VisionTransformer",)
 BLOCK_CLASS = "Block"

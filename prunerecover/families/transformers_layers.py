@@ -15,8 +15,8 @@ from typing import Any, Literal
 from torch import nn
 
 from prunerecover.families.layout import Block, Branch, FeedForward, Layout, feed_forward_state
-from prunerecover.replacements import Replacement
-from prunerecover.structure import get_module
+from prunerecover.model.paths import get_module
+from prunerecover.model.replacements import Replacement
 
 GATED = "its MLP is gated: the activation multiplies a second linear, so the linears cannot become one"
 FUNCTION = "its activation is a plain function, which cannot be replaced; set `hidden_act` to the activation's name"

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from prunerecover.importance.residual import mean_over_tokens
-from prunerecover.units import Unit
+from prunerecover.plan.units import Unit
 
 
 def angular_distance(model: nn.Module, units: Sequence[Unit], batches: Sequence[Any]) -> dict[str, float]:

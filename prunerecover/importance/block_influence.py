@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from prunerecover.importance.residual import mean_over_tokens
-from prunerecover.units import Unit
+from prunerecover.plan.units import Unit
 
 
 def block_influence(model: nn.Module, units: Sequence[Unit], batches: Sequence[Any]) -> dict[str, float]:

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.batches import as_inputs
-from prunerecover.families import Layout, describe
+from prunerecover.families.describe import describe
+from prunerecover.families.layout import Layout
+from prunerecover.importance.context import Loss
 from prunerecover.importance.losses import loss_of
-from prunerecover.importance.request import Loss
-from prunerecover.observing import observing
-from prunerecover.operations import through_last_matrix
-from prunerecover.prefix import first_tensor
-from prunerecover.structure import get_module, unwrap
-from prunerecover.units import Unit
+from prunerecover.model.batches import as_inputs
+from prunerecover.model.evaluation import observing
+from prunerecover.model.hooks import first_tensor
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.units import Unit
+from prunerecover.surgery.operations import through_last_matrix
 
 
 def gate_gradient(

@@ -9,10 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunerecover.batches import as_inputs, call, on_device, predictions_of
-from prunerecover.importance.request import Loss
-from prunerecover.observing import device_of
-from prunerecover.scoring import split_labels
+from prunerecover.importance.context import Loss
+from prunerecover.model.batches import as_inputs, call, on_device, predictions_of, split_labels
+from prunerecover.model.evaluation import device_of
 
 
 def loss_of(model: nn.Module, batch: Any, loss: Loss) -> Tensor:

@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from prunerecover.importance.parameters import unit_parameters
-from prunerecover.structure import unwrap
-from prunerecover.units import Unit
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.units import Unit
 
 
 def magnitude(model: nn.Module, units: Sequence[Unit], batches: Any = ()) -> dict[str, float]:

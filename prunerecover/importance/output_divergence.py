@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import nn
 
-from prunerecover.batches import split_batches
-from prunerecover.calibrated import Calibrator
-from prunerecover.observing import device_of, observing
-from prunerecover.structure import unwrap
-from prunerecover.units import Unit
+from prunerecover.calibration.calibrator import Calibrator
+from prunerecover.model.batches import split_batches
+from prunerecover.model.evaluation import device_of, observing
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.units import Unit
 
 
 def output_divergence(

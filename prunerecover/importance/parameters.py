@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import nn
 from torch.nn import Parameter
 
-from prunerecover.families import describe
-from prunerecover.structure import get_module
-from prunerecover.units import Unit
+from prunerecover.families.describe import describe
+from prunerecover.model.paths import get_module
+from prunerecover.plan.units import Unit
 
 
 def unit_parameters(model: nn.Module, units: Sequence[Unit]) -> dict[str, list[Parameter]]:

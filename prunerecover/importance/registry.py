@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 from prunerecover.importance.angular_distance import angular_distance
 from prunerecover.importance.block_influence import block_influence
+from prunerecover.importance.context import Loss, Request
 from prunerecover.importance.gate_gradient import gate_gradient
 from prunerecover.importance.magnitude import magnitude
 from prunerecover.importance.output_divergence import divergences
-from prunerecover.importance.random import random
-from prunerecover.importance.request import Loss, Request
+from prunerecover.importance.random_scores import random
 from prunerecover.importance.taylor import taylor
 
 Scores = dict[str, float]

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.batches import as_inputs, call, is_padding
-from prunerecover.families import Layout, describe
-from prunerecover.observing import device_of, observing
-from prunerecover.prefix import recording
-from prunerecover.structure import get_module, unwrap
-from prunerecover.units import Unit
+from prunerecover.families.describe import describe
+from prunerecover.families.layout import Layout
+from prunerecover.model.batches import as_inputs, call, is_padding
+from prunerecover.model.evaluation import device_of, observing
+from prunerecover.model.hooks import recording
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.units import Unit
 
 
 def mean_over_tokens(

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from prunerecover.batches import as_inputs
+from prunerecover.importance.context import Loss
 from prunerecover.importance.losses import loss_of
 from prunerecover.importance.parameters import unit_parameters
-from prunerecover.importance.request import Loss
-from prunerecover.observing import observing
-from prunerecover.structure import unwrap
-from prunerecover.units import Unit
+from prunerecover.model.batches import as_inputs
+from prunerecover.model.evaluation import observing
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.units import Unit
 
 
 def taylor(model: nn.Module, units: Sequence[Unit], batches: Sequence[Any], loss: Loss) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""Width: channels, heads, neurons and routed experts, found as groups, scored, allocated and narrowed."""
+"""Prune channels, heads, neurons and experts."""

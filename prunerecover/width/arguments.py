@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from prunerecover.budget import Budget
-from prunerecover.width.discovery import FOUND_KINDS, check_kinds
-from prunerecover.width.filling import kind_of
-from prunerecover.width.signals import SIGNALS
-from prunerecover.width.tolerance import check_tolerance
+from prunerecover.plan.budget import Budget
+from prunerecover.width.allocation.greedy_fill import kind_of
+from prunerecover.width.allocation.tolerance import check_tolerance
+from prunerecover.width.groups.discovery import FOUND_KINDS, check_kinds
+from prunerecover.width.signals.signals import SIGNALS
 
 Allocation = Literal["per_cost", "tolerance", "uniform", "global"]
 Replacement = Literal["calibrated", "zero"]

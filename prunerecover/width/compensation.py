@@ -21,14 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from prunerecover.batches import ModelInputs, call
-from prunerecover.edits import Edit, Narrow
-from prunerecover.observing import observing, ordinary_arithmetic, uncompiled
-from prunerecover.structure import get_module, parent_path
-from prunerecover.width.groups import Group, Slice, WidthKind
-from prunerecover.width.moments import Moments
-
-LARGEST = 4096
+from prunerecover.calibration.moments import LARGEST, Moments
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.evaluation import observing, ordinary_arithmetic, uncompiled
+from prunerecover.model.paths import get_module, parent_path
+from prunerecover.plan.edits import Edit, Narrow
+from prunerecover.plan.groups import Group, Slice, WidthKind
+from prunerecover.surgery.compensation import entries_per_unit, entry_indices
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def predictions(edits: Sequence[Narrow], moments: Mapping[Reader, Moments]) -> l
 
 
 def _prediction(edit: Narrow, reader: Reader, seen: Moments) -> Tensor:
-    gone, kept = (_spread(units, reader.per_unit) for units in (edit.gone, edit.keep))
+    gone, kept = (entry_indices(units, reader.per_unit) for units in (edit.gone, edit.keep))
     return seen.predict(gone, kept).float()
 
 
@@ -117,47 +116,6 @@ def with_compensation(
             edit = edit.model_copy(update={"tensors": tuple(named)})
         done.append(edit)
     return done, tensors
-
-
-def take_over(
-    weight: Tensor, bias: Tensor | None, part: Slice, edit: Narrow, matrix: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Return a reading weight and its bias with the removed units' part added to the kept ones'.
-
-    Args:
-        weight: `(out, in, ...)`, as it is before it is cut.
-        bias: `(out,)` or None.
-        part: The group's entries in it.
-        edit: Which units go.
-        matrix: `(gone, kept + 1)`, of `fit_compensation`.
-    """
-    per_unit = entries_per_unit(edit.kind, part)
-    matrix = matrix.to(weight.device, torch.float32)
-    gone, kept = (_spread(units, per_unit).to(weight.device) for units in (edit.gone, edit.keep))
-    length = edit.of * part.span
-    read = weight.detach().float().narrow(1, part.offsets[0], length)
-    blocks = torch.unflatten(read, 1, (edit.of * per_unit, -1))
-    lost = blocks[:, gone]
-    blocks = blocks.clone()
-    blocks[:, kept] += torch.einsum("og...,gk->ok...", lost, matrix[:, :-1])
-    new = weight.detach().clone()
-    new.narrow(1, part.offsets[0], length).copy_(blocks.flatten(1, 2))
-    if bias is None:
-        return new, None
-    constant = torch.einsum("og...,g->o...", lost, matrix[:, -1]).flatten(1).sum(1)
-    return new, (bias.detach() + constant.to(bias.dtype))
-
-
-def entries_per_unit(kind: WidthKind, part: Slice) -> int:
-    """Return the entries of a unit that are predicted one by one: those of a head.
-
-    A channel of a flattened map has as many entries as positions, which all follow one prediction.
-    """
-    return part.span if kind == "head" else 1
-
-
-def _spread(units: Sequence[int], per_unit: int) -> Tensor:
-    return Slice(tensor="", dim=0, span=per_unit).indices(torch.tensor(units, dtype=torch.long))
 
 
 def _readers(edits: Sequence[Narrow]) -> list[list[Reader]]:

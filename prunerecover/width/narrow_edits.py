@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from prunerecover.edits import Narrow
-from prunerecover.width.groups import Group, Slice
+from prunerecover.plan.edits import Narrow
+from prunerecover.plan.groups import Group, Slice
 
 
 def narrow_edits(groups: Sequence[Group], removed: Mapping[str, Tensor]) -> tuple[Narrow, ...]:

@@ -16,36 +16,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.batches import Batches, ModelInputs, as_inputs
-from prunerecover.budget import Budget
-from prunerecover.copies import twin_of
-from prunerecover.edits import Edit, Narrow, Rewrite
+from prunerecover.calibration.moments import Moments
+from prunerecover.display.progress import progress
+from prunerecover.importance.context import Loss
 from prunerecover.importance.losses import supervised_loss
-from prunerecover.importance.request import Loss
-from prunerecover.observing import device_of, ordinary_arithmetic
-from prunerecover.plan import Plan
-from prunerecover.progress import progress
-from prunerecover.provenance import plan_for
-from prunerecover.scoring import without_labels
-from prunerecover.structure import unwrap
-from prunerecover.surgery import apply_edits
-from prunerecover.width.allocations import global_ranking, per_cost, uniform
+from prunerecover.model.batches import Batches, ModelInputs, as_inputs, without_labels
+from prunerecover.model.copies import twin_of
+from prunerecover.model.evaluation import device_of, ordinary_arithmetic
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.edits import Edit, Narrow, Rewrite
+from prunerecover.plan.groups import Group
+from prunerecover.plan.plan import Plan
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.surgery.provenance import plan_for
+from prunerecover.width.allocation.by_saliency import global_ranking, per_cost, uniform
+from prunerecover.width.allocation.cost_model import CostModel, cost_model
+from prunerecover.width.allocation.diagnostics import tolerance_evidence
+from prunerecover.width.allocation.greedy_fill import Removed
+from prunerecover.width.allocation.kind_weights import WEIGHED, Weighing, best_weighing, trials, weighted
+from prunerecover.width.allocation.latency_budget import macs_for_latency
+from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
 from prunerecover.width.arguments import Allocation, Replacement, Rule, check_arguments
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
-from prunerecover.width.costs import CostModel, cost_model
-from prunerecover.width.diagnostics import tolerance_evidence
-from prunerecover.width.discovery import FOUND_KINDS, find_groups
-from prunerecover.width.exchange import WEIGHED, Weighing, best_weighing, trials, weighted
-from prunerecover.width.filling import Removed
-from prunerecover.width.groups import Group
-from prunerecover.width.latency_budget import macs_for_latency
-from prunerecover.width.moments import Moments
+from prunerecover.width.groups.discovery import FOUND_KINDS, find_groups
+from prunerecover.width.groups.unit_slices import Scores
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.signals import NEED_LOSS, signals
-from prunerecover.width.slices import Scores
-from prunerecover.width.tolerance_allocation import tolerance_allocation
-from prunerecover.width.trial import Trial
-from prunerecover.width.u_score import Labels
+from prunerecover.width.narrowed_output import Trial
+from prunerecover.width.signals.signals import NEED_LOSS, signals
+from prunerecover.width.signals.u_score import Labels
 
 RULES = {"per_cost": per_cost, "uniform": uniform, "global": global_ranking}
 

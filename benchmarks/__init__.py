@@ -1,0 +1,4 @@
+"""What the project claims, measured: one module, one page in `docs/results`.
+
+python -m benchmarks.end_to_end.quickstart
+"""

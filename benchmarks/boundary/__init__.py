@@ -1,0 +1,1 @@
+"""The split between attentions and activations."""

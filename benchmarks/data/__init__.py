@@ -1,0 +1,1 @@
+"""Real data and weights, and how results are written."""

@@ -1,0 +1,101 @@
+"""CIFAR-10 for the width benchmarks: images in memory, scores and one epoch of training.
+
+The 10,000 test images are only scored. Calibration and training images are drawn from the training split with the run's
+seed. JPEGs score about 10 points below lossless images with the ResNets' weights, which never saw compression.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.data.real import autocast, data_root
+from prunerecover.recipes.networks.cifar_resnet import CONFIG
+
+EXAMPLE = torch.zeros(1, 3, 32, 32)
+BATCH, LEARNING_RATE = 128, 0.01
+
+
+def images(split: str, rows: NDArray[np.int64] | None = None, source: str = "cifar10") -> tuple[Tensor, Tensor]:
+    """Return normalised images `(N, 3, 32, 32)` and labels `(N,)`."""
+    table = _table(source, split)
+    chosen = table if rows is None else table.take(rows)
+    decoded = [np.array(Image.open(io.BytesIO(row["bytes"])).convert("RGB")) for row in chosen["img"].to_pylist()]
+    mean, std = (torch.tensor(CONFIG[name]).view(3, 1, 1) for name in ("mean", "std"))
+    pixels = torch.from_numpy(np.stack(decoded)).permute(0, 3, 1, 2) / 255
+    return (pixels - mean) / std, torch.tensor(chosen["label"].to_pylist())
+
+
+@cache
+def scored_images(source: str) -> tuple[Tensor, Tensor]:
+    """Return the test split."""
+    return images("test", source=source)
+
+
+@cache
+def training_images(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return `n` training images, the first of a permutation drawn with `seed`."""
+    order = np.random.default_rng(seed).permutation(_table("cifar10", "train").num_rows)
+    return images("train", order[:n])
+
+
+def batches(n: int, seed: int, size: int = BATCH) -> list[tuple[Tensor, Tensor]]:
+    """Return `n` training images with labels, in batches."""
+    return list(zip(*(tensor.split(size) for tensor in training_images(n, seed)), strict=True))
+
+
+def hits(network: nn.Module, source: str = "cifar10") -> NDArray[np.float64]:
+    """Return per test image whether the network is right, `(N,)`; in bf16, if the processor can."""
+    pixels, labels = scored_images(source)
+    network = copy.deepcopy(network).eval().to(memory_format=torch.channels_last)  # half as fast otherwise
+    with torch.inference_mode(), autocast():
+        predicted = torch.cat([network(batch).argmax(1) for batch in pixels.split(100)])
+    return predicted.eq(labels).double().numpy()
+
+
+def train_one_epoch(network: nn.Module, n: int, seed: int) -> nn.Module:
+    """Train on `n` images: SGD with momentum under a one-epoch cosine, random crops and flips; the same for all."""
+    pixels, labels = training_images(n, seed)
+    generator = torch.Generator().manual_seed(seed)
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, LEARNING_RATE, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    order = torch.randperm(n, generator=generator).split(BATCH)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(order))
+    network = network.to(memory_format=torch.channels_last).train()
+    for chosen in order:
+        loss = F.cross_entropy(network(augmented(pixels[chosen], generator)), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+    return network.to(memory_format=torch.contiguous_format).eval()
+
+
+def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Crop each image at random after padding it by 4 pixels, and flip half of them."""
+    padded = F.pad(pixels, (4, 4, 4, 4))
+    tops, lefts = torch.randint(9, (2, len(pixels)), generator=generator).tolist()
+    flips = torch.rand(len(pixels), generator=generator) < 0.5
+    crops = [image[:, y : y + 32, x : x + 32] for image, y, x in zip(padded, tops, lefts, strict=True)]
+    stacked = torch.stack(crops)
+    return torch.where(flips.view(-1, 1, 1, 1), stacked.flip(3), stacked)
+
+
+def cross_entropy(network: nn.Module, batch: Any) -> Tensor:
+    """Return the loss of a labelled batch."""
+    return F.cross_entropy(network(batch[0]), batch[1])
+
+
+@cache
+def _table(source: str, split: str) -> Any:
+    return pq.read_table(data_root() / "data" / source / f"{split}.parquet")

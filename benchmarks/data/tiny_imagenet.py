@@ -1,0 +1,111 @@
+"""DeiT-Tiny on the 200 classes of tiny_imagenet: data, recovery and scores that several benchmarks share.
+
+Units and splits are chosen on training images only. All 5,000 validation images are kept for the result. Recovery and
+scores of every method run in bf16, if the processor multiplies in it, with attention in separate operations: on such
+CPUs that takes half the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from benchmarks.data.real import BF16, autocast, correct, data_root, deit_tiny, image_data
+from prunerecover.callbacks import DistillRecover
+from prunerecover.recipes.data.image_data import ImageData
+from prunerecover.recipes.tasks.image_classifier import ImageClassifier, read_label_map
+
+PRECISION = {"precision": "bf16-mixed" if BF16 else "32-true"}
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+
+
+def module(network: nn.Module | None = None) -> ImageClassifier:
+    """Return the recipe's LightningModule, around the dense network or another one."""
+    made = ImageClassifier(
+        f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}",
+        pretrained=True,
+        label_map=str(data_root() / "data" / "tiny_imagenet" / "imagenet1k_index.json"),
+        learning_rate=1e-4,
+        warmup_epochs=0.1,
+    )
+    if network is not None:
+        made.model = network
+    return made
+
+
+def data(limit_train: int, limit_held_out: int = 1, **options: Any) -> ImageData:
+    """Return augmented training images, with others of the training split as validation.
+
+    A quarter of the training split is set aside, the same one always: nothing is ever trained or calibrated on it.
+
+    Args:
+        limit_train: How many to train on, out of 15,000.
+        limit_held_out: How many to validate on, out of 5,000.
+        options: Of `ImageData`.
+    """
+    augmentation = {"scale": [0.5, 1.0], "color_jitter": 0.0}
+    settings = {"augment_kwargs": augmentation, "batch_size": 16, "num_workers": 1, "val_fraction": 0.25, "seed": 0}
+    return image_data("tiny_imagenet", limit_train=limit_train, limit_val=limit_held_out, **{**settings, **options})
+
+
+@cache
+def calibration(samples: int = 192) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    """Return labelled training images without augmentation, in batches of 32."""
+    source = data(samples, augment=False, augment_kwargs={}, batch_size=32, num_workers=0)
+    source.setup("fit")
+    return tuple((images, labels) for images, labels in source.train_dataloader())
+
+
+def loss(network: nn.Module, batch: Any) -> torch.Tensor:
+    """Return the cross-entropy over the 200 classes."""
+    images, labels = batch
+    return nn.functional.cross_entropy(network(images)[:, classes()], labels)
+
+
+@cache
+def classes() -> torch.Tensor:
+    """Return the head's index of each of the 200 classes."""
+    return read_label_map(str(data_root() / "data" / "tiny_imagenet" / "imagenet1k_index.json"))
+
+
+def recover(network: nn.Module, images: int, seed: int, epochs: int = 1) -> nn.Module:
+    """Train a pruned network with distillation from the dense one, and return it; the same for every method."""
+    pl.seed_everything(seed, verbose=False)
+    made = module(unfused(network))
+    teacher = DistillRecover(teacher=unfused(deit_tiny()))
+    trainer = pl.Trainer(max_epochs=epochs, callbacks=[teacher], **QUIET, **PRECISION)
+    source = data(images)
+    source.setup("fit")
+    trainer.fit(made, train_dataloaders=source.train_dataloader())
+    return made.model.eval()
+
+
+def hits(network: nn.Module, batches: Iterable[Any] | None = None) -> NDArray[np.float64]:
+    """Return per image whether the network is right, `(n,)`; None: all 5,000 validation images."""
+    with autocast():
+        found = correct(unfused(network), validation() if batches is None else batches, classes())
+    return found.double().numpy()
+
+
+@cache
+def validation() -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    """Return the validation images in batches of 50, in what autocast makes of them."""
+    source = image_data("tiny_imagenet", batch_size=50, num_workers=1)
+    source.setup("validate")
+    dtype = torch.bfloat16 if BF16 else torch.float32
+    return tuple((images.to(dtype), labels) for images, labels in source.val_dataloader())
+
+
+def unfused(network: nn.Module) -> nn.Module:
+    """Have attentions computed in separate operations."""
+    for layer in network.modules():
+        if hasattr(layer, "fused_attn"):
+            layer.fused_attn = False
+    return network

@@ -1,0 +1,1 @@
+"""Whole runs: the quickstart, kills and resumes."""

@@ -1,0 +1,164 @@
+"""How long the scores of Tolerance of Difference take: ours, the published package's, and training passes.
+
+    pip install network-pruner==2.16
+    PRUNERECOVER_DATA=... python -m benchmarks.width.width_speed
+
+One run, one process, the same 256 CIFAR-10 images for all: U- and R-Score of ResNet-20 by us (median of 5) before and
+after the published package (once: it takes a minute); the same of ResNet-56 in units of one forward and backward pass
+over the images (medians of interleaved runs); and another tolerance for known scores. Finding the groups, which the
+package does later, is timed by itself. The package scores 8 images of each class for its distances; ours scores all.
+Peak memory is what a process of its own needs beyond the loaded network and images, with finding the groups.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.data.cifar import batches, cross_entropy
+from benchmarks.data.real import ROOT, command, write
+from benchmarks.width.cifar_models import load
+from benchmarks.width.width_peers import SCORED, published_scores
+from prunerecover.width.allocation.tolerance import curves, depths
+from prunerecover.width.planner import WidthPlanner
+
+NAME, REPEATS, SEED = "width_speed", 5, 0
+SIGNALS = ("u_score", "r_score")
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    """Return how long a call takes."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def score(model: str) -> WidthPlanner:
+    """Find the groups and compute both scores of all."""
+    planner = find(model)
+    planner.scores(*SIGNALS)
+    return planner
+
+
+def find(model: str) -> WidthPlanner:
+    """Find the groups; the published package does it when it prunes."""
+    return WidthPlanner(load(model), batches=batches(SCORED, SEED), seed=SEED)
+
+
+def scoring(model: str) -> tuple[float, float]:
+    """Return the seconds that finding the groups takes, and those that scoring them takes."""
+    started = time.perf_counter()
+    planner = find(model)
+    found = time.perf_counter() - started
+    return found, seconds_of(lambda: planner.scores(*SIGNALS))
+
+
+def one_pass(model: str) -> None:
+    """Run the network forward and backward over the images."""
+    network = load(model)
+    for batch in batches(SCORED, SEED):
+        cross_entropy(network, batch).backward()
+
+
+def another_tolerance(planner: WidthPlanner) -> float:
+    """Return the seconds that depths for one more tolerance take, everything from the scores on."""
+    low, high = planner.scores(*SIGNALS)
+    return median(seconds_of(lambda: depths(curves(low, high), 0.3)) for _ in range(REPEATS))
+
+
+def memory_of(what: str) -> float:
+    """Return the MiB that scoring ResNet-20 needs beyond what is loaded, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.width.width_speed", what]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return float(ran.stdout.split()[-1])
+
+
+def peak_mib() -> float:
+    """Return the peak memory of this process; `getrusage` counts that of the process which started it, too."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def measured() -> dict[str, Any]:
+    """Measure everything, each thing side by side with what it is compared to."""
+    batches(SCORED, SEED)
+    score("ResNet-20")  # imports and caches
+    runs = [scoring("ResNet-20") for _ in range(REPEATS)]
+    theirs = seconds_of(lambda: published_scores("ResNet-20", SEED))
+    runs += [scoring("ResNet-20") for _ in range(REPEATS)]
+    finding, ours = ([run[i] for run in runs] for i in (0, 1))
+    pairs = [(scoring("ResNet-56")[1], seconds_of(lambda: one_pass("ResNet-56"))) for _ in range(REPEATS)]
+    return {
+        "resnet20_finding_seconds": median(finding),
+        "resnet20_seconds": median(ours),
+        "resnet20_seconds_all": ours,
+        "network_pruner_seconds": theirs,
+        "times_faster": theirs / median(ours),
+        "resnet56_seconds": median(first for first, _ in pairs),
+        "resnet56_pass_seconds": median(second for _, second in pairs),
+        "resnet56_passes": median(first / second for first, second in pairs),
+        "another_tolerance_ms": 1000 * another_tolerance(score("ResNet-56")),
+        "memory_mib": {what: memory_of(what) for what in MEASURED_ALONE},
+        "threads": torch.get_num_threads(),
+        "n": SCORED,
+        "seed": SEED,
+    }
+
+
+MEASURED_ALONE: dict[str, Callable[[], Any]] = {
+    "prunerecover": lambda: score("ResNet-20"),
+    "one pass": lambda: one_pass("ResNet-20"),
+    "network-pruner": lambda: published_scores("ResNet-20", SEED),
+}
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """Render the figures."""
+    memory = ", ".join(f"{name} {value:.0f} MiB" for name, value in found["memory_mib"].items())
+    return "\n".join(
+        [
+            "# Seconds of the scores behind Tolerance of Difference",
+            "",
+            f"`{command()}`",
+            "",
+            f"{SCORED} CIFAR-10 images, U-Score and R-Score, {found['threads']} threads.",
+            "",
+            "| what | seconds |",
+            "|---|---|",
+            f"| ResNet-20, prunerecover | {found['resnet20_seconds']:.2f} |",
+            f"| ResNet-20, prunerecover, finding the groups before | {found['resnet20_finding_seconds']:.2f} |",
+            f"| ResNet-20, network-pruner 2.16 | {found['network_pruner_seconds']:.1f} |",
+            f"| ResNet-56, prunerecover | {found['resnet56_seconds']:.2f} |",
+            f"| ResNet-56, one forward and backward pass | {found['resnet56_pass_seconds']:.2f} |",
+            f"| ResNet-56, another tolerance | {found['another_tolerance_ms'] / 1000:.5f} |",
+            "",
+            f"ResNet-20: {found['times_faster']:.0f} times faster than network-pruner. ResNet-56: the time of "
+            f"{found['resnet56_passes']:.1f} passes.",
+            "",
+            f"Peak memory beyond the loaded network and images, ResNet-20: {memory}.",
+        ]
+    )
+
+
+def main() -> None:
+    """Measure and write; with the name of one thing, print the memory that it takes."""
+    if len(sys.argv) > 1:
+        batches(SCORED, SEED)
+        Path("/proc/self/clear_refs").write_text("5")  # anew: reading the images took more than scoring
+        before = peak_mib()
+        MEASURED_ALONE[sys.argv[1]]()
+        print(peak_mib() - before)
+        return
+    found = measured()
+    write(NAME, found, markdown(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Calibration inputs and losses from the user's own training data and training step."""

@@ -1,0 +1,160 @@
+"""Collect calibration inputs of the target network from the user's own training data and training step.
+
+A forward pre-hook on the target notes the arguments of its first call and ends the step there: the user's loss and
+optimizer never run, whatever the step looks like.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from prunerecover.callbacks.calibration.data import calibration_batches
+from prunerecover.callbacks.ledger.random_state import isolated, seed_all
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.evaluation import observing, uncompiled
+from prunerecover.model.paths import get_module, unwrap
+
+
+@dataclass(frozen=True)
+class CapturedInputs(ModelInputs):
+    """The arguments of the target's call, with what the training step was given: a `loss` needs its labels."""
+
+    batch: Any = None
+    index: int = 0
+
+
+class _Captured(BaseException):  # not an Exception: a user's own `except Exception` must not swallow it
+    """The inputs are there; the rest of the training step is not wanted."""
+
+
+def capture_inputs(
+    trainer: pl.Trainer, module: pl.LightningModule, target: str, n_samples: int, seed: int
+) -> list[CapturedInputs]:
+    """Return the target's inputs for at least `n_samples` training samples, or for all there are.
+
+    The module is in evaluation mode meanwhile, and afterwards as before: modes, buffers, attributes, requires_grad
+    flags, random state. Inputs carry no gradients and have the dtype of the target's weights.
+
+    Raises:
+        ValueError: If there is no training data, or the training step never calls the target.
+    """
+    network = unwrap(get_module(module, target))
+    captured: list[CapturedInputs] = []
+    seen = 0
+    with ExitStack() as stack:
+        stack.enter_context(isolated())
+        for context in (observing(module), uncompiled(), torch.enable_grad(), undisturbed(trainer, module)):
+            stack.enter_context(context)
+        found = stack.enter_context(_stopped_at(network))
+        seed_all(seed)
+        for index, batch in enumerate(calibration_batches(trainer, n_samples, seed)):
+            seen = index + 1
+            inputs = _run_until_captured(trainer, module, _on_device(trainer, module, batch), index, found)
+            if inputs is None:  # a step may leave batches out
+                continue
+            captured.append(inputs)
+            if sum(c.n_samples for c in captured) >= n_samples:
+                break
+    if seen and not captured and not target:
+        raise ValueError(
+            f"Expected {type(module).__name__}.training_step to call the module itself, self(...), as target='' says "
+            "that it is the network, but it never did. Move what computes the outputs to forward."
+        )
+    if seen and not captured:
+        raise ValueError(
+            f"Expected {type(module).__name__}.training_step to call the network at target='{target}', but it never "
+            "did. Is this the network that is trained, and is it called as a whole?"
+        )
+    if not captured:
+        raise ValueError("Expected training data to calibrate on, but the train dataloader gave no batch.")
+    return captured
+
+
+def _run_until_captured(
+    trainer: pl.Trainer, module: pl.LightningModule, batch: Any, index: int, found: list[ModelInputs]
+) -> CapturedInputs | None:
+    found.clear()
+    try:
+        with trainer.strategy.precision_plugin.train_step_context():
+            module.training_step(*step_arguments(module, batch, index))
+    except _Captured:
+        return CapturedInputs(found[0].args, found[0].kwargs, batch, index)
+    return None
+
+
+def _on_device(trainer: pl.Trainer, module: pl.LightningModule, batch: Any) -> Any:
+    """Prepare a batch as Lightning does: precision, the user's transfer hooks, device."""
+    batch = trainer.strategy.precision_plugin.convert_input(batch)
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+def step_arguments(module: pl.LightningModule, batch: Any, index: int) -> tuple[Any, ...]:
+    """Return what Lightning would call the training step with."""
+    _, *parameters = inspect.signature(type(module).training_step).parameters.values()
+    if any(p.name == "dataloader_iter" for p in parameters):
+        return (iter([(batch, index, 0)]),)
+    takes_index = len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return (batch, index) if takes_index else (batch,)
+
+
+def _at_rest(inputs: ModelInputs, network: nn.Module) -> ModelInputs:
+    """Detach, and undo what autocast did before the target: planning runs without it."""
+    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+
+    def visit(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
+
+    args, kwargs = tree_map(visit, (inputs.args, inputs.kwargs))
+    return ModelInputs(args, kwargs)
+
+
+@contextmanager
+def _stopped_at(network: nn.Module) -> Iterator[list[ModelInputs]]:
+    found: list[ModelInputs] = []
+
+    def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append(_at_rest(ModelInputs(args, dict(kwargs)), network))
+        raise _Captured
+
+    handle = network.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def undisturbed(trainer: pl.Trainer, module: pl.LightningModule) -> Iterator[None]:
+    """Keep what a step may touch before it reaches the target: attributes and flags, logs, other optimizers."""
+    wrapped: Any = module.optimizers()
+    optimizers = [*trainer.optimizers, *(wrapped if isinstance(wrapped, list) else [wrapped])]
+    kept = [(holder, dict(vars(holder))) for holder in (module, *optimizers)]
+    flags = [(p, p.requires_grad) for p in module.parameters()]
+    try:
+        for name in ("log", "log_dict", "manual_backward"):
+            vars(module)[name] = _ignore
+        for optimizer in optimizers:
+            vars(optimizer)["step"] = _ignore
+        yield
+    finally:
+        for holder, attributes in kept:
+            vars(holder).clear()
+            vars(holder).update(attributes)
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    """Stand in for logging, backward passes and optimizer steps."""

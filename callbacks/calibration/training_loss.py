@@ -1,0 +1,36 @@
+"""The user's own training loss as a function of a network's inputs, for importances that need one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+from torch import Tensor, nn
+
+from prunerecover.callbacks.calibration.capture import CapturedInputs, step_arguments, undisturbed
+
+
+def training_loss(trainer: pl.Trainer, module: pl.LightningModule) -> Callable[[nn.Module, CapturedInputs], Tensor]:
+    """Return `loss(network, inputs)`, which runs the module's training step on the batch that gave the inputs.
+
+    Args:
+        trainer: In a fit; its logs and optimizers are not touched.
+        module: Holds the network, which the step calls.
+
+    The loss raises ValueError under manual optimization, where the step does not return it.
+    """
+
+    def loss(network: nn.Module, inputs: CapturedInputs) -> Tensor:
+        if not module.automatic_optimization:
+            raise ValueError(
+                f"Expected argument loss=f(network, inputs), because {type(module).__name__} optimizes manually and "
+                "its training step does not say what its loss is. Or choose units by something that needs none, such "
+                "as importance='output_divergence' in depth and protection='magnitude' in width."
+            )
+        with undisturbed(trainer, module), trainer.strategy.precision_plugin.train_step_context():
+            output: Any = module.training_step(*step_arguments(module, inputs.batch, inputs.index))
+        value: Tensor = output["loss"] if isinstance(output, Mapping) else output
+        return value
+
+    return loss

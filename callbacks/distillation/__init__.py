@@ -1,0 +1,1 @@
+"""Teacher and student of `DistillRecover`."""

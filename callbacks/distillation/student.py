@@ -1,0 +1,110 @@
+"""Attach to the training step of an unmodified LightningModule: read what its network computed, and change its loss."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from prunerecover.model.batches import ModelInputs
+
+AddTerm = Callable[[pl.LightningModule, Tensor, ModelInputs, Any], Tensor]
+
+
+class Student:
+    """The training step with a term added to its loss, until `detach`.
+
+    Args:
+        module: The LightningModule; `training_step` (automatic optimization) or `manual_backward` is wrapped on the
+            instance.
+        network: The network inside it whose first call in each step is read.
+        add_term: `add_term(module, loss, inputs, output) -> loss`.
+    """
+
+    def __init__(self, module: pl.LightningModule, network: nn.Module, add_term: AddTerm) -> None:
+        self.module = module
+        self.tap = Tap()
+        self._handle = network.register_forward_hook(self.tap, with_kwargs=True)
+        self._name = "training_step" if module.automatic_optimization else "manual_backward"
+        self._previous = vars(module).get(self._name)
+        wrapper = _Step if module.automatic_optimization else _Backward
+        object.__setattr__(module, self._name, wrapper(module, self._previous, self.tap, add_term))
+
+    def detach(self) -> None:
+        """Leave the module as it was."""
+        self._handle.remove()
+        vars(self.module).pop(self._name, None)
+        if self._previous is not None:
+            object.__setattr__(self.module, self._name, self._previous)
+
+
+class Tap:
+    """A forward hook that keeps the first call with gradients until it is taken; copies of a network do not keep it."""
+
+    def __init__(self) -> None:
+        self.seen: tuple[ModelInputs, Any] | None = None
+
+    def __call__(self, network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Note the call."""
+        if self.seen is None and torch.is_grad_enabled():
+            self.seen = (ModelInputs(args, dict(kwargs)), output)
+
+    def take(self) -> tuple[ModelInputs, Any] | None:
+        """Return what was seen, and forget it."""
+        seen, self.seen = self.seen, None
+        return seen
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return _nothing
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What a copied network has in the place of the tap."""
+
+
+class _Wrapper:
+    """Stands in for a method on the instance; `__wrapped__` lets Lightning see the signature of the original."""
+
+    name: str
+
+    def __init__(self, module: pl.LightningModule, previous: Any, tap: Tap, add_term: AddTerm) -> None:
+        self.module, self.previous, self.tap, self.add_term = module, previous, tap, add_term
+        self.own = getattr(type(module), self.name)
+        self.__wrapped__ = inspect.unwrap(self.own)
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what was there before."""
+        if self.previous is not None:
+            return self.previous(*args, **kwargs)
+        return self.own(self.module, *args, **kwargs)
+
+    def with_term(self, loss: Tensor) -> Tensor:
+        """Add the term if the network was called."""
+        seen = self.tap.take()
+        return loss if seen is None else self.add_term(self.module, loss, *seen)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        return functools.partial(self.own, memo.get(id(self.module), self.module))
+
+
+class _Step(_Wrapper):
+    name = "training_step"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.tap.take()
+        output = self.original(*args, **kwargs)
+        if isinstance(output, Mapping):
+            return {**output, "loss": self.with_term(output["loss"])}
+        return output if output is None else self.with_term(output)
+
+
+class _Backward(_Wrapper):
+    name = "manual_backward"
+
+    def __call__(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        self.original(self.with_term(loss), *args, **kwargs)

@@ -1,0 +1,96 @@
+"""The dense teacher: the network right before its first surgery, kept in a file because no checkpoint has it."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from pathlib import Path
+
+import lightning.pytorch as pl
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.surgery.artifacts import artifact_folder
+from prunerecover.checkpoint.pruned_folder import load_pruned
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.recovery.lora import fold_adapters
+from prunerecover.surgery.apply_edits import undo
+
+
+def copy_dense(module: pl.LightningModule, target: str) -> nn.Module:
+    """Return a frozen copy of the network with its structure before all surgery; pruned parts have stale values."""
+    ledger = Ledger.of(module)
+    network, journal = copy.deepcopy((unwrap(get_module(module, target)), ledger.journals.get(target)))
+    if target in ledger.adapters:
+        fold_adapters(network, ledger.adapters[target])
+    if journal is not None:
+        undo(network, journal)
+    return freeze(network)
+
+
+def freeze(network: nn.Module) -> nn.Module:
+    """Put a teacher in evaluation mode, without gradients."""
+    return network.eval().requires_grad_(False)
+
+
+def save_teacher(trainer: pl.Trainer, network: nn.Module) -> dict[str, str] | None:
+    """Write the teacher's weights beside the checkpoints, once.
+
+    Returns:
+        File name, folder and sha256, for the ledger; None if the trainer writes no checkpoints.
+    """
+    folder = artifact_folder(trainer)
+    if folder is None:
+        return None
+    record: dict[str, str] | None = None
+    if trainer.is_global_zero:
+        record = _write(folder, network)
+    return trainer.strategy.broadcast(record)
+
+
+def _write(folder: Path, network: nn.Module) -> dict[str, str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
+    unfinished = folder / "teacher.unfinished"
+    save_file(tensors, unfinished)
+    digest = hashlib.sha256(unfinished.read_bytes()).hexdigest()
+    path = folder / f"teacher-{digest[:8]}.safetensors"
+    unfinished.replace(path)
+    return {"file": path.name, "folder": str(folder.absolute()), "sha256": digest}
+
+
+def load_teacher(trainer: pl.Trainer, module: pl.LightningModule, target: str, record: dict[str, str]) -> nn.Module:
+    """Read the teacher that the ledger names: beside the checkpoint being resumed or the new ones, or where it was.
+
+    Raises:
+        FileNotFoundError: If the file is in none of these places.
+        ValueError: If it is another file.
+    """
+    new = artifact_folder(trainer)
+    places = [Path(trainer.ckpt_path).parent if trainer.ckpt_path else None, new, Path(record["folder"])]
+    folders = list(dict.fromkeys(place for place in places if place is not None))
+    for path in (folder / Path(record["file"]).name for folder in folders):
+        if path.is_file():
+            if hashlib.sha256(path.read_bytes()).hexdigest() != record["sha256"]:
+                raise ValueError(
+                    f"Expected the teacher that the run was started with at {path}, but its sha256 differs. Copy the "
+                    "file again from where the run began, or pass DistillRecover(teacher=path)."
+                )
+            network = copy_dense(module, target)
+            network.load_state_dict(load_file(path))
+            return network
+    raise FileNotFoundError(
+        f"Expected the dense teacher {record['file']} in {' or '.join(map(str, folders))}, but it is not "
+        "there. Copy it beside the checkpoint, or pass DistillRecover(teacher=path)."
+    )
+
+
+def open_teacher(module: pl.LightningModule, target: str, path: str | Path) -> nn.Module:
+    """Read a teacher that the user names: a `save_pruned` folder, or a .safetensors state dict of the dense network."""
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        network = copy_dense(module, target)
+        network.load_state_dict(load_file(path))
+        return network
+    return freeze(load_pruned(path))

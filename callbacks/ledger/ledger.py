@@ -1,0 +1,245 @@
+"""One ledger per LightningModule: what all callbacks did, kept in every checkpoint and done again when one is read.
+
+The ledger hangs on the module itself, with one pair of hooks on the instance, so a user's own class needs no change. It
+survives pickling and deep copies (weight averaging copies the module with it), and stays after the fit, because
+checkpoints may be saved later. Loading a file first takes back what the live module has and then replays what the file
+has: a file may be less pruned than the module.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning.pytorch as pl
+from torch import nn
+
+from prunerecover.callbacks.ledger import optimizer_groups as optimizers
+from prunerecover.callbacks.ledger import random_state
+from prunerecover.callbacks.ledger.averaged_copies import shadow_modules
+from prunerecover.model.hashing import tensors_hash
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.edits import Edit
+from prunerecover.plan.plan import Plan
+from prunerecover.recovery.lora import Adapters, fold_adapters, frozen_parameters, lay_adapters
+from prunerecover.surgery.apply_edits import Applied, apply_edits, check_source, undo
+from prunerecover.surgery.journal import Journal
+from prunerecover.surgery.optimizer_update import update_optimizer
+
+KEY = "prunerecover"
+SCHEMA = "prunerecover.ledger/1"
+ATTRIBUTE = "_prunerecover_ledger"
+HOOKS = ("on_save_checkpoint", "on_load_checkpoint")
+
+
+@dataclass
+class Ledger:
+    """What was done to one LightningModule.
+
+    Attributes:
+        plans: All edits so far of each network, by its path.
+        journals: How to take them back, by the same paths.
+        events: Surgeries in order, plain data: {"by", "target", "epoch", "step", "units", "params", "macs", "seconds",
+            "taken": of a budget for several}.
+        begun: What each callback found when its schedule began: {"events": how many were its own, "units": per kind}.
+        teachers: File and hash of the dense teacher of each network, once it was saved.
+        adapters: What is laid on each network after all its edits; folded before the next edit.
+        places: Where optimizers held what those adapters froze, by network and name.
+        from_checkpoint: Whether the last file read held a ledger; None: no file was read.
+        pending: What the file says about optimizers and random states, until the fit starts.
+    """
+
+    plans: dict[str, Plan] = field(default_factory=dict)
+    journals: dict[str, Journal] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    begun: dict[str, dict[str, Any]] = field(default_factory=dict)
+    teachers: dict[str, dict[str, str]] = field(default_factory=dict)
+    adapters: dict[str, Adapters] = field(default_factory=dict)
+    places: dict[str, optimizers.Places] = field(default_factory=dict)
+    from_checkpoint: bool | None = None
+    pending: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: pl.LightningModule) -> Ledger:
+        """Return the ledger of a module, and install it if there is none yet."""
+        ledger = vars(module).get(ATTRIBUTE)
+        if not isinstance(ledger, cls):
+            ledger = cls()
+            object.__setattr__(module, ATTRIBUTE, ledger)
+            for hook in HOOKS:
+                object.__setattr__(module, hook, _Hook(module, hook, vars(module).get(hook)))
+        return ledger
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether nothing was removed yet."""
+        return not any(plan.edits for plan in self.plans.values())
+
+    def apply(self, module: pl.LightningModule, target: str, plan: Plan, *, structure_only: bool = False) -> Applied:
+        """Apply a plan, made for the network as it is now, and write it down.
+
+        Args:
+            module: The module this ledger belongs to.
+            target: Path of the network in it.
+            plan: With its fitted tensors.
+            structure_only: Leave the values of what is put in to a checkpoint.
+
+        Raises:
+            ValueError: If the plan does not fit, or does not lead where it says; nothing is changed then.
+        """
+        composed = self.plans.get(target, Plan()) + plan
+        network, journal = unwrap(get_module(module, target)), self.journals.setdefault(target, Journal())
+        before = len(journal.entries)
+        applied = _edit(network, journal, plan.edits, None if structure_only else plan)
+        if plan.edits and tensors_hash(network) != plan.result.tensors:
+            undo(network, journal, keep=before)
+            raise ValueError(
+                "Expected the plan to leave the model it describes, but it left another. Was the file edited?"
+            )
+        self.plans[target] = composed
+        return applied
+
+    def lay(self, module: pl.LightningModule, target: str, adapters: Adapters, seed: int = 0) -> Applied:
+        """Lay adapters on the network at `target`, and write it down."""
+        applied = lay_adapters(get_module(module, target), adapters, seed)
+        self.adapters[target] = adapters
+        return applied
+
+    def fold(self, module: pl.LightningModule, target: str, *, structure_only: bool = False) -> Applied:
+        """Fold the adapters of the network at `target` into it; see `fold_adapters`."""
+        applied = fold_adapters(get_module(module, target), self.adapters[target], structure_only=structure_only)
+        del self.adapters[target]
+        return applied
+
+    def plain_copy(self, module: pl.LightningModule, target: str) -> nn.Module:
+        """Return a copy of the network at `target` without adapters, which computes the same."""
+        network = copy.deepcopy(unwrap(get_module(module, target)))
+        if target in self.adapters:
+            fold_adapters(network, self.adapters[target])
+        return network
+
+    @property
+    def removed_units(self) -> int:
+        """How many units were removed so far, in all networks."""
+        return sum(len(event["units"]) for event in self.events)
+
+    def made_by(self, callback: str) -> list[dict[str, Any]]:
+        """Return the surgeries that a callback has made since its schedule began."""
+        own = [event for event in self.events if event["by"] == callback]
+        return own[int(self.begun.get(callback, {}).get("events", 0)) :]
+
+    def record(self, module: pl.LightningModule) -> dict[str, Any]:
+        """Return everything a checkpoint must hold, as primitives and tensors."""
+        trainer = module._trainer
+        return {
+            "schema": SCHEMA,
+            "plans": {target: plan.to_dict() for target, plan in self.plans.items()},
+            "events": copy.deepcopy(self.events),
+            "begun": copy.deepcopy(self.begun),
+            "teachers": copy.deepcopy(self.teachers),
+            "adapters": {target: adapters.to_dict() for target, adapters in self.adapters.items()},
+            "places": copy.deepcopy(self.places),
+            "optimizers": optimizers.group_names(trainer.optimizers, module) if trainer is not None else [],
+            "random_states": random_state.collect(),
+        }
+
+    def restore(self, module: pl.LightningModule, record: dict[str, Any] | None) -> None:
+        """Give the module the structure that a checkpoint's weights are for; weights are loaded afterwards.
+
+        Raises:
+            ValueError: If the file is of a newer schema, or of another network.
+        """
+        record = record or {}
+        if record and record.get("schema") != SCHEMA:
+            raise ValueError(
+                f"Expected a checkpoint with a ledger of schema {SCHEMA}, but got {record.get('schema')}. It was saved "
+                "by another version of prunerecover; install that version or newer."
+            )
+        self.from_checkpoint = bool(record)
+        plans = {target: Plan.from_dict(data) for target, data in record.get("plans", {}).items()}
+        adapters = {target: Adapters.from_dict(data) for target, data in record.get("adapters", {}).items()}
+        if _edits(self.plans) != _edits(plans) or self.adapters != adapters:
+            for target in list(self.adapters):
+                self.fold(module, target, structure_only=True)
+            if _edits(self.plans) != _edits(plans):
+                self._replay(module, plans)
+            for target, laid in adapters.items():
+                self.lay(module, target, laid)
+        self.plans = plans
+        self.places = copy.deepcopy(record.get("places", {}))
+        self.events = copy.deepcopy(record.get("events", []))
+        self.begun = copy.deepcopy(record.get("begun", {}))
+        self.teachers = copy.deepcopy(record.get("teachers", {}))
+        self.pending = {name: record[name] for name in ("optimizers", "random_states") if name in record}
+
+    def _replay(self, module: pl.LightningModule, plans: dict[str, Plan]) -> None:
+        for target, journal in self.journals.items():
+            undo(unwrap(get_module(module, target)), journal)
+        self.plans = {}
+        for target, plan in plans.items():
+            network = unwrap(get_module(module, target))
+            if plan.edits:
+                check_source(network, plan)
+            _edit(network, self.journals.setdefault(target, Journal()), plan.edits, None)
+
+    def restore_random_state(self) -> None:
+        """Set the random states of the file that was read last."""
+        if "random_states" in self.pending:
+            random_state.restore(self.pending["random_states"])
+
+    def resume(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """At the start of a fit: order optimizer groups as the file has them, and set the random states.
+
+        They were set when the file was read, too: a scheduler that asks for the number of steps has had the first batch
+        drawn since, which must not be drawn again.
+        """
+        if "optimizers" in self.pending and trainer.optimizers:
+            optimizers.rebind(trainer.optimizers, module, self.pending["optimizers"])
+        for target, adapters in self.adapters.items():  # new optimizers may hold all parameters that there are
+            frozen = frozen_parameters(get_module(module, target), adapters)
+            self.places[target] = self.places.get(target, {}) | optimizers.places_of(trainer.optimizers, frozen)
+            for optimizer in trainer.optimizers:
+                update_optimizer(optimizer, Applied(removed=frozen))
+        if trainer.fit_loop._combined_loader is None:
+            self.restore_random_state()
+        self.pending = {}
+
+
+def _edit(network: nn.Module, journal: Journal, edits: tuple[Edit, ...], plan: Plan | None) -> Applied:
+    """Apply edits, with a plan's fitted tensors or structure alone, and note how to take them back."""
+    applied = apply_edits(network, edits, None if plan is None else plan.tensors)
+    applied.journal.to_cpu()
+    journal.entries.extend(applied.journal.entries)
+    return applied
+
+
+def _edits(plans: dict[str, Plan]) -> dict[str, tuple[Edit, ...]]:
+    return {target: plan.edits for target, plan in plans.items() if plan.edits}
+
+
+@dataclass
+class _Hook:
+    """A LightningModule hook on the instance; the one that was there before (instance or class) runs too."""
+
+    module: pl.LightningModule
+    name: str
+    previous: Any
+
+    def __call__(self, checkpoint: dict[str, Any]) -> None:
+        ledger = Ledger.of(self.module)
+        if self.name == "on_save_checkpoint":
+            checkpoint[KEY] = ledger.record(self.module)
+        else:
+            for module in (self.module, *shadow_modules(self.module)):
+                Ledger.of(module).restore(module, checkpoint.get(KEY))
+            trainer = self.module._trainer
+            if trainer is not None and trainer.state.fn == "fit":
+                ledger.restore_random_state()
+        if self.previous is not None:
+            self.previous(checkpoint)
+        else:
+            getattr(type(self.module), self.name)(self.module, checkpoint)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        return _Hook(memo.get(id(self.module), self.module), self.name, copy.deepcopy(self.previous, memo))

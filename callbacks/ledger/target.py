@@ -1,0 +1,90 @@
+"""Find the network to prune inside a LightningModule that knows nothing of us."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+from torch import nn
+
+from prunerecover.families.describe import SUPPORTED, is_supported
+from prunerecover.model.paths import get_module, unwrap
+
+
+def find_target(module: pl.LightningModule, target: str | None) -> str:
+    """Return the path of the network: `target` if given, else the single supported one.
+
+    Raises:
+        ValueError: If there is no supported network, or several and `target` does not say which.
+    """
+    candidates = list(_candidates(module).values())
+    if target is not None:
+        network = unwrap(_at(module, target))
+        if not is_supported(network):
+            raise ValueError(
+                f"Expected a supported network ({', '.join(SUPPORTED)}) at target='{target}', but got "
+                f"{type(network).__name__}. Supported in this module: {', '.join(candidates) or 'none'}."
+            )
+        return target
+    if not candidates:
+        raise ValueError(
+            f"Expected a supported network ({', '.join(SUPPORTED)}) inside {type(module).__name__}, but found none. "
+            "Is it built later than configure_model?"
+        )
+    if len(candidates) > 1:
+        raise ValueError(
+            f"Expected one supported network inside {type(module).__name__}, but found {len(candidates)}: "
+            f"{', '.join(candidates)}. Say which with target='{candidates[0]}'."
+        )
+    return candidates[0]
+
+
+def find_network(module: pl.LightningModule, target: str | None) -> str:
+    """Return the path of any network: `target`, else the single supported one, else the only child with weights.
+
+    The empty path is the module itself, whose training step must call `self(...)`.
+
+    Raises:
+        ValueError: If there are none or several, and `target` does not say which.
+    """
+    if target is not None:
+        _at(module, target)
+        return target
+    if _candidates(module):
+        return find_target(module, None)
+    networks = _children(module)
+    if len(networks) != 1:
+        raise ValueError(
+            f"Expected one network inside {type(module).__name__}, but found {', '.join(networks) or 'none'}. "
+            + (
+                f"Say which with target='{networks[0]}', or with target='' that the module itself is the network."
+                if networks
+                else "Is it built later than configure_model?"
+            )
+        )
+    return networks[0]
+
+
+def _at(module: pl.LightningModule, target: str) -> nn.Module:
+    try:
+        return get_module(module, target)
+    except ValueError:
+        raise ValueError(
+            f"Expected the path of a network inside {type(module).__name__} as target, but there is no module at "
+            f"'{target}'. It has {', '.join(_children(module)) or 'none'}; '' is the module itself."
+        ) from None
+
+
+def _children(module: nn.Module) -> list[str]:
+    """Return the names of the children with weights."""
+    return [name for name, child in module.named_children() if any(True for _ in child.parameters())]
+
+
+def _candidates(module: nn.Module, path: str = "") -> dict[nn.Module, str]:
+    """Return the supported networks with their paths; one that is there twice by its first."""
+    network = unwrap(module)
+    if is_supported(network):
+        return {network: path}
+    found: dict[nn.Module, str] = {}
+    for name, child in module.named_children():
+        for other, where in _candidates(child, f"{path}.{name}" if path else name).items():
+            found.setdefault(other, where)
+    return found

@@ -1,0 +1,135 @@
+"""What a pruning callback has to do and has done: its budget or plan, its schedule, and the surgeries that are due.
+
+Everything is counted off the ledger, so that a resumed run goes on where the file was written.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
+
+from prunerecover.callbacks.ledger.callback import LedgerCallback
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.plan import Plan
+
+
+class ScheduledCallback(LedgerCallback):
+    """Base: knows which surgeries a budget and a schedule, or a given plan, ask for, and which of them are done.
+
+    Args:
+        budget: How much goes; exactly one of `budget` and `plan`.
+        plan: A plan, or the path of one, which is read when a loop is set up.
+        target: Path of the network inside the LightningModule.
+        schedule: When.
+        calibration: Number of training samples to calibrate on.
+        merge: Of the merged copy at the end of a fit.
+        seed: Of calibration samples and everything random in planning.
+
+    Raises:
+        ValueError: If the arguments do not fit together.
+        TypeError: If the plan is neither a plan nor a path.
+    """
+
+    prunes = True
+    planning: dict[str, Any]  # further arguments of the planning function
+
+    def __init__(
+        self,
+        budget: Budget | None,
+        *,
+        plan: str | Path | Plan | None,
+        target: str | None,
+        schedule: PruneSchedule | dict[str, Any] | None,
+        calibration: int,
+        merge: Literal["copy", "at_surgery", "never"],
+        seed: int,
+    ) -> None:
+        if not isinstance(plan, str | Path | Plan | None):
+            raise TypeError(f"Expected argument plan to be a Plan or the path of one, but got {type(plan).__name__}.")
+        if merge not in ("copy", "at_surgery", "never"):
+            raise ValueError(f"Expected argument merge to be 'copy', 'at_surgery' or 'never', but got '{merge}'.")
+        if calibration < 1:
+            raise ValueError(f"Expected argument calibration to be at least 1 sample, but got {calibration}.")
+        self.budget = budget
+        self.plan = plan if isinstance(plan, Plan) else None
+        self._plan_file = Path(plan) if isinstance(plan, str | Path) else None
+        self.schedule = schedule_of(schedule)
+        self.schedule.check_budget(budget)
+        self.target, self.calibration, self.merge, self.seed = target, calibration, merge, seed
+        self._has_begun = False
+
+    @abstractmethod
+    def find(self, pl_module: pl.LightningModule) -> str:
+        """Return the path of the network to prune."""
+
+    @abstractmethod
+    def units(self, network: nn.Module) -> dict[str, int]:
+        """Return how many units of each kind there are."""
+
+    def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note what there was before the first surgery, unless this schedule is already under way."""
+        ledger, me = Ledger.of(pl_module), self._key(trainer)
+        missing = sorted(ledger.begun.keys() - {sibling._key(trainer) for sibling in self._siblings(trainer)})
+        if ledger.from_checkpoint and missing and self._siblings(trainer)[0] is self:
+            rank_zero_warn(
+                f"The checkpoint is of a run that also had {', '.join(missing)}, which this Trainer has not: surgeries "
+                "still to come will not happen. Pass the same callbacks in the same order."
+            )
+        under_way = me in ledger.begun and (self._has_begun or ledger.from_checkpoint)
+        if under_way and ledger.begun[me]["asked"] != self._signature():
+            raise ValueError(
+                f"Expected {me} with the arguments of the run that is resumed ({ledger.begun[me]['asked']}), but got "
+                f"{self._signature()}. Resume with the same callbacks in the same order, or start a new fit from the "
+                "weights."
+            )
+        if not under_way:
+            total = sum(event["by"] == me for event in ledger.events)
+            ledger.begun[me] = {"events": total, "units": self._available(pl_module), "asked": self._signature()}
+        self._has_begun = True
+
+    def _signature(self) -> dict[str, Any]:
+        """What decides which surgeries come when, as plain data."""
+        plan = None if self.plan is None else self.plan.result.tensors
+        budget = None if self.budget is None else self.budget.to_dict()
+        how = {name: str(value) for name, value in self.planning.items() if not callable(value)}
+        return {"budget": budget, "plan": plan, "schedule": dict(vars(self.schedule)), "planning": how}
+
+    def _available(self, pl_module: pl.LightningModule) -> dict[str, int]:
+        return self.units(unwrap(get_module(pl_module, self.find(pl_module))))
+
+    def _due_surgeries(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> list[tuple[int, Budget | None]]:
+        """The surgeries of the schedule that are not done: epoch, and what is to have gone in all; None: no budget."""
+        ledger, me = Ledger.of(pl_module), self._key(trainer)
+        events: list[tuple[int, Budget | None]]
+        if self.budget is None:
+            events = [(self.schedule.start, None)]
+        elif self.budget.in_units:
+            counts = self.budget.counts(ledger.begun[me]["units"])
+            total, events = Counter[str](), []
+            for epoch, part in self.schedule.events(counts):
+                total.update(part)
+                events.append((epoch, Budget(remove=dict(total))))
+        else:
+            events = list(self.schedule.parts(self.budget))
+        return events[len(ledger.made_by(me)) :]
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _key(self, trainer: pl.Trainer) -> str:
+        alike = [sibling for sibling in self._siblings(trainer) if sibling._name == self._name]
+        return f"{self._name}.{alike.index(self)}"
+
+    @staticmethod
+    def _siblings(trainer: pl.Trainer) -> list[ScheduledCallback]:
+        return [c for c in trainer.callbacks if isinstance(c, ScheduledCallback)]  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""Surgery inside a Trainer: the module, its optimizers, averaged copies and wrapper change together."""

@@ -1,0 +1,103 @@
+"""One surgery in the middle of a fit: everything that has to change with the model changes here, in one place."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_info
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from prunerecover.callbacks.ledger.averaged_copies import shadow_modules
+from prunerecover.callbacks.ledger.callback import LedgerCallback
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.ledger.optimizer_groups import check_held, forget_gradients
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.plan import Plan
+from prunerecover.surgery.apply_edits import check_source, check_tensors
+from prunerecover.surgery.merging import merge_edits
+from prunerecover.surgery.optimizer_update import update_optimizer
+from prunerecover.surgery.provenance import plan_for
+
+
+def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan) -> None:
+    """Apply a plan to the network at `target`, in the module, its optimizers, its shadow copies and its DDP wrapper.
+
+    Args:
+        trainer: In the middle of a fit, at the start of an epoch, or before any other loop.
+        module: Its LightningModule.
+        target: Path of the network.
+        plan: Made for the network as it is; the same on every rank. One without edits changes nothing.
+
+    Raises:
+        RuntimeError: If trainable parameters are in no optimizer.
+        ValueError: If the plan is for another model, its fitted tensors are missing or were fitted to other weights.
+            Nothing is changed in any of these cases.
+    """
+    if not plan.edits:
+        return
+    network = unwrap(get_module(module, target))
+    check_source(network, plan)
+    check_tensors(network, plan)
+    check_held(trainer.optimizers, network)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, LedgerCallback):
+            callback.before_surgery(trainer, module, target)
+    forget_gradients(trainer.optimizers)
+    with torch.inference_mode(False):  # before test and predict Lightning is in it, and new weights could never train
+        applied = Ledger.of(module).apply(module, target, plan)
+        for optimizer in trainer.optimizers:
+            update_optimizer(optimizer, applied)
+        for shadow in shadow_modules(module):
+            Ledger.of(shadow).apply(shadow, target, plan)
+    rewrap(trainer)
+    _forget_best(trainer)
+
+
+def merge_now(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> None:
+    """Merge what became linear in the network at `target`, everywhere."""
+    network = unwrap(get_module(module, target))
+    operate(trainer, module, target, plan_for(network, merge_edits(network), method="merge"))
+
+
+def rewrap(trainer: pl.Trainer) -> None:
+    """Give DDP a reducer for the parameters that are there now; what was compiled for others is forgotten."""
+    strategy = trainer.strategy
+    if isinstance(strategy, DDPStrategy) and isinstance(strategy.model, DistributedDataParallel):
+        strategy.model = strategy.lightning_module  # drops the last reference to the old wrapper first
+        strategy.configure_ddp()
+        strategy._pl_static_graph_delay_done = False
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+
+
+def _forget_best(trainer: pl.Trainer) -> None:
+    """Scores from before the surgery are of another model: "best" starts anew, and patience with it."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
+            _forget_best_checkpoint(callback)
+        elif isinstance(callback, EarlyStopping):
+            callback.wait_count = 0
+            worst = torch.tensor(torch.inf)
+            callback.best_score = worst if callback.mode == "min" else -worst
+    for config in trainer.lr_scheduler_configs:
+        scheduler: Any = config.scheduler
+        if isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.best = torch.inf if scheduler.mode == "min" else -torch.inf
+            scheduler.num_bad_epochs = 0
+
+
+def _forget_best_checkpoint(callback: ModelCheckpoint) -> None:
+    if callback.monitor is not None and callback.best_model_path:
+        rank_zero_info(
+            f"prunerecover: 'best' starts anew; {callback.best_model_path} is of the model before this surgery."
+        )
+    callback.best_k_models = {}
+    callback.best_model_path = callback.kth_best_model_path = ""
+    callback.best_model_score = callback.current_score = None
+    callback.kth_value = torch.tensor(torch.inf if callback.mode == "min" else -torch.inf)

@@ -1,0 +1,1 @@
+"""Short runs of pruned models inside nested Trainers."""

@@ -1,0 +1,231 @@
+"""Short runs of pruned models inside a nested Trainer: what a search compares plans by.
+
+Each trial copies the user's LightningModule, prunes the copy with `DepthPrune`, recovers it for a few epochs with
+`DistillRecover`, and reads one metric that the module logs in validation. The user's own optimizers and data are used;
+the module, its random state and a fit that is going on around the trials are left as they were. All ranks take their
+share of the trials, and all get all results; within a trial a rank is alone.
+Lightning's `barebones` mode is not used: `self.log` does nothing in it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lightning.pytorch as pl
+import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_info
+
+from prunerecover.boundary.feasible import TYPES
+from prunerecover.boundary.search import Trial
+from prunerecover.callbacks.depth_prune import DepthPrune
+from prunerecover.callbacks.distill_recover import DistillRecover
+from prunerecover.callbacks.ledger.random_state import isolated, seed_all
+from prunerecover.callbacks.ledger.target import find_target
+from prunerecover.callbacks.trials.nested import alone, nested_trainer, own_copy, quiet
+from prunerecover.callbacks.trials.records import TrialRecord, append_record, read_records
+from prunerecover.cost.memory import peak_memory, reset_peak_memory
+from prunerecover.display.progress import progress
+from prunerecover.model.hashing import weights_hash
+from prunerecover.model.paths import get_module, unwrap
+
+SET_BY_TRIALS = {"max_epochs", "callbacks", "accelerator", "devices", "strategy", "logger"}
+PATIENCE = timedelta(days=7)  # ranks wait half an hour for each other otherwise, and fail
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TrialSettings:
+    """How every trial trains, and what is read at its end.
+
+    Args:
+        metric: What the module logs in validation; higher is better.
+        scale: What brings the metric to percent: 100 for a share, 1 for a metric that is logged in percent.
+        epochs: Of each trial.
+        distill: Recover with the dense network as the teacher.
+        trainer: Further arguments of the trials' Trainer, such as {"limit_train_batches": 100}.
+
+    Raises:
+        ValueError: If there is nothing to train, or an argument of the Trainer is one that trials set.
+    """
+
+    metric: str = "val_top1"
+    scale: float = 100.0
+    epochs: int = 1
+    distill: bool = True
+    trainer: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if self.epochs < 1:
+            raise ValueError(f"Expected trials of at least 1 epoch, but got {self.epochs}.")
+        taken = sorted(SET_BY_TRIALS & self.trainer.keys())
+        if taken:
+            raise ValueError(f"Expected no {', '.join(taken)} among the trials' Trainer arguments: trials set them.")
+
+
+class TrialRunner:
+    """Runs trials and returns their accuracies in percent; an `Evaluate` of `prunerecover.boundary_search`.
+
+    Args:
+        module: With dense weights; unchanged.
+        datamodule: None: the module has its own data.
+        store: JSONL file of the results; a trial that is in it is not run again. Its key covers what is removed, on how
+            many samples that was calibrated, the weights, the module's hyperparameters that are numbers or text, seed
+            and settings, not the data: name another file for other data.
+        settings: Of the trials.
+        target: Path of the network in the module; None: the only supported one.
+        after_trial: Called when a trial's result is there.
+
+    Attributes:
+        records: The trials asked for, in order.
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        datamodule: pl.LightningDataModule | None,
+        store: str | Path,
+        settings: TrialSettings | None = None,
+        target: str | None = None,
+        after_trial: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.module, self.datamodule, self.store = module, datamodule, Path(store)
+        self.settings = settings or TrialSettings()
+        self.target, self.after_trial = find_target(module, target), after_trial
+        self.records: list[TrialRecord] = []
+        self._weights = weights_hash(unwrap(get_module(module, self.target)))
+        self._known: dict[str, TrialRecord] = {}
+        self._ranks = _patient_ranks()
+        self._share(read_records(self.store))
+        self._checked = False
+
+    def __call__(self, trials: Sequence[Trial]) -> list[float]:
+        """Run what is not known yet, spread over the ranks, and return all accuracies in order.
+
+        Raises:
+            ValueError: If the module does not log the metric, or it is no percentage.
+        """
+        trials = from_first_rank(list(trials))
+        keys = [self._key(trial) for trial in trials]
+        missing = {key: trial for key, trial in zip(keys, trials, strict=True) if key not in self._known}
+        rank, world = _rank_and_world()
+        mine = list(missing.items())[rank::world]
+        found: dict[str, TrialRecord] = {}
+        if mine and not self._checked:
+            self._check_metric()
+        with progress("recovering pruned models for a while", len(mine)) as advance:
+            for key, trial in mine:
+                found[key] = self._run(key, trial)
+                append_record(self.store, rank, found[key])
+                advance()
+                self.after_trial()
+        self._share(found)
+        for _ in range(len(trials) - len(mine)):
+            self.after_trial()
+        self.records += [self._known[key] for key in keys]
+        return [self._known[key].accuracy for key in keys]
+
+    def _share(self, found: dict[str, TrialRecord]) -> None:
+        """Know what every rank has found, the same on all of them."""
+        everyone: list[Any] = [found]
+        if self._ranks is not None:
+            everyone = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, found, group=self._ranks)
+        for records in everyone:
+            self._known |= records
+
+    def _run(self, key: str, trial: Trial) -> TrialRecord:
+        device = self.module.device
+        reset_peak_memory(device)
+        started = time.perf_counter()
+        accuracy = self._accuracy_after(trial)
+        counts = [len(trial.plan.removed.get(kind, ())) for kind in TYPES]
+        seconds = time.perf_counter() - started
+        return TrialRecord(key, counts[0], counts[1], trial.seed, accuracy, seconds, peak_memory(device))
+
+    def _accuracy_after(self, trial: Trial) -> float:
+        callbacks: list[pl.Callback] = []
+        if trial.plan.edits:
+            callbacks.append(DepthPrune(plan=trial.plan, target=self.target, merge="never"))
+            if self.settings.distill:
+                callbacks.append(DistillRecover(target=self.target))
+        with isolated(), quiet(), alone():
+            seed_all(trial.seed)
+            trainer = self._trainer(callbacks, max_epochs=self.settings.epochs)
+            trainer.fit(own_copy(self.module), datamodule=copy.copy(self.datamodule))
+        return self._metric_of(trainer)
+
+    def _trainer(self, callbacks: list[pl.Callback], **arguments: Any) -> pl.Trainer:
+        return nested_trainer(self.module.device, callbacks, **{**self.settings.trainer, **arguments})
+
+    def _metric_of(self, trainer: pl.Trainer) -> float:
+        if self.settings.metric not in trainer.callback_metrics:
+            names = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+            raise ValueError(
+                f"Expected the module to log '{self.settings.metric}' in validation, but it logged {names}. "
+                "Name another metric in the trials' settings, or add validation data."
+            )
+        logged = float(trainer.callback_metrics[self.settings.metric])
+        if not 0 <= logged * self.settings.scale <= 100:  # NaN is none, either
+            raise ValueError(
+                f"Expected '{self.settings.metric}' times scale={self.settings.scale:g} to be a percentage, but the "
+                f"module logged {logged:g}. Use scale=1 for a metric in percent; NaN means that the run diverged."
+            )
+        return logged * self.settings.scale
+
+    def _check_metric(self) -> None:
+        """Ask for the metric on one batch, before hours go into trials."""
+        with isolated(), quiet(), alone():
+            trainer = self._trainer([], limit_val_batches=1)
+            trainer.validate(own_copy(self.module), datamodule=copy.copy(self.datamodule), verbose=False)
+            self._metric_of(trainer)
+        self._checked = True
+
+    def _key(self, trial: Trial) -> str:
+        edits = [edit.model_dump(mode="json") for edit in trial.plan.edits]
+        values = {name: value for name, value in self.module.hparams.items() if isinstance(value, int | float | str)}
+        samples = trial.plan.evidence.get("samples")
+        told = [edits, samples, self._weights, values, trial.seed, asdict(self.settings)]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _rank_and_world() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _patient_ranks() -> dist.ProcessGroup | None:
+    """Return a group of all ranks in which one waits for as long as another's trial takes; None for a rank alone."""
+    if _rank_and_world()[1] == 1:
+        return None
+    group: Any = dist.new_group(timeout=PATIENCE, backend="gloo")
+    return group  # type: ignore[no-any-return]
+
+
+@contextmanager
+def resumable(store: Path) -> Iterator[None]:
+    """Say how to go on when a search inside the `with` block is interrupted."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
+        done = len(read_records(store))
+        rank_zero_info(f"prunerecover: interrupted. {done} trials are in {store}; run this again to go on.")
+        raise
+
+
+def from_first_rank(value: T) -> T:
+    """Return the first rank's value: ranks must not differ by a rounding error, or by what a clock shows."""
+    held = [value]
+    if _rank_and_world()[1] > 1:
+        dist.broadcast_object_list(held, src=0)
+    return held[0]

@@ -1,0 +1,116 @@
+"""Apply a plan to a model, with its fitted tensors or with tensors that are fitted anew to other weights.
+
+It stands above surgery, which knows edits alone, and above planning, which knows how tensors are fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor, nn
+
+from prunerecover.calibration.calibrator import Calibrator
+from prunerecover.depth.units import find_units
+from prunerecover.model.batches import Batches, CalibrationSet, split_batches
+from prunerecover.model.copies import twin_of
+from prunerecover.model.evaluation import device_of, observing, ordinary_arithmetic, uncompiled
+from prunerecover.model.hashing import tensors_hash, weights_hash
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.dense_names import removed_units
+from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace
+from prunerecover.plan.plan import Plan
+from prunerecover.surgery.apply_edits import Applied, apply_edits, check_source, check_tensors, undo
+from prunerecover.width.compensation import fit_compensation
+
+
+def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Applied:
+    """Change the model in place as the plan says.
+
+    Args:
+        model: The model the plan was made for, at any dtype and on any device, wrapped or not.
+        plan: The plan; one without edits changes nothing.
+        refit: Calibration batches to fit replacements anew, for a model with other weights than the plan's.
+
+    Returns:
+        What became of the parameters.
+
+    Raises:
+        ValueError: If the plan is for another model, its fitted tensors are missing or were fitted to other weights.
+    """
+    model = unwrap(model)
+    if not plan.edits:
+        return Applied()
+    check_source(model, plan)
+    if refit is None:
+        check_tensors(model, plan)
+    else:
+        plan = refit_plan(model, plan, refit)
+    applied = apply_edits(model, plan.edits, plan.tensors)
+    if plan.result.tensors and tensors_hash(model) != plan.result.tensors:
+        undo(model, applied.journal)
+        raise ValueError("Expected the plan to leave the model it describes, but it left another. Was the file edited?")
+    return applied
+
+
+def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int = 0) -> Plan:
+    """Return the plan with the same units and what they leave, fitted to this model, which is bit-identical afterwards.
+
+    Raises:
+        ValueError: If the model is not of the plan's structure or there are too few samples to fit.
+    """
+    model = unwrap(model)
+    check_source(model, plan)
+    tensors: dict[str, Tensor] = {}
+    with ordinary_arithmetic(), observing(model), uncompiled():
+        samples = split_batches(batches, device_of(model), seed)
+        work = twin_of(model)
+        for stage in _stages(plan.edits):
+            tensors |= _fit_stage(work, stage, samples, seed)
+            apply_edits(work, stage, tensors)
+    source = plan.source.model_copy(update={"weights": weights_hash(model)})
+    return plan.model_copy(update={"source": source}).with_tensors(tensors)
+
+
+def _stages(edits: Sequence[Edit]) -> Iterator[list[Edit]]:
+    """Split into runs that were fitted on one model.
+
+    A merge starts anew, and so does a unit that is named after blocks have moved or after something was narrowed, and a
+    group that is narrowed a second time.
+    """
+    stage: list[Edit] = []
+    moved = False
+    for edit in edits:
+        is_block = isinstance(edit, Remove) and edit.kind == "block"
+        narrowed = bool(stage) and isinstance(stage[-1], Narrow) != isinstance(edit, Narrow)
+        again = isinstance(edit, Narrow) and any(isinstance(e, Narrow) and e.unit == edit.unit for e in stage)
+        behind = narrowed or again or (moved and not is_block and not isinstance(edit, Config))
+        if stage and (isinstance(edit, Merge) or behind):
+            yield stage
+            stage, moved = [], False
+        moved = moved or is_block
+        stage.append(edit)
+    if stage:
+        yield stage
+
+
+def _fit_stage(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet, seed: int) -> dict[str, Tensor]:
+    narrowing = [edit for edit in stage if isinstance(edit, Narrow)]
+    if any(edit.tensors for edit in narrowing):
+        return _fit_narrowing(model, narrowing, samples)
+    keys = {edit.unit: edit.tensors for edit in stage if isinstance(edit, Replace) and edit.tensors}
+    if not keys:
+        return {}
+    gone = {unit.name: unit for unit in removed_units(stage)}
+    leaves = {name: "zero" if unit.kind == "block" else unit.leaves for name, unit in gone.items()}
+    units = [u for u in find_units(model) if u.name in gone]
+    chosen = Calibrator(model, samples, units, "calibrated", seed).choose(units, leaves)
+    values = {choice.unit.name: choice.candidate.values for choice in chosen}
+    return {key: values[name][key.rpartition(".")[2]].float().cpu() for name, own in keys.items() for key in own}
+
+
+def _fit_narrowing(model: nn.Module, edits: Sequence[Narrow], samples: CalibrationSet) -> dict[str, Tensor]:
+    found = fit_compensation(model, edits, (*samples.fit, *samples.held_out))
+    by_path = (
+        (key, values[key.partition(".")[2]]) for e, values in zip(edits, found, strict=True) for key in e.tensors
+    )
+    return dict(by_path)

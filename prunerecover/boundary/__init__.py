@@ -1,0 +1,1 @@
+"""BoundaryDPT: find the split of a depth budget between attentions and activations by short recoveries."""

@@ -1,0 +1,105 @@
+"""Fit an accuracy map to short training runs: which surface, along which line, and what is known of the dense model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from prunerecover.boundary.accuracy_map import AccuracyMap
+from prunerecover.boundary.designs import Layers, Split, layer_counts
+from prunerecover.boundary.gaussian_surface import fit_gaussian
+from prunerecover.boundary.map_points import MapPoint, check_inside, kept_fractions
+from prunerecover.boundary.surfaces import Surface, constraint_line, fit_parabola, fit_polynomial
+
+SURFACES = ("polynomial", "gaussian_process", "parabola")
+DENSE = (0, 0)
+
+
+def fit_map(
+    points: Iterable[MapPoint],
+    layers: Layers,
+    *,
+    degrees: Sequence[int] = (1, 2, 3, 4),
+    surface: str | None = None,
+    splits: Iterable[Split] = (),
+    dense: float | None = None,
+    noise: float = 0.5,
+    seed: int = 0,
+) -> AccuracyMap:
+    """Fit a surface to the accuracies of short training runs.
+
+    Args:
+        points: The runs; the dense model may be among them.
+        layers: Number of attention and activation units of the dense model; one number stands for both.
+        degrees: Degrees of the polynomial to choose from.
+        surface: "polynomial" is the paper's, "parabola" holds along one line, "gaussian_process" both there and in the
+            plane. By default a Gaussian process when the runs lie along the line of one budget, where it has the least
+            regret (`benchmarks/boundary/map_synthetic.py`), and a polynomial otherwise.
+        splits: All splits of the budget that the runs are for, if they are for one: what holds along its line holds for
+            each of them. By default the line is that of the runs.
+        dense: Accuracy of the dense model in percent after a run like the others, if that is not among the points. It
+            is not fitted, only kept above.
+        noise: Standard deviation of the accuracy of one run, in points; from two runs that differ in seed only.
+        seed: Of the bootstrap.
+
+    Raises:
+        ValueError: If a point does not fit the model, the runs do not determine the surface, or an argument is unknown.
+
+    >>> runs = [MapPoint(0, 8, 72.0), MapPoint(3, 5, 75.0), MapPoint(5, 3, 74.0), MapPoint(8, 0, 65.0)]
+    >>> fit_map(runs, 12, dense=81.8).best(n_remove=8).split
+    (3, 5)
+    """
+    runs, counts = tuple(points), layer_counts(layers)
+    _check_arguments(runs, counts, degrees, surface, noise)
+    if dense is None:
+        measured = [point.accuracy for point in runs if point.split == DENSE]
+        dense = float(np.mean(measured)) if measured else None
+    fitted = _fit_surface(runs, counts, degrees, surface, tuple(splits), noise)
+    return AccuracyMap(runs, counts, fitted, dense, noise, seed)
+
+
+def check_fit(surface: str | None, noise: float) -> None:
+    """Raise ValueError if there is no such surface, or the noise is not above 0."""
+    if surface not in (None, *SURFACES):
+        raise ValueError(f"Expected a surface among {', '.join(SURFACES)} or None, but got {surface!r}.")
+    if not noise > 0:
+        raise ValueError(f"Expected a noise above 0 points, but got {noise}. Half a point is usual for short runs.")
+
+
+def _fit_surface(
+    runs: Sequence[MapPoint],
+    layers: tuple[int, int],
+    degrees: Sequence[int],
+    surface: str | None,
+    splits: Sequence[Split],
+    noise: float,
+) -> Surface:
+    kept = kept_fractions((run.split for run in runs), layers)
+    accuracy = np.array([run.accuracy for run in runs])
+    pruned = np.array([run.split != DENSE for run in runs])
+    budget = kept_fractions(splits, layers) if splits else None
+    line = constraint_line(kept[pruned], 1 / layers[1], budget)
+    if surface == "gaussian_process" or (surface is None and line is not None):
+        return fit_gaussian(kept, accuracy, noise, line)
+    if surface != "parabola":
+        return fit_polynomial(kept, accuracy, degrees, noise)
+    if line is None:
+        raise ValueError(
+            f"Expected at least three different splits along the line of one budget for a parabola, but got "
+            f"{[run.split for run in runs]}. Choose them with `spread`, or fit surface='polynomial'."
+        )
+    return fit_parabola(kept[pruned], accuracy[pruned], line, noise)
+
+
+def _check_arguments(
+    runs: Sequence[MapPoint], layers: tuple[int, int], degrees: Sequence[int], surface: str | None, noise: float
+) -> None:
+    if not runs:
+        raise ValueError("Expected at least one run, but got none. `spread` and `next_split` choose the first ones.")
+    check_inside((run.split for run in runs), layers)
+    if max(run.accuracy for run in runs) <= 1:
+        raise ValueError("Expected accuracies in percent, but got none above 1. Multiply shares by 100.")
+    if not degrees or min(degrees) < 1:
+        raise ValueError(f"Expected degrees of at least 1, but got {tuple(degrees)}. The paper takes 1 to 4.")
+    check_fit(surface, noise)

@@ -1,0 +1,100 @@
+"""BoundaryDPT (arXiv 2607.03784): how many attentions and how many activations go, and which of them.
+
+How much either type hurts shows only after recovery, so a few splits of the budget are recovered for a short while
+(`evaluate`, given by the caller: nothing is trained here), an accuracy map is fitted to the results, and the best split
+of the map is planned. Which units of each type go is decided within the type (`plan_depth`).
+
+Where we differ from the paper, by default: the runs lie on the budget's own line and the last ones are chosen as the
+results come in (`refinement`), so 5 runs do what the paper needs 22 for; units go by output divergence, one after the
+other, and leave what fits best instead of an identity. `PUBLISHED` are the arguments of the paper's own choices. Every
+run starts from the dense weights; the paper hands weights on from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+
+from prunerecover.boundary.designs import Split
+from prunerecover.boundary.feasible import TYPES, feasible_within
+from prunerecover.boundary.search import BoundarySearch, Evaluate
+from prunerecover.depth.planner import DepthPlanner
+from prunerecover.model.batches import Batches
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.plan import Plan
+
+PUBLISHED: Mapping[str, Any] = MappingProxyType(
+    {
+        "design": "axes_and_staircase",
+        "surface": "polynomial",
+        "importance": "gate_gradient",
+        "replace": "identity",
+        "search": "one_shot",
+    }
+)
+
+
+def plan_boundary(
+    model: nn.Module,
+    budget: Budget | None = None,
+    *,
+    n_remove: int | None = None,
+    n_keep: int | None = None,
+    batches: Batches,
+    evaluate: Evaluate,
+    design: str | Sequence[Split] = "line",
+    runs: int = 5,
+    surface: str | None = None,
+    dense: float | None = None,
+    noise: float = 0.5,
+    importance: str = "output_divergence",
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    replace: str = "calibrated",
+    search: str | None = None,
+    ignore: Sequence[str] = (),
+    seed: int = 0,
+) -> Plan:
+    """Find the best split of a budget between attentions and activations, by short runs, and plan it.
+
+    Args:
+        model: A supported model whose feed-forward parts are not gated (those have no activation unit).
+        budget: `Budget(macs=...)`, or `Budget(latency=...)` measured on the model's device, as a share removed.
+        n_remove: Number of attentions and activations to remove, or
+        n_keep: to keep, both types together. Exactly one of the three is given.
+        batches: Calibration batches; see `plan_depth`.
+        evaluate: See `BoundarySearch`.
+        design: See `BoundarySearch`.
+        runs: How many runs "line" and "spread" make.
+        surface: See `fit_map`.
+        dense: Accuracy of the dense model in percent after such a run; no prediction may lie above it.
+        noise: Standard deviation of the accuracy of one run, in points.
+        importance: See `plan_depth`.
+        loss: See `plan_depth`.
+        replace: See `plan_depth`.
+        search: See `plan_depth`.
+        ignore: See `plan_depth`.
+        seed: See `plan_depth`; also of the first run of each split.
+
+    Returns:
+        The plan, with the trials, the predicted accuracy and its expected regret as evidence.
+
+    Raises:
+        ValueError: If an argument is unknown, the budget cannot be met, or the runs do not determine the surface.
+    """
+    planner = DepthPlanner(
+        model,
+        TYPES,
+        batches=batches,
+        importance=importance,
+        loss=loss,
+        replace=replace,
+        search=search,
+        ignore=ignore,
+        seed=seed,
+    )
+    feasible = feasible_within(planner, budget, n_remove=n_remove, n_keep=n_keep)
+    splits, more = feasible.splits, feasible.more
+    return BoundarySearch(planner, splits, evaluate, design, runs, surface, dense, noise, seed, more).run()[1]

@@ -1,0 +1,172 @@
+"""The search of BoundaryDPT: runs that are chosen, a map that is fitted to them, and the plan of its best split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+
+from prunerecover.boundary.accuracy_map import AccuracyMap
+from prunerecover.boundary.designs import Split, axes_and_staircase, interleaved, one_type_at_a_time, spread
+from prunerecover.boundary.feasible import TYPES, layers_of
+from prunerecover.boundary.fit_map import check_fit, fit_map
+from prunerecover.boundary.map_points import MapPoint
+from prunerecover.boundary.next_split import FIRST, next_split
+from prunerecover.depth.planner import DepthPlanner
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.plan import Plan
+
+DESIGNS = ("line", "spread", "axes_and_staircase", "one_type_at_a_time", "interleaved")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One short run.
+
+    Attributes:
+        plan: What is removed before it; without edits for the dense model.
+        seed: Of the run. Two trials of one plan differ in it.
+    """
+
+    plan: Plan
+    seed: int
+
+
+Evaluate = Callable[[Sequence[Trial]], Sequence[float]]  # accuracies after the runs, in percent
+
+
+@dataclass
+class BoundarySearch:
+    """Finds the split of a budget and its plan.
+
+    Args:
+        planner: Plans splits; made for attentions and activations.
+        splits: The feasible splits: (attentions, activations) removed.
+        evaluate: Recovers the pruned models of some trials, each for a short while, and returns their accuracies in
+            percent. It gets as many trials at once as do not depend on one another.
+        design: Which splits are run: "line" (spread over the feasible splits, the last ones chosen by the results),
+            "spread", the paper's "axes_and_staircase" (its published table), "one_type_at_a_time" (Algorithm 1) and
+            "interleaved" (Algorithm 2), or the splits themselves.
+        runs: How many runs "line" and "spread" make.
+        surface: See `fit_map`.
+        dense: Accuracy of the dense model in percent after such a run; no prediction may lie above it.
+        noise: Standard deviation of the accuracy of one run, in points.
+        seed: Of the first run; each repetition of a split takes the next.
+        more: See `Feasible`; of further splits the one nearest to the pick is planned, as the runs say nothing of
+            splits off their line. The prediction is the pick's.
+    """
+
+    planner: DepthPlanner
+    splits: Sequence[Split]
+    evaluate: Evaluate
+    design: str | Sequence[Split] = "line"
+    runs: int = 5
+    surface: str | None = None
+    dense: float | None = None
+    noise: float = 0.5
+    seed: int = 0
+    more: Callable[[Plan], tuple[Split, ...]] | None = None
+    points: list[MapPoint] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if isinstance(self.design, str) and self.design not in DESIGNS:
+            raise ValueError(f"Expected argument design to be one of {', '.join(DESIGNS)}, but got '{self.design}'.")
+        if self.runs < FIRST and self.design in ("line", "spread"):
+            raise ValueError(f"Expected argument runs to be at least {FIRST}, for a curve, but got {self.runs}.")
+        check_fit(self.surface, self.noise)
+        self._fitted([MapPoint(*split, 50.0) for split in self._designed()])  # before the runs, not after them
+
+    @property
+    def layers(self) -> tuple[int, int]:
+        """How many attentions and activations there are to choose from."""
+        return layers_of(self.planner)
+
+    @property
+    def n_runs(self) -> int:
+        """How many runs it makes."""
+        return self.runs if self.design == "line" and len(self.splits) >= FIRST else len(self._designed())
+
+    def run(self) -> tuple[AccuracyMap, Plan]:
+        """Make the runs, fit the map and plan the best split that meets the budget."""
+        for splits in iter(self._next, []):
+            self._measure(splits)
+        fitted = self._fitted(self.points)
+        pick = fitted.best(splits=self.splits)
+        split, plan = pick.split, self.plan_of(pick.split)
+        while self.more is not None and (further := self.more(plan)):
+            split = min(further, key=lambda other: (abs(other[0] - split[0]) + abs(other[1] - split[1]), other))
+            plan = self.plan_of(split)
+        evidence = {
+            **plan.evidence,
+            "trials": [asdict(point) for point in self.points],
+            "predicted": {
+                "attention": pick.attention,
+                "activation": pick.activation,
+                "accuracy": pick.predicted,
+                "regret": asdict(pick.regret),
+            },
+        }
+        arguments = {**plan.made_by.arguments, "design": self.design, "surface": self.surface, "noise": self.noise}
+        made_by = plan.made_by.model_copy(
+            update={"method": f"boundary/{self.planner.importance}", "arguments": arguments}
+        )
+        return fitted, plan.model_copy(update={"made_by": made_by, "evidence": evidence})
+
+    def plan_of(self, split: Split) -> Plan:
+        """Return the plan that removes a split."""
+        if split == (0, 0):
+            return Plan()
+        return self.planner.plan(Budget(remove=dict(zip(TYPES, split, strict=True))))
+
+    def _next(self) -> list[Split]:
+        """Return the splits to run now, given the points; none when there are enough."""
+        if self.design == "line":
+            return self._next_on_line()
+        return [] if self.points else list(self._designed())
+
+    def _next_on_line(self) -> list[Split]:
+        if not self.points:
+            return list(spread(self.splits, FIRST)) if len(self.splits) > 1 else list(self.splits)
+        if len(self.points) >= self.runs or len(self.splits) < FIRST:
+            return []
+        return [next_split(self.points, self.splits, self.layers, noise=self.noise)]
+
+    def _fitted(self, points: Sequence[MapPoint]) -> AccuracyMap:
+        # Runs along the budget alone determine no polynomial, however few splits it has.
+        along = self.design in ("line", "spread")
+        return fit_map(
+            points,
+            self.layers,
+            surface=self.surface or ("gaussian_process" if along else None),
+            splits=self.splits,
+            dense=self.dense,
+            noise=self.noise,
+            seed=self.seed,
+        )
+
+    def _designed(self) -> Sequence[Split]:
+        """Return the splits that are run; with the design "line" such as may be run."""
+        n_remove = max(sum(split) for split in self.splits)
+        if self.design in ("line", "spread"):
+            return spread(self.splits, self.runs)
+        if self.design == "axes_and_staircase":
+            return axes_and_staircase(self.layers, min(n_remove, *self.layers))
+        if self.design == "one_type_at_a_time":
+            return one_type_at_a_time(self.layers, n_remove)
+        if self.design == "interleaved":
+            return interleaved(self.layers, n_remove)
+        assert not isinstance(self.design, str)
+        return list(self.design)
+
+    def _measure(self, splits: Sequence[Split]) -> None:
+        asked = [point.split for point in self.points]
+        trials = []
+        for split in splits:
+            trials.append(Trial(self.plan_of(split), self.seed + asked.count(split)))
+            asked.append(split)
+        accuracies = self.evaluate(trials)
+        if len(accuracies) != len(trials):
+            raise ValueError(
+                f"Expected evaluate to return one accuracy per trial, {len(trials)} in all, but got {len(accuracies)}."
+            )
+        self.points += [MapPoint(*split, accuracy) for split, accuracy in zip(splits, accuracies, strict=True)]

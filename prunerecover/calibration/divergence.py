@@ -1,0 +1,42 @@
+"""How far a pruned model's output is from the dense one's: what units and their replacements are judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from prunerecover.model.batches import ModelInputs, without_padding
+
+
+def output_divergence(dense: Tensor, pruned: Tensor) -> Tensor:
+    """Return the mean divergence over samples, a scalar >= 0.
+
+    Two-dimensional outputs `(N, classes)` and three-dimensional `(N, tokens, vocabulary)` are taken as logits:
+    KL(dense || pruned) in nats. Others, and outputs with a single value per position: squared L2 relative to the
+    dense norm.
+
+    >>> output_divergence(torch.zeros(2, 3), torch.ones(2, 3)).item()
+    0.0
+    """
+    dense, pruned = dense.float(), pruned.float()
+    if dense.ndim in (2, 3) and dense.shape[-1] > 1:
+        log_p, log_q = dense.log_softmax(-1), pruned.log_softmax(-1)
+        return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+    return (dense - pruned).square().sum() / dense.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def mean_divergence(batches: Iterable[ModelInputs], dense: Iterable[Tensor], pruned: Iterable[Tensor]) -> float:
+    """Return the mean output divergence over the samples of all batches; padded positions are left out.
+
+    >>> batches = [ModelInputs((torch.zeros(3, 1),)), ModelInputs((torch.zeros(1, 1),))]
+    >>> mean_divergence(batches, [torch.ones(3, 1), torch.ones(1, 1)], [torch.zeros(3, 1), torch.ones(1, 1)])
+    0.75
+    """
+    total, samples = 0.0, 0
+    for batch, before, after in zip(batches, dense, pruned, strict=True):
+        found = output_divergence(without_padding(before, batch), without_padding(after, batch))
+        total += float(found) * batch.n_samples
+        samples += batch.n_samples
+    return total / samples

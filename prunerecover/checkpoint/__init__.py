@@ -1,0 +1,1 @@
+"""Save pruned networks, and open them again: folders, Lightning checkpoints, weights files."""

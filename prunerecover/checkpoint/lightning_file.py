@@ -1,0 +1,169 @@
+"""Read a Lightning checkpoint without Lightning: the ledger that callbacks left in it, and the networks' weights.
+
+The ledger is plain data under the key "prunerecover": {"schema", "plans": {path of a network in the LightningModule:
+plan}, "adapters": {path: what is laid on it after all edits}}; other entries are the callbacks' own. Files are read
+with `weights_only`, so nothing in them is executed.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.plan.plan import Plan
+from prunerecover.recovery.lora import Adapters
+
+LEDGER = "prunerecover"
+LEDGER_SCHEMA = "prunerecover.ledger/1"
+COMPILED = "_orig_mod"
+
+
+@dataclass(frozen=True)
+class LightningFile:
+    """What a checkpoint says.
+
+    Attributes:
+        path: The file.
+        plans: All edits so far of each network, by its path in the LightningModule; "" is the module itself.
+        weights: The whole state dict, by canonical name.
+        adapters: What is laid on each network after its edits, by the same paths.
+    """
+
+    path: Path
+    plans: dict[str, Plan]
+    weights: dict[str, Tensor]
+    adapters: dict[str, Adapters] = field(default_factory=dict)
+
+    @property
+    def networks(self) -> dict[str, Plan]:
+        """The plan of each network that was pruned or adapted; one that was not pruned has a plan without edits."""
+        bare = {target: Plan(source=adapters.source) for target, adapters in self.adapters.items()}
+        return self.plans | {target: plan for target, plan in bare.items() if not self._has_edits(target)}
+
+    def _has_edits(self, target: str) -> bool:
+        return target in self.plans and bool(self.plans[target].edits)
+
+    def weights_of(self, target: str) -> dict[str, Tensor]:
+        """Return the weights of the network at `target`, by their names in it."""
+        prefix = _prefix(target)
+        return {n.removeprefix(prefix): value for n, value in self.weights.items() if n.startswith(prefix)}
+
+    def has_structure_of(self, weights: Mapping[str, Tensor]) -> bool:
+        """Whether another state dict has the same names and shapes in all networks that were changed."""
+        prefixes = tuple(map(_prefix, self.networks))
+        mine, theirs = (
+            {name: value.shape for name, value in state.items() if name.startswith(prefixes)}
+            for state in (self.weights, weights)
+        )
+        return mine == theirs
+
+
+def read_checkpoint(path: Path) -> LightningFile:
+    """Read a file that a Trainer saved.
+
+    Raises:
+        ValueError: If it holds more than plain data, cannot be read, is no Lightning checkpoint, has no ledger, or one
+            of a newer schema.
+    """
+    checkpoint = _load(path)
+    if not isinstance(checkpoint, Mapping) or not isinstance(checkpoint.get("state_dict"), Mapping):
+        raise ValueError(
+            f"Expected a Lightning checkpoint or a folder of save_pruned, but {path} holds no 'state_dict'. "
+            "Weights alone do not tell a pruned structure: apply the plan to the model, then load them."
+        )
+    if LEDGER not in checkpoint:
+        raise ValueError(
+            f"Expected a checkpoint of a pruned model, but {path} was saved by a run without DepthPrune. It is dense: "
+            "use the LightningModule's own load_from_checkpoint."
+        )
+    ledger = checkpoint[LEDGER]
+    schema = ledger.get("schema") if isinstance(ledger, Mapping) else None
+    if schema != LEDGER_SCHEMA:
+        raise ValueError(
+            f"Expected a ledger of schema {LEDGER_SCHEMA}, but {path} has {schema}. It was saved by another version of "
+            "prunerecover; install that version or newer."
+        )
+    plans = {str(target): Plan.from_dict(plan) for target, plan in ledger["plans"].items()}
+    adapters = {str(target): Adapters.from_dict(data) for target, data in ledger.get("adapters", {}).items()}
+    weights = {canonical(name): value for name, value in checkpoint["state_dict"].items()}
+    return LightningFile(path, plans, weights, adapters)
+
+
+def canonical(name: str) -> str:
+    """Strip the wrapper of `torch.compile(model)` from a path or a name in a state dict.
+
+    >>> canonical("model._orig_mod.head.weight")
+    'model.head.weight'
+    """
+    return ".".join(part for part in name.split(".") if part != COMPILED)
+
+
+def _prefix(target: str) -> str:
+    return f"{canonical(target)}." if canonical(target) else ""
+
+
+@contextmanager
+def before_loading(cls: type[nn.Module], file: LightningFile, act: Callable[[Any], None]) -> Iterator[None]:
+    """Inside the block, let `act` see an instance of `cls` right before it loads the weights of `file`.
+
+    `load_from_checkpoint` builds an instance that nobody can reach before its weights are loaded; this is the moment to
+    give it the structure they are for. Other weights (of a teacher that `__init__` loads) are loaded as ever.
+    """
+    own = vars(cls).get("load_state_dict")
+    load = cls.load_state_dict
+    acted: set[nn.Module] = set()  # where the module is the network itself, `act` loads weights into it, too
+
+    def load_state_dict(module: Any, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        weights = {canonical(name): value for name, value in state_dict.items()}
+        if module not in acted and file.has_structure_of(weights):
+            acted.add(module)
+            act(module)
+            names = {canonical(name): name for name in module.state_dict()}
+            state_dict = {names.get(name, name): value for name, value in weights.items()}
+        return load(module, state_dict, *args, **kwargs)
+
+    cls.load_state_dict = load_state_dict  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if own is None:
+            del cls.load_state_dict
+        else:
+            cls.load_state_dict = own  # type: ignore[method-assign]
+
+
+def _load(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        names = _unsafe_names(path)
+        if not names:
+            raise ValueError(_unreadable(path, error)) from None
+        raise ValueError(
+            f"Expected only plain data in {path}, but it holds {', '.join(names)}, and nothing in a file is executed. "
+            "Are these hyperparameters? Keep them out with save_hyperparameters(ignore=[...]). For this file, if you "
+            "trust it, allow them first: torch.serialization.add_safe_globals([...])."
+        ) from None
+    except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
+        raise ValueError(_unreadable(path, error)) from None
+
+
+def _unsafe_names(path: Path) -> list[str]:
+    try:
+        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+    except Exception:  # not a file of torch.save at all
+        return []
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    return (
+        f"Expected a Lightning checkpoint or a folder of save_pruned, but {path} cannot be read as one "
+        f"({type(error).__name__}). Is the file cut off? Copy it again, or name the folder of save_pruned."
+    )

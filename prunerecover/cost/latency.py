@@ -1,0 +1,182 @@
+"""Time a forward pass, and compare the times of two models on a machine whose speed drifts.
+
+Two models timed one after the other differ by whatever else the machine did meanwhile. Here they are timed in pairs,
+back to back, the order swapped from one pair to the next; each pair gives one ratio, and the median over the pairs is
+reported with a bootstrap interval. The number of threads is held, the garbage collector waits, and on an accelerator
+each call is timed on the device.
+
+Not covered: throughput under concurrency, the loading of data, and the first call (compilation, autotuning), which
+belongs to the warm-up.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from prunerecover.cost.statistics import Interval, median_interval
+from prunerecover.model.batches import ModelInputs, as_inputs, call
+from prunerecover.model.evaluation import device_of, observing
+
+Stopwatch = Callable[[Callable[[], object]], float]  # runs the function and returns seconds
+
+
+@dataclass(frozen=True)
+class LatencyRatio:
+    """Latency of a pruned model as a share of the dense model's.
+
+    Args:
+        ratio: Median over the pairs of pruned time / dense time, with its interval; below 1 is faster.
+        dense_ms: Median latency of the dense model.
+        pruned_ms: Median latency of the pruned model.
+        pairs: Number of pairs.
+        batch_size: Samples per forward pass.
+        device: Where it was measured.
+        threads: CPU threads of PyTorch during the measurement.
+    """
+
+    ratio: Interval
+    dense_ms: float
+    pruned_ms: float
+    pairs: int
+    batch_size: int
+    device: str
+    threads: int
+
+
+def latency_ratio(
+    dense: nn.Module,
+    pruned: nn.Module,
+    example_inputs: Any,
+    pairs: int = 30,
+    warmup: int = 3,
+    threads: int | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    stopwatch: Stopwatch | None = None,
+) -> LatencyRatio:
+    """Compare two models by interleaved pairs of forward passes.
+
+    Args:
+        dense: The model to compare with.
+        pruned: The model to judge, on the same device.
+        example_inputs: One batch of any form that `as_inputs` takes.
+        pairs: Timed pairs; at least 30 give a usable interval.
+        warmup: Untimed pairs before them.
+        threads: CPU threads to hold during the measurement; by default those PyTorch uses now.
+        confidence: Coverage of the interval.
+        seed: Seed of the bootstrap.
+        stopwatch: How to time one call; by default a clock that suits the device.
+
+    Raises:
+        ValueError: If there is no pair, the models are on different devices, or they have no weights.
+    """
+    device = _shared_device(dense, pruned)
+    if pairs < 1:
+        raise ValueError(f"Expected at least one pair, but got pairs={pairs}. 30 give a usable interval.")
+    inputs = as_inputs(example_inputs).to(device)
+    seconds = stopwatch or stopwatch_for(device)
+    runs = (partial(call, dense, inputs), partial(call, pruned, inputs))
+    with observing(dense, pruned), _quiet(threads) as held:
+        times = np.array([_timed_pair(runs, seconds, swapped=i % 2 == 1) for i in range(warmup + pairs)])[warmup:]
+    medians = np.median(times, axis=0) * 1e3
+    return LatencyRatio(
+        ratio=median_interval(times[:, 1] / times[:, 0], confidence=confidence, seed=seed),
+        dense_ms=float(medians[0]),
+        pruned_ms=float(medians[1]),
+        pairs=pairs,
+        batch_size=inputs.n_samples,
+        device=str(device),
+        threads=held,
+    )
+
+
+def median_latency(
+    model: nn.Module, inputs: ModelInputs, repeats: int = 20, warmup: int = 3, threads: int | None = None
+) -> float:
+    """Return the median time of one forward pass in milliseconds; `inputs` are on the model's device."""
+    seconds = stopwatch_for(_shared_device(model))
+    with observing(model), _quiet(threads):
+        times = [seconds(partial(call, model, inputs)) for _ in range(warmup + repeats)]
+    return float(np.median(times[warmup:])) * 1e3
+
+
+def stopwatch_for(device: torch.device) -> Stopwatch:
+    """Return a function that runs a function once and returns the seconds it took on `device`."""
+    if device.type == "cpu":
+        return _wall_seconds
+    if device.type == "cuda":
+        return partial(_cuda_seconds, device=device)
+    return partial(_synchronised_seconds, device=device)
+
+
+def _wall_seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _cuda_seconds(run: Callable[[], object], device: torch.device) -> float:
+    start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def _synchronised_seconds(run: Callable[[], object], device: torch.device) -> float:
+    def finished() -> None:
+        run()
+        torch.accelerator.synchronize(device)
+
+    torch.accelerator.synchronize(device)
+    return _wall_seconds(finished)
+
+
+def _timed_pair(
+    runs: tuple[Callable[[], object], Callable[[], object]], seconds: Stopwatch, swapped: bool
+) -> tuple[float, float]:
+    if swapped:
+        second = seconds(runs[1])
+        return seconds(runs[0]), second
+    first = seconds(runs[0])
+    return first, seconds(runs[1])
+
+
+def _shared_device(*models: nn.Module) -> torch.device:
+    devices = [device_of(model) for model in models]
+    if len(set(devices)) > 1:
+        found = " and ".join(map(str, devices))
+        raise ValueError(f"Expected both models on one device, but got {found}. Move one with `.to(device)`.")
+    if devices[0].type == "meta":
+        raise ValueError("Expected a model with weights, but it is on the meta device. Only `count_macs` works there.")
+    return devices[0]
+
+
+@contextmanager
+def _quiet(threads: int | None) -> Iterator[int]:
+    """Hold the number of threads and keep the garbage collector out of the timings."""
+    before, collecting = torch.get_num_threads(), gc.isenabled()
+    held = threads or before
+    gc.collect()
+    gc.disable()
+    torch.set_num_threads(held)
+    try:
+        yield held
+    finally:
+        torch.set_num_threads(before)
+        if collecting:
+            gc.enable()

@@ -1,0 +1,104 @@
+"""Measure what a model costs: parameters, MACs, latency and memory, together with where that was measured."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from prunerecover.cost.environment import device_name, versions
+from prunerecover.cost.latency import median_latency
+from prunerecover.cost.macs import count_macs
+from prunerecover.cost.memory import peak_activations
+from prunerecover.model.batches import as_inputs
+from prunerecover.model.evaluation import device_of
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The cost of one model on one batch.
+
+    Args:
+        parameters: Number of parameters, shared ones once.
+        parameter_bytes: Their size.
+        macs: Multiply-accumulate operations of one forward pass of the whole batch (see `prunerecover.macs`).
+        latency_ms: Median time of one forward pass, or None if it was not timed.
+        activation_bytes: Peak memory of a forward pass beyond weights and inputs.
+        activation_source: How that peak was taken: `"cuda allocator"` or `"tensor sizes"` (see `prunerecover.memory`).
+        batch_size: Samples in the batch.
+        device: Where it was measured.
+        device_name: The processor or accelerator there.
+        dtype: Type of the weights.
+        threads: CPU threads of PyTorch.
+        versions: Versions of what computed.
+    """
+
+    parameters: int
+    parameter_bytes: int
+    macs: int
+    latency_ms: float | None
+    activation_bytes: int
+    activation_source: str
+    batch_size: int
+    device: str
+    device_name: str
+    dtype: str
+    threads: int
+    versions: dict[str, str]
+
+    @property
+    def macs_per_sample(self) -> float:
+        """MACs of one sample of the batch."""
+        return self.macs / self.batch_size
+
+
+def measure(
+    model: nn.Module,
+    example_inputs: Any,
+    device: torch.device | str | None = None,
+    *,
+    repeats: int = 20,
+    warmup: int = 3,
+    threads: int | None = None,
+) -> Measurement:
+    """Measure a model in evaluation mode; it is bit-identical afterwards.
+
+    To compare two models use `latency_ratio` or `compare`: medians taken separately drift with the machine.
+
+    Args:
+        model: Any module with weights.
+        example_inputs: One batch: a tensor, a tuple whose first element is the input, a mapping of keyword arguments,
+            or `ModelInputs`.
+        device: Where to measure; by default where the model is. Elsewhere a copy of the model is measured.
+        repeats: Timed forward passes; 0 skips the timing.
+        warmup: Untimed passes before them.
+        threads: CPU threads to hold while timing; by default those PyTorch uses now.
+
+    Raises:
+        ValueError: If the model is on the meta device.
+    """
+    place = device_of(model) if device is None else torch.empty(0, device=device).device
+    if device_of(model).type == "meta":
+        raise ValueError("Expected a model with weights, but it is on the meta device. Only `count_macs` works there.")
+    if place != device_of(model):
+        model = copy.deepcopy(model).to(place)
+    inputs = as_inputs(example_inputs).to(place)
+    peak, source = peak_activations(model, inputs, place)
+    parameters = list(model.parameters())
+    return Measurement(
+        parameters=sum(p.numel() for p in parameters),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        macs=count_macs(model, inputs),
+        latency_ms=median_latency(model, inputs, repeats, warmup, threads) if repeats else None,
+        activation_bytes=peak,
+        activation_source=source,
+        batch_size=inputs.n_samples,
+        device=str(place),
+        device_name=device_name(place),
+        dtype=str(next((p.dtype for p in parameters if p.is_floating_point()), torch.get_default_dtype())),
+        threads=threads or torch.get_num_threads(),
+        versions=versions(),
+    )

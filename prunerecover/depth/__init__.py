@@ -1,0 +1,1 @@
+"""Prune blocks, attentions, MLPs and activations."""

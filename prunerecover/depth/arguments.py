@@ -1,0 +1,77 @@
+"""Arguments of planning in depth: checked before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from typing import Any
+
+from torch import Tensor
+
+from prunerecover.calibration.calibrator import REPLACEMENTS
+from prunerecover.importance.registry import IMPORTANCES, NEED_LOSS
+from prunerecover.model.batches import Batches
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.units import DEPTH_KINDS, Unit
+
+SEARCHES = ("one_shot", "greedy")
+
+
+def budget_of(budget: Budget | None, remove: Mapping[str, int] | None) -> Budget:
+    """Return the budget, given as one or as units per kind.
+
+    Raises:
+        ValueError: If none or both are given.
+        TypeError: If `budget` is no `Budget`.
+    """
+    if (budget is None) == (remove is None):
+        raise ValueError('Expected either a budget or remove={"attention": 3, ...}, and not both.')
+    if budget is not None and not isinstance(budget, Budget):
+        raise TypeError(
+            f"Expected argument budget to be a Budget, but got {type(budget).__name__}. "
+            "Units per kind are remove={...}."
+        )
+    return Budget(remove=remove) if budget is None else budget
+
+
+def check_ignore(ignore: Sequence[str], units: Sequence[Unit]) -> None:
+    """Raise ValueError if a shell pattern matches no unit."""
+    for pattern in ignore:
+        if not any(fnmatch(unit.name, pattern) for unit in units):
+            raise ValueError(
+                f"Expected argument ignore to match units such as {units[0].name}, but '{pattern}' matches none. "
+                "List the names with find_units(model)."
+            )
+
+
+def listed(batches: Batches) -> list[Any]:
+    """Return all batches; raise TypeError if there is one alone in the place of an iterable."""
+    if isinstance(batches, Tensor | Mapping):
+        raise TypeError(
+            f"Expected argument batches to be an iterable of batches, but got one {type(batches).__name__}. "
+            "Pass batches=[batch]."
+        )
+    return list(batches)
+
+
+def check_names(importance: str, replace: str, search: str | None) -> None:
+    """Raise ValueError if an importance, replacement or search is unknown."""
+    for name, value, allowed in (
+        ("importance", importance, tuple(IMPORTANCES)),
+        ("replace", replace, REPLACEMENTS),
+        ("search", search or SEARCHES[0], SEARCHES),
+    ):
+        if value not in allowed:
+            raise ValueError(f"Expected argument {name} to be one of {', '.join(allowed)}, but got '{value}'.")
+
+
+def check_kinds_and_loss(importance: str, loss: Any, kinds: Sequence[str]) -> None:
+    """Raise ValueError if a kind is not one of depth, or the importance needs a loss and there is none."""
+    for kind in kinds:
+        if kind not in DEPTH_KINDS:
+            raise ValueError(f"Expected kinds among {', '.join(DEPTH_KINDS)} for a plan in depth, but got '{kind}'.")
+    if importance in NEED_LOSS and loss is None:
+        raise ValueError(
+            f"Expected argument loss=f(model, batch) for importance='{importance}', but got none. "
+            "The default, 'output_divergence', needs no labels."
+        )

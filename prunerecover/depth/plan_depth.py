@@ -1,0 +1,69 @@
+"""Plan which blocks, attentions, MLPs and activations to remove, and what they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from prunerecover.depth.arguments import budget_of
+from prunerecover.depth.planner import DepthPlanner
+from prunerecover.model.batches import Batches
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.plan import Plan
+from prunerecover.plan.units import DEPTH_KINDS
+
+
+def plan_depth(
+    model: nn.Module,
+    budget: Budget | None = None,
+    *,
+    remove: Mapping[str, int] | None = None,
+    batches: Batches,
+    importance: str = "output_divergence",
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    replace: str = "calibrated",
+    search: str | None = None,
+    ignore: Sequence[str] = (),
+    seed: int = 0,
+) -> Plan:
+    """Decide what to remove within a budget; the model is bit-identical afterwards.
+
+    Args:
+        model: A supported model (see `find_units`), wrapped or not.
+        budget: How much goes.
+        remove: Short for `Budget(remove=...)`: units per kind.
+        batches: Calibration batches: tensors, tuples whose first element is the input, or mappings. No labels are read,
+            except by importances that take a `loss`. Every 4th sample is held out to judge what was fitted to the
+            others.
+        importance: What ranks units within their kind: "output_divergence" (the default), "gate_gradient", "taylor",
+            "magnitude", "angular_distance", "block_influence" or "random".
+        loss: `loss(model, batch) -> scalar`, for "gate_gradient" and "taylor".
+        replace: "calibrated" fits what is left and picks it by its effect on the output; "zero" and "identity" are
+            there by name. Whole blocks always leave nothing.
+        search: "greedy" removes one unit at a time and ranks the others again on the pruned model: units interact, and
+            this was measured better; it needs "output_divergence" and a budget in units. "one_shot" ranks once. None:
+            greedy where it is possible.
+        ignore: Shell patterns of unit names that stay, such as "blocks.0.*".
+        seed: Of the held-out split and of everything random.
+
+    Returns:
+        The plan, with the importance of every unit as evidence.
+
+    Raises:
+        ValueError: If the budget cannot be met, an argument is unknown, there are no batches, or importances are NaN.
+    """
+    budget = budget_of(budget, remove)
+    planner = DepthPlanner(
+        model,
+        budget.kinds(DEPTH_KINDS),
+        batches=batches,
+        importance=importance,
+        loss=loss,
+        replace=replace,
+        search=search,
+        ignore=ignore,
+        seed=seed,
+    )
+    return planner.plan(budget)

@@ -1,0 +1,134 @@
+"""Plan which blocks, attentions, MLPs and activations to remove, and what they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.calibration.calibrator import Calibrator
+from prunerecover.depth.arguments import check_ignore, check_kinds_and_loss, check_names, listed
+from prunerecover.depth.search import Memory, bare_share, edits_of, greedy, one_shot
+from prunerecover.depth.units import find_units
+from prunerecover.importance.context import Request
+from prunerecover.importance.registry import IMPORTANCES, check_scores
+from prunerecover.model.batches import Batches, ModelInputs, as_inputs, split_batches
+from prunerecover.model.evaluation import device_of, observing, ordinary_arithmetic, uncompiled
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.plan import Plan
+from prunerecover.plan.units import DEPTH_KINDS
+from prunerecover.surgery.provenance import plan_for
+from prunerecover.surgery.saved_cost import removed_share
+
+
+class DepthPlanner:
+    """Plans several budgets for one model, and computes once what they share; arguments as of `plan_depth`.
+
+    The model must have the same weights at every `plan`.
+
+    Args:
+        kinds: What may go.
+
+    Attributes:
+        units: What may go, in order of depth.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        kinds: Sequence[str] = DEPTH_KINDS,
+        *,
+        batches: Batches,
+        importance: str = "output_divergence",
+        loss: Callable[[nn.Module, Any], Tensor] | None = None,
+        replace: str = "calibrated",
+        search: str | None = None,
+        ignore: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        self.model = unwrap(model)
+        self.importance, self.loss, self.replace, self.search, self.seed = importance, loss, replace, search, seed
+        self.ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+        check_names(importance, replace, search)
+        check_kinds_and_loss(importance, loss, kinds)
+        self.batches = listed(batches)
+        with ordinary_arithmetic(), observing(self.model), uncompiled():
+            self.samples = split_batches(self.batches, device_of(self.model), seed)
+            self.example = self.samples.held_out[0].select(torch.tensor([0]))
+            found = find_units(self.model, [k for k in DEPTH_KINDS if k in kinds], self.example)
+            check_ignore(self.ignore, find_units(self.model))
+            self.units = tuple(u for u in found if not any(fnmatch(u.name, pattern) for pattern in self.ignore))
+            self.calibrator = Calibrator(self.model, self.samples, self.units, replace, seed)
+        self._memory = Memory()
+        self._scores: dict[str, float] | None = None
+
+    def plan(self, budget: Budget) -> Plan:
+        """Return the plan of one budget; see `plan_depth`."""
+        search = self._search_for(budget)
+        units = [u for u in self.units if u.kind in budget.kinds(DEPTH_KINDS)]
+        with ordinary_arithmetic(), observing(self.model), uncompiled():
+            if search == "greedy":
+                scores, chosen = greedy(self.calibrator, units, budget, self._memory)
+            else:
+                scores = self.rank()
+                timed = self._example_for(budget.share[0] if budget.share else None)
+                chosen = one_shot(self.calibrator, units, scores, budget, self.importance, timed)
+            edits, tensors = edits_of(self.model, ((c.unit, c.candidate) for c in chosen))
+        arguments = {"budget": budget.to_dict(), "replace": self.replace, "search": search, "ignore": list(self.ignore)}
+        return plan_for(
+            self.model,
+            edits,
+            method=f"depth/{self.importance}",
+            arguments=arguments,
+            seed=self.seed,
+            tensors=tensors,
+            example=self.example,
+            evidence={
+                "importance": scores,
+                "samples": self.samples.n_samples,
+                "divergence": {choice.unit.name: choice.divergence for choice in chosen},
+            },
+        )
+
+    def share_of_one(self, kind: str, cost: str) -> float:
+        """Return the share of the model's cost that goes with one unit of a kind, merged: the mean over half of them.
+
+        Args:
+            kind: Of the units.
+            cost: "macs", "params" or "latency", which is measured on the first batch.
+        """
+        units = [u for u in self.units if u.kind == kind][::2]
+        with ordinary_arithmetic(), observing(self.model), uncompiled():
+            return bare_share(self.calibrator, cost, self._example_for(cost))(units) / len(units)
+
+    def removed_share(self, plan: Plan, cost: str) -> float:
+        """Return the share of the model's cost that goes with a plan, merged; `cost` as of `share_of_one`."""
+        with ordinary_arithmetic(), observing(self.model), uncompiled():
+            return removed_share(self.model, plan.edits, cost, self._example_for(cost), self.seed)
+
+    def _example_for(self, cost: str | None) -> ModelInputs:
+        return as_inputs(self.batches[0]).to(device_of(self.model)) if cost == "latency" else self.example
+
+    def rank(self) -> dict[str, float]:
+        """Return the importance of every unit as it is before anything goes; computed once."""
+        if self._scores is None:
+            request = Request(
+                self.model, self.units, tuple(self.batches), self.calibrator, self.loss, self.seed, self.replace
+            )
+            with ordinary_arithmetic(), observing(self.model), uncompiled():
+                self._scores = IMPORTANCES[self.importance](request)
+            check_scores(self._scores, self.importance)
+        return self._scores
+
+    def _search_for(self, budget: Budget) -> str:
+        possible = self.importance == "output_divergence" and budget.share is None
+        if self.search == "greedy" and not possible:
+            raise ValueError(
+                "Expected importance='output_divergence' and a budget in units (remove=... or ratio=...) for "
+                f"search='greedy', but got '{self.importance}' and {budget.to_dict()}. Use search='one_shot'."
+            )
+        return self.search or ("greedy" if possible else "one_shot")

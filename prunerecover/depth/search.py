@@ -1,0 +1,191 @@
+"""The searches of `plan_depth`: all units ranked once, or one removed at a time and the others ranked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from prunerecover.calibration.calibrator import Calibrator, Choice
+from prunerecover.calibration.candidates import Candidate, named_candidate
+from prunerecover.depth.selection import check_comparable, is_inside, select_by_cost, select_by_count
+from prunerecover.display.progress import progress
+from prunerecover.families.describe import describe
+from prunerecover.importance.registry import check_scores
+from prunerecover.model.batches import ModelInputs
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.edits import Edit, Replace
+from prunerecover.plan.units import Unit
+from prunerecover.surgery.merging import take_out_blocks
+from prunerecover.surgery.saved_cost import removed_share
+
+SCORED_TOGETHER = 4  # units that share the run through the blocks before them
+
+
+def one_shot(
+    calibrator: Calibrator,
+    units: Sequence[Unit],
+    scores: Mapping[str, float],
+    budget: Budget,
+    importance: str,
+    example: ModelInputs,
+) -> list[Choice]:
+    """Remove what matters least by `scores`.
+
+    Args:
+        calibrator: Fits what is left.
+        units: To choose from.
+        scores: Importance by unit name.
+        budget: In units per kind or in a share of cost.
+        importance: Its name: a share of cost over several kinds needs one that compares across kinds.
+        example: A batch to measure the cost with.
+
+    Raises:
+        ValueError: If the budget cannot be met.
+    """
+    if budget.share is None:
+        return calibrator.choose(select_by_count(units, scores, budget.counts(numbers(units))))
+    check_comparable(units, importance)
+    cost, share = budget.share
+    bare = bare_share(calibrator, cost, example)
+    goal = share
+    while True:
+        selected = select_by_cost(units, scores, cost, goal, bare)
+        chosen = calibrator.choose(selected)
+        edits, _ = edits_of(calibrator.model, ((c.unit, c.candidate) for c in chosen))
+        if cost == "latency":  # what a fitted map costs is below what a clock can tell
+            return chosen
+        short = share - removed_share(calibrator.model, edits, cost, example)
+        if short <= 0:
+            return chosen
+        goal = bare(selected) + short  # fitted maps stay and cost something: at least one more unit goes
+
+
+@dataclass
+class Memory:
+    """What greedy searches for several budgets of one model have in common: they begin alike.
+
+    Attributes:
+        scores: Divergence of each further unit, by the units that are gone.
+        choices: What units leave, by the units.
+    """
+
+    scores: dict[frozenset[Unit], dict[str, float]] = field(default_factory=dict)
+    choices: dict[frozenset[Unit], list[Choice]] = field(default_factory=dict)
+
+    def score(self, calibrator: Calibrator, units: Sequence[Unit], gone: Sequence[Choice]) -> dict[str, float]:
+        """Return the divergences of `units` on top of what is gone."""
+        known = self.scores.setdefault(frozenset(choice.unit for choice in gone), {})
+        new = [u for u in units if u.name not in known]
+        if new:
+            found = {name: choice.divergence for name, choice in calibrator.score(new, gone).items()}
+            check_scores(found, "output_divergence")
+            known |= found
+        return {u.name: known[u.name] for u in units}
+
+    def choose(self, calibrator: Calibrator, units: Sequence[Unit], known: Sequence[Choice]) -> list[Choice]:
+        """Return what the units leave; `known` is what all but the last one leave without it."""
+        key = frozenset(units)
+        if key not in self.choices:
+            self.choices[key] = calibrator.choose(units, known=known)
+        return self.choices[key]
+
+
+def greedy(
+    calibrator: Calibrator, units: Sequence[Unit], budget: Budget, memory: Memory
+) -> tuple[dict[str, float], list[Choice]]:
+    """Remove the unit of least divergence, fit all again, and score the others on the pruned model, in turn.
+
+    Only those that may be the least are scored again (lazy greedy, Minoux 1978): a unit hardly ever matters less once
+    others are gone, so its score from an earlier round bounds the new one from below. This is exact as long as that
+    holds, and 3 to 6 times faster.
+
+    Returns:
+        The scores of the first round, and the choices.
+
+    Raises:
+        ValueError: If the budget asks for more units than can go together.
+    """
+    wanted = budget.counts(numbers(units))
+    order: list[Unit] = []
+    chosen: list[Choice] = []
+    first: dict[str, float] = {}
+    known: dict[str, float] = {}
+    with progress("removing one unit after the other", sum(wanted.values())) as advance:
+        while left := _removable(units, wanted, order):
+            # What holds other units goes first: small units must not use up its places.
+            holders = [u for u in left if u.kind == "block"] or [u for u in left if u.kind == "mlp"]
+            if not known:
+                first = memory.score(calibrator, left, chosen)
+                known |= first
+            order.append(_least(calibrator, holders or left, chosen, memory, known))
+            chosen = memory.choose(calibrator, order, chosen)
+            advance()
+    short = {kind: n - sum(u.kind == kind for u in order) for kind, n in wanted.items()}
+    short = {kind: n for kind, n in short.items() if n > 0}
+    if short:
+        raise ValueError(
+            f"Expected enough units outside the other removed ones for {short} more, but none is left. Lower it."
+        )
+    return first, chosen
+
+
+def _least(
+    calibrator: Calibrator, units: Sequence[Unit], gone: Sequence[Choice], memory: Memory, known: dict[str, float]
+) -> Unit:
+    """Return the unit of least divergence, and note the scores that this took in `known`."""
+    fresh: dict[str, float] = {}
+    waiting = sorted(units, key=lambda u: known[u.name])
+    while waiting and (not fresh or known[waiting[0].name] < min(fresh.values())):
+        together, waiting = waiting[:SCORED_TOGETHER], waiting[SCORED_TOGETHER:]
+        fresh |= memory.score(calibrator, [u for u in units if u in together], gone)
+    known |= fresh
+    return min((u for u in units if u.name in fresh), key=lambda u: fresh[u.name])
+
+
+def edits_of(model: nn.Module, chosen: Iterable[tuple[Unit, Candidate]]) -> tuple[list[Edit], dict[str, Tensor]]:
+    """Turn choices into sequential edits and their tensors; blocks go last, from the end."""
+    edits: list[Edit] = []
+    tensors: dict[str, Tensor] = {}
+    blocks = []
+    for unit, candidate in chosen:
+        edit = candidate.edit
+        if unit.kind == "block":
+            blocks.append(describe(model).block_of(unit.name))
+            continue
+        if isinstance(edit, Replace) and candidate.values:
+            keyed = {f"e{len(edits)}.{name}": value for name, value in candidate.values.items()}
+            tensors |= {key: value.detach().float().cpu() for key, value in keyed.items()}
+            edit = edit.model_copy(update={"tensors": tuple(keyed)})
+        edits.append(edit)
+    return [*edits, *take_out_blocks(model, blocks)], tensors
+
+
+def bare_share(calibrator: Calibrator, cost: str, example: ModelInputs) -> Callable[[Sequence[Unit]], float]:
+    """Return a function that measures the share of the cost that goes with some units, as if they left nothing."""
+    model, layout = calibrator.model, calibrator.layout
+
+    def share(units: Sequence[Unit]) -> float:
+        leaves = {u.kind: "identity" if u.kind == "activation" else "zero" for u in units}
+        bare = (
+            (u, named_candidate(model, u, leaves[u.kind], layout.blocks[layout.block_of(u.name)].feed_forward))
+            for u in units
+        )
+        edits, _ = edits_of(model, bare)
+        return removed_share(model, edits, cost, example, calibrator.seed)
+
+    return share
+
+
+def numbers(units: Sequence[Unit]) -> dict[str, int]:
+    """Return how many units there are of each kind."""
+    return {kind: sum(u.kind == kind for u in units) for kind in {u.kind for u in units}}
+
+
+def _removable(units: Sequence[Unit], wanted: Mapping[str, int], gone: Sequence[Unit]) -> list[Unit]:
+    """Units of kinds whose count is not met, neither gone, nor inside what is gone, nor around it."""
+    missing = {kind for kind, n in wanted.items() if sum(u.kind == kind for u in gone) < n}
+    return [
+        u for u in units if u.kind in missing and not any(u == g or is_inside(u, g) or is_inside(g, u) for g in gone)
+    ]

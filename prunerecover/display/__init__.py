@@ -1,0 +1,1 @@
+"""Progress bars, and the look that all figures share."""

@@ -1,0 +1,227 @@
+"""One form for everything a user may hand in as calibration batches.
+
+A batch may be a tensor, a tuple or list whose first element is the input (the rest are labels and are not passed on), a
+mapping of keyword arguments (as tokenizers return), or `ModelInputs`, the form captured from a forward call. The input
+of a detector is a list: one image `(C, H, W)`, or one mapping, per sample.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+Batches = Iterable[Any]
+MIN_SAMPLES = 8
+LABELS = ("labels", "label")  # what mappings call them
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """The arguments of one forward call; tensors are batched along dimension 0, lists of images along the list."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_samples(self) -> int:
+        """Size of dimension 0 of the first tensor; of a list of images its length."""
+        for value in (*self.args, *self.kwargs.values()):
+            if _one_per_sample(value):
+                return len(value)
+            for leaf in tree_leaves(value):
+                if isinstance(leaf, Tensor) and leaf.ndim:
+                    return int(leaf.shape[0])
+        raise TypeError("Expected a batch with at least one tensor of one or more dimensions, but found none.")
+
+    def select(self, index: Tensor) -> ModelInputs:
+        """Return the samples in `index`, a 1-D integer tensor."""
+        n = self.n_samples
+
+        def of(leaf: Any) -> Any:
+            return leaf[index.to(leaf.device)] if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == n else leaf
+
+        def chosen(value: Any) -> Any:
+            if _one_per_sample(value) and len(value) == n:
+                return [value[number] for number in index.tolist()]
+            return tree_map(of, value)
+
+        return ModelInputs(tuple(map(chosen, self.args)), {name: chosen(value) for name, value in self.kwargs.items()})
+
+    def to(self, device: torch.device) -> ModelInputs:
+        """Move every tensor to `device`."""
+        args, kwargs = on_device((self.args, self.kwargs), device)
+        return ModelInputs(args, kwargs)
+
+
+def as_inputs(batch: Any) -> ModelInputs:
+    """Turn a batch of any supported form into the arguments of a forward call.
+
+    >>> as_inputs((torch.zeros(4, 3), torch.zeros(4))).n_samples
+    4
+
+    Raises:
+        TypeError: If the batch is of another form.
+    """
+    if isinstance(batch, ModelInputs):
+        return batch
+    if isinstance(batch, Tensor):
+        return ModelInputs((batch,))
+    if isinstance(batch, Mapping):
+        return ModelInputs(kwargs=dict(batch))
+    if isinstance(batch, tuple | list) and batch and _one_per_sample(batch[0]):
+        return ModelInputs((batch[0],))
+    if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor | Mapping | ModelInputs):
+        return as_inputs(batch[0])
+    raise TypeError(
+        "Expected each batch to be a tensor, a tuple whose first element is the input, or a mapping of keyword "
+        f"arguments, but got {type(batch).__name__}. Convert it in your loader or pass a generator that does."
+    )
+
+
+def _one_per_sample(value: Any) -> bool:
+    """Whether this is a list of images or of mappings, such as what detectors take and their targets."""
+    if not isinstance(value, tuple | list) or not value:
+        return False
+    images = all(isinstance(entry, Tensor) and entry.ndim == 3 for entry in value)
+    return images or all(isinstance(entry, Mapping) for entry in value)
+
+
+def on_device(batch: Any, device: torch.device) -> Any:
+    """Move all tensors of a batch of any form; those made in inference mode are copied, so that gradients may flow."""
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return (leaf.clone() if leaf.is_inference() else leaf).to(device)
+
+    return tree_map(move, batch)
+
+
+def call(model: nn.Module, inputs: ModelInputs) -> Any:
+    """Run the model on one batch."""
+    return model(*inputs.args, **inputs.kwargs)
+
+
+def logits_of(output: Any) -> Tensor:
+    """Return the tensor that a model's output is judged by: logits if there are any, else the first tensor.
+
+    Raises:
+        TypeError: If the output holds no floating-point tensor.
+    """
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        for key in ("logits", "last_hidden_state"):
+            if isinstance(output.get(key), Tensor):
+                return output[key]  # type: ignore[no-any-return]
+    for leaf in tree_leaves(output if not isinstance(output, Mapping) else dict(output)):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim:
+            return leaf
+    raise TypeError(f"Expected the model's output to hold a floating-point tensor, but got {type(output).__name__}.")
+
+
+def predictions_of(output: Any) -> Tensor:
+    """Like `logits_of`, but averages the heads of models that return one tensor per head (distilled DeiT)."""
+    if isinstance(output, tuple | list) and output and all(isinstance(t, Tensor) for t in output):
+        same = [t for t in output if t.shape == output[0].shape]
+        return torch.stack(same).mean(0)
+    return logits_of(output)
+
+
+def is_padding(inputs: ModelInputs, tokens: Tensor) -> Tensor:
+    """Say which of `tokens`, `(N T,)` or `(N, T)`, the batch's `attention_mask` marks as padding; none without one."""
+    mask = inputs.kwargs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.ndim == 2 and mask.numel() == tokens.numel():
+        return (mask == 0).reshape(tokens.shape).to(tokens.device)
+    return torch.zeros_like(tokens, dtype=torch.bool)
+
+
+def without_padding(output: Tensor, inputs: ModelInputs) -> Tensor:
+    """Return `(N, T, V)` outputs without padded positions as `(tokens, V)`; other outputs as they are."""
+    if output.ndim != 3:
+        return output
+    padding = is_padding(inputs, output[..., 0])
+    return output[~padding] if padding.any() else output
+
+
+@dataclass(frozen=True)
+class CalibrationSet:
+    """Calibration samples in two parts: `fit` estimates replacements, `held_out` judges them.
+
+    Attributes:
+        n_samples: Different samples in both parts together.
+    """
+
+    fit: tuple[ModelInputs, ...]
+    held_out: tuple[ModelInputs, ...]
+    n_samples: int
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough samples to fit anything (at least 8)."""
+        return self.n_samples >= MIN_SAMPLES
+
+
+def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> CalibrationSet:
+    """Hold out every 4th sample, starting at `seed` modulo 4.
+
+    With fewer than 8 samples both parts are all the samples, and a warning says that nothing will be fitted.
+
+    Raises:
+        ValueError: If there is no sample at all.
+    """
+    inputs = [as_inputs(b).to(device) for b in batches]
+    total = sum(b.n_samples for b in inputs)
+    if total == 0:
+        raise ValueError(
+            "Expected at least one calibration batch, but the loader was empty. "
+            "Pass an iterable of batches (a generator that was already consumed is empty)."
+        )
+    if total < MIN_SAMPLES:
+        warnings.warn(
+            f"Only {total} calibration samples (fewer than {MIN_SAMPLES}): removed units leave zero instead of a fit.",
+            stacklevel=3,
+        )
+        return CalibrationSet(tuple(inputs), tuple(inputs), total)
+    fit, held_out, seen = [], [], 0
+    for batch in inputs:
+        index = torch.arange(seen, seen + batch.n_samples)
+        chosen = (index + seed) % 4 == 3
+        seen += batch.n_samples
+        if (~chosen).any():
+            fit.append(batch.select((~chosen).nonzero().flatten()))
+        if chosen.any():
+            held_out.append(batch.select(chosen.nonzero().flatten()))
+    return CalibrationSet(tuple(fit), tuple(held_out), total)
+
+
+def split_labels(batch: Any) -> tuple[Any, Tensor]:
+    """Separate what the model is called with, a batch without labels, from the labels.
+
+    Raises:
+        TypeError: If the batch holds no labels.
+    """
+    if isinstance(batch, Mapping):
+        key = next((key for key in LABELS if isinstance(batch.get(key), Tensor)), None)
+        if key is not None:
+            return {k: v for k, v in batch.items() if k not in LABELS}, batch[key]
+    elif isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[1], Tensor):
+        return batch[:1], batch[1]
+    raise TypeError(
+        f"Expected labelled batches, tuples (input, labels) or mappings with 'labels', but got {type(batch).__name__}. "
+        "Leave `batches` out to compare costs alone."
+    )
+
+
+def without_labels(batch: Any) -> Any:
+    """Return what the model is called with, of batches with or without labels."""
+    try:
+        return split_labels(batch)[0]
+    except TypeError:
+        return batch

@@ -1,0 +1,127 @@
+"""Run a model from a given block on, with the hidden states before that block kept from an earlier run.
+
+All candidates of one search step share what comes before the block they change, so it is computed once. Works for any
+supported family without knowing its forward: the blocks before are skipped, and the first block that runs gets the
+stored hidden state. Embeddings, masks and rotary tables are made anew each time, which is cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from prunerecover.model.batches import ModelInputs, call, predictions_of
+from prunerecover.model.hooks import first_tensor
+from prunerecover.model.paths import get_module
+
+
+class _Reached(BaseException):  # not an Exception: a model's own `except Exception` must not swallow it
+    """The hidden state that was wanted is there; the rest of the forward pass is not needed."""
+
+
+class BlockRunner:
+    """Runs ranges of blocks of one model, in whatever mode (train, no_grad) the caller has set.
+
+    Args:
+        model: An unwrapped model.
+        container: Path of its ModuleList or Sequential of blocks.
+    """
+
+    def __init__(self, model: nn.Module, container: str) -> None:
+        self.model = model
+        self.blocks = list(get_module(model, container).children())
+        self._in_tuple = False
+
+    def advance(self, inputs: ModelInputs, start: int, hidden: Tensor | None, stop: int) -> Tensor:
+        """Return the hidden state that enters block `stop`, given the one that enters block `start`.
+
+        Args:
+            inputs: The batch.
+            start: First block to run.
+            hidden: What enters it, `(N, ..., C)`; None runs from the beginning (then `start` must be 0).
+            stop: First block not to run; the number of blocks returns what the last one gives.
+        """
+        reached: list[Tensor] = []
+
+        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            reached.append(first_tensor(args, kwargs))
+            raise _Reached
+
+        def keep_output(_: nn.Module, __: Any, output: Any) -> None:
+            reached.append(output[0] if isinstance(output, tuple) else output)
+            raise _Reached
+
+        with ExitStack() as stack:
+            stack.enter_context(self._from(start, hidden))
+            if stop < len(self.blocks):
+                handle = self.blocks[stop].register_forward_pre_hook(keep, with_kwargs=True)
+            else:
+                handle = self.blocks[-1].register_forward_hook(keep_output)
+            stack.callback(handle.remove)
+            try:
+                call(self.model, inputs)
+            except _Reached:
+                return reached[0]
+        raise RuntimeError(f"Expected the model to run block {stop}, but its forward pass never reached it.")
+
+    def finish(self, inputs: ModelInputs, start: int, hidden: Tensor | None) -> Tensor:
+        """Return the model's output, given the hidden state that enters block `start`."""
+        with self._from(start, hidden):
+            return predictions_of(call(self.model, inputs))
+
+    @contextmanager
+    def _noting_form(self) -> Iterator[None]:
+        """Note whether blocks answer with a tuple, as transformers 5.0's GPT-2 and OPT do: skipped ones have to."""
+
+        def note(_: nn.Module, __: Any, output: Any) -> None:
+            self._in_tuple = isinstance(output, tuple)
+
+        handle = self.blocks[0].register_forward_hook(note)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    @contextmanager
+    def _from(self, start: int, hidden: Tensor | None) -> Iterator[None]:
+        if hidden is None:
+            with self._noting_form():
+                yield
+            return
+
+        def inject(
+            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            if args:
+                return (hidden, *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": hidden}
+
+        with self.skipping(range(start)):
+            handle = self.blocks[start].register_forward_pre_hook(inject, with_kwargs=True)
+            try:
+                yield
+            finally:
+                handle.remove()
+
+    @contextmanager
+    def skipping(self, indices: Iterable[int]) -> Iterator[None]:
+        """Let blocks hand on their first argument instead of computing, inside a `with` block."""
+
+        def hand_on(*args: Any, **kwargs: Any) -> Any:
+            hidden = first_tensor(args, kwargs)
+            return (hidden,) if self._in_tuple else hidden
+
+        originals = {index: vars(self.blocks[index]).get("forward") for index in indices}
+        try:
+            for index in originals:
+                setattr(self.blocks[index], "forward", hand_on)  # noqa: B010  (mypy: a method)
+            yield
+        finally:
+            for index, forward in originals.items():
+                if forward is None:
+                    vars(self.blocks[index]).pop("forward", None)
+                else:
+                    setattr(self.blocks[index], "forward", forward)  # noqa: B010

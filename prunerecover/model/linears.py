@@ -1,0 +1,42 @@
+"""Algebra of adjacent linear maps: W2 (s * (W1 x + b1) + t) + b2 as one W x + b, in double precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def linear_shape(linear: nn.Module) -> tuple[int, int]:
+    """Return (in, out) features of an `nn.Linear`, or of transformers' `Conv1D`, which stores its weight transposed."""
+    rows, columns = linear.get_parameter("weight").shape
+    return (rows, columns) if is_transposed(linear) else (columns, rows)
+
+
+def matrix_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return W `(out, in)` and b `(out,)` of a linear map in float64; b is zero where there is none."""
+    weight = linear.get_parameter("weight").detach().double()
+    weight = weight.T if is_transposed(linear) else weight
+    bias = linear.bias.detach().double() if isinstance(linear.bias, Tensor) else weight.new_zeros(weight.shape[0])
+    return weight, bias
+
+
+def norm_affine(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return gain and shift `(C,)` of a LayerNorm in float64."""
+    gain = norm.get_parameter("weight").detach().double()
+    return gain, norm.bias.detach().double() if isinstance(norm.bias, Tensor) else torch.zeros_like(gain)
+
+
+def has_affine(norm: nn.Module) -> bool:
+    """Whether a module is a LayerNorm with an affine part that `merged_linear` can fold."""
+    return isinstance(norm, nn.LayerNorm) and norm.weight is not None
+
+
+def without_affine(norm: nn.Module) -> nn.LayerNorm:
+    """Return the same LayerNorm without its affine part."""
+    assert isinstance(norm, nn.LayerNorm)
+    return nn.LayerNorm(norm.normalized_shape, eps=norm.eps, elementwise_affine=False)
+
+
+def is_transposed(linear: nn.Module) -> bool:
+    """Whether this is transformers' `Conv1D`, whose weight is `(in, out)`."""
+    return type(linear).__name__ == "Conv1D"

@@ -1,0 +1,155 @@
+"""The small modules that surgery leaves in the place of what it removes.
+
+Each takes the call of the module it replaces (any keyword arguments) and answers in the same form: a tensor, or a tuple
+whose first element is the tensor and whose others are None, as transformers' attention modules do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Replacement(nn.Module):
+    """Base: answers with `compute(x)`, in a tuple of `returns` elements when `returns` > 1.
+
+    Args:
+        returns: How many values the replaced module returned.
+    """
+
+    def __init__(self, returns: int = 1) -> None:
+        super().__init__()
+        self.returns = returns
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Map the input of the replaced module, `(..., C)`, to its stand-in output."""
+        raise NotImplementedError
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor | None, ...]:
+        """Answer the call of the replaced module."""
+        out = self.compute(args[0] if args else next(iter(kwargs.values())))
+        return out if self.returns == 1 else (out, *[None] * (self.returns - 1))
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return "" if self.returns == 1 else f"returns={self.returns}"
+
+
+class Nothing(Replacement):
+    """A removed residual branch: adds zero.
+
+    The zero is a scalar that broadcasts, so the addition it feeds costs no multiplication and hardly any memory.
+
+    >>> Nothing()(torch.ones(2, 3)).item()
+    0.0
+    """
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Return a scalar zero of x's dtype and device."""
+        return x.new_zeros(())
+
+
+class PassThrough(Replacement):
+    """Hands its input on: "identity in the branch", as the published code removes attention."""
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Return x."""
+        return x
+
+
+class Affine(Replacement):
+    """A linear map fitted on calibration data, `(..., C) -> (..., C)`: y = W x + b.
+
+    Args:
+        dim: C.
+        returns: How many values the replaced module returned.
+    """
+
+    def __init__(self, dim: int, returns: int = 1) -> None:
+        super().__init__(returns)
+        self.weight = nn.Parameter(torch.eye(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Apply the map."""
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class Constant(Replacement):
+    """The mean output of what was removed, `(C,)`, independent of the input."""
+
+    def __init__(self, dim: int, returns: int = 1) -> None:
+        super().__init__(returns)
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Return the constant."""
+        return self.bias
+
+
+class SlopeBias(nn.Module):
+    """A linearised activation, `(..., C)`: y = slope * x + bias per channel.
+
+    Two linears with only this between them are one linear: see `merge`.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale and shift each channel."""
+        return torch.addcmul(self.bias, x, self.slope)
+
+
+class ChannelMap(nn.Module):
+    """Keeps every `stride`-th position of a map and hands each channel on to one channel of the output.
+
+    Output channels that no input channel reaches are zero. Channels are selected, not multiplied, so the result is
+    exact and counts no MACs.
+
+    Args:
+        in_channels: Of the input, `(..., C, H, W)`.
+        out_channels: Of the output.
+        stride: Along height and width.
+        first: Channel of the output that the input's first one becomes; the others follow.
+        device: Of the weight.
+        dtype: Of the weight, which may differ from the input's.
+
+    Attributes:
+        weight: Buffer `(out, in, 1, 1)`: 1 where an input channel reaches an output channel, at most one per row.
+
+    >>> ChannelMap(1, 3, first=1)(torch.ones(1, 1, 1, 1)).flatten().tolist()
+    [0.0, 1.0, 0.0]
+    """
+
+    weight: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        stride: int = 1,
+        first: int = 0,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.stride = stride
+        ones = torch.eye(in_channels, device=device, dtype=dtype)
+        padded = F.pad(ones, (0, 0, first, out_channels - in_channels - first))
+        self.register_buffer("weight", padded[:, :, None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `(..., C, H, W)` to the output's channels; what is left of a removed channel's row is zero."""
+        reached = self.weight.flatten(1) != 0
+        chosen = x[..., :: self.stride, :: self.stride].index_select(-3, reached.int().argmax(1))
+        return torch.where(reached.any(1)[:, None, None], chosen, chosen.new_zeros(()))
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"{self.weight.shape[1]}, {self.weight.shape[0]}, stride={self.stride}"

@@ -1,0 +1,147 @@
+"""How much goes: the budget of a plan."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prunerecover.plan.units import KINDS
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Say what is removed: exactly one of the arguments.
+
+    Args:
+        remove: Number of units per kind.
+        ratio: Share of the units per kind, rounded to the nearest count.
+        macs: Share of the MACs.
+        params: Share of the parameters.
+        latency: Share of the latency measured on the target device.
+
+    Raises:
+        ValueError: If none or several are given, or a number is out of range.
+
+    >>> Budget(remove={"attention": 3})
+    Budget(remove={'attention': 3}, ratio=None, macs=None, params=None, latency=None)
+    """
+
+    remove: Mapping[str, int] | None = None
+    ratio: Mapping[str, float] | None = None
+    macs: float | None = None
+    params: float | None = None
+    latency: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if len(given) != 1:
+            raise ValueError(
+                f"Expected exactly one of remove, ratio, macs, params, latency, but got {sorted(given) or 'none'}. "
+                'For example Budget(remove={"attention": 3}).'
+            )
+        for name in ("remove", "ratio"):
+            if not isinstance(given.get(name, {}), Mapping):
+                raise TypeError(
+                    f'Expected {name} as numbers per kind, such as {{"attention": 1}}, but got {given[name]!r}.'
+                )
+        for kind in (*(self.remove or ()), *(self.ratio or ())):
+            if kind not in KINDS:
+                raise ValueError(f"Expected kinds among {', '.join(KINDS)}, but got '{kind}'.")
+        for kind, count in (self.remove or {}).items():
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise ValueError(f"Expected a whole number of units >= 0 for '{kind}', but got {count!r}.")
+        for share in (
+            (self.ratio or {}).values(),
+            (v for v in (self.macs, self.params, self.latency) if v is not None),
+        ):
+            for value in share:
+                if not 0 <= value < 1:
+                    raise ValueError(f"Expected a removed share between 0 and 1 (exclusive), but got {value}.")
+
+    @property
+    def in_units(self) -> bool:
+        """Whether units are counted, rather than a share of cost measured."""
+        return self.remove is not None or self.ratio is not None
+
+    @property
+    def share(self) -> tuple[str, float] | None:
+        """What is measured ("macs", "params" or "latency") and how much of it goes; None for a budget in units."""
+        given = ((name, getattr(self, name)) for name in ("macs", "params", "latency"))
+        return next(((name, value) for name, value in given if value is not None), None)
+
+    def kinds(self, available: Sequence[str]) -> tuple[str, ...]:
+        """Return the kinds that the budget takes from; all `available` ones for a share of cost."""
+        named = self.remove if self.remove is not None else self.ratio
+        return tuple(available) if named is None else tuple(named)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was given, as JSON primitives.
+
+        >>> Budget(macs=0.3).to_dict()
+        {'macs': 0.3}
+        """
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in given.items()}
+
+    def in_steps(self, n: int) -> list[Budget]:
+        """Return what is to have gone of the first model after each of `n` steps, of which each takes as much.
+
+        >>> [step.macs for step in Budget(macs=0.5).in_steps(2)]
+        [0.25, 0.5]
+
+        Raises:
+            ValueError: For ratios of units.
+        """
+        steps = range(1, n + 1)
+        if self.remove is not None:
+            return [Budget(remove={kind: count * i // n for kind, count in self.remove.items()}) for i in steps]
+        if self.share is None:
+            raise ValueError(f"Expected a budget in a share of cost or a number of units, but got {self.to_dict()}.")
+        name, total = self.share
+        shares: list[Any] = [total * i / n for i in steps]
+        return [replace(self, **{name: share}) for share in shares]
+
+    def beyond(self, taken: Iterable[Mapping[str, float]]) -> Budget | None:
+        """Return what is still to go, relative to what is left; None if steps before have taken as much.
+
+        Args:
+            taken: By each of them: units by kind, or by cost the share of what there was before it.
+
+        >>> Budget(macs=0.5).beyond([{"macs": 0.25}]).macs  # a quarter of the first model is a third of what is left
+        0.3333333333333333
+        """
+        if self.share is None:
+            gone = Counter[str]()
+            for step in taken:
+                gone.update({kind: int(count) for kind, count in step.items()})
+            missing = {kind: count - gone[kind] for kind, count in (self.remove or {}).items() if count > gone[kind]}
+            return Budget(remove=missing) if missing else None
+        name, total = self.share
+        left = math.prod(1 - step.get(name, 0.0) for step in taken)
+        share: Any = (total - (1 - left)) / left
+        return replace(self, **{name: share}) if share > 0 else None
+
+    def counts(self, available: Mapping[str, int]) -> dict[str, int]:
+        """Return how many units of each kind go, given how many there are.
+
+        Raises:
+            ValueError: If more are asked for than exist.
+            TypeError: For budgets in shares of cost, which need a search and not a count.
+        """
+        if self.remove is not None:
+            counts = dict(self.remove)
+        elif self.ratio is not None:
+            counts = {kind: round(share * available.get(kind, 0)) for kind, share in self.ratio.items()}
+        else:
+            raise TypeError("Expected a budget in units, but got one in a share of cost. See plan_depth.")
+        for kind, count in counts.items():
+            if count > available.get(kind, 0):
+                raise ValueError(
+                    f"Expected at most {available.get(kind, 0)} units of kind '{kind}' to remove, but got {count}. "
+                    "Lower the number, or list what there is with find_units or find_groups."
+                )
+        return counts

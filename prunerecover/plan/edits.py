@@ -1,0 +1,157 @@
+"""The edits a Plan is made of: plain data, validated on reading, applied by `surgery`.
+
+Edits are sequential: each names things as they are just before it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
+
+from prunerecover.plan.groups import Setting, Slice, WidthKind
+
+Kind = Literal["block", "attention", "mlp", "activation", "layer", "channel", "head", "neuron", "expert"]
+
+
+LEAVES = {"activation": ("identity", "slope_bias", "affine"), "branch": ("identity", "affine", "constant")}
+
+
+class _Edit(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Remove(_Edit):
+    """A unit goes and leaves nothing: a branch adds zero, a block is taken out of its container."""
+
+    op: Literal["remove"] = "remove"
+    unit: str
+    kind: Literal["block", "attention", "mlp"]
+    leaves: Literal["zero"] = "zero"
+
+
+class Replace(_Edit):
+    """A unit goes and leaves something cheap.
+
+    Attributes:
+        leaves: "identity" (the input is passed on), "slope_bias" (activations), "affine" or "constant".
+        tensors: Keys of the fitted tensors in the plan's sidecar; the part after the last dot names the parameter.
+    """
+
+    op: Literal["replace"] = "replace"
+    unit: str
+    kind: Literal["attention", "mlp", "activation"]
+    leaves: Literal["identity", "slope_bias", "affine", "constant"]
+    tensors: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _fits_the_kind(self) -> Replace:
+        allowed = LEAVES["activation" if self.kind == "activation" else "branch"]
+        if self.leaves not in allowed:
+            raise ValueError(
+                f"Expected a removed {self.kind} to leave one of {', '.join(allowed)}, but got {self.leaves}."
+            )
+        return self
+
+
+class Merge(_Edit):
+    """Linears with nothing nonlinear between them become one; norm affine and LayerScale around them fold in.
+
+    Attributes:
+        into: Path of the module that becomes the single linear map.
+        from_: Paths that it replaces; those other than `into` become identities.
+        norm: Path of the norm whose affine part folds in, or None.
+        scale: Path of the LayerScale that folds in, or None.
+    """
+
+    op: Literal["merge"] = "merge"
+    into: str
+    from_: tuple[str, ...] = Field(validation_alias="from", serialization_alias="from")
+    norm: str | None = None
+    scale: str | None = None
+
+
+class Config(_Edit):
+    """Entries of a transformers config that change so that the pruned model stays a standard one."""
+
+    op: Literal["config"] = "config"
+    set: dict[str, Any]
+
+
+class Narrow(_Edit):
+    """Some units of a group go: channels, heads, neurons or experts, with their entries in all of its tensors.
+
+    Attributes:
+        unit: Name of the group.
+        of: How many units there are before.
+        keep: Numbers of those that stay, ascending.
+        group: The tensors that lose entries.
+        settings: Attributes of modules that follow the number of units.
+        tensors: Keys of what weights that read the group take over (see `compensation`); the part after the first dot
+            is the path of the weight.
+    """
+
+    op: Literal["narrow"] = "narrow"
+    unit: str
+    kind: WidthKind
+    of: int
+    keep: tuple[int, ...]
+    group: tuple[Slice, ...]
+    settings: tuple[Setting, ...] = ()
+    tensors: tuple[str, ...] = ()
+
+    @property
+    def gone(self) -> tuple[int, ...]:
+        """Numbers of the units that go, ascending."""
+        stay = set(self.keep)
+        return tuple(number for number in range(self.of) if number not in stay)
+
+    def check(self) -> None:
+        """Raise ValueError if `keep` is not what it should be: `model_copy(update=...)` does not look."""
+        ascending = list(self.keep) == sorted(set(self.keep))
+        if not self.keep or not ascending or self.keep[0] < 0 or self.keep[-1] >= self.of:
+            raise ValueError(
+                f"Expected at least one kept {self.kind} of '{self.unit}', as ascending numbers from 0 to "
+                f"{self.of - 1}, but got {list(self.keep)}."
+            )
+
+    @model_validator(mode="after")
+    def _keeps_some_of_its_units(self) -> Narrow:
+        self.check()
+        return self
+
+    @field_serializer("group", "settings")
+    def _without_defaults(self, parts: tuple[Slice | Setting, ...]) -> list[dict[str, Any]]:
+        return [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
+
+
+class Rewrite(_Edit):
+    """A shortcut without parameters becomes a `ChannelMap`, whose weight can lose channels like a convolution's.
+
+    The shortcut keeps every `stride`-th position of a map and places its channels among zeros (option A of ResNets).
+
+    Attributes:
+        unit: Path of the module.
+        first: Channel of the output that the input's first one becomes.
+    """
+
+    op: Literal["rewrite"] = "rewrite"
+    unit: str
+    in_channels: int
+    out_channels: int
+    stride: int = 1
+    first: int = 0
+
+    @model_validator(mode="after")
+    def _has_room(self) -> Rewrite:
+        if min(self.in_channels, self.stride) < 1 or not 0 <= self.first <= self.out_channels - self.in_channels:
+            raise ValueError(
+                f"Expected '{self.unit}' to place at least 1 channel at stride 1 or more among its output's, but got "
+                f"{self.in_channels} from channel {self.first} of {self.out_channels} on at stride {self.stride}."
+            )
+        return self
+
+
+Edit = Annotated[Remove | Replace | Merge | Config | Narrow | Rewrite, Field(discriminator="op")]
+OPS = ("remove", "replace", "merge", "config", "narrow", "rewrite")
+FITTED = (Replace, Narrow)  # what may need tensors

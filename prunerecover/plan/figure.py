@@ -1,0 +1,73 @@
+"""Picture of a pruned model: which units went, what stands in their place, and what groups keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, get_args
+
+from matplotlib.figure import Figure
+
+from prunerecover.display.style import (
+    draw_panels,
+)
+from prunerecover.plan.dense_names import removed_units
+from prunerecover.plan.depth_panel import DepthPanel, inferred_kinds
+from prunerecover.plan.edits import Edit
+from prunerecover.plan.groups import WidthKind
+from prunerecover.plan.kept_groups import kept_groups
+from prunerecover.plan.width_panel import WidthPanel
+
+
+class NamedUnit(Protocol):
+    """What is needed of a unit."""
+
+    @property
+    def name(self) -> str:
+        """Its canonical name."""
+
+    @property
+    def kind(self) -> str:
+        """Its kind."""
+
+
+def plot_plan(
+    edits: Sequence[Edit],
+    evidence: Mapping[str, Any],
+    units: Iterable[NamedUnit] | None = None,
+    importance: Mapping[str, float] | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Draw what a plan removed: units of depth as cells, what groups of channels, heads and so on keep as bars.
+
+    Args:
+        edits: Of a plan for the dense model.
+        evidence: Of the plan.
+        units: All units of the dense model, as `find_units` lists them. By default they are inferred from the names in
+            the plan and its evidence, so blocks behind the last one named there are missing from the picture.
+        importance: By name, shown as a bar in the cell, relative to the largest of its row; by default the
+            plan's.
+        title: Heading; by default how many units of each kind went.
+
+    Raises:
+        ValueError: If a removed unit is not among `units`, or there is no unit to draw.
+    """
+    gone = [unit for unit in removed_units(edits) if unit.kind not in get_args(WidthKind)]
+    groups = kept_groups(edits, evidence)
+    if groups and not gone and units is None:
+        return draw_panels([WidthPanel(groups, title)])
+    bars = dict(_importance_in(evidence) if importance is None else importance)
+    kinds = inferred_kinds(gone, bars) if units is None else {unit.name: unit.kind for unit in units}
+    unknown = [unit.name for unit in gone if unit.name not in kinds]
+    if unknown or not kinds:
+        raise ValueError(
+            f"Expected the removed units to be among the {len(kinds)} units of the dense model, but got "
+            f"{unknown[:1] or 'no unit at all'}. Pass `units=find_units(model)` as found before the surgery."
+        )
+    depth = DepthPanel(kinds, {unit.name: unit.leaves for unit in gone}, bars, title)
+    return draw_panels([depth, WidthPanel(groups)] if groups else [depth])
+
+
+def _importance_in(evidence: Mapping[str, Any]) -> dict[str, float]:
+    found = evidence.get("importance", {})
+    values = found if isinstance(found, Mapping) else {}
+    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}

@@ -1,0 +1,92 @@
+"""Say how many units of every group a plan keeps, in the names and sizes of the dense model.
+
+A plan may narrow a group several times, take out blocks before and after, and say in its evidence which groups there
+are that lose nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prunerecover.plan.dense_names import DenseNames
+from prunerecover.plan.edits import Edit, Narrow, Remove
+from prunerecover.plan.groups import WidthKind
+
+Key = tuple[str, str]  # name in the dense model, and kind
+
+
+@dataclass(frozen=True)
+class KeptGroup:
+    """A group before and after.
+
+    Attributes:
+        name: Its name in the dense model.
+        kind: What its units are.
+        kept: Units that stay.
+        size: Units of the dense model.
+    """
+
+    name: str
+    kind: WidthKind
+    kept: int
+    size: int
+
+    @property
+    def share(self) -> float:
+        """The share of the units that stays."""
+        return self.kept / self.size
+
+
+def kept_groups(edits: Iterable[Edit], evidence: Mapping[str, Any]) -> tuple[KeptGroup, ...]:
+    """List the groups of a plan: in order of depth, or at least of the edits if its evidence does not list them.
+
+    Groups inside something that the plan removes as a whole are left out.
+
+    Args:
+        edits: Of the plan.
+        evidence: Of the plan; `kept` and `kinds` list the groups that there are.
+
+    >>> edits = [Narrow(unit="fc1", kind="neuron", of=of, keep=(0, 1), group=()) for of in (4, 3)]
+    >>> kept_groups(edits, {})
+    (KeptGroup(name='fc1', kind='neuron', kept=2, size=4),)
+    """
+    names = DenseNames()
+    found: dict[Key, KeptGroup] = {}
+    listed: dict[Key, KeptGroup] = {}
+    gone: list[str] = []
+    for edit in edits:
+        if isinstance(edit, Narrow):
+            name = names.dense_name(edit.unit)
+            before = found.get((name, edit.kind))
+            size = edit.of if before is None else before.size
+            found[name, edit.kind] = KeptGroup(name, edit.kind, len(edit.keep), size)
+            listed = _listed(
+                evidence, names
+            )  # the evidence names groups as they were when the plan's last part was made
+        elif isinstance(edit, Remove):
+            gone.append(names.dense_name(edit.unit))
+            if edit.kind == "block":
+                names.take_out(gone[-1])
+    groups = [found.get(key, listed.get(key)) for key in _in_order(list(listed), list(found))]
+    return tuple(g for g in groups if g and not any(f"{g.name}.".startswith(f"{unit}.") for unit in gone))
+
+
+def _in_order(listed: list[Key], narrowed: list[Key]) -> list[Key]:
+    """Return the groups as listed, and the others, of which no unit can go any more, behind those narrowed before."""
+    place = 0
+    for key in narrowed:
+        if key not in listed:
+            listed.insert(place, key)
+        place = listed.index(key) + 1
+    return listed
+
+
+def _listed(evidence: Mapping[str, Any], names: DenseNames) -> dict[Key, KeptGroup]:
+    """Return the groups of the evidence, as they are when nothing narrows them."""
+    sizes, kinds = evidence.get("kept", {}), evidence.get("kinds", {})
+    if not isinstance(sizes, Mapping) or not isinstance(kinds, Mapping):
+        return {}
+    groups = [KeptGroup(names.dense_name(n), kinds[n], size, size) for n, (_, size) in sizes.items() if n in kinds]
+    return {(group.name, group.kind): group for group in groups}

@@ -1,0 +1,291 @@
+"""The Plan: what is removed and what is left in its place, as data that can be read, diffed, composed and replayed.
+
+On disk a plan is a JSON file; tensors that its edits need (fitted slopes, affine maps) lie in a safetensors file
+beside it, whose sha256 the JSON holds. Nothing from either file is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from prunerecover.plan.dense_names import removed_units
+from prunerecover.plan.edits import FITTED, OPS, Edit
+from prunerecover.plan.kept_groups import KeptGroup, kept_groups
+from prunerecover.version import __version__
+
+SCHEMA = "prunerecover.plan/1"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Source(_Record):
+    """The model a plan starts from.
+
+    Attributes:
+        class_: Import path of its class, for messages and for transformers' classes.
+        constructor: How to build it again, or None if only its owner can: see `constructors`.
+        tensors: Hash of its class, parameter names and shapes.
+        weights: Hash of its values; None if they were not there (meta device).
+    """
+
+    class_: str = Field(default="", validation_alias="class", serialization_alias="class")
+    constructor: dict[str, Any] | None = None
+    tensors: str = ""
+    weights: str | None = None
+
+
+class Result(_Record):
+    """The model a plan ends in: hash of names and shapes, parameter count, MACs per sample (0: not counted)."""
+
+    tensors: str = ""
+    params: int = 0
+    macs: int = 0
+
+
+class MadeBy(_Record):
+    """Provenance: which method, with which arguments, version and seed."""
+
+    method: str = ""
+    arguments: dict[str, Any] = {}
+    version: str = ""
+    seed: int = 0
+
+
+class Plan(_Record):
+    """An ordered list of edits to one model; `Plan()` is the identity.
+
+    >>> Plan() + Plan() == Plan()
+    True
+    """
+
+    schema_: str = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
+    source: Source = Source()
+    result: Result = Result()
+    made_by: MadeBy = MadeBy()
+    edits: tuple[Edit, ...] = ()
+    evidence: dict[str, Any] = {}
+    sidecar: dict[str, str] | None = None
+    _tensors: dict[str, Tensor] = PrivateAttr(default_factory=dict)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Fitted tensors by the keys that edits name."""
+        return self._tensors
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Plan:
+        """Return the same plan holding these fitted tensors."""
+        plan = self.model_copy()
+        plan._tensors = dict(tensors)
+        return plan
+
+    @property
+    def needed_tensors(self) -> tuple[str, ...]:
+        """Keys of all tensors that the edits refer to."""
+        return tuple(key for edit in self.edits if isinstance(edit, FITTED) for key in edit.tensors)
+
+    @property
+    def removed(self) -> dict[str, tuple[str, ...]]:
+        """Names of the removed units by kind, in order of removal; channels, heads, ... are `group[number]`.
+
+        Names and numbers are those of the model that the plan starts from. An edit has them as they are just before it:
+        here, the second one takes the first of two heads that are left.
+
+        >>> from prunerecover.plan.edits import Narrow
+        >>> edits = [Narrow(unit="attn", kind="head", of=n, keep=k, group=()) for n, k in ((3, (1, 2)), (2, (1,)))]
+        >>> Plan(edits=edits).removed
+        {'head': ('attn[0]', 'attn[1]')}
+        """
+        units: dict[str, list[str]] = {}
+        for unit in removed_units(self.edits):
+            units.setdefault(unit.kind, []).append(unit.name)
+        return {kind: tuple(names) for kind, names in units.items()}
+
+    @property
+    def kept_groups(self) -> tuple[KeptGroup, ...]:
+        """How many channels, heads, neurons or experts every group keeps; see `kept_groups`."""
+        return kept_groups(self.edits, self.evidence)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready primitives, without the tensors."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @classmethod
+    def from_dict(cls, data: Any, tensors: Mapping[str, Tensor] | None = None) -> Plan:
+        """Validate primitives read from JSON.
+
+        Raises:
+            ValueError: If this is no plan, comes from a newer schema, or has an operation this version does not know.
+        """
+        if not isinstance(data, Mapping) or not str(data.get("schema", "")).startswith("prunerecover.plan/"):
+            raise ValueError(f'Expected a plan ("schema": "{SCHEMA}"), but got something else. Is it a plan file?')
+        if data["schema"] != SCHEMA:
+            raise ValueError(
+                f"Expected a plan of schema {SCHEMA}, but got {data['schema']}. "
+                f"It was made by prunerecover {_version_of(data)}; install that version or newer to read it."
+            )
+        _check_ops(data)
+        try:
+            return cls.model_validate(data).with_tensors(tensors or {})
+        except ValidationError as error:
+            raise ValueError(f"Expected a valid plan, but got one with {error.error_count()} errors: {error}") from None
+
+    def save(self, path: str | Path) -> Path:
+        """Write the JSON file and, beside it, one with the fitted tensors; return the JSON's path.
+
+        `plan.json` gets `plan.safetensors`; any other name keeps all of itself: `plan_0.3` gets `plan_0.3.safetensors`.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = self.to_dict()
+        data["sidecar"] = None
+        if self._tensors:
+            sidecar = path.with_name(f"{path.name.removesuffix('.json')}.safetensors")
+            save_file({k: v.detach().cpu().contiguous() for k, v in self._tensors.items()}, sidecar)
+            data["sidecar"] = {"file": sidecar.name, "sha256": _sha256(sidecar)}
+        path.write_text(json.dumps(data, indent=2) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan and its sidecar.
+
+        A missing sidecar is no error here: checkpoints replay structure without it. `apply_plan` refuses.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If the file is not a plan, or the sidecar is not the one the plan was saved with.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"Expected a plan file at {path}, but there is none.")
+        try:
+            data = json.loads(path.read_text())
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"Expected a plan in JSON at {path}, but it cannot be read: {error}. Is it cut off?"
+            ) from None
+        plan = cls.from_dict(data)
+        if plan.sidecar is None:
+            return plan
+        sidecar = path.parent / Path(plan.sidecar["file"]).name
+        if not sidecar.is_file():
+            return plan
+        if _sha256(sidecar) != plan.sidecar["sha256"]:
+            raise ValueError(
+                f"Expected the fitted tensors that {path.name} was saved with, but {sidecar.name} has another sha256. "
+                "Copy both files again from where the plan was made."
+            )
+        return plan.with_tensors(load_file(sidecar))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same and hold equal tensors; where a plan was saved does not count."""
+        if not isinstance(other, Plan):
+            return NotImplemented
+        if self.model_copy(update={"sidecar": None}).to_dict() != other.model_copy(update={"sidecar": None}).to_dict():
+            return False
+        mine, theirs = self._tensors, other._tensors
+        return mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def plot(self, path: str | Path | None = None, **how: Any) -> Any:
+        """Draw which units went; write a PNG if `path` is given. Returns a matplotlib Figure.
+
+        Args:
+            path: Of the PNG.
+            how: `units`, `importance` and `title` of `plot_plan`: all units of the dense model make the picture whole.
+        """
+        from prunerecover.plan.figure import plot_plan
+
+        figure = plot_plan(self.edits, self.evidence, **how)
+        if path is not None:
+            figure.savefig(path, dpi=150, bbox_inches="tight")
+        return figure
+
+    def __add__(self, other: Plan) -> Plan:
+        """Compose: first self, then other.
+
+        The edits of other go on naming things as self leaves them: a channel that it calls 3 is the fourth of those
+        that self has kept. `removed`, figures and reports translate to the model that self starts from.
+
+        Raises:
+            ValueError: If `other` was not made for the model that self leaves behind.
+        """
+        if not self.edits:
+            return other
+        if not other.edits:
+            return self
+        if other.source.tensors != self.result.tensors:
+            raise ValueError(
+                f"Expected the second plan to start from the model the first one leaves ({self.result.tensors[:12]}), "
+                f"but it starts from {other.source.tensors[:12]}. Make it on the model the first plan was applied to."
+            )
+        renamed, tensors = _shift(other, len(self.edits))
+        evidence = {**self.evidence, **other.evidence}
+        update = {"edits": self.edits + renamed, "result": other.result, "sidecar": None, "evidence": evidence}
+        return self.model_copy(update=update).with_tensors({**self._tensors, **tensors})
+
+
+class PlanSet(_Record):
+    """Several plans over one set of weights (routes).
+
+    Attributes:
+        plans: All from one source.
+    """
+
+    plans: tuple[Plan, ...]
+
+    @property
+    def prefix(self) -> tuple[Edit, ...]:
+        """The edits that all plans begin with."""
+        shared: list[Edit] = []
+        for edits in zip(*(plan.edits for plan in self.plans), strict=False):
+            if any(edit != edits[0] for edit in edits):
+                break
+            shared.append(edits[0])
+        return tuple(shared)
+
+
+def _shift(plan: Plan, offset: int) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
+    """Rename tensor keys `eN.x` to `e(N+offset).x` so that two plans' keys do not meet."""
+
+    def new_key(key: str) -> str:
+        number, _, name = key.partition(".")
+        return f"e{int(number[1:]) + offset}.{name}"
+
+    edits = tuple(
+        edit.model_copy(update={"tensors": tuple(map(new_key, edit.tensors))}) if isinstance(edit, FITTED) else edit
+        for edit in plan.edits
+    )
+    return edits, {new_key(key): value for key, value in plan.tensors.items()}
+
+
+def _check_ops(data: Mapping[str, Any]) -> None:
+    edits = data.get("edits")
+    for edit in edits if isinstance(edits, list | tuple) else ():
+        op = edit.get("op") if isinstance(edit, Mapping) else None
+        if op is not None and op not in OPS:
+            raise ValueError(
+                f"Expected one of the operations {', '.join(OPS)} of prunerecover {__version__}, but the plan (made by "
+                f"{_version_of(data)}) has '{op}'. Install the version that made it, or a newer one."
+            )
+
+
+def _version_of(data: Mapping[str, Any]) -> str:
+    made_by = data.get("made_by")
+    return str(made_by.get("version") or "of unknown version") if isinstance(made_by, Mapping) else "of unknown version"
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

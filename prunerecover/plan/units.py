@@ -1,0 +1,34 @@
+"""Units: the smallest things that can be removed alone, and the kinds they are of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from prunerecover.plan.edits import Kind
+
+KINDS: tuple[str, ...] = get_args(Kind)
+
+
+DEPTH_KINDS = ("block", "attention", "mlp", "activation")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Something removable.
+
+    Attributes:
+        name: Canonical path; what plans name.
+        kind: "block", "attention", "mlp" or "activation".
+        targets: Paths of the modules that change.
+        params: Parameters that go (activations: once the two linears have merged).
+        macs: MACs per example batch that go (activations: once merged); 0 if `find_units` got no example.
+        block: Path of the block that it is or is in.
+    """
+
+    name: str
+    kind: Kind
+    targets: tuple[str, ...]
+    params: int
+    macs: int = 0
+    block: str = ""

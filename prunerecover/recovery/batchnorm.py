@@ -1,0 +1,92 @@
+"""Estimate BatchNorm statistics anew: after width surgery the old ones describe other activations.
+
+A few forward batches recover much of what a narrowed model lost, whatever chose the units. The statistics are plain
+averages over the batches, as BatchNorm's own `momentum=None` computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from prunerecover.model.batches import as_inputs, call, without_labels
+from prunerecover.model.evaluation import device_of, observing, uncompiled
+from prunerecover.model.paths import unwrap
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
+    """Replace the running statistics of every BatchNorm by their average over the batches, in place.
+
+    Only BatchNorm layers are in training mode meanwhile (dropout is off); modes, momenta and the random state are as
+    before afterwards. A model without BatchNorm is left alone, and so is a layer that no batch reaches. After an error
+    the statistics are what they were.
+
+    Args:
+        model: Any module, wrapped or not.
+        batches: 5 to 10 of the size used in training; labels are not read. Each counts the same.
+
+    Raises:
+        ValueError: If there is no batch, or if statistics come out as NaN or infinite.
+    """
+    network = unwrap(model)
+    named = batchnorms(network)
+    norms = list(named.values())
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    try:
+        with observing(network), uncompiled():
+            for norm in norms:
+                norm.momentum = None
+                norm.reset_running_stats()
+                norm.training = True
+            _run(network, batches)
+            estimated = [_statistics(path, norm) for path, norm in named.items()]
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+    with torch.no_grad():
+        for norm, statistics in zip(norms, estimated, strict=True):
+            for name, value in statistics.items():
+                getattr(norm, name).copy_(value)
+
+
+def several_samples(batches: Sequence[Any]) -> list[Any]:
+    """Return the batches of more than one sample: a single one has no variance."""
+    return [batch for batch in batches if as_inputs(batch).n_samples > 1]
+
+
+def batchnorms(network: nn.Module) -> dict[str, _BatchNorm]:
+    """Return the BatchNorm layers that keep statistics, by path."""
+    return {path: m for path, m in network.named_modules() if isinstance(m, _BatchNorm) and m.running_mean is not None}
+
+
+def _run(network: nn.Module, batches: Iterable[Any]) -> None:
+    device, used = device_of(network), False
+    for batch in batches:
+        used = True
+        call(network, as_inputs(without_labels(batch)).to(device))
+    if not used:
+        raise ValueError(
+            "Expected at least one batch to estimate BatchNorm statistics on, but there was none. "
+            "Was a generator consumed before?"
+        )
+
+
+def _statistics(path: str, norm: _BatchNorm) -> dict[str, Tensor]:
+    """Copy what was estimated, before `observing` puts the old values back; nothing for a layer that was not called."""
+    if not norm.num_batches_tracked:
+        return {}
+    for name in STATISTICS:
+        if not getattr(norm, name).isfinite().all():
+            raise ValueError(
+                f"Expected finite BatchNorm statistics, but {name} of '{path}' came out as NaN or infinite. Do the "
+                "batches or the weights hold such values?"
+            )
+    return {name: getattr(norm, name).clone() for name in STATISTICS}

@@ -1,0 +1,127 @@
+"""Compare a model before and after pruning, side by side; nothing is written unless the report is saved."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from prunerecover.cost.latency import latency_ratio
+from prunerecover.cost.macs import macs_by_module
+from prunerecover.cost.measurement import measure
+from prunerecover.cost.statistics import is_share, mean_interval, paired_difference
+from prunerecover.families.describe import describe, is_supported
+from prunerecover.model.batches import as_inputs
+from prunerecover.model.evaluation import device_of
+from prunerecover.model.paths import unwrap
+from prunerecover.report.data import MetricComparison, PlanSummary, SearchCost
+from prunerecover.report.report import Report
+from prunerecover.report.scoring import Metric, metric_named, score
+
+if TYPE_CHECKING:
+    from prunerecover.plan.plan import Plan
+
+
+def compare(
+    dense: nn.Module,
+    pruned: nn.Module,
+    example_inputs: Any,
+    *,
+    batches: Iterable[Any] | None = None,
+    metric: str | Sequence[str] | Mapping[str, Metric] | Callable[..., Any] = "top1",
+    plan: Plan | None = None,
+    search: SearchCost | None = None,
+    device: torch.device | str | None = None,
+    pairs: int = 30,
+    warmup: int = 3,
+    threads: int | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    details: Mapping[str, Any] | None = None,
+) -> Report:
+    """Measure a model before and after pruning, side by side; both are bit-identical afterwards.
+
+    Args:
+        dense: The model before.
+        pruned: The model after.
+        example_inputs: One batch for MACs, latency and memory: a tensor, a tuple whose first element is the input, a
+            mapping of keyword arguments, or `ModelInputs`.
+        batches: Labelled batches for the metrics: tuples (input, labels) or mappings with `labels`. None: costs alone.
+        metric: `"top1"`, `"top5"`, several of them, a function (predictions, labels) -> one score per sample, or
+            functions by name.
+        plan: The plan that was applied, to be summarised.
+        search: What finding the plan took.
+        device: Where to measure; by default where the dense model is. Elsewhere copies are measured.
+        pairs: Interleaved pairs of timed passes; 0 skips the timing.
+        warmup: Untimed pairs before them.
+        threads: CPU threads to hold while timing; by default those PyTorch uses now.
+        confidence: Coverage of all intervals.
+        seed: Seed of the bootstraps.
+        details: Kept in the report as they are; JSON values.
+
+    Raises:
+        ValueError: If a metric is unknown, or there are batches but no sample in them.
+        TypeError: If the batches have no labels.
+    """
+    metrics = _metrics(metric)
+    place = device_of(dense) if device is None else torch.empty(0, device=device).device
+    first, second = (m if device_of(m) == place else copy.deepcopy(m).to(place) for m in (dense, pruned))
+    inputs = as_inputs(example_inputs).to(place)
+    before, after = (measure(m, inputs, repeats=0, threads=threads) for m in (first, second))
+    latency = None
+    if pairs:
+        latency = latency_ratio(first, second, inputs, pairs, warmup, threads, confidence, seed)
+        before = dataclasses.replace(before, latency_ms=latency.dense_ms)
+        after = dataclasses.replace(after, latency_ms=latency.pruned_ms)
+    return Report(
+        dense=before,
+        pruned=after,
+        block_macs=_block_macs(first, second, inputs),
+        latency=latency,
+        metrics={} if batches is None else _compared(first, second, batches, metrics, confidence, seed),
+        plan=None if plan is None else PlanSummary.of(plan),
+        search=search,
+        seed=seed,
+        details=dict(details or {}),
+    )
+
+
+def _metrics(metric: str | Sequence[str] | Mapping[str, Metric] | Callable[..., Any]) -> dict[str, Metric]:
+    if isinstance(metric, Mapping):
+        return dict(metric)
+    if callable(metric):
+        return {getattr(metric, "__name__", "metric"): metric}
+    return {name: metric_named(name) for name in ([metric] if isinstance(metric, str) else metric)}
+
+
+def _block_macs(dense: nn.Module, pruned: nn.Module, inputs: Any) -> tuple[int, int] | None:
+    if not is_supported(unwrap(dense)):
+        return None
+    container = describe(unwrap(dense)).container
+    before, after = (macs_by_module(model, inputs) for model in (dense, pruned))
+    return (before[container], after[container]) if container in before and container in after else None
+
+
+def _compared(
+    dense: nn.Module,
+    pruned: nn.Module,
+    batches: Iterable[Any],
+    metrics: Mapping[str, Metric],
+    confidence: float,
+    seed: int,
+) -> dict[str, MetricComparison]:
+    before, after = score((dense, pruned), batches, metrics)
+    return {
+        name: MetricComparison(
+            samples=len(before[name]),
+            share=is_share(before[name]) and is_share(after[name]),
+            dense=mean_interval(before[name], confidence, seed=seed),
+            pruned=mean_interval(after[name], confidence, seed=seed),
+            difference=paired_difference(before[name], after[name], confidence, seed=seed),
+        )
+        for name in metrics
+    }

@@ -1,0 +1,123 @@
+"""The frozen records that a report is made of."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from prunerecover.cost.latency import LatencyRatio
+from prunerecover.cost.measurement import Measurement
+from prunerecover.cost.statistics import Interval
+from prunerecover.plan.dense_names import removed_units
+from prunerecover.plan.groups import WidthKind
+from prunerecover.plan.kept_groups import KeptGroup
+from prunerecover.plan.plan import Plan
+
+SCHEMA = "prunerecover.report/1"
+
+
+class Record(BaseModel):
+    """Base: frozen, and refuses what it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MetricComparison(Record):
+    """One metric of both models on the same samples.
+
+    Attributes:
+        samples: How many both models saw.
+        share: Whether all scores are 0 or 1, so that their mean is a share of the samples, such as an accuracy.
+        dense: Mean score of the dense model (Wilson's interval where scores are 0 or 1).
+        pruned: Mean score of the pruned model.
+        difference: Mean of pruned - dense per sample, with the paired bootstrap interval.
+    """
+
+    samples: int
+    share: bool
+    dense: Interval
+    pruned: Interval
+    difference: Interval
+
+
+class PlanSummary(Record):
+    """What a plan removed, and who made it.
+
+    Attributes:
+        removed: Names of the units in the dense model, per kind, in the order of the edits.
+        leaves: What stands in the place of each unit of depth.
+        groups: How many channels, heads, neurons or experts every group of them keeps.
+    """
+
+    method: str = ""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    seed: int = 0
+    removed: dict[str, list[str]] = Field(default_factory=dict)
+    leaves: dict[str, str] = Field(default_factory=dict)
+    groups: tuple[KeptGroup, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan) -> PlanSummary:
+        """Summarise a plan."""
+        removed: dict[str, list[str]] = {}
+        leaves: dict[str, str] = {}
+        for unit in removed_units(plan.edits):
+            removed.setdefault(unit.kind, []).append(unit.name)
+            if unit.kind not in get_args(WidthKind):
+                leaves[unit.name] = unit.leaves
+        return cls(
+            method=plan.made_by.method,
+            arguments=plan.made_by.arguments,
+            seed=plan.made_by.seed,
+            removed=removed,
+            leaves=leaves,
+            groups=plan.kept_groups,
+        )
+
+
+class SearchCost(Record):
+    """What it took to find the plan."""
+
+    seconds: float
+    peak_memory_bytes: int | None = None
+    trials: int | None = None
+
+
+class ReportData(Record):
+    """Before and after.
+
+    Attributes:
+        dense: Cost of the dense model.
+        pruned: Cost of the pruned model.
+        block_macs: MACs of the blocks alone, dense and pruned, per batch; None for models of unknown structure.
+        latency: The interleaved comparison; None if it was skipped.
+        metrics: By name.
+        plan: What was removed.
+        search: What finding it took.
+        seed: Seed of the bootstraps.
+        details: Anything else worth keeping with the numbers, as JSON values (a history, a recipe, a note).
+    """
+
+    schema_name: Literal["prunerecover.report/1"] = Field(default="prunerecover.report/1", alias="schema")
+    dense: Measurement
+    pruned: Measurement
+    block_macs: tuple[int, int] | None = None
+    latency: LatencyRatio | None = None
+    metrics: dict[str, MetricComparison] = Field(default_factory=dict)
+    plan: PlanSummary | None = None
+    search: SearchCost | None = None
+    seed: int = 0
+    details: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of what computed."""
+        return self.dense.versions
+
+    @property
+    def time_over_macs(self) -> float | None:
+        """Share of the time left, divided by the share of the MACs left: 1 is ideal, above 1 is worse."""
+        if self.latency is None:
+            return None
+        return self.latency.ratio.value / (self.pruned.macs / self.dense.macs)

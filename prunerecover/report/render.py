@@ -1,0 +1,168 @@
+"""Render a report for people: the rows of the comparison, Markdown, and a table for the terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, get_args
+
+from prunerecover.cost.latency import LatencyRatio
+from prunerecover.cost.statistics import Interval
+from prunerecover.plan.groups import WidthKind
+from prunerecover.plan.kept_groups import KeptGroup
+from prunerecover.report.data import MetricComparison, PlanSummary, ReportData, SearchCost
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Row = tuple[str, str, str, str]
+HEADER: Row = ("", "dense", "pruned", "change")
+
+
+def rows(report: ReportData) -> list[Row]:
+    """Return the comparison as rows of name, dense, pruned, change.
+
+    Costs change in percent of the dense model, accuracies in points.
+    """
+    before, after = report.dense, report.pruned
+    found = [
+        _cost_row("Parameters", _si, before.parameters, after.parameters),
+        _cost_row("MACs per sample", _si, before.macs_per_sample, after.macs_per_sample),
+    ]
+    if report.block_macs:
+        first, second = (macs / before.batch_size for macs in report.block_macs)
+        found.append(_cost_row("MACs in the blocks", _si, first, second))
+    if report.latency:
+        found.append(_latency_row(report.latency))
+    found.append(_cost_row("Weights", _mib, before.parameter_bytes, after.parameter_bytes))
+    found.append(_cost_row("Peak activations", _mib, before.activation_bytes, after.activation_bytes))
+    return found + [_metric_row(name, metric) for name, metric in report.metrics.items()]
+
+
+def table(report: ReportData) -> Table:
+    """Return the rows as a rich table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(*HEADER)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for row in rows(report):
+        shown.add_row(*map(Text, row))
+    return shown
+
+
+def markdown(report: ReportData, figures: Iterable[str] = ()) -> str:
+    """Return the whole report as Markdown."""
+    head = [_line(HEADER), "| :-- | --: | --: | --: |", *map(_line, rows(report))]
+    parts = ["# Before and after pruning", "\n".join(head), _how_measured(report)]
+    if report.plan:
+        parts.append(_what_was_removed(report.plan))
+    if report.search:
+        parts.append(_search_cost(report.search))
+    images = [f"![{file}]({file})" for file in figures]
+    if images:
+        parts += ["## Figures", *images]
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    parts += ["## Environment", f"{report.dense.device_name}; {versions}."]
+    return "\n\n".join(parts) + "\n"
+
+
+def _how_measured(report: ReportData) -> str:
+    before = report.dense
+    lines = [
+        "MACs count matrix products and convolutions, those of attention included. Peak activations are taken from the "
+        f"{before.activation_source}. Everything on {before.device} in {before.dtype.removeprefix('torch.')}."
+    ]
+    if report.latency and report.time_over_macs is not None:
+        lines.append(
+            f"Latency is the median of {report.latency.pairs} interleaved pairs with {report.latency.threads} CPU "
+            f"thread(s): {1 / report.latency.ratio.value:.2f}x as fast, time share / MACs share "
+            f"{report.time_over_macs:.2f}."
+        )
+    if report.metrics:
+        confidence = next(iter(report.metrics.values())).difference.confidence
+        lines.append(
+            f"Brackets hold {confidence:.0%} intervals: Wilson for accuracies, bootstrap (seed {report.seed}) for "
+            "everything else. Differences are paired by sample."
+        )
+    return "## How it was measured\n\n" + " ".join(lines)
+
+
+def _what_was_removed(plan: PlanSummary) -> str:
+    lines = []
+    for kind, units in plan.removed.items():
+        groups = [group for group in plan.groups if group.kind == kind]
+        if groups:
+            lines.append(f"- {kind}: {_counts(groups)}")
+        elif kind not in get_args(WidthKind):  # else what was narrowed has gone as a whole since
+            lines.append(f"- {kind}: " + ", ".join(f"`{unit}` ({plan.leaves[unit]})" for unit in units))
+    arguments = ", ".join(f"{name}={value!r}" for name, value in plan.arguments.items() if value is not None)
+    how = (
+        f"Planned by `{plan.method or 'hand'}`" + (f" with `{arguments}`" if arguments else "") + f", seed {plan.seed}."
+    )
+    how += " In brackets: what is left in its place." if plan.leaves else ""
+    body = "\n".join(lines) or "Nothing."
+    return f"## What was removed\n\n{body}\n\n{how}"
+
+
+def _counts(groups: Sequence[KeptGroup]) -> str:
+    """Say how many units of one kind go, in all and from every group that loses some."""
+    size = sum(group.size for group in groups)
+    gone = size - sum(group.kept for group in groups)
+    parts = [f"`{g.name}` {g.size - g.kept} of {g.size}" for g in groups if g.kept < g.size]
+    return f"{gone:,} of {size:,} ({gone / size:.0%}): {', '.join(parts)}"
+
+
+def _search_cost(cost: SearchCost) -> str:
+    text = f"{cost.seconds:.1f} s"
+    text += "" if cost.trials is None else f", {cost.trials} trials"
+    text += "" if cost.peak_memory_bytes is None else f", peak memory {_mib(cost.peak_memory_bytes)}"
+    return f"## Cost of the search\n\n{text}."
+
+
+def _cost_row(name: str, shown: Callable[[float], str], before: float, after: float) -> Row:
+    return name, shown(before), shown(after), _percent(after / before) if before else ""
+
+
+def _latency_row(latency: LatencyRatio) -> Row:
+    ratio = latency.ratio
+    change = f"{_percent(ratio.value)} [{_percent(ratio.low)}, {_percent(ratio.high)}]"
+    return (
+        f"Latency, batch of {latency.batch_size}",
+        f"{latency.dense_ms:.2f} ms",
+        f"{latency.pruned_ms:.2f} ms",
+        change,
+    )
+
+
+def _metric_row(name: str, metric: MetricComparison) -> Row:
+    label = re.sub(r"^top(\d+)$", r"Top-\1 accuracy, %", name) + f" ({metric.samples:,} samples)"
+    before, after, difference = (_interval(i, metric.share) for i in (metric.dense, metric.pruned, metric.difference))
+    sign = "+" if metric.difference.value >= 0 else ""
+    return label, before, after, sign + difference
+
+
+def _interval(interval: Interval, share: bool) -> str:
+    if share:
+        return f"{100 * interval.value:.2f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    return f"{interval.value:.4g} [{interval.low:.3g}, {interval.high:.3g}]"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * (share - 1):+.1f}%"
+
+
+def _si(value: float) -> str:
+    for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g} {suffix}"
+    return f"{value:.3g}"
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:.3g} MiB"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,80 @@
+"""What `compare` found about a model before and after pruning, in a form that reads back.
+
+A report states costs (parameters, MACs, latency as the median of interleaved pairs, memory), metrics with confidence
+intervals, what was removed, what the search took, and where and with what all of this was measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from prunerecover.report import render
+from prunerecover.report.data import SCHEMA, ReportData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+
+class Report(ReportData):
+    """Before and after: `ReportData`, and how it is shown, written and read back."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Report:
+        """Read what `to_dict` returned.
+
+        Raises:
+            ValueError: If the data are not a report, or one of another schema.
+        """
+        found = data.get("schema")
+        if found != SCHEMA:
+            raise ValueError(
+                f"Expected a report of schema '{SCHEMA}', but got '{found}'. Read it with the version that wrote it."
+            )
+        try:
+            return cls.model_validate(dict(data))
+        except ValidationError as error:
+            raise ValueError(f"Expected a complete report, but {error}. Was the file edited?") from error
+
+    def to_markdown(self, figures: Iterable[str] = ()) -> str:
+        """Return the report as Markdown, with links to `figures` given as file names."""
+        return render.markdown(self, figures)
+
+    def table(self) -> Table:
+        """Return the comparison as a table for the terminal."""
+        return render.table(self)
+
+    def save(self, folder: str | Path, figures: Mapping[str, Figure] | None = None) -> Path:
+        """Write `report.md`, `report.json` and one PNG per figure into `folder`, and return the folder."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        names = [f"{name}.png" for name in figures or {}]
+        for file, figure in zip(names, (figures or {}).values(), strict=True):
+            figure.savefig(target / file, dpi=200)
+        (target / "report.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        (target / "report.md").write_text(self.to_markdown(names), encoding="utf-8")
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """Read a `report.json`, or the one in a folder.
+
+        Raises:
+            ValueError: If the file holds no report.
+        """
+        file = Path(path)
+        file = file / "report.json" if file.is_dir() else file
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"Expected JSON in {file}, but {error}. Was the file cut off?") from error
+        return cls.from_dict(data if isinstance(data, dict) else {})

@@ -1,0 +1,145 @@
+"""Apply a plan to a model: the only code that changes structure.
+
+Everything is checked first, and what fails half way is taken back: after an error the model is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from prunerecover.families.describe import describe
+from prunerecover.model.hashing import tensors_hash, weights_hash
+from prunerecover.plan.dense_names import shortened
+from prunerecover.plan.edits import Edit, Narrow, Rewrite
+from prunerecover.plan.plan import Plan
+from prunerecover.surgery.journal import Journal
+from prunerecover.surgery.narrowing import Cuts
+from prunerecover.surgery.operations import Site, perform
+from prunerecover.surgery.routing import shared_counts
+from prunerecover.surgery.transformers_depth import renumber
+from prunerecover.surgery.transformers_width import follow_widths
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What surgery did to the parameters, for an optimizer that holds them, and how to take it back.
+
+    Attributes:
+        removed: Parameters that left the model, by their old names.
+        added: New parameters by name, each with the old parameter whose optimizer group it should join.
+        journal: Every change, in order; `undo` takes them back.
+        cuts: New parameters that are what stays of an old one, with that one and how it was cut: not at all, for a bias
+            that took something over. They are in `added`, and the old ones in `removed`.
+    """
+
+    removed: dict[str, Parameter] = field(default_factory=dict)
+    added: dict[str, tuple[Parameter, Parameter]] = field(default_factory=dict)
+    journal: Journal = field(default_factory=Journal)
+    cuts: dict[Parameter, tuple[Parameter, Cuts]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Names, without the values: a console shows what a function returns."""
+        return f"Applied(removed=[{', '.join(self.removed)}], added=[{', '.join(self.added)}])"
+
+
+@torch.inference_mode(False)  # new parameters could never train
+def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, Tensor] | None = None) -> Applied:
+    """Apply edits one after the other; if one fails, take all back.
+
+    Args:
+        model: An unwrapped model.
+        edits: What to do, in order.
+        tensors: Values for replacements. None: only the structure is made, because weights will be loaded into it.
+
+    Raises:
+        ValueError: If an edit names something that is not there.
+    """
+    edits, before = list(edits), dict(model.named_parameters())
+    site = Site(model, tensors)
+    try:
+        for edit in edits:
+            perform(site, edit)
+        renumber(model)
+        narrowed = {edit.kind for edit in edits if isinstance(edit, Narrow)}
+        if "expert" in narrowed:
+            for (path, attribute), count in shared_counts(model).items():
+                site.journal.assign(model, path, attribute, count)
+        if narrowed:
+            follow_widths(model, site.journal)
+    except BaseException:
+        undo(model, site.journal)
+        raise
+    after = dict(model.named_parameters())
+    left = set(after.values())
+    removed = {name: p for name, p in before.items() if p not in left}
+    added = {name: (p, site.like_of(p)) for name, p in after.items() if p in site.likes}
+    gone = set(removed.values())
+    origins = {p: site.origin_of(p) for p, _ in added.values()}
+    cuts = {p: (old, how) for p, (old, how) in origins.items() if old in gone}
+    return Applied(removed, added, site.journal, cuts)
+
+
+@contextmanager
+def applied_for_now(model: nn.Module, edit: Edit, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Have one edit of a branch or activation in the model inside a `with` block; layers are not renumbered."""
+    site = Site(model, tensors)
+    try:
+        perform(site, edit)
+        yield
+    finally:
+        site.journal.undo(model)
+
+
+def undo(model: nn.Module, journal: Journal, keep: int = 0) -> None:
+    """Take back all changes in the journal but the first `keep`."""
+    journal.undo(model, keep)
+    renumber(model)
+
+
+def check_source(model: nn.Module, plan: Plan) -> None:
+    """Raise ValueError unless the plan starts from this model's names and shapes."""
+    found = tensors_hash(model)
+    if found == plan.source.tensors:
+        return
+    hint = "It has been pruned with this plan already." if found == plan.result.tensors else _difference(model, plan)
+    raise ValueError(
+        f"Expected the model that the plan was made for ({plan.source.class_ or 'unknown'}, "
+        f"{plan.source.tensors[:12]}), but got {type(model).__name__} ({found[:12]}). {hint}"
+    )
+
+
+def _difference(model: nn.Module, plan: Plan) -> str:
+    units = f"The plan removes {', '.join(shortened(unit for names in plan.removed.values() for unit in names))}"
+    if all(isinstance(edit, Narrow | Rewrite) for edit in plan.edits):
+        return (
+            f"{units}; this model's tensors have other names or sizes. Make a plan for it with plan_width(model, ...)."
+        )
+    try:
+        depth = len(describe(model).blocks)
+    except ValueError as error:
+        return str(error)
+    return f"{units}; this model has {depth} blocks. Make a plan for it with plan_depth(model, ...)."
+
+
+def check_tensors(model: nn.Module, plan: Plan) -> None:
+    """Raise ValueError if the plan's fitted tensors are missing or were fitted to other weights than the model's."""
+    missing = [key for key in plan.needed_tensors if key not in plan.tensors]
+    if missing:
+        raise ValueError(
+            f"Expected the plan's fitted tensors ({', '.join(missing[:3])}, ...), but they are missing. Put the "
+            ".safetensors file that was saved with the plan beside it, or pass refit=batches to fit them anew."
+        )
+    if not plan.needed_tensors or plan.source.weights is None:
+        return
+    found = weights_hash(model)
+    if found is not None and found != plan.source.weights:
+        raise ValueError(
+            f"Expected the weights that the plan's tensors were fitted to ({plan.source.weights[:12]}), but the model "
+            f"has others ({found[:12]}). Pass refit=batches to fit them to this model."
+        )

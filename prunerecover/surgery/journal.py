@@ -1,0 +1,173 @@
+"""What surgery changed, in a form that can be undone, kept on the CPU, pickled and deep-copied."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.families.transformers_layers import is_transformers_config
+from prunerecover.model.paths import get_module, holder_of, set_module
+from prunerecover.surgery.transformers_depth import apply_config
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """The module `old` was at `path`."""
+
+    path: str
+    old: nn.Module
+
+
+@dataclass(frozen=True)
+class TakenOut:
+    """The block `old` was number `index` of the container at `path`, which then was in training mode or not."""
+
+    path: str
+    index: int
+    old: nn.Module
+    training: bool
+
+
+@dataclass(frozen=True)
+class Reconfigured:
+    """Config objects were at `places`: the path of a module, the name in it, and the object."""
+
+    places: tuple[tuple[str, str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """The parameter or buffer `old` was at `places`: paths of modules, and its name in each."""
+
+    places: tuple[tuple[str, str], ...]
+    old: Tensor
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """The attribute of the module at `path` was `previous`."""
+
+    path: str
+    attribute: str
+    previous: Any
+
+
+@dataclass
+class Journal:
+    """A stack of reversible changes to one model.
+
+    >>> net = nn.Sequential(nn.ReLU(), nn.Tanh())
+    >>> journal = Journal()
+    >>> journal.take_out(net, "", 0)
+    >>> journal.swap(net, "0", nn.Identity())
+    >>> journal.undo(net)
+    >>> net
+    Sequential(
+      (0): ReLU()
+      (1): Tanh()
+    )
+    """
+
+    entries: list[Swapped | TakenOut | Reconfigured | Exchanged | Assigned] = field(default_factory=list)
+
+    def swap(self, model: nn.Module, path: str, new: nn.Module) -> None:
+        """Put `new` at `path`."""
+        self.entries.append(Swapped(path, set_module(model, path, new)))
+
+    def take_out(self, model: nn.Module, container: str, index: int) -> None:
+        """Remove one block; the later ones move up by one."""
+        blocks = get_module(model, container)
+        assert isinstance(blocks, nn.Sequential | nn.ModuleList)
+        old = blocks[index]
+        del blocks[index]
+        self.entries.append(TakenOut(container, index, old, blocks.training))
+
+    def configure(self, model: nn.Module, edits: dict[str, Any]) -> None:
+        """Set entries of a transformers config."""
+        self.part_configs(model)
+        apply_config(model, edits)
+
+    def part_configs(self, model: nn.Module, *others: Any) -> None:
+        """Give the model copies of its transformers configs, and of other objects: another model may hold them, too."""
+        places = tuple(
+            (path, name, value)
+            for path, module in model.named_modules()
+            for name, value in vars(module).items()
+            if is_transformers_config(value) or any(value is other for other in others)
+        )
+        memo: dict[int, Any] = {}  # of all copies: one config may be an entry of another
+        copies = [copy.deepcopy(old, memo) for *_, old in places]
+        self.entries.append(Reconfigured(places))
+        for (path, name, _), new in zip(places, copies, strict=True):
+            setattr(get_module(model, path), name, new)
+
+    def exchange(self, model: nn.Module, places: Iterable[tuple[str, str]], new: Tensor) -> None:
+        """Put a new parameter or buffer where another one is: under each name of a module, given by its path."""
+        places = tuple(places)
+        path, name = places[0]
+        self.entries.append(Exchanged(places, getattr(get_module(model, path), name)))
+        _put(model, places, new)
+
+    def assign(self, model: nn.Module, path: str, attribute: str, value: Any) -> None:
+        """Set an attribute of a module, or of its config (`config.name`)."""
+        module = get_module(model, path)
+        holder, name = holder_of(module, attribute)
+        if holder is module:
+            self.entries.append(Assigned(path, attribute, getattr(holder, name)))
+        else:
+            self.part_configs(model, getattr(module, attribute.partition(".")[0]))
+            holder, name = holder_of(module, attribute)
+        setattr(holder, name, value)
+
+    def undo(self, model: nn.Module, keep: int = 0) -> None:
+        """Take back all changes but the first `keep`, last first. What was removed returns to the model's device."""
+        device = _device_of(model)
+        while len(self.entries) > keep:
+            entry = self.entries.pop()
+            if isinstance(entry, Swapped):
+                set_module(model, entry.path, entry.old.to(device))
+            elif isinstance(entry, TakenOut):
+                blocks = get_module(model, entry.path)
+                assert isinstance(blocks, nn.Sequential | nn.ModuleList)
+                if entry.training != blocks.training:  # else each part of the block keeps its own mode
+                    entry.old.train(blocks.training)
+                blocks.insert(entry.index, entry.old.to(device))
+            elif isinstance(entry, Exchanged):
+                _move(entry.old, device)
+                _put(model, entry.places, entry.old)
+            elif isinstance(entry, Assigned):
+                setattr(get_module(model, entry.path), entry.attribute, entry.previous)
+            else:
+                for path, name, old in entry.places:
+                    setattr(get_module(model, path), name, old)
+
+    def to_cpu(self) -> None:
+        """Move what was removed to the CPU, where it waits for an undo without holding device memory."""
+        for entry in self.entries:
+            if isinstance(entry, Swapped | TakenOut):
+                entry.old.cpu()
+            elif isinstance(entry, Exchanged):
+                _move(entry.old, torch.device("cpu"))
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _put(model: nn.Module, places: Iterable[tuple[str, str]], tensor: Tensor) -> None:
+    for path, name in places:
+        setattr(get_module(model, path), name, tensor)
+
+
+def _move(tensor: Tensor, device: torch.device) -> None:
+    """Move a tensor that others hold by identity; its gradient goes with it."""
+    if tensor.device == device or tensor.is_meta:
+        return
+    tensor.data = tensor.data.to(device)
+    if tensor.grad is not None:
+        tensor.grad.data = tensor.grad.data.to(device)

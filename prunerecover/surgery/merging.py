@@ -1,0 +1,80 @@
+"""Merge what became linear: two linears with no activation between them are one (d x 4d x d becomes d x d).
+
+The norm's affine part and LayerScale fold in, and a block with both branches gone is taken out. Exact in evaluation
+mode; dropout between the linears goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from prunerecover.families.describe import describe, is_supported
+from prunerecover.families.layout import FeedForward
+from prunerecover.model.linears import has_affine
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.model.replacements import Nothing, Replacement
+from prunerecover.plan.edits import Config, Edit, Merge, Remove
+from prunerecover.plan.plan import Plan
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.surgery.provenance import plan_for
+from prunerecover.surgery.transformers_depth import config_edits
+
+
+def merge(model: nn.Module) -> Plan:
+    """Merge every feed-forward and every fitted map that can be, in place.
+
+    Returns:
+        The edits that were made; without edits if there was nothing to merge.
+    """
+    model = unwrap(model)
+    plan = plan_for(model, merge_edits(model), method="merge")
+    apply_edits(model, plan.edits)
+    return plan
+
+
+def merge_edits(model: nn.Module) -> list[Edit]:
+    """Decide what `merge` would do; the model is not changed. Where no depth can be pruned, nothing can be merged."""
+    if not is_supported(model):
+        return []
+    layout = describe(model)
+    edits = [edit for block in layout.blocks for edit in _merge_feed_forward(model, block.feed_forward)]
+    empty = [i for i, block in enumerate(layout.blocks) if _is_empty(get_module(model, block.path))]
+    one_stays = empty[1:] if len(empty) == len(layout.blocks) else empty
+    return [*edits, *take_out_blocks(model, one_stays)]
+
+
+def _merge_feed_forward(model: nn.Module, forward: FeedForward | None) -> list[Edit]:
+    if forward is None or forward.state == "nonlinear":
+        return []
+    norm = forward.norm if forward.norm and has_affine(get_module(model, forward.norm)) else None
+    scale = forward.scale
+    if forward.state == "merged":
+        return [Merge(into=forward.first, from_=(forward.first,), norm=norm, scale=scale)] if norm or scale else []
+    sources = (forward.first, forward.activation, *forward.between, forward.second)
+    return [Merge(into=forward.first, from_=sources, norm=norm, scale=scale)]
+
+
+def _is_empty(block: nn.Module) -> bool:
+    """Whether a block hands on what it gets: both branches add zero, and no norm is left."""
+    branches = [m for m in block.modules() if isinstance(m, Replacement)]
+    added = all(isinstance(m, Nothing) for m in branches)
+    return len(branches) == 2 and added and not any(True for _ in block.parameters())
+
+
+def take_out_blocks(model: nn.Module, indices: Sequence[int]) -> list[Edit]:
+    """Return the edits that take whole blocks out, the last first, and keep a transformers config standard.
+
+    Raises:
+        ValueError: If no block would stay.
+    """
+    layout = describe(model)
+    depth = len(layout.blocks)
+    if not indices:
+        return []
+    if len(indices) >= depth:
+        raise ValueError(f"Expected at least one block to stay, but all {depth} are to be removed. Lower the number.")
+    removals: list[Edit] = [Remove(unit=f"{layout.container}.{i}", kind="block") for i in sorted(indices, reverse=True)]
+    config = config_edits(model, [i for i in range(depth) if i not in set(indices)])
+    return [*removals, Config(set=config)] if config else removals

@@ -1,0 +1,248 @@
+"""Take the removed units of a group out of its tensors: called by `operations`, which takes back what fails.
+
+Everything is checked before anything changes. A tensor that several names share stays one, and several slices may cut
+the same tensor: along different dimensions, or in different parts of a concatenation.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from prunerecover.model.paths import get_module, holder_of, parent_path
+from prunerecover.plan.edits import Narrow
+from prunerecover.plan.groups import Slice
+from prunerecover.surgery.compensation import entries_per_unit, take_over
+from prunerecover.surgery.journal import Journal
+from prunerecover.surgery.module_sizes import check_norm_groups, sizes_of
+from prunerecover.surgery.routing import check_routing
+
+STRIDED = {4: torch.channels_last, 5: torch.channels_last_3d}
+Place = tuple[str, str]  # path of a module, name in it
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What stays of a tensor along one dimension.
+
+    Attributes:
+        dim: The dimension.
+        kept: Indices, ascending, on the CPU.
+    """
+
+    dim: int
+    kept: Tensor
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return a copy of what stays, in the tensor's memory format.
+
+        >>> Cut(0, torch.tensor([0, 2])).of(torch.tensor([5, 6, 7]))
+        tensor([5, 7])
+        """
+        new = tensor.detach().index_select(self.dim, self.kept.to(tensor.device))
+        layout = STRIDED.get(tensor.ndim)
+        if layout is not None and tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous():
+            return new.contiguous(memory_format=layout)
+        return new
+
+
+Cuts = tuple[Cut, ...]
+
+
+def narrow(
+    model: nn.Module, edit: Narrow, journal: Journal, compensation: Mapping[str, Tensor] | None = None
+) -> dict[Parameter, tuple[Parameter, Cuts]]:
+    """Take the units that the edit does not keep out of the model.
+
+    Args:
+        model: Unwrapped.
+        edit: What goes.
+        journal: Where each change is noted.
+        compensation: What reading weights take over, by their paths; see `compensation`.
+
+    Returns:
+        Each new parameter, with the one it was cut from, and how.
+
+    Raises:
+        ValueError: If a tensor or attribute is not there, or its size does not fit; nothing is changed then.
+    """
+    edit.check()
+    found = _cuts(model, edit)
+    check_routing(model, edit)
+    places = _places(model, found)
+    attributes = {**_sizes(model, places, found), **_settings(model, edit)}
+    for path in {path for path, _ in attributes}:
+        own = {name: value for (where, name), value in attributes.items() if where == path}
+        check_norm_groups(path, get_module(model, path), own)
+    if not edit.gone:
+        return {}
+    values, biases = _compensated(model, edit, compensation or {})
+    for bias, _ in biases:
+        found.setdefault(id(bias), (bias, ()))  # one that makes units of the group is cut besides
+    places = _places(model, found)
+    values |= {id(bias): value for bias, value in biases}
+    made: dict[Parameter, tuple[Parameter, Cuts]] = {}
+    for key, (old, cuts) in found.items():
+        new = _cut(old, cuts, values.get(key))
+        journal.exchange(model, places[key], new)
+        if isinstance(old, Parameter) and isinstance(new, Parameter):
+            made[new] = (old, cuts)
+    for (path, name), value in attributes.items():
+        journal.assign(model, path, name, value)
+    return made
+
+
+def _compensated(
+    model: nn.Module, edit: Narrow, compensation: Mapping[str, Tensor]
+) -> tuple[dict[int, Tensor], list[tuple[Tensor, Tensor]]]:
+    """Return values of reading weights before they are cut, by identity, and biases with their new values."""
+    values: dict[int, Tensor] = {}
+    biases: list[tuple[Tensor, Tensor]] = []
+    for path, matrix in compensation.items():
+        part = next((part for part in edit.group if part.tensor == path and not part.makes), None)
+        if part is None:
+            raise ValueError(
+                f"Expected what '{edit.unit}' leaves to other weights to be for one that reads it, but its group has "
+                f"no such '{path}'. Was the plan edited?"
+            )
+        per_unit = entries_per_unit(edit.kind, part)
+        shape = (len(edit.gone) * per_unit, len(edit.keep) * per_unit + 1)
+        if matrix.shape != shape:
+            raise ValueError(
+                f"Expected the tensor for '{path}' to say what it takes over from '{edit.unit}', of shape {shape}, but "
+                f"got {tuple(matrix.shape)}. Does the .safetensors file belong to the plan?"
+            )
+        weight, bias = _tensor_at(model, path), getattr(get_module(model, parent_path(path)), "bias", None)
+        values[id(weight)], new = take_over(weight, bias, part, edit, matrix)
+        if bias is not None and new is not None:
+            biases.append((bias, new))
+    return values, biases
+
+
+def _cut(old: Tensor, cuts: Cuts, value: Tensor | None = None) -> Tensor:
+    new = (old if value is None else value).detach()
+    for cut in cuts:
+        new = cut.of(new)
+    return Parameter(new, requires_grad=old.requires_grad) if isinstance(old, Parameter) else new
+
+
+def _cuts(model: nn.Module, edit: Narrow) -> dict[int, tuple[Tensor, Cuts]]:
+    """Return the tensors that lose entries, by identity, each with one cut per dimension."""
+    tensors: dict[int, Tensor] = {}
+    named: dict[tuple[int, int], list[Slice]] = defaultdict(list)
+    for part in edit.group:
+        tensor = _tensor_at(model, part.tensor)
+        _check_range(tensor, part, edit)
+        tensors[id(tensor)] = tensor
+        named[id(tensor), part.dim].append(part)
+    cuts: dict[int, list[Cut]] = defaultdict(list)
+    for (key, dim), parts in sorted(named.items()):
+        _check_apart(parts, edit)
+        stays = torch.ones(tensors[key].shape[dim], dtype=torch.bool)
+        for part in parts:
+            stays[part.indices(torch.tensor(edit.gone, dtype=torch.long))] = False
+        cuts[key].append(Cut(dim, stays.nonzero().flatten()))
+    return {key: (tensors[key], tuple(cuts[key])) for key in tensors}
+
+
+def _tensor_at(model: nn.Module, path: str) -> Tensor:
+    parent, _, name = path.rpartition(".")
+    module = get_module(model, parent)
+    tensor: Tensor | None = module._parameters.get(name)
+    tensor = module._buffers.get(name) if tensor is None else tensor
+    if tensor is None:
+        raise ValueError(
+            f"Expected a parameter or buffer at '{path}', but {parent or 'the model'} ({type(module).__name__}) has "
+            f"none called '{name}'. Was the plan made for another model?"
+        )
+    return tensor
+
+
+def _check_range(tensor: Tensor, part: Slice, edit: Narrow) -> None:
+    if not 0 <= part.dim < tensor.ndim:
+        raise ValueError(
+            f"Expected a dimension of '{part.tensor}' {tuple(tensor.shape)}, but '{edit.unit}' names {part.dim}. "
+            "Was the plan made for another model?"
+        )
+    size, last = tensor.shape[part.dim], max(part.offsets, default=-1) + edit.of * part.span
+    if part.span < 1 or min(part.offsets, default=-1) < 0 or last > size:
+        raise ValueError(
+            f"Expected {edit.of} units of {part.span} in '{part.tensor}' {tuple(tensor.shape)} along dimension "
+            f"{part.dim} from {list(part.offsets)} on, but they do not fit. Was the plan made for another model, or "
+            f"was '{edit.unit}' narrowed before?"
+        )
+
+
+def _check_apart(parts: list[Slice], edit: Narrow) -> None:
+    """Two names of one tensor may say the same, but parts that overlap otherwise would mix up units."""
+    ranges = sorted({(offset, offset + edit.of * part.span, part.span) for part in parts for offset in part.offsets})
+    for (start, stop, _), (later, *_) in pairwise(ranges):
+        if later < stop:
+            raise ValueError(
+                f"Expected the parts of '{parts[0].tensor}' that '{edit.unit}' names along dimension {parts[0].dim} to "
+                f"lie apart, but one begins at {later}, inside the one from {start} to {stop - 1}."
+            )
+
+
+def _places(model: nn.Module, found: Mapping[int, Any]) -> dict[int, list[Place]]:
+    """Return every place of each tensor: tied tensors have several."""
+    places: dict[int, list[Place]] = {key: [] for key in found}
+    for path, module in model.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if id(tensor) in found:
+                places[id(tensor)].append((path, name))
+    return places
+
+
+def _sizes(
+    model: nn.Module, places: Mapping[int, list[Place]], found: Mapping[int, tuple[Tensor, Cuts]]
+) -> dict[Place, Any]:
+    """Return the attributes of all modules that hold one of the tensors, as they are once the tensors are cut."""
+    changed: dict[str, dict[str, Cuts]] = defaultdict(dict)
+    for key, where in places.items():
+        for path, name in where:
+            changed[path][name] = found[key][1]
+    sizes: dict[Place, Any] = {}
+    for path, cuts in changed.items():
+        module = get_module(model, path)
+        held = {n: t for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None}
+        shapes = {name: _shape(tensor, cuts.get(name, ())) for name, tensor in held.items()}
+        rows = next((cut.kept for cut in cuts.get("weight", ()) if cut.dim == 0), None)
+        for name, value in sizes_of(path, module, shapes, rows).items():
+            sizes[path, name] = value
+    return sizes
+
+
+def _shape(tensor: Tensor, cuts: Cuts) -> tuple[int, ...]:
+    lengths = {cut.dim: len(cut.kept) for cut in cuts}
+    return tuple(lengths.get(dim, size) for dim, size in enumerate(tensor.shape))
+
+
+def _settings(model: nn.Module, edit: Narrow) -> dict[Place, Any]:
+    """Return the new values of the group's attributes.
+
+    A module's own attribute loses what the removed units added, for it may count others, too. A config is shared by
+    layers that are narrowed one after the other, so its entry becomes what the kept units add.
+    """
+    settings: dict[Place, Any] = {}
+    for setting in edit.settings:
+        holder, name = holder_of(get_module(model, setting.module), setting.attribute)
+        in_config = holder is not get_module(model, setting.module)
+        value = getattr(holder, name)
+        alone = value[0] if isinstance(value, tuple) and len(value) == 1 else value  # such as normalized_shape
+        counts = isinstance(alone, int) and not isinstance(alone, bool)
+        if not counts or (alone < setting.per_unit * edit.of and not in_config):
+            raise ValueError(
+                f"Expected '{setting.attribute}' of '{setting.module}' to count {edit.of} units of {setting.per_unit}, "
+                f"but got {value}. Was the plan made for another model, or was '{edit.unit}' narrowed before?"
+            )
+        number = setting.per_unit * len(edit.keep) if in_config else alone - setting.per_unit * len(edit.gone)
+        settings[setting.module, setting.attribute] = (number,) if isinstance(value, tuple) else number
+    return settings

@@ -1,0 +1,220 @@
+"""How each kind of edit changes a model: called by `surgery`, which checks, and takes back what fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from prunerecover.families.describe import describe
+from prunerecover.families.layout import Branch
+from prunerecover.model.linears import linear_shape, without_affine
+from prunerecover.model.paths import get_module
+from prunerecover.model.replacements import Affine, ChannelMap, Constant, Nothing, PassThrough, SlopeBias
+from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace, Rewrite
+from prunerecover.surgery.folding import merged_linear
+from prunerecover.surgery.journal import Journal
+from prunerecover.surgery.narrowing import Cuts, narrow
+
+
+@dataclass
+class Site:
+    """A model under surgery.
+
+    Attributes:
+        model: Unwrapped.
+        tensors: Fitted values by key, or None when only structure is made.
+        journal: What was changed so far.
+        likes: For each new parameter, the one whose optimizer group it joins.
+        cuts: For each narrowed parameter, the one that it was cut from, and how.
+    """
+
+    model: nn.Module
+    tensors: Mapping[str, Tensor] | None
+    journal: Journal = field(default_factory=Journal)
+    likes: dict[Parameter, Parameter] = field(default_factory=dict)
+    cuts: dict[Parameter, tuple[Parameter, Cuts]] = field(default_factory=dict)
+
+    def like_of(self, parameter: Parameter) -> Parameter:
+        """Follow `likes` back to a parameter that was there before the surgery."""
+        while parameter in self.likes:
+            parameter = self.likes[parameter]
+        return parameter
+
+    def origin_of(self, parameter: Parameter) -> tuple[Parameter, Cuts]:
+        """Follow `cuts` back to a parameter that was not cut from another."""
+        cuts: Cuts = ()
+        while parameter in self.cuts:
+            parameter, earlier = self.cuts[parameter]
+            cuts = (*earlier, *cuts)
+        return parameter, cuts
+
+    def join(self, new: nn.Module, likes: Mapping[str, Parameter], values: Mapping[str, Tensor]) -> None:
+        """Give new parameters their values, and the device, dtype and trainability of those they stand for."""
+        for name, initial in list(new.named_parameters()):
+            like = likes[name]
+            value = values.get(name, initial).detach().to(like.device, like.dtype, copy=True)
+            parameter = Parameter(value, requires_grad=like.requires_grad)
+            new.register_parameter(name, parameter)
+            self.likes[parameter] = like
+
+    def swap(self, path: str, new: nn.Module) -> None:
+        """Put a module at a path."""
+        self.journal.swap(self.model, path, new)
+
+    def drop(self, paths: Iterable[str]) -> None:
+        """Turn modules that have nothing left to do into identities."""
+        for path in paths:
+            if not isinstance(get_module(self.model, path), nn.Identity):
+                self.swap(path, nn.Identity())
+
+
+def perform(site: Site, edit: Edit) -> None:
+    """Apply one edit.
+
+    Raises:
+        ValueError: If it names something that is not there.
+    """
+    if isinstance(edit, Config):
+        site.journal.configure(site.model, edit.set)
+    elif isinstance(edit, Merge):
+        _merge(site, edit)
+    elif isinstance(edit, Narrow):
+        made = narrow(site.model, edit, site.journal, _compensation(site, edit))
+        site.cuts |= made
+        site.likes |= {new: old for new, (old, _) in made.items()}
+    elif isinstance(edit, Rewrite):
+        _rewrite(site, edit)
+    elif edit.kind == "block":
+        _take_out(site, edit.unit)
+    elif isinstance(edit, Remove):
+        branch = _branch(site.model, edit.unit, edit.kind)
+        site.swap(branch.path, Nothing(branch.returns))
+        site.drop(branch.followers)
+    elif edit.kind == "activation":
+        _replace_activation(site, edit)
+    else:
+        _replace_branch(site, edit)
+
+
+def _rewrite(site: Site, edit: Rewrite) -> None:
+    shortcut = get_module(site.model, edit.unit)
+    held = [name for name, _ in chain(shortcut.named_parameters(), shortcut.named_buffers())]
+    if held:
+        raise ValueError(
+            f"Expected '{edit.unit}' to be a shortcut without parameters, but this {type(shortcut).__name__} holds "
+            f"{', '.join(held[:3])}. Was it rewritten before, or was the plan made for another model?"
+        )
+    like = next((p for p in site.model.parameters() if p.is_floating_point()), torch.empty(0))
+    new = ChannelMap(edit.in_channels, edit.out_channels, edit.stride, edit.first, like.device, like.dtype)
+    site.swap(edit.unit, new)
+
+
+def _take_out(site: Site, unit: str) -> None:
+    layout = describe(site.model)
+    depth = len(layout.blocks)
+    prefix, _, number = unit.rpartition(".")
+    if prefix != layout.container or not number.isdigit() or int(number) >= depth:
+        raise ValueError(
+            f"Plan removes block '{unit}' but the model has {depth} blocks ({layout.container}.0-{depth - 1}). "
+            "Was it made for another depth?"
+        )
+    if depth == 1:
+        raise ValueError(f"Plan removes '{unit}', the last block of the model. Keep at least one.")
+    site.journal.take_out(site.model, layout.container, int(number))
+
+
+def _branch(model: nn.Module, unit: str, kind: str) -> Branch:
+    layout = describe(model)
+    branch = layout.branch(unit)
+    if branch is None or branch.kind != kind:
+        raise ValueError(
+            f"Expected '{unit}' to be a present {kind} of this {layout.family} with {len(layout.blocks)} blocks, but "
+            "there is none. Was it removed before, or was the plan made for another model?"
+        )
+    return branch
+
+
+def _replace_activation(site: Site, edit: Replace) -> None:
+    forward = describe(site.model).feed_forward(edit.unit)
+    if forward is None or forward.state != "nonlinear":
+        raise ValueError(
+            f"Expected '{edit.unit}' to be the activation of a two-linear MLP, but it is not. "
+            "Was it removed before, or was the plan made for another model?"
+        )
+    first = get_module(site.model, forward.first)
+    width, hidden = linear_shape(first)
+    weight = first.get_parameter("weight")
+    bias = first.bias if isinstance(first.bias, Parameter) else weight
+    if edit.leaves == "affine":
+        linear = nn.Linear(width, width, device="meta")  # drawing initial values would move the random state
+        linear.weight, linear.bias = Parameter(torch.eye(width)), Parameter(torch.zeros(width))
+        site.join(linear, {"weight": weight, "bias": bias}, _values(site, edit))
+        site.swap(forward.first, linear)
+        site.drop((forward.activation, *forward.between, forward.second))
+    elif edit.leaves == "slope_bias":
+        slope_bias = SlopeBias(hidden)
+        site.join(slope_bias, {"slope": bias, "bias": bias}, _values(site, edit))
+        site.swap(forward.activation, slope_bias)
+    else:
+        site.swap(forward.activation, nn.Identity())
+
+
+def _replace_branch(site: Site, edit: Replace) -> None:
+    branch = _branch(site.model, edit.unit, edit.kind)
+    matrix, vector = _matrix_and_vector(get_module(site.model, branch.path))
+    stand_in: nn.Module
+    if edit.leaves == "identity":
+        stand_in = PassThrough(branch.returns)
+    elif edit.leaves == "affine":
+        stand_in = Affine(branch.dim, branch.returns)
+        site.join(stand_in, {"weight": matrix, "bias": vector}, _values(site, edit))
+    else:
+        stand_in = Constant(branch.dim, branch.returns)
+        site.join(stand_in, {"bias": vector}, _values(site, edit))
+    site.swap(branch.path, stand_in)
+    if edit.leaves == "identity":
+        site.drop(through_last_matrix(site.model, branch.then))
+    else:
+        site.drop(branch.then if edit.leaves == "affine" else branch.followers)
+
+
+def through_last_matrix(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """The modules that belong to the branch's computation; LayerScale and dropout after it stay with an identity."""
+    matrices = [i for i, path in enumerate(paths) if any(p.ndim > 1 for p in get_module(model, path).parameters())]
+    return paths[: max(matrices, default=-1) + 1]
+
+
+def _matrix_and_vector(module: nn.Module) -> tuple[Parameter, Parameter]:
+    parameters = list(module.parameters())
+    matrix = next(p for p in parameters if p.ndim > 1)
+    return matrix, next((p for p in parameters if p.ndim == 1), matrix)
+
+
+def _compensation(site: Site, edit: Narrow) -> dict[str, Tensor]:
+    """Return what weights take over, by their paths."""
+    if site.tensors is None:
+        return {}
+    return {key.partition(".")[2]: site.tensors[key] for key in edit.tensors}
+
+
+def _values(site: Site, edit: Replace) -> dict[str, Tensor]:
+    if site.tensors is None:
+        return {}
+    return {key.rpartition(".")[2]: site.tensors[key] for key in edit.tensors}
+
+
+def _merge(site: Site, edit: Merge) -> None:
+    matrix, vector = _matrix_and_vector(get_module(site.model, edit.into))
+    new = merged_linear(site.model, edit)
+    site.join(new, {"weight": matrix, "bias": vector}, dict(new.named_parameters()))
+    site.swap(edit.into, new)
+    site.drop(path for path in edit.from_ if path != edit.into)
+    if edit.norm is not None:
+        site.swap(edit.norm, without_affine(get_module(site.model, edit.norm)))
+    if edit.scale is not None:
+        site.drop((edit.scale,))

@@ -1,0 +1,102 @@
+"""Keep an optimizer right when surgery takes parameters away and brings new ones, in any training loop.
+
+Groups are edited in place and may become empty: schedulers, gradient scalers and wrappers of optimizers hold references
+to them and count them. A parameter that lost entries keeps its place, and its state (momentum, moments) loses the same
+entries; state of another shape, as Adafactor's factors, is dropped. LBFGS, whose state is one vector over all
+parameters, starts anew, and says so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import LBFGS, Adagrad, Optimizer
+
+from prunerecover.surgery.apply_edits import Applied
+from prunerecover.surgery.narrowing import Cuts
+
+
+def update_optimizer(optimizer: Optimizer, applied: Applied) -> None:
+    """Drop removed parameters with their state; let each new one join the group of the parameter it stands for.
+
+    Call it right after `apply_plan`, before the next step. The optimizer and its schedulers stay in use.
+
+    >>> import torch
+    >>> net = torch.nn.Linear(2, 2)
+    >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    >>> update_optimizer(optimizer, Applied(removed={"bias": net.bias}))
+    >>> len(optimizer.param_groups[0]["params"])
+    1
+    """
+    removed = set(applied.removed.values())
+    cut_from = {old: new for new, (old, _) in applied.cuts.items()}
+    for new, (old, cuts) in applied.cuts.items():
+        state = _cut_state(optimizer.state.get(old, {}), old.shape, cuts)
+        if state:
+            optimizer.state[new] = state
+    for group in optimizer.param_groups:
+        present = set(group["params"])
+        new_ones = {name: new for name, (new, like) in applied.added.items() if like in present and new not in present}
+        joining = {name: new for name, new in new_ones.items() if new not in applied.cuts}
+        _edit_group(group, removed, cut_from, joining)
+        _begin_state(optimizer, group, new_ones.values())
+    for parameter in removed:
+        optimizer.state.pop(parameter, None)
+    if isinstance(optimizer, LBFGS) and (applied.removed or applied.added):
+        _start_anew(optimizer)
+
+
+def _start_anew(optimizer: Any) -> None:
+    optimizer.state.clear()
+    optimizer._numel_cache = None  # it counts the parameters once
+    warnings.warn(
+        "LBFGS starts anew: its estimate of the curvature is over all parameters at once, and these have changed.",
+        stacklevel=3,
+    )
+
+
+def join_group(optimizer: Optimizer, group: dict[str, Any], joining: Mapping[str, Parameter]) -> None:
+    """Add parameters, by name, to a group of an optimizer."""
+    _edit_group(group, set(), {}, joining)
+    _begin_state(optimizer, group, joining.values())
+
+
+def _begin_state(optimizer: Optimizer, group: Mapping[str, Any], new: Iterable[Parameter]) -> None:
+    if isinstance(optimizer, Adagrad):  # up to torch 2.9 it fills its state when it is made, and never later
+        options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        bare = [parameter for parameter in new if parameter not in optimizer.state]
+        optimizer.state.update(Adagrad([{**options, "params": bare}]).state)
+
+
+def _edit_group(
+    group: dict[str, Any],
+    removed: set[Parameter],
+    cut_from: Mapping[Parameter, Parameter],
+    joining: Mapping[str, Parameter],
+) -> None:
+    kept = [p not in removed or p in cut_from for p in group["params"]]
+    if "param_names" in group:
+        names = [name for name, keep in zip(group["param_names"], kept, strict=True) if keep]
+        group["param_names"] = [*names, *joining]
+    stay = [cut_from.get(p, p) for p, keep in zip(group["params"], kept, strict=True) if keep]
+    group["params"][:] = [*stay, *joining.values()]
+
+
+def _cut_state(state: Mapping[str, Any], shape: torch.Size, cuts: Cuts) -> dict[str, Any]:
+    """Cut what has the parameter's shape and copy single numbers; empty if the state holds anything else."""
+    carried: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.shape == shape:
+            for cut in cuts:
+                value = cut.of(value)
+        elif isinstance(value, Tensor) and value.ndim == 0:
+            value = value.clone()
+        elif value is not None and not isinstance(value, int | float):
+            return {}
+        carried[name] = value
+    return carried

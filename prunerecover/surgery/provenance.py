@@ -1,0 +1,70 @@
+"""Describe in a Plan where it starts, where it ends, and who made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from prunerecover.cost.macs import count_macs
+from prunerecover.families.constructors import constructor_of
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.copies import meta_copy, twin_of
+from prunerecover.model.hashing import tensors_hash, weights_hash
+from prunerecover.plan.edits import Edit
+from prunerecover.plan.plan import MadeBy, Plan, Result, Source
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.version import __version__
+
+
+def plan_for(
+    model: nn.Module,
+    edits: Sequence[Edit],
+    *,
+    method: str,
+    arguments: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    tensors: Mapping[str, Tensor] | None = None,
+    example: ModelInputs | None = None,
+    evidence: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Make the plan that applies `edits` to this model; the model is not changed.
+
+    Args:
+        model: Unwrapped, as it is before the edits.
+        edits: In order.
+        method: What decided, as in "depth/output_divergence".
+        arguments: What it was called with, JSON primitives.
+        seed: Its seed.
+        tensors: Fitted values that the edits name.
+        example: One batch, to count the MACs of the result; None: 0 is recorded.
+        evidence: Importances, trials, predictions.
+    """
+    if not edits:
+        return Plan()
+    pruned = meta_copy(model) if example is None else twin_of(model)
+    apply_edits(pruned, edits)
+    result = Result(
+        tensors=tensors_hash(pruned),
+        params=sum(p.numel() for p in pruned.parameters()),
+        macs=0 if example is None else count_macs(pruned, example),
+    )
+    return Plan(
+        source=source_of(model),
+        result=result,
+        made_by=MadeBy(method=method, arguments=dict(arguments or {}), version=__version__, seed=seed),
+        edits=tuple(edits),
+        evidence=dict(evidence or {}),
+    ).with_tensors(tensors or {})
+
+
+def source_of(model: nn.Module) -> Source:
+    """Describe a model as the start of a plan."""
+    cls = type(model)
+    return Source(
+        class_=f"{cls.__module__}.{cls.__qualname__}",
+        constructor=constructor_of(model),
+        tensors=tensors_hash(model),
+        weights=weights_hash(model),
+    )

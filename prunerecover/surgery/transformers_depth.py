@@ -1,0 +1,150 @@
+"""Keep a transformers model standard after surgery: the numbers its attentions carry, and the depth in its config.
+
+An attention finds its keys and values in the cache by `layer_idx`; the model reads how far generation has come off
+cache slot 0, and the sizes of its masks off the first slot of each layer type. So the attentions that stay move to the
+first slots of their type, and cached generation equals uncached generation. After whole blocks are removed,
+`num_hidden_layers` and the per-layer lists (`layer_types`) follow, so that `save_pretrained` and `from_pretrained`
+rebuild the same model.
+
+Order of use: `config_edits` before the blocks go (it only computes), then the removal, `apply_config`, `renumber`.
+To undo: put the blocks back, `apply_config` with the values that the first call returned, `renumber`. Models that are
+not of transformers have neither numbers nor config: the same calls do nothing. Not covered: config lists that hold
+layer *indices* rather than one entry per layer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from prunerecover.families.describe import describe, is_supported
+from prunerecover.families.layout import Layout
+from prunerecover.families.transformers_layers import config_of
+from prunerecover.model.paths import get_module
+
+
+def config_edits(model: nn.Module, kept: Sequence[int]) -> dict[str, Any]:
+    """Compute what the config must say once only the blocks `kept` are left; nothing is changed.
+
+    Args:
+        model: The model as it is before the removal.
+        kept: Indices of the blocks that stay, increasing.
+
+    Returns:
+        Config attributes and their new values, for `apply_config`; empty if the model has no config.
+
+    Raises:
+        ValueError: If `kept` is not such a list, or if the model computes with a layer's number or gives layers each a
+            config of their own, so that the rest would not be a standard model.
+    """
+    layout = describe(model)
+    depth = len(layout.blocks)
+    if not kept or list(kept) != sorted({i for i in kept if 0 <= i < depth}):
+        raise ValueError(
+            f"Expected at least one kept block, as increasing indices from 0 to {depth - 1}, but got {list(kept)}. "
+            "Was the plan made for another depth?"
+        )
+    config = config_of(model, layout.container)
+    if config is None:
+        return {}
+    if len(kept) < depth:
+        _refuse_numbered(config, layout, moved=kept[-1] >= len(kept))
+    edits: dict[str, Any] = {"num_hidden_layers": len(kept)}
+    for name, value in vars(config).items():
+        if "layer" in name and isinstance(value, list | tuple) and len(value) == depth:
+            edits[name] = [value[i] for i in kept]
+    return edits
+
+
+def apply_config(model: nn.Module, edits: dict[str, Any]) -> dict[str, Any]:
+    """Set the attributes `edits` in every config object that describes the blocks.
+
+    Returns:
+        The values before, in the same form: applying them restores the config.
+
+    Raises:
+        ValueError: If the config lacks one of the attributes; nothing is changed then.
+    """
+    if not edits:
+        return {}
+    layout = describe(model)
+    config = config_of(model, layout.container)
+    missing = [name for name in edits if not hasattr(config, name)]
+    if missing:
+        raise ValueError(
+            f"Expected a config with {', '.join(missing)}, but the {type(config).__name__} of this {layout.family} has "
+            "no such attribute. Was the plan made for another model?"
+        )
+    before = {name: getattr(config, name) for name in edits}
+    for holder in _same_kind(model, config):
+        for name, value in edits.items():
+            setattr(holder, name, list(value) if isinstance(value, list | tuple) else value)
+    return before
+
+
+def renumber(model: nn.Module) -> None:
+    """Give every attention that is left its cache slot (`layer_idx`), in order of depth within its layer type.
+
+    The slots depend on the present structure only, so after an undo the same call restores them. Models of no supported
+    family, such as convolutional networks, have none.
+
+    Raises:
+        RuntimeError: If the config's `layer_types` do not fit the blocks: `apply_config` comes first.
+    """
+    if not is_supported(model):
+        return
+    layout = describe(model)
+    types = getattr(config_of(model, layout.container), "layer_types", None) or ["any"] * len(layout.blocks)
+    if len(types) != len(layout.blocks):
+        raise RuntimeError(
+            f"Expected one entry of the config's layer_types per block, but got {len(types)} for {len(layout.blocks)} "
+            "blocks. Apply the edits of config_edits before renumber."
+        )
+    for part, owners in _numbered_parts(model, layout).items():
+        free = {kind: iter([slot for slot, k in enumerate(types) if k == kind]) for kind in types}
+        for index, module in owners:
+            if not _computes_with_number(module):
+                module.layer_idx = next(free[types[index]])  # type: ignore[assignment]
+        if part and all(module.layer_idx != 0 for _, module in owners):
+            warnings.warn(
+                f"No '{part}' that is left can use cache slot 0, off which the model reads how far it has come. "
+                "Generate with use_cache=False, or keep the attention of the first block.",
+                stacklevel=2,
+            )
+
+
+def _numbered_parts(model: nn.Module, layout: Layout) -> dict[str, list[tuple[int, nn.Module]]]:
+    """Modules that carry a number, with the index of their block, by their path inside the block."""
+    parts: dict[str, list[tuple[int, nn.Module]]] = defaultdict(list)
+    for index, block in enumerate(layout.blocks):
+        for path, module in get_module(model, block.path).named_modules():
+            if isinstance(getattr(module, "layer_idx", None), int):
+                parts[path].append((index, module))
+    return parts
+
+
+def _computes_with_number(module: nn.Module) -> bool:
+    """Whether GPT-2 divides by the number at each call, as before transformers fixed the scale on construction."""
+    return bool(getattr(module, "scale_attn_by_inverse_layer_idx", False)) and not hasattr(module, "scaling")
+
+
+def _refuse_numbered(config: Any, layout: Layout, moved: bool) -> None:
+    """Raise if a layer depends on its number; `moved` says whether a kept block gets another number."""
+    reasons = {"scale_attn_by_inverse_layer_idx": moved, "is_heterogeneous": True}
+    for name, matters in reasons.items():
+        if matters and getattr(config, name, False):
+            raise ValueError(
+                f"Expected a {layout.family} whose layers do not depend on their number, but its config has "
+                f"{name} = True: with blocks removed it could not be reloaded. Remove attention or mlp units instead."
+            )
+
+
+def _same_kind(model: nn.Module, config: Any) -> list[Any]:
+    """All config objects of the blocks' class: a larger model may hold one as its `text_config`, its part another."""
+    held = [module.config for module in model.modules() if hasattr(module, "config")]
+    nested = [value for holder in held for value in vars(holder).values()]
+    return list({id(c): c for c in (*held, *nested) if type(c) is type(config)}.values())

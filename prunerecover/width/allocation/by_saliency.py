@@ -1,0 +1,146 @@
+"""Which units go for a budget: by saliency per cost, by saliency alone, or the same share of every group.
+
+A unit's saliency is a score that says how much it matters: `gate_taylor`, `magnitude` and so on. The best rule that we
+measured is `per_cost` on `gate_taylor`; the others are what it has to beat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+import torch
+
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.groups import Group
+from prunerecover.width.allocation.cost_model import Cost, CostModel
+from prunerecover.width.allocation.greedy_fill import NEVER, Key, Removed, Target, fill, room
+from prunerecover.width.groups.unit_slices import Scores, removal_order
+
+Per = Literal["macs", "params", "both", "units"]
+
+
+def per_cost(
+    groups: Sequence[Group],
+    saliency: Scores,
+    costs: CostModel,
+    budget: Budget,
+    *,
+    per: Per | None = None,
+    damping: float = 0.0,
+    most: float = 0.9,
+) -> Removed:
+    """Remove the units that matter least for what they save: the next one has the lowest saliency / share saved.
+
+    What a unit saves is computed anew as its neighbours shrink. With `per="both"` the share saved is the mean of the
+    shares of MACs and of parameters, (dMACs / MACs + dparams / params) / 2, all relative to the whole model.
+
+    Args:
+        groups: To choose from.
+        saliency: `(size,)` by group name, not negative and comparable between groups; low goes first.
+        costs: Of these groups.
+        budget: A share of MACs or of parameters, or a number or ratio of units of one kind, in all groups together.
+        per: What the saliency is divided by; None: "macs" for a budget of MACs, "both" for one of parameters, "units"
+            for one in units.
+        damping: Saliencies are divided by (the share of the group that is left)^damping: a unit is the dearer the fewer
+            are left. `plan_width` tries 1 and 0 where it weighs kinds, and takes 0 elsewhere.
+        most: Share of a group that may go.
+
+    Returns:
+        Indices of the units that go, by group name. The budget is met, and by less than one unit more.
+
+    Raises:
+        ValueError: If the groups cannot meet the budget, saliencies do not fit the groups or are negative, or an
+            argument is out of range.
+    """
+    target = Target.of(budget, groups, costs)
+    per = per or ("units" if target.in_units else "macs" if target.what == "macs" else "both")
+    if not 0 <= damping < math.inf:
+        raise ValueError(f"Expected damping to be finite and at least 0, but got {damping}.")
+    if per not in get_args(Per):
+        raise ValueError(f"Expected per among {', '.join(get_args(Per))}, but got '{per}'.")
+    ranked, sizes = _ranked(groups, saliency), {group.name: group.size for group in groups}
+
+    def key(name: str, gone: int, units: int, saving: Cost) -> float:
+        share = units if per == "units" else share_saved(saving, costs.full, per)
+        left = 1 - gone / sizes[name]
+        return sum(ranked[name][gone : gone + units]) / (share * math.pow(left, damping)) if share else NEVER
+
+    return _allocate(groups, saliency, costs, target, key, most)
+
+
+def global_ranking(
+    groups: Sequence[Group], saliency: Scores, costs: CostModel, budget: Budget, *, most: float = 0.9
+) -> Removed:
+    """Remove the units of lowest saliency wherever they are, whatever they save. Arguments as in `per_cost`."""
+    ranked = _ranked(groups, saliency)
+
+    def key(name: str, gone: int, units: int, saving: Cost) -> float:
+        return sum(ranked[name][gone : gone + units]) / units
+
+    return _allocate(groups, saliency, costs, Target.of(budget, groups, costs), key, most)
+
+
+def uniform(
+    groups: Sequence[Group], saliency: Scores, costs: CostModel, budget: Budget, *, most: float = 0.9
+) -> Removed:
+    """Remove the same share of every group, to half a unit; within a group the lowest saliency goes first.
+
+    Arguments as in `per_cost`. Between groups that would give their next unit at the same share, the first in order
+    does, so that budgets between two shares are met too.
+    """
+    _ranked(groups, saliency)
+    sizes = {group.name: group.size for group in groups}
+
+    def key(name: str, gone: int, units: int, saving: Cost) -> float:
+        return (gone + units / 2) / sizes[name]
+
+    return _allocate(groups, saliency, costs, Target.of(budget, groups, costs), key, most)
+
+
+def share_saved(saving: Cost, full: Cost, per: Literal["macs", "params", "both"]) -> float:
+    """Return the share of the model's cost that goes.
+
+    >>> share_saved(Cost(10, 30), Cost(100, 100), "both")
+    0.2
+    """
+    macs = saving.macs / full.macs if full.macs else 0.0
+    params = saving.params / full.params
+    return {"macs": macs, "params": params, "both": (macs + params) / 2}[per]
+
+
+def lowest(groups: Sequence[Group], saliency: Scores, counts: Mapping[str, int]) -> Removed:
+    """Return the units of lowest saliency, so many of each group, 0 if it is not named; ties go by index."""
+    return {g.name: removal_order(g, saliency[g.name])[: counts.get(g.name, 0)].sort().values for g in groups}
+
+
+def _allocate(
+    groups: Sequence[Group], saliency: Scores, costs: CostModel, target: Target, key: Key, most: float
+) -> Removed:
+    counts = fill(costs, target, key, end={group.name: room(group, most) for group in target.groups})
+    return lowest(groups, saliency, counts)
+
+
+def _ranked(groups: Sequence[Group], saliency: Scores) -> dict[str, list[float]]:
+    """Return saliencies in the order in which units go, checked."""
+    for group in groups:
+        check_scores(group, saliency)
+        if saliency[group.name].min() < 0:
+            raise ValueError(
+                f"Expected saliencies that are not negative, but '{group.name}' has {saliency[group.name].min():.3g}. "
+                "Use magnitudes, squares or absolute values."
+            )
+    saliency = {group.name: saliency[group.name].double() for group in groups}
+    return {g.name: saliency[g.name][removal_order(g, saliency[g.name])].tolist() for g in groups}
+
+
+def check_scores(group: Group, scores: Scores) -> None:
+    """Raise ValueError unless a group has one finite score per unit."""
+    values = scores.get(group.name)
+    if values is None or values.shape != (group.size,) or not torch.isfinite(values).all():
+        found = "none" if values is None else f"shape {tuple(values.shape)}, finite: {bool(values.isfinite().all())}"
+        raise ValueError(
+            f"Expected one finite score per unit of '{group.name}', shape ({group.size},), but got {found}. "
+            "Score the groups that are allocated."
+        )

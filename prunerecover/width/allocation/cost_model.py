@@ -1,0 +1,234 @@
+"""What a narrowed model costs, in closed form: MACs and parameters as a function of how many units stay.
+
+A weight of shape `a x b x ...` costs one parameter per entry, and one MAC per entry and position that it is applied
+at, also in grouped and depthwise convolutions. The positions do not change when dimensions narrow, so both costs are
+products of widths, and each width is linear in the units that stay. Products without weights (attention's scores and
+values) are linear in the heads. All else is constant. The numbers equal those of the model that is really narrowed.
+
+Routed experts are the exception: a token visits the same number of experts however many there are, so the dimension
+of a fused weight along which the experts lie counts for the parameters alone.
+
+Not covered: weights of one module that are applied at different numbers of positions, as in an
+`nn.MultiheadAttention` for cross-attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.cost.macs import macs_by_module
+from prunerecover.model.batches import as_inputs
+from prunerecover.model.paths import parent_path, unwrap
+from prunerecover.plan.groups import Group, Slice
+from prunerecover.width.groups.unit_slices import check_names, tensor_named
+
+
+class Cost(NamedTuple):
+    """MACs of one sample, and parameters."""
+
+    macs: int
+    params: int
+
+
+@dataclass(frozen=True)
+class Width:
+    """A dimension of a tensor that narrows.
+
+    Attributes:
+        full: Its length with all units.
+        per_unit: Entries per unit, by group.
+        for_macs: Whether MACs shrink with it.
+    """
+
+    full: int
+    per_unit: dict[str, int]
+    for_macs: bool = True
+
+    def left(self, gone: Mapping[str, int]) -> int:
+        """Return its length once so many units of each group are gone."""
+        return self.full - sum(entries * gone.get(name, 0) for name, entries in self.per_unit.items())
+
+
+@dataclass(frozen=True)
+class Block:
+    """A parameter that narrows.
+
+    Attributes:
+        entries: Per combination of indices along the narrowing dimensions.
+        positions: MACs per entry; a fraction where experts share the tokens.
+        widths: The dimensions that narrow.
+    """
+
+    entries: int
+    positions: int | Fraction
+    widths: tuple[Width, ...]
+
+    def cost(self, gone: Mapping[str, int]) -> tuple[int | Fraction, int]:
+        """Return its MACs and entries once so many units of each group are gone."""
+        params = self.entries
+        macs = self.entries * self.positions
+        for width in self.widths:
+            left = width.left(gone)
+            params *= left
+            macs *= left if width.for_macs else width.full
+        return macs, params
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The cost of a model for every number of units; made by `cost_model`.
+
+    Attributes:
+        full: Of the model as it is.
+        sizes: Units per group.
+        linear: What each unit of a group costs whatever the others do.
+        blocks: Per group, the tensors in which its units share entries with others.
+    """
+
+    full: Cost
+    sizes: dict[str, int]
+    linear: dict[str, tuple[int | Fraction, int]]
+    blocks: dict[str, tuple[Block, ...]]
+
+    def total(self, kept: Mapping[str, int]) -> Cost:
+        """Return the cost with so many units kept per group; groups that are not named keep all.
+
+        Raises:
+            ValueError: If a group is unknown, or cannot keep so many.
+        """
+        for name, count in kept.items():
+            if not 0 <= count <= self.sizes.get(name, -1):
+                raise ValueError(
+                    f"Expected every group to keep between 0 and all of its {self.sizes.get(name, 0)} units, but got "
+                    f"{count} for '{name}'. The cost model knows the groups that it was made for."
+                )
+        gone = {name: self.sizes[name] - count for name, count in kept.items()}
+        macs: int | Fraction = self.full.macs
+        params = self.full.params
+        for name, n in gone.items():
+            macs -= self.linear[name][0] * n
+            params -= self.linear[name][1] * n
+        for block in {id(block): block for name in gone for block in self.blocks[name]}.values():
+            before, after = block.cost({}), block.cost(gone)
+            macs -= before[0] - after[0]
+            params -= before[1] - after[1]
+        return Cost(int(macs), params)
+
+    def saving(self, name: str, gone: Mapping[str, int], units: int = 1) -> Cost:
+        """Return what goes with `units` more units of a group when `gone` have left each group.
+
+        Only the group's own tensors are looked at. A unit never saves more once others have left.
+        """
+        macs, params = (cost * units for cost in self.linear[name])
+        after = {**gone, name: gone.get(name, 0) + units}
+        for block in self.blocks[name]:
+            macs_before, params_before = block.cost(gone)
+            macs_after, params_after = block.cost(after)
+            macs += macs_before - macs_after
+            params += params_before - params_after
+        return Cost(int(macs), int(params))
+
+
+def cost_model(model: nn.Module, groups: Sequence[Group], example_inputs: Any) -> CostModel:
+    """Find out what every unit costs.
+
+    Args:
+        model: Any module, also on the meta device; bit-identical afterwards.
+        groups: Of different names.
+        example_inputs: A batch; its first sample is counted.
+
+    Raises:
+        ValueError: If two groups share a name, or one names entries that no tensor has.
+    """
+    check_names(groups)
+    network = unwrap(model)
+    macs = macs_by_module(network, as_inputs(example_inputs).select(torch.tensor([0])))
+    positions = _positions(network, groups, macs)
+    linear: dict[str, tuple[int | Fraction, int]] = {group.name: (group.products, 0) for group in groups}
+    blocks: dict[str, list[Block]] = {group.name: [] for group in groups}
+    for tensor, widths in _narrowing(network, groups):
+        entries = tensor.numel() // math.prod(width.full for width in widths)
+        block = Block(entries, positions.get(id(tensor), 0), widths)
+        if len(widths) > 1:
+            for name in dict.fromkeys(name for width in widths for name in width.per_unit):
+                blocks[name].append(block)
+            continue
+        for name, per_unit in widths[0].per_unit.items():
+            unit_macs = entries * per_unit * block.positions if widths[0].for_macs else 0
+            linear[name] = (linear[name][0] + unit_macs, linear[name][1] + entries * per_unit)
+    return CostModel(
+        full=Cost(macs[""], sum(p.numel() for p in network.parameters())),
+        sizes={group.name: group.size for group in groups},
+        linear=linear,
+        blocks={name: tuple(found) for name, found in blocks.items()},
+    )
+
+
+def _positions(network: nn.Module, groups: Sequence[Group], macs: Mapping[str, int]) -> dict[int, int | Fraction]:
+    """Return MACs per entry by the identity of each matrix; a matrix that several modules share adds up."""
+    path_of = {module: path for path, module in network.named_modules()}
+    products: dict[str, int] = defaultdict(int)  # those of groups that slice a module's own tensors, by the module
+    for group in groups:
+        for path in dict.fromkeys(parent_path(part.tensor) for part in group.slices):
+            products[path] += group.products * group.size
+    found: dict[int, int | Fraction] = defaultdict(int)
+    for path, module in network.named_modules():
+        matrices = [p for name, p in module._parameters.items() if p is not None and p.ndim > 1 and "bias" not in name]
+        if isinstance(module, nn.MultiheadAttention):  # it multiplies by this weight itself, without a call
+            matrices.append(module.out_proj.weight)
+        children = list(module.children())
+        own = macs[path] - sum(macs[path_of[child]] for child in children)
+        own -= products[path] if children else 0  # a single layer has no products but those of its weights
+        if matrices and own > 0:
+            per_entry = Fraction(own, sum(p.numel() for p in matrices))
+            for matrix in matrices:
+                found[id(matrix)] += int(per_entry) if per_entry.denominator == 1 else per_entry
+    return found
+
+
+def _narrowing(network: nn.Module, groups: Sequence[Group]) -> list[tuple[Tensor, tuple[Width, ...]]]:
+    """Return the parameters that groups narrow with their narrowing dimensions; tied ones once."""
+    parameters = {id(p) for p in network.parameters()}
+    tensors: dict[int, Tensor] = {}
+    parts: dict[int, dict[int, dict[str, set[tuple[int, int]]]]] = {}  # tensor, dim, group: offsets and spans
+    experts: set[tuple[int, int]] = set()
+    for group in groups:
+        for part in group.slices:
+            tensor = tensor_named(network, part.tensor)
+            if id(tensor) not in parameters:
+                continue
+            dim = _checked_dim(tensor, part, group)
+            tensors[id(tensor)] = tensor
+            by_group = parts.setdefault(id(tensor), {}).setdefault(dim, {})
+            by_group.setdefault(group.name, set()).update((offset, part.span) for offset in part.offsets)
+            if group.kind == "expert" and tensor.ndim > 2:
+                experts.add((id(tensor), dim))
+    return [
+        (tensors[key], tuple(_width(tensors[key], dim, found, (key, dim) in experts) for dim, found in dims.items()))
+        for key, dims in parts.items()
+    ]
+
+
+def _width(tensor: Tensor, dim: int, parts: Mapping[str, set[tuple[int, int]]], routed: bool) -> Width:
+    per_unit = {name: sum(span for _, span in found) for name, found in parts.items()}
+    return Width(tensor.shape[dim], per_unit, for_macs=not routed)
+
+
+def _checked_dim(tensor: Tensor, part: Slice, group: Group) -> int:
+    length = tensor.shape[part.dim] if -tensor.ndim <= part.dim < tensor.ndim else 0
+    needed = max(part.offsets) + group.size * part.span
+    if needed > length:
+        raise ValueError(
+            f"Expected '{part.tensor}' to have at least {needed} entries along dimension {part.dim} for the "
+            f"{group.size} units of '{group.name}', but got shape {tuple(tensor.shape)}. "
+            "Were the groups found in another model?"
+        )
+    return part.dim % tensor.ndim

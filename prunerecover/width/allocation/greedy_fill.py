@@ -1,0 +1,212 @@
+"""Fill a budget unit by unit: the greedy loop that all allocations of width share.
+
+Every group gives up its units in a fixed order. Which group comes next is decided by a key, lowest first; keys may
+grow while others give, never shrink, so that a heap with late updates finds the exact minimum. The loop stops when the
+budget is met; what was taken beyond it is given back, so that the rest is less than the smallest unit.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from torch import Tensor
+
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.groups import Group, WidthKind
+from prunerecover.width.allocation.cost_model import Cost, CostModel
+
+Removed = dict[str, Tensor]  # by group name: indices of the units that go, ascending
+Key = Callable[[str, int, int, Cost], float]  # group, units gone, units to go next, what they save; inf: never
+NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Step:
+    """The next units that a group may give up together."""
+
+    units: int
+    saving: Cost
+    key: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """What has to go: `amount` of all that there are of "macs" or "params", or of the units of one kind.
+
+    Attributes:
+        groups: Those that may give, in the order that decides between equal keys.
+    """
+
+    what: str
+    amount: float
+    full: int
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def of(cls, budget: Budget, groups: Sequence[Group], costs: CostModel) -> Target:
+        """Read a budget.
+
+        Raises:
+            ValueError: If it is neither a share of MACs or parameters nor in units of one kind of width, or asks for
+                more units than there are.
+        """
+        if budget.share is not None:
+            what, share = budget.share
+            if what not in Cost._fields:
+                raise ValueError(
+                    f"Expected a budget of MACs, parameters or units, but got {budget.to_dict()}. "
+                    "For example Budget(macs=0.3)."
+                )
+            full = getattr(costs.full, what)
+            return cls(what, share * full, full, tuple(groups))
+        kind = kind_of(budget)
+        own = tuple(group for group in groups if group.kind == kind)
+        full = sum(group.size for group in own)
+        return cls(kind, budget.counts({kind: full})[kind], full, own)
+
+    @property
+    def in_units(self) -> bool:
+        """Whether units are counted, whatever they cost."""
+        return self.what not in Cost._fields
+
+    def saved(self, step: Step) -> int:
+        """Return what counts of a step."""
+        return step.units if self.in_units else int(getattr(step.saving, self.what))
+
+    def __str__(self) -> str:
+        if self.in_units:
+            return f"{self.amount:.0f} of {self.full} {self.what}s"
+        return f"{self.amount / self.full:.1%} of the {self.what}"
+
+
+def kind_of(budget: Budget) -> str:
+    """Return the kind whose units a budget counts.
+
+    Raises:
+        ValueError: If it is not in units of one kind of width.
+    """
+    kinds = budget.kinds(()) if budget.in_units else ()
+    if len(kinds) != 1 or kinds[0] not in get_args(WidthKind):
+        raise ValueError(
+            "Expected a budget in a share of macs, params or latency, or in units of one kind among "
+            f"{', '.join(get_args(WidthKind))}, but got {budget.to_dict()}. For several kinds, add plans: p1 + p2."
+        )
+    return kinds[0]
+
+
+def room(group: Group, most: float) -> int:
+    """Return how many units a group may lose: at most a share, leaving `at_least` and a number that `multiple` divides.
+
+    Raises:
+        ValueError: If the share is not in (0, 1].
+    """
+    if not 0 < most <= 1:
+        raise ValueError(f"Expected the most that a group may lose as a share in (0, 1], but got {most}.")
+    return allowed(group, int(most * group.size + 1e-9))
+
+
+def allowed(group: Group, count: int) -> int:
+    """Return the largest number of units, at most `count`, that a group may lose by its own rules."""
+    keep = max(group.at_least, group.size - count)
+    return max(0, group.size - -(-keep // group.multiple) * group.multiple)
+
+
+def fill(
+    costs: CostModel, target: Target, key: Key, end: Mapping[str, int], start: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Return how many units of each of the target's groups go, so that it is just met.
+
+    Args:
+        costs: Of these groups, at least.
+        target: What has to go.
+        key: Decides which group is next.
+        end: The most units that each group may lose.
+        start: What is gone before the first step.
+
+    Raises:
+        ValueError: If all that may go is not enough; the message says how much may.
+    """
+    groups = target.groups
+    gone = {group.name: (start or {}).get(group.name, 0) for group in groups}
+    saved = saved_by(costs, target, gone)
+    heap: list[tuple[float, int]] = []
+    for number, group in enumerate(groups):
+        _push(heap, number, _next(group, costs, key, gone, end))
+    while saved < target.amount and heap:
+        _, number = heapq.heappop(heap)
+        group = groups[number]
+        step = _next(group, costs, key, gone, end)
+        assert step is not None, "only groups that may lose more are on the heap"
+        if heap and (step.key, number) > heap[0]:
+            _push(heap, number, step)
+            continue
+        gone[group.name] += step.units
+        saved += target.saved(step)
+        _push(heap, number, _next(group, costs, key, gone, end))
+    _check_met(target, saved)
+    _give_back(costs, target, key, gone, saved)
+    return gone
+
+
+def _check_met(target: Target, saved: int) -> None:
+    if saved < target.amount:
+        can = str(saved) if target.in_units else f"{saved / target.full:.1%}"
+        routed = max((group for group in target.groups if group.kind == "expert"), key=_needed, default=None)
+        rule = "" if routed is None else f" The router of '{routed.name}' needs {routed.at_least} experts."
+        raise ValueError(
+            f"Expected a budget that the groups can meet, {target}, but at most {can} can go.{rule} "
+            "Lower the budget, or ignore fewer groups."
+        )
+
+
+def _needed(group: Group) -> int:
+    return group.at_least
+
+
+def _push(heap: list[tuple[float, int]], number: int, step: Step | None) -> None:
+    if step is not None and step.key < NEVER:
+        heapq.heappush(heap, (step.key, number))
+
+
+def _next(group: Group, costs: CostModel, key: Key, gone: Mapping[str, int], end: Mapping[str, int]) -> Step | None:
+    left = group.size - gone[group.name]
+    units = left % group.multiple or group.multiple
+    return _step(group, units, costs, key, gone) if gone[group.name] + units <= end[group.name] else None
+
+
+def _step(group: Group, units: int, costs: CostModel, key: Key, gone: Mapping[str, int]) -> Step:
+    saving = costs.saving(group.name, gone, units)
+    return Step(units, saving, key(group.name, gone[group.name], units, saving))
+
+
+def _give_back(costs: CostModel, target: Target, key: Key, gone: dict[str, int], saved: int) -> None:
+    """Take back, in `gone`, the units with the highest keys that are not needed to meet the target."""
+    while True:
+        last = {
+            group.name: _step(group, units, costs, key, {**gone, group.name: gone[group.name] - units})
+            for group in target.groups
+            if (units := _taken_last(group, gone[group.name]))
+        }
+        spare = {name: s for name, s in last.items() if 0 < target.saved(s) <= saved - target.amount}
+        if not spare:
+            return
+        name = max(spare, key=lambda n: spare[n].key)
+        gone[name] -= spare[name].units
+        saved -= target.saved(spare[name])
+
+
+def _taken_last(group: Group, gone: int) -> int:
+    """Return how many units went in the group's last step; 0 if none has gone."""
+    first = group.size % group.multiple or group.multiple
+    return min(gone, first if gone == first else group.multiple)
+
+
+def saved_by(costs: CostModel, target: Target, gone: Mapping[str, int]) -> int:
+    """Return what counts of so many units per group."""
+    if target.in_units:
+        return sum(gone.get(group.name, 0) for group in target.groups)
+    kept = {name: costs.sizes[name] - count for name, count in gone.items()}
+    return target.full - int(getattr(costs.total(kept), target.what))

@@ -1,0 +1,151 @@
+"""Tolerance of Difference (ToD): how deep a group can be pruned before what goes is what matters (arXiv 2508.02291).
+
+A removal signal proposes the m lowest units, a protection signal the m highest ones to keep. ToD(m) is the share of
+the m that both name, and a group loses the largest m <= floor(0.99 n) with ToD(m) <= tolerance. Facts that the tests
+hold: ToD is not monotone in m; the depth is monotone in the tolerance; the overlap is at least 2m - n, so the depth is
+at most n / (2 - tolerance); independent signals have E[ToD(m)] = m / n.
+
+The bounds on what is lost are our own derivation from ranks; the exchange condition follows the paper's abstract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prunerecover.width.groups.unit_slices import Scores
+
+
+def tolerance_of_difference(removal: Tensor, protection: Tensor) -> Tensor:
+    """Return ToD(1), ..., ToD(n) in O(n) once the ranks are there.
+
+    A unit is in both sets of size m if both its rank by removal (lowest first) and by protection (highest first) are
+    below m; counting the larger of the two and adding up gives all overlaps at once. Ties go to the lower index.
+
+    Args:
+        removal: `(n,)`, low goes first.
+        protection: `(n,)`, high is protected first.
+
+    Returns:
+        `(n,)`, float64; entry m - 1 is ToD(m).
+
+    Raises:
+        ValueError: If the two are not vectors of one length.
+
+    >>> tolerance_of_difference(torch.tensor([1.0, 2, 3, 4]), torch.tensor([4.0, 1, 3, 2]))
+    tensor([1.0000, 0.5000, 0.6667, 1.0000], dtype=torch.float64)
+    """
+    if removal.ndim != 1 or removal.shape != protection.shape:
+        raise ValueError(
+            "Expected one removal and one protection score per unit, but got shapes "
+            f"{tuple(removal.shape)} and {tuple(protection.shape)}."
+        )
+    enters = torch.maximum(_ranks(removal), _ranks(protection, descending=True))
+    sizes = torch.arange(1, len(removal) + 1, dtype=torch.float64)
+    return torch.bincount(enters, minlength=len(removal)).cumsum(0) / sizes
+
+
+def curves(removal: Scores, protection: Scores) -> Scores:
+    """Return the ToD of every group: everything that depths need, for any tolerance."""
+    return {name: tolerance_of_difference(removal[name], protection[name]) for name in removal}
+
+
+def depths(tolerances_of_difference: Mapping[str, Tensor], tolerance: float) -> dict[str, int]:
+    """Return how many units each group loses at one tolerance.
+
+    Args:
+        tolerances_of_difference: As `curves` gives them.
+        tolerance: 0 removes everything up to the first unit that both signals name.
+
+    Raises:
+        ValueError: If the tolerance is outside [0, 1].
+    """
+    check_tolerance(tolerance)
+    return {name: depth_of(curve, tolerance) for name, curve in tolerances_of_difference.items()}
+
+
+def depth_of(curve: Tensor, tolerance: float) -> int:
+    """Return the largest m <= floor(0.99 n) with ToD(m) <= tolerance, given ToD(1), ..., ToD(n).
+
+    >>> depth_of(torch.tensor([0.0, 0.5, 0.33, 0.5, 1.0]), 0.4)
+    3
+    """
+    within = (curve[: len(curve) * 99 // 100] <= tolerance).nonzero()
+    return int(within[-1]) + 1 if len(within) else 0
+
+
+def check_tolerance(tolerance: float) -> None:
+    """Raise ValueError unless the tolerance is a share."""
+    if not 0 <= tolerance <= 1:
+        raise ValueError(f"Expected a tolerance between 0 and 1, but got {tolerance}. 0.05 to 0.5 is usual.")
+
+
+@dataclass(frozen=True)
+class ProtectedMass:
+    """How much protection score a group loses, against what the ranks alone allow.
+
+    Attributes:
+        overlap: Removed units that are among the equally many most protected ones.
+        entered: Their scores, added up.
+        bound: The most that it could be: the `overlap` highest scores of the group.
+    """
+
+    overlap: int
+    entered: float
+    bound: float
+
+
+def protected_mass(removal: Tensor, protection: Tensor, m: int) -> ProtectedMass:
+    """Say what the `m` lowest units by removal take along of the protection score.
+
+    With overlap c, the ranks allow c of the m highest scores to go, at worst the c highest. At ToD(m) <= tolerance, c
+    is at most tolerance * m.
+    """
+    by_removal, by_protection = removal.argsort(stable=True), protection.argsort(descending=True, stable=True)
+    gone, ranked = by_removal[:m], protection[by_protection].double()
+    both = gone[torch.isin(gone, by_protection[:m])]
+    overlap = len(both)
+    return ProtectedMass(
+        overlap=overlap, entered=float(protection[both].double().sum()), bound=float(ranked[:overlap].sum())
+    )
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What one choice of depths takes and spares against another, in protection score.
+
+    Attributes:
+        taken: The scores of units that only the first choice removes.
+        spared: The scores of units that only the second one removes.
+    """
+
+    taken: float
+    spared: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether the first choice loses no more, to first order: scores add up over units and groups."""
+        return self.taken <= self.spared
+
+
+def exchange(removal: Scores, protection: Scores, depth: Mapping[str, int], other: Mapping[str, int]) -> Exchange:
+    """Compare two choices of depths, such as ToD's and uniform ones at the same budget.
+
+    Both remove the lowest units by the same signal, so they differ in a stretch of each group's ranking: where the
+    first goes deeper it takes the stretch, where it stays above it spares it. The first is better if what it takes
+    matters less, additively, than what it spares. Every choice passes or fails by the protection score alone.
+    """
+    taken = spared = 0.0
+    for name, scores in removal.items():
+        mass = protection[name].double()[scores.argsort(stable=True)]
+        taken += float(mass[other[name] : depth[name]].sum())
+        spared += float(mass[depth[name] : other[name]].sum())
+    return Exchange(taken, spared)
+
+
+def _ranks(scores: Tensor, descending: bool = False) -> Tensor:
+    order = scores.argsort(descending=descending, stable=True)
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))

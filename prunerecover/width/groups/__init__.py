@@ -1,0 +1,1 @@
+"""Turn what is tied together into groups of units that can be removed alone."""

@@ -1,0 +1,151 @@
+"""Find what can be narrowed in nearly any model: channels, heads, neurons and routed experts, as groups.
+
+One forward pass is watched operation by operation (`trace`). Indices of parameters that it ties together are units;
+units with the same shape are a group (`assembly`), which is tried out on a copy (`dry_run`). Nothing depends on class
+names; attributes that count heads are known by theirs.
+
+That units come in coupled groups, and where from, is DepGraph's idea (arXiv 2301.12900). Its graph joins layers, and
+takes unknown operations for element-wise ones; here single indices are tied, so that concatenations, flattened maps,
+fused projections and grouped heads need no special cases, and what is not understood stays as it is.
+
+Routed experts are not found by watching, for which of them are visited depends on the data, but by structure: see
+`experts`. They are asked for by name.
+
+Not units: the residual stream of transformers, the model's outputs, and heads in code that computes their size from the
+width (`nn.MultiheadAttention`, torchvision's Swin).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any, get_args
+
+from torch import nn
+
+from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
+from prunerecover.model.copies import twin_of
+from prunerecover.model.evaluation import device_of, ordinary_arithmetic, uncompiled
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.groups import Group, WidthKind
+from prunerecover.width.groups.assembly import assemble
+from prunerecover.width.groups.dry_run import that_narrow
+from prunerecover.width.groups.experts import find_experts
+from prunerecover.width.groups.padded_shortcuts import PaddedShortcut, as_convolutions, find_padded_shortcuts
+from prunerecover.width.tracing.tracer import trace_model
+
+FOUND_KINDS = ("channel", "head", "neuron")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What can be narrowed.
+
+    Attributes:
+        groups: In order of depth.
+        rewrites: Shortcuts that must become convolutions first; slices name their weights as if they were already.
+    """
+
+    groups: tuple[Group, ...]
+    rewrites: tuple[PaddedShortcut, ...] = ()
+
+
+@ordinary_arithmetic()
+def find_groups(
+    model: nn.Module, example_inputs: Any, kinds: Sequence[str] = FOUND_KINDS, ignore: str | Sequence[str] = ()
+) -> Found:
+    """Find the groups of a model.
+
+    Heads of `nn.MultiheadAttention` are left out: its code cuts queries, keys and values out of one weight by
+    `embed_dim`, which is the width of its input and output at once, and takes a head's size for a share of it; with
+    fewer heads none of this would hold. Attentions that multiply heads by a size of their own can be narrowed.
+
+    Args:
+        model: Any module, wrapped or not; it is bit-identical afterwards.
+        example_inputs: One batch, of any form that calibration batches have; labels are not read.
+        kinds: Among "channel", "head", "neuron" and "expert".
+        ignore: Shell patterns of names of groups that stay, such as "layer4.*".
+
+    Raises:
+        ValueError: If a kind is unknown, the model cannot run the example, there is no group of these kinds, or a
+            pattern matches none.
+
+    >>> import torch
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> [(group.name, group.size) for group in find_groups(net, torch.zeros(1, 4)).groups]
+    [('0', 8)]
+    """
+    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    check_kinds(kinds)
+    model = unwrap(model)
+    experts = find_experts(model)
+    watched = _Watched() if set(kinds) == {"expert"} else _watch(model, as_inputs(without_labels(example_inputs)))
+    found = (*watched.groups, *experts)
+    groups = tuple(group for group in found if group.kind in kinds)
+    if not groups:
+        raise ValueError(_nothing_found(model, kinds, found, watched.unknown))
+    kept = _without_ignored(groups, (ignore,) if isinstance(ignore, str) else tuple(ignore))
+    tensors = {part.tensor for group in kept for part in group.slices}
+    return Found(kept, tuple(r for r in watched.rewrites if f"{r.path}.weight" in tensors))
+
+
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Raise ValueError if a kind is unknown."""
+    for kind in kinds:
+        if kind not in get_args(WidthKind):
+            raise ValueError(f"Expected kinds among {', '.join(get_args(WidthKind))}, but got '{kind}'.")
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """What a forward pass showed."""
+
+    groups: tuple[Group, ...] = ()
+    rewrites: tuple[PaddedShortcut, ...] = ()
+    unknown: frozenset[str] = frozenset()
+
+
+def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
+    inputs = inputs.to(device_of(model))
+    twin = twin_of(model)
+    with uncompiled():
+        rewrites = _first_run(twin, inputs)
+        as_convolutions(twin, rewrites)
+        trace = trace_model(twin, inputs)
+        groups = that_narrow(twin, inputs, assemble(twin, trace, inputs.n_samples))
+    return _Watched(groups, rewrites, frozenset(trace.unknown))
+
+
+def _first_run(model: nn.Module, inputs: ModelInputs) -> tuple[PaddedShortcut, ...]:
+    try:
+        return find_padded_shortcuts(model, inputs)
+    except Exception as error:
+        raise ValueError(
+            f"Expected example_inputs that {type(model).__name__} can be called with, but its forward pass raised "
+            f"{type(error).__name__}: {error}. Pass one batch as your loader gives it: a tensor, a tuple whose first "
+            "element is the input, or a mapping of keyword arguments."
+        ) from error
+
+
+def _nothing_found(model: nn.Module, kinds: Sequence[str], found: Sequence[Group], unknown: frozenset[str]) -> str:
+    counts = ", ".join(f"{n} of kind {kind}" for kind, n in Counter(group.kind for group in found).items())
+    why = f" Operations that are not understood: {', '.join(sorted(unknown))}." if unknown else ""
+    return (
+        f"Expected {type(model).__name__} to have groups of kind {', '.join(kinds)}, but it has "
+        f"{counts or 'none: no product with weights makes units that only other products read'}.{why}"
+    )
+
+
+def _without_ignored(groups: tuple[Group, ...], ignore: tuple[str, ...]) -> tuple[Group, ...]:
+    for pattern in ignore:
+        if not any(fnmatch(group.name, pattern) for group in groups):
+            raise ValueError(
+                f"Expected argument ignore to match groups such as {groups[0].name}, but '{pattern}' matches none. "
+                "Group names are those of the first module that makes the units."
+            )
+    kept = tuple(group for group in groups if not any(fnmatch(group.name, pattern) for pattern in ignore))
+    if not kept:
+        raise ValueError(f"Expected some groups outside ignore={list(ignore)}, but all {len(groups)} are ignored.")
+    return kept

@@ -1,0 +1,184 @@
+"""Try groups out on a copy: narrow all of them a little, by different numbers, and look whether the copy still runs.
+
+What a forward pass ties together does not tell where its code has sizes written out (`x.view(n, 12, 64)`). Narrowed,
+such code fails, or its dimensions come out in other proportions; then the groups it concerns are left out. The copy
+must also run in training mode, if the model does: auxiliary heads are called there alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.copies import twin_of
+from prunerecover.model.evaluation import observing
+from prunerecover.model.paths import get_module, parent_path
+from prunerecover.plan.groups import Group
+from prunerecover.width.tracing.tracer import trace_model
+
+Place = tuple[str, int]
+
+
+def that_narrow(model: nn.Module, inputs: ModelInputs, groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Return those of `groups` that can be narrowed together, each by a number of its own.
+
+    If not all can, they are tried by families: those of one kind in modules of one class.
+
+    Args:
+        model: A copy whose shortcuts are rewritten; it is left as it was.
+        inputs: One batch.
+        groups: All groups found in the model.
+    """
+    survivors = _that_survive(model, inputs, groups)
+    if survivors is not None:
+        return survivors
+    families: dict[tuple[str, ...], list[Group]] = defaultdict(list)
+    for group in groups:
+        families[group.kind, type(get_module(model, parent_path(group.name))).__name__].append(group)
+    kept: set[Group] = set()
+    for family in families.values():
+        members = _that_survive(model, inputs, family)
+        if members is None:
+            members = _one_by_one(model, inputs, family)
+        kept.update(_that_survive(model, inputs, [g for g in groups if g in kept or g in members]) or kept)
+    return tuple(group for group in groups if group in kept)
+
+
+def _one_by_one(model: nn.Module, inputs: ModelInputs, family: Sequence[Group]) -> tuple[Group, ...]:
+    """Try each group alone; attentions of one class have one code, so a single one speaks for all."""
+    if family[0].kind == "head" and not _that_survive(model, inputs, family[:1]):
+        return ()
+    return tuple(group for group in family if _that_survive(model, inputs, (group,)))
+
+
+def _that_survive(model: nn.Module, inputs: ModelInputs, groups: Sequence[Group]) -> tuple[Group, ...] | None:
+    """Narrow all groups and watch again: None if the copy does not run, else those whose units are what they were."""
+    kept = _numbers(groups)
+    stays = _positions_that_stay(model, kept)
+    try:
+        narrowed = _narrow_copy(model, kept, stays)
+        trace = trace_model(narrowed, inputs)
+    except Exception:  # whatever code raises when its sizes do not fit
+        return None
+    if not _trains(narrowed, inputs) and _trains(model, inputs):
+        return None
+    component = trace.labels.components()
+    sizes = np.bincount(component)
+    starts = {(owner.tensor, owner.dim): owner.start for owner in trace.labels.owners}
+    return tuple(g for g in groups if _intact(g, kept[g], stays, component, sizes, starts))
+
+
+def _trains(model: nn.Module, inputs: ModelInputs) -> bool:
+    """Whether a forward pass in training mode succeeds; nothing of it is left behind."""
+    with observing(model):
+        model.train()
+        try:
+            call(model, inputs)
+        except Exception:  # targets are missing, one sample is too few, or sizes do not fit
+            return False
+    return True
+
+
+def _numbers(groups: Sequence[Group]) -> dict[Group, int]:
+    """How many units each group keeps: neighbours lose other numbers, and those that share a tensor ever fewer.
+
+    A tensor that code cuts in halves may come out right by accident: with the first half larger by one, or equal. So
+    each group loses two at least, and a later part of the same tensor less than an earlier one. Two heads stay: of a
+    single one it could not be seen that it is one.
+    """
+    places = [[(part.tensor, part.dim) for part in group.slices if part.makes] for group in groups]
+    total = Counter(place for own in places for place in own)
+    seen: Counter[Place] = Counter()
+    kept: dict[Group, int] = {}
+    for i, group in enumerate(groups):
+        seen.update(places[i])
+        sharing = max(total[place] for place in places[i]) > 1
+        lost = 2 + (max(total[place] - seen[place] for place in places[i]) if sharing else i % 3)
+        kept[group] = max(group.size - lost, 2 if group.kind == "head" and group.size > 2 else 1)
+    return kept
+
+
+def _positions_that_stay(model: nn.Module, kept: Mapping[Group, int]) -> dict[Place, np.ndarray]:
+    """For each dimension that is narrowed, whether each index stays, when each group keeps its first units."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    stays: dict[Place, np.ndarray] = {}
+    for group, units in kept.items():
+        removed = torch.arange(units, group.size)
+        for part in group.slices:
+            mask = stays.setdefault((part.tensor, part.dim), np.ones(tensors[part.tensor].shape[part.dim], dtype=bool))
+            mask[part.indices(removed).numpy()] = False
+    return stays
+
+
+def _intact(
+    group: Group,
+    units: int,
+    stays: Mapping[Place, np.ndarray],
+    component: np.ndarray,
+    sizes: np.ndarray,
+    starts: Mapping[Place, int],
+) -> bool:
+    """Whether each unit still is one free set of tied labels, with all its entries and no others.
+
+    A single unit that is left cannot be told from a fixed size, so that it runs must do.
+    """
+    if units == 1:
+        return True
+    rows = []
+    for part in group.slices:
+        place = part.tensor, part.dim
+        if place in starts:  # a dimension of one index has no labels
+            position = np.cumsum(stays[place]) - 1
+            within = np.add.outer(np.array(part.offsets), np.arange(part.span)).flatten()
+            old = np.add.outer(np.arange(units) * part.span, within)
+            rows.append(component[starts[place] + position[old]])
+    table = np.concatenate(rows, axis=1)
+    first = table[:, 0]
+    whole = bool((table == first[:, None]).all() and (sizes[first] == table.shape[1]).all())
+    return whole and bool(first.all()) and len(set(first.tolist())) == units
+
+
+def _narrow_copy(model: nn.Module, kept: Mapping[Group, int], stays: Mapping[Place, np.ndarray]) -> nn.Module:
+    """Copy a model with fewer units; what is not narrowed is shared."""
+    twin = twin_of(model)
+    tensors: dict[str, Tensor] = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
+    new = {name: tensors[name].detach() for name, _ in stays}
+    for (name, dim), mask in stays.items():
+        index = torch.from_numpy(mask.nonzero()[0]).to(new[name].device)
+        new[name] = new[name].index_select(dim, index)
+    by_identity = {id(tensors[name]): _like(tensors[name], value) for name, value in new.items()}
+    for module in twin.modules():
+        for held in (module._parameters, module._buffers):
+            held.update({name: by_identity.get(id(tensor), tensor) for name, tensor in held.items()})  # type: ignore[misc]
+    for group, units in kept.items():
+        for setting in group.settings:
+            setattr(get_module(twin, setting.module), setting.attribute, setting.per_unit * units)
+    for module in twin.modules():
+        _follow(module)
+    return twin
+
+
+def _like(tensor: Tensor, value: Tensor) -> Tensor:
+    return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+
+
+def _follow(module: Any) -> None:
+    """Set the sizes that forward passes of common layers read."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor):
+        return
+    if isinstance(module, nn.modules.conv._ConvNd):
+        if 1 < module.groups == module.in_channels:
+            module.groups = weight.shape[0] // (module.out_channels // module.groups)
+        sizes = weight.shape[0], weight.shape[1] * module.groups
+        module.in_channels, module.out_channels = sizes if module.transposed else sizes[::-1]
+    elif isinstance(module, nn.LayerNorm):
+        module.normalized_shape = tuple(weight.shape)
+    elif hasattr(module, "nf"):  # the transposed linear of GPT-2
+        module.nf = weight.shape[1]

@@ -1,0 +1,1 @@
+"""Score units of width: by activations, gradients, weights or routing."""

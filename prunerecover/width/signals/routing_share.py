@@ -1,0 +1,55 @@
+"""How often each expert is chosen: the share of tokens that visit it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from prunerecover.plan.groups import Group, Site
+from prunerecover.width.groups.unit_slices import Scores, check_names
+from prunerecover.width.signals.activations import Consumer, Place, stream
+from prunerecover.width.signals.routed import Routed
+
+
+def routing(model: nn.Module, groups: Sequence[Group], batches: Iterable[Any]) -> Scores:
+    """Score experts by the share of tokens that visit them, padding left out. High means keep.
+
+    A layer's shares add up to the number of experts that each token visits.
+
+    Raises:
+        ValueError: If a group is not one of routed experts.
+    """
+    consumer = RoutingShare(groups)
+    stream(model, groups, batches, [consumer])
+    return consumer.scores()
+
+
+class RoutingShare(Consumer):
+    """Counts how many tokens visit each expert."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        check_names(groups)
+        for group in groups:
+            if not any(site.of == "routing" for site in group.sites):
+                raise ValueError(
+                    f"Expected routed experts for 'routing', but '{group.name}' is a group of kind '{group.kind}'. "
+                    "Pass kinds=('expert',), or choose another signal."
+                )
+        self.visits = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in groups}
+        self.tokens = dict.fromkeys(self.visits, 0)
+
+    def watches(self, group: Group, site: Site) -> bool:
+        """Whether a site shows what a router chooses."""
+        return site.of == "routing"
+
+    def route(self, place: Place, routed: Routed) -> None:
+        """Add a batch."""
+        self.visits[place.group] += routed.visits().cpu()
+        self.tokens[place.group] += int((~routed.padding).sum())
+
+    def scores(self) -> Scores:
+        """Return the shares."""
+        return {name: visits / max(self.tokens[name], 1) for name, visits in self.visits.items()}

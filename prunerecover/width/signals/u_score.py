@@ -1,0 +1,217 @@
+"""The removal signal of FAIR-Pruner (arXiv 2508.02291): units whose output hardly depends on the class are redundant.
+
+U is the largest 1-Wasserstein distance between the class-conditional outputs of a unit over all pairs of classes. A
+unit that puts out one number per sample has an exact distance. A unit that puts out a vector (a map of H x W, the
+tokens of a neuron, tokens x head dimension of a head) has a sliced one: all its numbers of one sample, in order, are
+one vector, and the distances along directions of length 1, the same for all units of a site, are averaged. A routed
+expert puts out, for a sample, the mean over its tokens of what the expert adds; where labels are those of tokens, one
+such vector per class in the sample (see `token_classes`).
+
+Kept from batch to batch are projections only. Where they would need more than `PROJECTIONS` bytes, the sites are seen
+in several passes over the batches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.model.batches import as_inputs, split_labels
+from prunerecover.plan.groups import Group, Site
+from prunerecover.width.groups.unit_slices import Scores, check_names
+from prunerecover.width.signals.activations import Consumer, Place, stream
+from prunerecover.width.signals.routed import Routed
+from prunerecover.width.signals.token_classes import TOKEN_CLASSES, Observations, observations, with_few_classes
+from prunerecover.width.signals.wasserstein import class_separation
+
+Labels = Callable[[Any], Tensor]
+MAP_DIRECTIONS = 128
+TOKEN_DIRECTIONS = 64
+PROJECTIONS = 2**31  # bytes
+
+
+def u_score(
+    model: nn.Module,
+    groups: Sequence[Group],
+    batches: Sequence[Any],
+    labels: Labels | None = None,
+    directions: int | None = None,
+    seed: int = 0,
+    per_class: int | None = None,
+) -> Scores:
+    """Score units by how much their output depends on the class. Low means redundant.
+
+    Args:
+        model: Seen in evaluation mode.
+        groups: With sites; the score of a group with several is the largest over its sites.
+        batches: Tuples (input, labels, ...), mappings with `labels` or `label`, or what `labels` can read.
+        labels: `labels(batch) -> (N,)` integer classes, for batches of another form; for experts also `(N, T)`.
+        directions: Per site; None: 128 for maps, 64 for tokens.
+        seed: Of the directions.
+        per_class: Samples of each class to use, the first ones; None uses all.
+
+    Returns:
+        `(size,)` distances by group name, in the units of the activations.
+
+    Raises:
+        ValueError: If a group has no site, a batch has no labels, there are fewer than two classes, labels are not one
+            integer per sample or a unit's number of positions differs between batches.
+    """
+    passes = u_passes(groups, batches, labels, directions, seed, per_class)
+    for consumer in passes:
+        stream(model, groups, batches, [consumer])
+    return merged(groups, passes)
+
+
+def u_passes(
+    groups: Sequence[Group],
+    batches: Sequence[Any],
+    labels: Labels | None = None,
+    directions: int | None = None,
+    seed: int = 0,
+    per_class: int | None = None,
+) -> list[Projections]:
+    """Return one consumer per pass over the batches; one alone if all projections fit into memory."""
+    check_names(groups)
+    for group in groups:
+        if not group.sites:
+            raise ValueError(
+                f"Expected a site where the units of '{group.name}' are seen, but the group has none. "
+                "Leave it out, or score it by weights ('magnitude', 'r_score')."
+            )
+    labels = labels or labels_in
+    samples = sum(as_inputs(batch).n_samples for batch in batches)
+    if any(site.of == "routing" for group in groups for site in group.sites):
+        labels = with_few_classes(labels, batches)
+    parts: list[list[tuple[str, Site]]] = [[]]
+    size = 0
+    for group in groups:
+        for site in group.sites:
+            seen = samples * (TOKEN_CLASSES if site.of == "routing" else 1)
+            needed = 4 * group.size * seen * (directions or _default_directions(site))
+            if parts[-1] and size + needed > PROJECTIONS:
+                parts.append([])
+                size = 0
+            parts[-1].append((group.name, site))
+            size += needed
+    return [Projections(part, labels, directions, seed, per_class) for part in parts]
+
+
+def merged(groups: Sequence[Group], passes: Sequence[Projections]) -> Scores:
+    """Return the largest distance of each unit over the sites of its group."""
+    scores = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in groups}
+    for consumer in passes:
+        for place, distances in consumer.separations():
+            scores[place.group] = torch.maximum(scores[place.group], distances)
+    return scores
+
+
+class Projections(Consumer):
+    """Keeps what units put out, projected on directions, and the classes of the samples."""
+
+    def __init__(
+        self,
+        watched: Sequence[tuple[str, Site]],
+        labels: Labels,
+        directions: int | None,
+        seed: int,
+        per_class: int | None,
+    ) -> None:
+        self.watched = set(watched)
+        self.by_token = all(site.of == "routing" for _, site in watched)
+        self.labels_of = labels
+        self.directions, self.seed, self.per_class = directions, seed, per_class
+        self.seen = Observations(torch.empty(0))  # of the current batch
+        self.used: Tensor | None = None  # which of them; None: all
+        self.classes: list[Tensor] = []
+        self.counts: Counter[int] = Counter()
+        self.values: dict[Place, list[Tensor]] = {}
+        self.bases: dict[tuple[int, int], Tensor] = {}
+        self.entries: dict[Place, int] = {}  # numbers per unit and sample
+
+    def watches(self, group: Group, site: Site) -> bool:
+        """Whether a site is among those of this pass."""
+        return (group.name, site) in self.watched
+
+    def begin(self, batch: Any, n: int) -> None:
+        """Note the classes, and which samples are used."""
+        labels = self.labels_of(batch).detach().cpu()
+        fits = labels.shape == (n,) or (self.by_token and labels.ndim == 2 and len(labels) == n)
+        if not fits or labels.is_floating_point() or labels.is_complex():
+            raise ValueError(
+                f"Expected one integer class per sample, shape ({n},), but got shape {tuple(labels.shape)} of "
+                f"{labels.dtype}. Pass labels=, a function batch -> classes."
+            )
+        self.seen, self.used = observations(labels), None
+        classes = self.seen.classes
+        if self.per_class is not None:
+            self.used = torch.tensor([i for i, c in enumerate(classes.tolist()) if self._has_room(c)], dtype=torch.long)
+            classes = classes[self.used]
+        self.classes.append(classes)
+
+    def see(self, place: Place, values: Tensor) -> None:
+        """Project `(n, size, entries)` on the site's directions."""
+        if self.used is not None:
+            values = values[self.used.to(values.device)]
+        if values.dtype not in (torch.float32, torch.float64):
+            values = values.float()
+        entries = values.shape[2]
+        if self.entries.setdefault(place, entries) != entries:
+            raise ValueError(
+                f"Expected the same number of positions in every batch at '{place.site.module}', but got units of "
+                f"{self.entries[place]} and of {entries} numbers. Pad or resize the inputs to one size."
+            )
+        projected = values.double() if entries == 1 else values @ self._basis(place.site, entries).to(values)
+        self.values.setdefault(place, []).append(projected)
+
+    def route(self, place: Place, routed: Routed) -> None:
+        """Average what experts add over the tokens of each observation, on the site's directions."""
+        part_of = routed.sample_of if self.seen.of_token is None else self.seen.of_token
+        if part_of.shape != routed.padding.shape:
+            raise ValueError(
+                f"Expected labels for samples, or for each of the {routed.padding.numel()} tokens that reach "
+                f"'{place.site.module}', but got {part_of.numel()}. Pass labels=, a function batch -> (N,) classes."
+            )
+        means = routed.means(part_of, len(self.seen.classes), self._basis(place.site, routed.width))
+        self.values.setdefault(place, []).append((means if self.used is None else means[self.used]).cpu())
+
+    def separations(self) -> list[tuple[Place, Tensor]]:
+        """Return, per place, the largest distances between classes, `(size,)`."""
+        labels = torch.cat(self.classes)
+        return [(place, class_separation(torch.cat(parts), labels)) for place, parts in self.values.items()]
+
+    def _has_room(self, label: int) -> bool:
+        self.counts[label] += 1
+        return self.per_class is None or self.counts[label] <= self.per_class
+
+    def _basis(self, site: Site, entries: int) -> Tensor:
+        """Return `(entries, directions)`, columns of length 1, the same for every site of these sizes."""
+        number = self.directions or _default_directions(site)
+        if (entries, number) not in self.bases:
+            generator = torch.Generator().manual_seed(self.seed)
+            drawn = torch.randn(number, entries, generator=generator)
+            self.bases[entries, number] = (drawn / drawn.norm(dim=1, keepdim=True)).T
+        return self.bases[entries, number]
+
+
+def labels_in(batch: Any) -> Tensor:
+    """Return the second element of a tuple, or the entry `labels` or `label` of a mapping.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    try:
+        return split_labels(batch)[1]
+    except TypeError as error:
+        raise ValueError(
+            "Expected labelled batches for the U-Score, tuples (input, labels) or mappings with 'labels', but got "
+            f"{type(batch).__name__} without. Pass labels=, a function batch -> classes."
+        ) from error
+
+
+def _default_directions(site: Site) -> int:
+    return MAP_DIRECTIONS if site.dim == 1 else TOKEN_DIRECTIONS

@@ -1,0 +1,80 @@
+"""One executed operation, and what its rule concludes of its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from prunerecover.width.tracing.dimension_ids import Maps
+from prunerecover.width.tracing.trace import Chain, Info, Trace
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of PyTorch that has just been executed.
+
+    Attributes:
+        name: Without the underscore of operations in place.
+        in_place: Whether it had one.
+    """
+
+    func: Any
+    name: str
+    in_place: bool
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among its arguments."""
+        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The tensors that it returned."""
+        return [leaf for leaf in tree_leaves(self.out) if isinstance(leaf, Tensor)]
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument, however it was passed."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+
+Rule = Callable[[Trace, Operation], None]
+
+
+def conclude(
+    trace: Trace, operation: Operation, maps: Maps, chain: Chain | None = None, out: Tensor | None = None
+) -> None:
+    """Note an output (the first, unless given), and whether it depends on the model's input."""
+    infos = [trace.info(t) for t in operation.tensors]
+    constant = all(info.constant for info in infos)
+    static = not constant and all(info.static or info.constant for info in infos)
+    trace.note(operation.outputs[0] if out is None else out, Info(maps, static, constant, chain=chain))
+
+
+def go_on(trace: Trace, operation: Operation, maps: Maps, out: Tensor | None = None) -> None:
+    """Note an output that follows from the operands unit by unit; several chains end in it, a single one goes on."""
+    chains = list(dict.fromkeys(trace.info(t).chain for t in activations(trace, operation)))
+    if len(chains) > 1:
+        trace.ends(*chains)
+    conclude(trace, operation, maps, chains[0] if len(chains) == 1 else None, out)
+
+
+def activations(trace: Trace, operation: Operation) -> list[Tensor]:
+    """The operands that have labels and depend on the model's input."""
+    return [t for t in operation.tensors if trace.info(t).maps and not trace.info(t).static]
+
+
+def unknown(trace: Trace, operation: Operation) -> None:
+    """Fix everything that an operation without a rule touches."""
+    maps = [m for t in operation.tensors for m in trace.info(t).maps]
+    if maps:
+        trace.unknown.add(operation.name)
+        trace.labels.pin(*maps)
+    for out in operation.outputs:
+        conclude(trace, operation, (), out=out)

@@ -1,0 +1,69 @@
+"""What each operation does to the labels of its operands: it moves, ties, consumes or fixes them.
+
+Operations that PyTorch itself tags as element-wise need no entry. What has no rule fixes everything that it touches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from prunerecover.width.tracing import (
+    rules_elementwise as elementwise,
+)
+from prunerecover.width.tracing import (
+    rules_movement as moves,
+)
+from prunerecover.width.tracing import (
+    rules_products as products,
+)
+from prunerecover.width.tracing.operation import Operation, Rule, unknown
+from prunerecover.width.tracing.trace import Trace
+
+
+def follow(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    """Note what an operation did."""
+    name: str = func.overloadpacket.__name__
+    plain = name.rstrip("_")
+    operation = Operation(func, plain, name != plain, args, kwargs, out)
+    rule = RULES.get(plain) or (elementwise.pointwise if torch.Tag.pointwise in func.tags else unknown)
+    rule(trace, operation)
+
+
+NAMES: dict[Rule, str] = {
+    moves.same: "clone detach alias contiguous _to_copy lift_fresh zeros_like ones_like full_like empty_like",
+    moves.blank: "empty zeros ones full new_empty new_zeros new_ones new_full empty_strided new_empty_strided",
+    moves.moved: "view _unsafe_view _reshape_alias reshape permute transpose t unsqueeze squeeze expand select slice "
+    "split split_with_sizes unsafe_split unsafe_split_with_sizes unbind index index_select flip roll repeat unfold "
+    "diagonal pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle tril triu",
+    moves.restrided: "as_strided",
+    moves.padded: "constant_pad_nd",
+    moves.concatenated: "cat",
+    moves.stacked: "stack",
+    moves.copied: "copy",
+    moves.put: "index_put",
+    elementwise.pointwise: "hardswish _prelu_kernel masked_fill where fill zero rsub threshold fmod remainder",
+    elementwise.multiplied: "mul",
+    elementwise.reduced: "sum mean amax amin var var_mean std std_mean prod linalg_vector_norm norm any all logsumexp",
+    elementwise.along_one: "_softmax _log_softmax _safe_softmax cumsum cumprod",
+    elementwise.gated: "glu",
+    elementwise.per_channel: "max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d "
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_max_pool2d adaptive_max_pool3d "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact2d upsample_linear1d "
+    "upsample_bilinear2d _upsample_bilinear2d_aa upsample_bicubic2d _upsample_bicubic2d_aa upsample_trilinear3d "
+    "grid_sampler_2d grid_sampler_3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d "
+    "replication_pad2d replication_pad3d roi_align roi_pool",
+    elementwise.batch_norm: "native_batch_norm _native_batch_norm_legit_no_training _batch_norm_no_update "
+    "cudnn_batch_norm miopen_batch_norm",
+    elementwise.layer_norm: "native_layer_norm _fused_rms_norm",
+    elementwise.group_norm: "native_group_norm",
+    products.convolution: "convolution _convolution",
+    products.matrix_product: "mm bmm addmm baddbmm",
+    products.linear: "linear",
+    products.attention: "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
+    "_scaled_dot_product_fused_attention_overrideable",
+    products.embedding: "embedding",
+}
+RULES: dict[str, Rule] = {name: rule for rule, names in NAMES.items() for name in names.split()}

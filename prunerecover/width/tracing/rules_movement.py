@@ -1,0 +1,150 @@
+"""Rules for operations that move elements: views, permutations, parts, repetitions, concatenations, assignments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map
+
+from prunerecover.width.tracing.dimension_ids import Maps, Operand, compact, unify, varying
+from prunerecover.width.tracing.operation import Operation, conclude, go_on, unknown
+from prunerecover.width.tracing.trace import Info, Trace
+
+VIEWS = ("view", "_unsafe_view", "_reshape_alias")
+
+
+def blank(trace: Trace, operation: Operation) -> None:
+    """A tensor of one value."""
+    trace.note(operation.out, Info(constant=True, blank=True))
+
+
+def same(trace: Trace, operation: Operation) -> None:
+    """Copies, and tensors made in the likeness of another."""
+    trace.note(operation.outputs[0], trace.info(operation.args[0]))
+
+
+def moved(trace: Trace, operation: Operation) -> None:
+    """Whatever happens to the elements happens to their labels."""
+    data: Tensor = operation.args[0]
+    if operation.in_place or not data.numel():  # the shape that it had before is lost; nothing to follow
+        unknown(trace, operation)
+        return
+    info = trace.info(data)
+    found: list[list[Tensor]] = [[] for _ in operation.outputs]
+    rest, kwargs = tree_map(_on_cpu, (operation.args[1:], operation.kwargs))
+    move = torch.reshape if operation.name in VIEWS else operation.func  # labels have other strides
+    for labels in _kept_by_position(trace, operation, info.maps):
+        results = tree_leaves(move(labels.expand(data.shape), *rest, **kwargs))
+        for maps, result in zip(found, results, strict=True):
+            if result.numel() and (new := compact(result)).numel() > 1:
+                maps.append(new)
+    for out, maps in zip(operation.outputs, found, strict=True):
+        trace.note(out, replace(info, maps=tuple(maps)))
+
+
+def _on_cpu(leaf: Any) -> Any:
+    """Labels live on the CPU: so must what indexes them."""
+    return leaf.cpu() if isinstance(leaf, Tensor) else leaf
+
+
+def _kept_by_position(trace: Trace, operation: Operation, maps: Maps) -> Maps:
+    """Fix what is picked by its position: `x[:, 3]`, `x[:, :8]`, `table[index]`.
+
+    Splits are left: a split into sizes that do not fit fails loudly, a wrong position would not. One weight picked
+    from a stack of three or more dimensions is an expert of a mixture: nothing of the stack is a unit here.
+    """
+    data = operation.args[0]
+    dims: list[int] = []
+    if operation.name in ("select", "slice", "index_select"):
+        dim = operation.argument(1, "dim", 0) % data.ndim
+        dims = [] if operation.name == "slice" and operation.out.shape[dim] == data.shape[dim] else [dim]
+    elif operation.name == "index":
+        dims = [d for d, index in enumerate(operation.args[1]) if index is not None]
+    picked = [labels for labels in maps if any(labels.shape[d] > 1 for d in dims)]
+    if picked and operation.name == "select" and data.ndim > 2 and trace.info(data).static:
+        trace.labels.pin(*maps)
+        return ()
+    alone = [labels for labels in picked if len(varying(labels)) == 1]
+    trace.labels.pin(*alone)
+    return tuple(labels for labels in maps if not any(labels is other for other in alone))
+
+
+def restrided(trace: Trace, operation: Operation) -> None:
+    """`as_strided_` gives images of one position another memory format; anything else could not be followed."""
+    shape = operation.out.shape
+    maps = trace.info(operation.args[0]).maps
+    fits = all(m.ndim == len(shape) and all(n in (1, shape[d]) for d, n in enumerate(m.shape)) for m in maps)
+    if not operation.in_place or not fits:
+        unknown(trace, operation)
+
+
+def padded(trace: Trace, operation: Operation) -> None:
+    """Constants put around something are rigid, but only along the dimensions in which units lie."""
+    data, pads = operation.args[:2]
+    maps: list[Tensor] = []
+    for labels in trace.info(data).maps:
+        dims = [data.ndim - 1 - i // 2 for i in range(len(pads))]
+        own = [pad if labels.shape[dim] > 1 else 0 for pad, dim in zip(pads, dims, strict=True)]
+        if min(own) < 0:
+            trace.labels.pin(labels)
+        else:
+            maps.append(F.pad(labels, own))
+    go_on(trace, operation, tuple(maps))
+
+
+def concatenated(trace: Trace, operation: Operation) -> None:
+    """Along the dimension, labels follow each other; along all others, they meet."""
+    out = operation.outputs[0]
+    tensors = [t for t in operation.args[0] if t.numel() or t.ndim == out.ndim]
+    dim = operation.argument(1, "dim", 0) % out.ndim
+    operands = [trace.operand(t, out.ndim) for t in tensors]
+    beside = [
+        Operand(tuple(m for m in o.maps if m.shape[dim] == 1), tuple(d for d in o.solid if d != dim)) for o in operands
+    ]
+    maps = unify(trace.labels, beside)
+    along = [next((m for m in o.maps if m.shape[dim] > 1), None) for o in operands]
+    if any(m is not None for m in along):
+        rigid = torch.zeros((1,) * out.ndim, dtype=torch.long)
+        parts = [rigid if m is None else m for m in along]
+        shape = [max(p.shape[d] for p in parts) for d in range(out.ndim)]
+        sized = [p.expand(*shape[:dim], t.shape[dim], *shape[dim + 1 :]) for p, t in zip(parts, tensors, strict=True)]
+        maps = unify(trace.labels, [Operand(maps), Operand((compact(torch.cat(sized, dim)),))])
+    trace.ends(*(trace.info(t).chain for t in tensors))
+    conclude(trace, operation, maps)
+
+
+def stacked(trace: Trace, operation: Operation) -> None:
+    """Everything meets; the new dimension has no units."""
+    out = operation.outputs[0]
+    dim = operation.argument(1, "dim", 0) % out.ndim
+    maps = unify(trace.labels, [trace.operand(t, out.ndim - 1) for t in operation.args[0]])
+    trace.ends(*(trace.info(t).chain for t in operation.args[0]))
+    conclude(trace, operation, tuple(m.unsqueeze(dim) for m in maps))
+
+
+def copied(trace: Trace, operation: Operation) -> None:
+    """Written into a part of another tensor, labels could no longer be followed."""
+    target, source = operation.args[:2]
+    if trace.info(source).maps and not trace.info(target).maps:
+        trace.labels.pin(*trace.info(source).maps)
+    elif trace.info(target).maps:
+        maps = unify(trace.labels, [trace.operand(t, target.ndim) for t in (target, source)])
+        go_on(trace, operation, maps)
+
+
+def put(trace: Trace, operation: Operation) -> None:
+    """`result[rows] = values`: a result that was just made takes on what it is given."""
+    target, indices, values = operation.args[:3]
+    info = trace.info(target)
+    if len(indices) != 1 or values.ndim != target.ndim or not (info.blank or info.maps):
+        unknown(trace, operation)
+        return
+    own = tuple(left for m in trace.info(values).maps for left in trace.labels.fixed_along(m, 0))
+    maps = unify(trace.labels, [trace.operand(target, target.ndim, only=()), Operand(own)])
+    trace.ends(trace.info(values).chain)
+    for tensor in {id(t): t for t in (target, operation.outputs[0])}.values():
+        trace.note(tensor, Info(maps, blank=info.blank and not maps))

@@ -1,0 +1,180 @@
+"""Watch one forward pass of a model, operation by operation, and note which dimensions it ties together.
+
+Every operation of PyTorch is seen below autograd, where linears are matrix products and attention is a kernel or two
+products, whatever the model's code looks like. `rules` says what each of them ties.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from prunerecover.width.tracing.dimension_ids import Labels, Maps, Operand, aligned, varying
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Where labels lie in the input or output of a module: `labels` of the indices along `dim`, in order."""
+
+    path: str
+    of: Literal["input", "output"]
+    dim: int
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What computes a tensor unit by unit since a product with weights.
+
+    Attributes:
+        product: Number of the product, in `Trace.products`.
+        seen: The output of the last module on the way that has parameters of its own.
+    """
+
+    product: int
+    seen: Seen | None = None
+
+
+@dataclass(frozen=True)
+class Info:
+    """What is known of a tensor.
+
+    Attributes:
+        maps: Its labels.
+        static: Whether it was computed from parameters and constants alone.
+        constant: Whether it was computed from nothing.
+        blank: Whether it was just made, of one value: its sizes follow what is written into it.
+        chain: None after a sum over several chains.
+    """
+
+    maps: Maps = ()
+    static: bool = False
+    constant: bool = False
+    blank: bool = False
+    chain: Chain | None = None
+
+
+@dataclass(frozen=True)
+class Product:
+    """A convolution or matrix product of activations with weights.
+
+    Attributes:
+        path: The module in which it happened.
+        made: Labels of the weights' output dimension.
+        read: Labels of the weights' input dimension.
+    """
+
+    path: str
+    op: Literal["conv", "linear", "depthwise"]
+    made: Tensor
+    read: Tensor
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A product of activations with activations: `labels` of its heads, MACs of each, and where it happened."""
+
+    path: str
+    labels: Tensor
+    macs: int
+
+
+@dataclass(frozen=True)
+class Count:
+    """An attribute that counts something, such as `groups` of a convolution, and the labels of what is counted."""
+
+    path: str
+    attribute: str
+    labels: Tensor
+
+
+@dataclass
+class Trace:
+    """Everything noted during one forward pass.
+
+    Attributes:
+        labels: And what ties them.
+        products: In order of execution.
+        addends: Where chains were last seen before they were added up, concatenated or read.
+        readers: Inputs of modules that read them by a product, with the labels of the weights that do.
+        attentions: Products of activations with each other.
+        counts: Attributes that must follow.
+        unknown: Names of operations that no rule covers and that met labels.
+    """
+
+    labels: Labels = field(default_factory=Labels)
+    products: list[Product] = field(default_factory=list)
+    addends: dict[Seen, None] = field(default_factory=dict)
+    readers: list[tuple[Seen, Tensor]] = field(default_factory=list)
+    attentions: list[Attention] = field(default_factory=list)
+    counts: list[Count] = field(default_factory=list)
+    unknown: set[str] = field(default_factory=set)
+    _infos: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
+    _modules: list[tuple[str, Any]] = field(default_factory=list)
+
+    @property
+    def path(self) -> str:
+        """The innermost module that is being called."""
+        return self._modules[-1][0]
+
+    def info(self, tensor: Tensor) -> Info:
+        """Return what is known of a tensor; of the model's inputs that is nothing."""
+        found = self._infos.get(tensor)  # type: ignore[no-untyped-call]
+        return found if isinstance(found, Info) else Info()
+
+    def note(self, tensor: Tensor, info: Info) -> None:
+        """Say what is known of a tensor."""
+        self._infos[tensor] = info
+
+    def operand(self, tensor: Tensor, ndim: int, only: tuple[int, ...] | None = None) -> Operand:
+        """Describe a tensor for `unify`; `only` limits the dimensions whose sizes matter.
+
+        Expanded dimensions (stride 0) count as broadcast: their size was taken from elsewhere.
+        """
+        info, before = self.info(tensor), ndim - tensor.ndim
+        maps = tuple(aligned(m, ndim) for m in info.maps)
+        covered = {dim for m in maps for dim in varying(m)}
+        own = {d + before for d in range(tensor.ndim) if tensor.shape[d] > 1 and tensor.stride(d) != 0}
+        solid = () if info.blank else tuple(own - covered)
+        return Operand(maps, solid if only is None else tuple(d for d in solid if d in only))
+
+    def ends(self, *chains: Chain | None) -> None:
+        """Note that chains were added up, concatenated or read."""
+        for chain in chains:
+            if chain is not None and chain.seen is not None:
+                self.addends[chain.seen] = None
+
+    def starts(self, product: Product) -> Chain:
+        """Note a product with weights, and what the module that it is in was given."""
+        self.products.append(product)
+        given = self._modules[-1][1]
+        if isinstance(given, Tensor) and product.read.numel():
+            single = [labels for labels in self.info(given).maps if len(varying(labels)) == 1]
+            self.readers.extend((_seen(self.path, "input", labels), product.read) for labels in single)
+        return Chain(len(self.products) - 1)
+
+    def enter(self, path: str, args: tuple[Any, ...]) -> None:
+        """Note that a module is called."""
+        self._modules.append((path, args[0] if args else None))
+
+    def leave(self, module: nn.Module, output: Any) -> None:
+        """Note that a module returned; if it has parameters or buffers of its own, its output can be seen there."""
+        path, _ = self._modules.pop()
+        own = [t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
+        first = output[0] if isinstance(output, tuple) and output else output
+        if not own or not isinstance(first, Tensor):
+            return
+        info = self.info(first)
+        single = [labels for labels in info.maps if len(varying(labels)) == 1]
+        if info.chain is not None and len(single) == 1:
+            chain = replace(info.chain, seen=_seen(path, "output", single[0]))
+            self.note(first, replace(info, chain=chain))
+
+
+def _seen(path: str, of: Literal["input", "output"], labels: Tensor) -> Seen:
+    """Describe a map of one dimension, which is counted from the end where it is the last."""
+    dim = varying(labels)[0]
+    return Seen(path, of, -1 if dim == labels.ndim - 1 else dim, labels.flatten())

@@ -1,0 +1,150 @@
+"""`fit | validate | test | predict | plan` on LightningCLI.
+
+Classes are addressed by their short names (`ImageClassifier`, `DepthPrune`), because they are imported here. The user's
+own classes work by class path. What LightningCLI makes easy to get wrong is settled here: no callback is forced (it
+would double one in the recipe), `plan`'s arguments belong to that command alone, and a run never fails because an
+earlier one left a config.yaml.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.cli import LightningCLI
+
+from prunerecover.plan.plan import Plan
+from prunerecover.recipes.data.digits import DigitsData
+from prunerecover.recipes.data.image_data import ImageData
+from prunerecover.recipes.data.segmentation_data import SegmentationData
+from prunerecover.recipes.plan_methods.base import PlanMethod
+from prunerecover.recipes.plan_methods.boundary import BoundaryPlan, PublishedBoundaryPlan
+from prunerecover.recipes.plan_methods.depth import DepthPlan
+from prunerecover.recipes.plan_methods.run import plan_with
+from prunerecover.recipes.plan_methods.width import FairPlan, PerCostPlan
+from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
+from prunerecover.recipes.tasks.image_classifier import ImageClassifier
+from prunerecover.recipes.tasks.segmenter import ImageSegmenter
+
+# Imported so that recipes can name them without their module.
+ADDRESSABLE = (ImageClassifier, ImageData, ImageSegmenter, SegmentationData, DigitsClassifier, DigitsData)
+CLASSES = {
+    "depth": DepthPlan,
+    "boundary": BoundaryPlan,
+    "boundary_published": PublishedBoundaryPlan,
+    "per_cost": PerCostPlan,
+    "fair": FairPlan,
+}
+METHOD_OPTIONS = ("--method", "--method.help")
+METHODS = {name: f"{method.__module__}.{method.__qualname__}" for name, method in CLASSES.items()}
+
+
+class PlanTrainer(pl.Trainer):
+    """A Trainer with one more entry point, `plan`."""
+
+    def plan(
+        self,
+        model: pl.LightningModule,
+        method: PlanMethod,
+        datamodule: pl.LightningDataModule | None = None,
+        output: str = "plan.json",
+        calibration: int = 192,
+        target: str | None = None,
+        ckpt_path: str | None = None,
+    ) -> None:
+        """Decide what to remove and write the plan; the model is not changed.
+
+        Args:
+            model: The module that holds the network.
+            method: How to decide, and how much to remove (`--method depth`, `boundary`, `boundary_published`,
+                `per_cost`, `fair`, or the class path of your own).
+            datamodule: Where calibration batches come from; the module's own training loader otherwise.
+            output: The plan's file.
+            calibration: How many training samples to calibrate on.
+            target: Path of the network in the module; not needed when there is one that the method can decide about.
+            ckpt_path: Weights to plan for; the module's own otherwise.
+        """
+        arguments = (model, method, datamodule, Path(output), calibration, target, ckpt_path)
+        launcher = self.strategy.launcher
+        if launcher is None:
+            self._plan(*arguments)
+        else:
+            launcher.launch(self._plan, *arguments, trainer=self)
+
+    def _plan(
+        self,
+        model: pl.LightningModule,
+        method: PlanMethod,
+        datamodule: pl.LightningDataModule | None,
+        output: Path,
+        calibration: int,
+        target: str | None,
+        ckpt_path: str | None,
+    ) -> None:
+        """Plan on every rank, which share the trials of a search; the first one writes."""
+        self.strategy.setup_environment()
+        reset_seed()  # as several ranks do while they set up: one rank draws the same calibration samples
+        plan = plan_with(method, model, datamodule, calibration, target, ckpt_path, self.strategy.root_device, output)
+        if self.is_global_zero:
+            method.write(plan, output)
+            print(f"Wrote {output}: removes {_removed(plan)}")
+        self.strategy.barrier()
+
+
+def _removed(plan: Plan) -> str:
+    """Name the units of depth, and count those of width."""
+    groups = plan.kept_groups
+    parts = []
+    for kind, units in plan.removed.items():
+        size = sum(group.size for group in groups if group.kind == kind)
+        parts.append(f"{len(units)} of {size} {kind}s" if size else f"{len(units)} {kind} ({' '.join(units)})")
+    return ", ".join(parts) or "nothing"
+
+
+class RecipeCLI(LightningCLI):
+    """LightningCLI with the `plan` command."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's commands but `tune`, and `plan`."""
+        return {**LightningCLI.subcommands(), "plan": {"model", "datamodule"}}
+
+
+def with_method_class(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with a method's short name replaced by its class path, after `--method` and `--method.help`.
+
+    >>> with_method_class(["--method.help=depth", "--seed", "depth"])
+    ['--method.help=prunerecover.recipes.plan_methods.depth.DepthPlan', '--seed', 'depth']
+    """
+    replaced: list[str] = []
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if equals and option in METHOD_OPTIONS:
+            replaced.append(f"{option}={METHODS.get(value, value)}")
+        else:
+            follows = bool(replaced) and replaced[-1] in METHOD_OPTIONS
+            replaced.append(METHODS.get(argument, argument) if follows else argument)
+    return replaced
+
+
+def run(arguments: Sequence[str], **options: Any) -> RecipeCLI:
+    """Run one command.
+
+    Args:
+        arguments: The command and its options, recipe names already replaced by paths.
+        options: Further arguments of LightningCLI.
+    """
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # of calls inside LightningCLI
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # names are resolved in the arguments
+    return RecipeCLI(
+        trainer_class=PlanTrainer,
+        save_config_kwargs={"overwrite": True},
+        seed_everything_default=1,
+        args=with_method_class(arguments),
+        **options,
+    )

@@ -1,0 +1,159 @@
+"""The command line's front door: help and dispatch, without importing torch.
+
+`fit`, `validate`, `test`, `predict` and `plan` run a recipe on LightningCLI; `quickstart`, `report` and `export` are
+plain commands. Each command's module is imported only once it is chosen, so that `prunerecover --help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from prunerecover.version import __version__
+
+TRAINER_COMMANDS = {
+    "fit": "train a recipe; its callbacks prune, recover and report",
+    "validate": "evaluate on the validation split",
+    "test": "evaluate on the test split, also from a pruned checkpoint (--ckpt_path)",
+    "predict": "predict the test split",
+    "plan": "decide what to remove and write the plan; the model stays as it is",
+}
+EPILOG = """\
+recipes (--config NAME or a path to YAML; every value can be overridden on the command line):
+  {recipes}
+
+examples:
+  prunerecover quickstart
+  prunerecover fit --config digits_vit_depth --trainer.max_epochs 50
+  prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method boundary --method.n_remove 5
+  prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method per_cost --method.macs 0.3
+  prunerecover test --config digits_vit_depth --ckpt_path path/to/last.ckpt
+  prunerecover report report/report.json
+
+A second --config replaces a whole list such as the callbacks; to add one, use --trainer.callbacks+=DepthPrune.
+`prunerecover COMMAND --help` lists the options of a command, `prunerecover plan --method.help fair` those of a method:
+depth, boundary, boundary_published, per_cost or fair."""
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the shipped recipes.
+
+    >>> "digits_vit_depth" in recipe_names()
+    True
+    """
+    folder = files("prunerecover.configs")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def recipe_path(name: str) -> str:
+    """Return the path of a shipped recipe given by name; an existing path is returned as it is.
+
+    Raises:
+        ValueError: If `name` is neither.
+    """
+    if Path(name).is_file():
+        return name
+    if name in recipe_names():
+        return str(files("prunerecover.configs").joinpath(f"{name}.yaml"))
+    raise ValueError(
+        f"Expected --config to be a YAML file or the name of a recipe, but got {name!r}. "
+        f"Recipes: {', '.join(recipe_names())}."
+    )
+
+
+def with_recipe_paths(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with recipe names after `--config` (or `-c`) replaced by their paths.
+
+    Raises:
+        ValueError: If one is neither a file nor the name of a recipe.
+    """
+    replaced: list[str] = []
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if replaced and replaced[-1] in ("--config", "-c") and not argument.startswith("-"):
+            replaced.append(recipe_path(argument))
+        elif equals and option in ("--config", "-c"):
+            replaced.append(f"{option}={recipe_path(value)}")
+        else:
+            replaced.append(argument)
+    return replaced
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the top level and of the plain commands."""
+    parser = argparse.ArgumentParser(
+        prog="prunerecover",
+        description="Prune a model that you train with Lightning, recover its quality, get a smaller ordinary model.",
+        epilog=EPILOG.format(recipes="\n  ".join(recipe_names())),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"prunerecover {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, description in TRAINER_COMMANDS.items():
+        commands.add_parser(name, help=description, add_help=False)
+    _add_quickstart(commands)
+    _add_report(commands)
+    _add_export(commands)
+    return parser
+
+
+def _add_quickstart(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "train a small ViT on digits, prune it, recover it and compare: no download, a few minutes on a laptop"
+    parser = commands.add_parser("quickstart", help=text, description=text)
+    parser.add_argument("--seeds", type=int, default=3, help="how many runs to average (default: 3)")
+    parser.add_argument("--output", default="report", help="folder to write (default: report)")
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "show a saved report.json on the terminal"
+    parser = commands.add_parser("report", help=text, description=text)
+    parser.add_argument("path", help="a report.json, or the folder that holds one")
+
+
+def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "write a pruned checkpoint as ONNX, or as a folder for load_pruned"
+    parser = commands.add_parser("export", help=text, description=text)
+    parser.add_argument("path", help="a Lightning .ckpt, or a folder made by save_pruned")
+    parser.add_argument("--output", required=True, help="a file that ends in .onnx, or a folder")
+    parser.add_argument("--unmerged", action="store_true", help="keep what merging would fold together apart")
+    parser.add_argument("--batch-size", type=int, default=1, help="of the ONNX example input; other sizes run too")
+
+
+def _runner(command: str) -> Callable[[argparse.Namespace], object]:
+    """Import the module of a plain command."""
+    if command == "quickstart":
+        from prunerecover.recipes.quickstart import run_quickstart
+
+        return lambda options: run_quickstart(seeds=options.seeds, output=options.output)
+    if command == "report":
+        from prunerecover.recipes.cli.commands import show_report
+
+        return lambda options: show_report(options.path)
+    from prunerecover.recipes.cli.commands import export
+
+    return lambda options: export(options.path, options.output, not options.unmerged, options.batch_size)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    Args:
+        arguments: Without the program's name; None takes them from `sys.argv`.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if not arguments or arguments[0] not in TRAINER_COMMANDS:
+            options = build_parser().parse_args(arguments)
+            _runner(options.command)(options)
+            return 0
+        resolved = [arguments[0], *with_recipe_paths(arguments[1:])]
+    except (ValueError, FileNotFoundError, FileExistsError) as error:
+        print(f"prunerecover: error: {error}", file=sys.stderr)
+        return 2
+    from prunerecover.recipes.cli.lightning_cli import run
+
+    run(resolved)  # the user's own code runs here: errors keep their traceback
+    return 0

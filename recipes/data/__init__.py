@@ -1,0 +1,1 @@
+"""DataModules over images and annotations."""

@@ -1,0 +1,147 @@
+"""Labelled images from the hub, parquet files or class folders, as a DataModule with timm's transforms.
+
+Everything is opened by the `datasets` library, so the same recipe runs on a local sample and on the full hub data set:
+only `path` changes. Column and split names are guessed from the usual ones and can be set. Images are resized, cropped
+and normalised as the model expects (`model=`, or each value by name).
+Does not cover streaming or detection; segmentation is in `segmentation_data`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from prunerecover.recipes.data.image_source import as_images, find_column
+from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableData
+from prunerecover.recipes.networks.model_names import preprocessing
+
+LABEL_COLUMNS = ("label", "fine_label", "labels", "cls", "class")
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Turns an image of any mode into the tensor that a model of 1 or 3 channels takes."""
+
+    mode: str
+    tensor_of: Callable[[Any], Tensor]
+
+    def __call__(self, image: Any) -> Tensor:
+        """Return the tensor of a PIL image."""
+        return self.tensor_of(image.convert(self.mode))
+
+
+class LabelledImages(Dataset[tuple[Tensor, int]]):
+    """Rows of a `datasets` table as (transformed image, label)."""
+
+    def __init__(self, rows: Any, image: str, label: str, transform: Callable[[Any], Tensor]) -> None:
+        self.rows, self.image, self.label, self.transform = rows, image, label, transform
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        row = self.rows[index]
+        return self.transform(row[self.image]), int(row[self.label])
+
+
+class ImageData(TableData):
+    """Train, validation and test images.
+
+    Args:
+        path: A hub id, a parquet file, a folder of parquet files, or a folder of class folders.
+        name: The hub data set's configuration.
+        model: The timm model whose preprocessing is used; a timm name, `local-dir:/path` or hub id.
+        image_size: Height and width after the crop, in pixels; None takes the model's.
+        mean: Channel means; None takes the model's.
+        std: Channel standard deviations; None takes the model's.
+        interpolation: `bicubic` or `bilinear`; None takes the model's.
+        crop_pct: Share of the resized image that the centre crop keeps; None takes the model's.
+        train_split: Name of the training split; None guesses.
+        val_split: Name of the validation split; None guesses.
+        test_split: Name of the test split; None guesses, and falls back to the validation split.
+        val_fraction: Share of the training split to set aside for validation (seeded), instead of a split of its own.
+        image_column: Name of the image column; None guesses.
+        label_column: Name of the label column; None guesses.
+        augment: Random crops, flips and colour jitter on training images; False uses the evaluation transform.
+        augment_kwargs: Further arguments of timm's `create_transform` for training, e.g. `{"auto_augment": "rand-m9"}`.
+        limit_train: Use this many training images, drawn with `seed`.
+        limit_val: Use this many validation images, drawn with `seed`.
+        limit_test: Use this many test images, drawn with `seed`.
+        batch_size: Per device.
+        num_workers: Loader processes.
+        seed: Of the subsets and of `val_fraction`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        model: str | None = None,
+        image_size: int | None = None,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        interpolation: str | None = None,
+        crop_pct: float | None = None,
+        train_split: str | None = None,
+        val_split: str | None = None,
+        test_split: str | None = None,
+        val_fraction: float = 0.0,
+        image_column: str | None = None,
+        label_column: str | None = None,
+        augment: bool = True,
+        augment_kwargs: dict[str, Any] | None = None,
+        limit_train: int | None = None,
+        limit_val: int | None = None,
+        limit_test: int | None = None,
+        batch_size: int = 64,
+        num_workers: int = 2,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            path,
+            name,
+            splits={"train": train_split, "val": val_split, "test": test_split},
+            limits={"train": limit_train, "val": limit_val, "test": limit_test},
+            val_fraction=val_fraction,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        given = {"mean": mean, "std": std, "interpolation": interpolation, "crop_pct": crop_pct}
+        self.given = {key: value for key, value in given.items() if value is not None}
+        self.model, self.image_size = model, image_size
+        self.image_column, self.label_column = image_column, label_column
+        self.augment, self.augment_kwargs = augment, augment_kwargs or {}
+
+    def samples(self, rows: Any, role: str) -> LabelledImages:
+        """Return (transformed image, label) of each row."""
+        image = find_column(rows, self.image_column, IMAGE_COLUMNS, "image")
+        label = find_column(rows, self.label_column, LABEL_COLUMNS, "label")
+        rows = as_images(rows, image)
+        dtype = str(getattr(rows.features[label], "dtype", rows.features[label]))
+        if not dtype.startswith(("int", "uint")):
+            raise ValueError(
+                f"Expected whole-number labels in column {label!r}, but got {dtype}. "
+                "Encode them first (datasets: class_encode_column), or set label_column."
+            )
+        return LabelledImages(rows, image, label, self.transform(training=role == "train" and self.augment))
+
+    def transform(self, training: bool) -> Callable[[Any], Tensor]:
+        """Return timm's transform: random for training, a resize and centre crop otherwise."""
+        from timm.data import create_transform, resolve_data_config
+
+        config = preprocessing(self.model) if self.model else resolve_data_config({"img_size": 224})
+        channels = config["input_size"][0]
+        if self.image_size is not None:
+            config["input_size"] = (channels, self.image_size, self.image_size)
+        for name in ("mean", "std"):  # timm gives those of colour images where a model does not name its own
+            if len(config[name]) != channels:
+                config[name] = (sum(config[name]) / len(config[name]),) * channels
+        config.update(self.given)
+        if training:
+            config.update(self.augment_kwargs)
+        return Transform("L" if channels == 1 else "RGB", create_transform(**config, is_training=training))

@@ -1,0 +1,94 @@
+"""Opening tables of images: hub ids and local files through one call, splits and columns by guess or by name.
+
+Local data is one parquet file, a folder with parquet files (named or foldered by split, as the hub stores them), or a
+folder with one folder per class. Everything else is taken for a hub id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prunerecover.recipes.networks.model_names import expand
+
+
+def open_source(path: str, name: str | None = None) -> Any:
+    """Return the `datasets.DatasetDict` at `path`: a hub id, a parquet file, or a folder of parquet or images.
+
+    Raises:
+        ValueError: If a local path does not exist or a folder has nothing to read, or the hub cannot be reached.
+    """
+    from datasets import load_dataset
+
+    local = Path(expand(path))
+    if local.is_file():
+        return load_dataset("parquet", data_files={"train": str(local)})
+    if local.is_dir():
+        kind = "parquet" if any(local.rglob("*.parquet")) else "imagefolder"
+        if kind == "imagefolder" and not any(p.is_dir() for p in local.iterdir()):
+            raise ValueError(
+                f"Expected parquet files or one folder per class in {local}, but found neither. "
+                "Check the path, or convert the data to one of the two."
+            )
+        return load_dataset(kind, data_dir=str(local))
+    if local.is_absolute() or path.startswith((".", "~", "$")) or path.count("/") > 1 or local.suffix:
+        raise ValueError(f"Expected data at {local}, but nothing is there. Check the path, or give a hub id instead.")
+    try:
+        return load_dataset(path, name)
+    except (ConnectionError, FileNotFoundError) as error:
+        raise ValueError(
+            f"Expected {path!r} to be a local path or a hub data set that can be reached, but got: {error}. "
+            "Check the spelling and the network, and HF_TOKEN for gated data."
+        ) from error
+
+
+def find_split(splits: Any, name: str | None, usual: Sequence[str], role: str, path: str) -> Any:
+    """Return the split `name`, or the first of the usual names that exists.
+
+    Raises:
+        ValueError: If there is none; the message lists the splits there are.
+    """
+    for candidate in usual if name is None else (name,):
+        if candidate in splits:
+            return splits[candidate]
+    wanted = repr(name) if name else " or ".join(usual)
+    fix = " or val_fraction=0.1" if role == "val" else ""
+    raise ValueError(
+        f"Expected a {role} split named {wanted} in {path}, but it has {', '.join(splits)}. Set {role}_split{fix}."
+    )
+
+
+def find_column(rows: Any, name: str | None, usual: Sequence[str], role: str) -> str:
+    """Return the column `name`, or the first of the usual names that exists.
+
+    Raises:
+        ValueError: If there is none; the message lists the columns there are.
+    """
+    for candidate in usual if name is None else (name,):
+        if candidate in rows.column_names:
+            return candidate
+    wanted = repr(name) if name else " or ".join(usual)
+    raise ValueError(
+        f"Expected an {role} column named {wanted}, but the data has {', '.join(rows.column_names)}. Set {role}_column."
+    )
+
+
+def as_images(rows: Any, column: str) -> Any:
+    """Return rows whose `column` is decoded to PIL images, also when the file stores bare bytes."""
+    from datasets import Image
+
+    return rows if isinstance(rows.features[column], Image) else rows.cast_column(column, Image())
+
+
+def subset(rows: Any, limit: int | None, seed: int) -> Any:
+    """Return `limit` rows drawn with `seed`, or all of them.
+
+    Raises:
+        ValueError: If there are fewer rows than that.
+    """
+    if limit is None:
+        return rows
+    if not 0 < limit <= len(rows):
+        raise ValueError(f"Expected a limit between 1 and {len(rows)} rows, but got {limit}. Lower the limit.")
+    return rows.shuffle(seed=seed).select(range(limit))

@@ -1,0 +1,157 @@
+"""Images with one class per pixel, from the hub or parquet files, as a DataModule.
+
+Both columns are images; the annotation holds a class index per pixel. Scenes are rescaled and cropped at random for
+training, as Segmenter (arXiv 2105.05633) and mmsegmentation do on ADE20K; for evaluation image and annotation are
+resized to the crop's size, so scores are of that resolution (the published protocol slides a window over the full
+image, which gives slightly higher ones).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from prunerecover.recipes.data.image_source import as_images, find_column
+from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableData
+from prunerecover.recipes.networks.model_names import preprocessing
+
+ANNOTATION_COLUMNS = ("annotation", "mask", "label", "segmentation")
+IGNORED = 255
+
+
+class Scenes(Dataset[tuple[Tensor, Tensor]]):
+    """Rows of a `datasets` table as (image `(3, H, W)`, class per pixel `(H, W)`)."""
+
+    def __init__(self, rows: Any, image: str, annotation: str, transform: Callable[[Any, Any], Any]) -> None:
+        self.rows, self.image, self.annotation, self.transform = rows, image, annotation, transform
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        row = self.rows[index]
+        pixels, classes = self.transform(row[self.image].convert("RGB"), np.array(row[self.annotation]))
+        return pixels, classes
+
+
+class SegmentationData(TableData):
+    """Train, validation and test scenes.
+
+    Args:
+        path: A hub id, a parquet file, or a folder of parquet files.
+        name: The hub data set's configuration.
+        model: The timm model whose mean and standard deviation normalise the images; None: those of ImageNet.
+        image_size: Height and width of what the network sees, in pixels.
+        first_class: Annotation value of class 0; lower values are not scored. 1 for ADE20K, where 0 is "other".
+        ignore: Annotation value that is not scored, such as a void class; None: there is none.
+        scale: Range of the random rescaling before the crop; 1.0 is the size at which the short side fits the crop.
+        augment: Rescale, crop, flip and jitter training scenes at random; False uses the evaluation transform.
+        train_split: Name of the training split; None guesses.
+        val_split: Name of the validation split; None guesses.
+        test_split: Name of the test split; None guesses, and falls back to the validation split.
+        val_fraction: Share of the training split to set aside for validation (seeded), instead of a split of its own.
+        image_column: Name of the image column; None guesses.
+        annotation_column: Name of the annotation column; None guesses.
+        limit_train: Use this many training scenes, drawn with `seed`.
+        limit_val: Use this many validation scenes, drawn with `seed`.
+        limit_test: Use this many test scenes, drawn with `seed`.
+        batch_size: Per device.
+        num_workers: Loader processes.
+        seed: Of the subsets and of `val_fraction`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        model: str | None = None,
+        image_size: int = 512,
+        first_class: int = 0,
+        ignore: int | None = None,
+        scale: tuple[float, float] = (0.5, 2.0),
+        augment: bool = True,
+        train_split: str | None = None,
+        val_split: str | None = None,
+        test_split: str | None = None,
+        val_fraction: float = 0.0,
+        image_column: str | None = None,
+        annotation_column: str | None = None,
+        limit_train: int | None = None,
+        limit_val: int | None = None,
+        limit_test: int | None = None,
+        batch_size: int = 8,
+        num_workers: int = 2,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            path,
+            name,
+            splits={"train": train_split, "val": val_split, "test": test_split},
+            limits={"train": limit_train, "val": limit_val, "test": limit_test},
+            val_fraction=val_fraction,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        if not 0 < scale[0] <= scale[1]:
+            raise ValueError(f"Expected scale to be a range of positive numbers, but got {scale}. Try (0.5, 2.0).")
+        self.model, self.image_size, self.scale, self.augment = model, image_size, scale, augment
+        self.first_class, self.ignore = first_class, ignore
+        self.image_column, self.annotation_column = image_column, annotation_column
+
+    def samples(self, rows: Any, role: str) -> Scenes:
+        """Return (image, class per pixel) of each row."""
+        image = find_column(rows, self.image_column, IMAGE_COLUMNS, "image")
+        annotation = find_column(rows, self.annotation_column, ANNOTATION_COLUMNS, "annotation")
+        rows = as_images(as_images(rows, image), annotation)
+        return Scenes(rows, image, annotation, self.transform(training=role == "train" and self.augment))
+
+    def transform(self, training: bool) -> Callable[[Any, Any], tuple[Tensor, Tensor]]:
+        """Return what turns a PIL image and an annotation `(H, W)` into tensors of `image_size`."""
+        import torchvision.transforms.v2 as v2
+        from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+        from torchvision.tv_tensors import Image, Mask
+
+        config = preprocessing(self.model) if self.model else {}
+        size = (self.image_size, self.image_size)
+        random = [
+            v2.RandomResize(int(self.scale[0] * self.image_size), int(self.scale[1] * self.image_size) + 1),
+            v2.RandomCrop(size, pad_if_needed=True, fill={Image: 0, Mask: IGNORED}),
+            v2.RandomHorizontalFlip(),
+            v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3),
+        ]
+        normalise = v2.Normalize(config.get("mean", IMAGENET_DEFAULT_MEAN), config.get("std", IMAGENET_DEFAULT_STD))
+        steps = v2.Compose(
+            [
+                *(random if training else [v2.Resize(size)]),
+                v2.ToDtype({Image: torch.float32, "others": None}, scale=True),
+            ]
+        )
+
+        def apply(image: Any, annotation: Any) -> tuple[Tensor, Tensor]:
+            pixels, classes = steps(v2.functional.to_image(image), Mask(self._classes(torch.from_numpy(annotation))))
+            return normalise(pixels).as_subclass(Tensor), classes.as_subclass(Tensor).long()
+
+        return apply
+
+    def _classes(self, annotation: Tensor) -> Tensor:
+        """Return class indices from 0 on, with `IGNORED` where nothing is scored.
+
+        Raises:
+            ValueError: If the annotation is a picture in colours.
+        """
+        if annotation.ndim != 2:
+            raise ValueError(
+                "Expected an annotation with one class index per pixel, (H, W), but got one of shape "
+                f"{tuple(annotation.shape)}. Convert colours to indices first."
+            )
+        values = annotation.long()
+        unscored = values < self.first_class
+        if self.ignore is not None:
+            unscored |= values == self.ignore
+        return (values - self.first_class).masked_fill(unscored, IGNORED).to(torch.uint8)

@@ -1,0 +1,120 @@
+"""A DataModule over the splits of one `datasets` table: the part that classification and segmentation share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from prunerecover.recipes.data.image_source import find_split, open_source, subset
+
+IMAGE_COLUMNS = ("image", "img", "jpg", "png", "picture")
+SPLITS = {"train": ("train", "training"), "val": ("validation", "valid", "val", "dev"), "test": ("test",)}
+
+
+class TableData(pl.LightningDataModule):
+    """Train, validation and test rows of one source.
+
+    Args:
+        path: A hub id, a parquet file, a folder of parquet files, or a folder of class folders.
+        name: The hub data set's configuration.
+        splits: Name of each role's split ("train", "val", "test"); None guesses.
+        limits: How many rows of each role to use, drawn with `seed`; None uses all.
+        val_fraction: Share of the training split to set aside for validation (seeded), instead of a split of its own.
+        batch_size: Per device.
+        num_workers: Loader processes.
+        seed: Of the subsets and of `val_fraction`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None,
+        *,
+        splits: Mapping[str, str | None],
+        limits: Mapping[str, int | None],
+        val_fraction: float,
+        batch_size: int,
+        num_workers: int,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        if not 0 <= val_fraction < 1:
+            raise ValueError(f"Expected val_fraction to be in [0, 1), but got {val_fraction}. 0.1 sets a tenth aside.")
+        self.path, self.name = path, name
+        self.split_names, self.limits = dict(splits), dict(limits)
+        self.val_fraction, self.seed = val_fraction, seed
+        self.batch_size, self.num_workers = batch_size, num_workers
+        self.datasets: dict[str, Dataset[Any]] = {}
+
+    @abstractmethod
+    def samples(self, rows: Any, role: str) -> Dataset[Any]:
+        """Return what the loaders of a role iterate over.
+
+        Args:
+            rows: Its `datasets.Dataset`.
+            role: "train", "val" or "test".
+        """
+
+    def prepare_data(self) -> None:
+        """Download and convert once, on one process."""
+        open_source(self.path, self.name)
+
+    def setup(self, stage: str) -> None:
+        """Open the splits that `stage` needs.
+
+        Raises:
+            ValueError: If a needed split or column does not exist.
+        """
+        needed = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test",)}[stage]
+        splits = open_source(self.path, self.name)
+        for role in needed:
+            if role not in self.datasets:
+                rows = self._rows(splits, role, required=not (stage == "fit" and role == "val"))
+                if rows is not None:
+                    self.datasets[role] = self.samples(rows, role)
+
+    def _rows(self, splits: Any, role: str, required: bool) -> Any:
+        """Return the table of one role, or None for an optional one that does not exist."""
+        if self.val_fraction and (role == "train" or (role == "val" and self.split_names["val"] is None)):
+            train = find_split(splits, self.split_names["train"], SPLITS["train"], "train", self.path)
+            parts = train.train_test_split(test_size=self.val_fraction, seed=self.seed)
+            rows = parts["train" if role == "train" else "test"]
+        else:
+            usual = SPLITS[role] + (SPLITS["val"] if role == "test" else ())
+            name = self.split_names[role]
+            if not required and name is None and not any(n in splits for n in usual):
+                return None
+            rows = find_split(splits, name, usual, role, self.path)
+        return subset(rows, self.limits[role], self.seed)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Shuffled; an incomplete last batch is dropped when there is more than one."""
+        rows: Any = self.datasets["train"]
+        return self._loader(rows, shuffle=True, drop_last=len(rows) >= self.batch_size)
+
+    def val_dataloader(self) -> DataLoader[Any] | list[Any]:
+        """In order; an empty list when the data has no validation split."""
+        return self._loader(self.datasets["val"]) if "val" in self.datasets else []
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """In order."""
+        return self._loader(self.datasets["test"])
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """The test rows, in order."""
+        return self._loader(self.datasets["test"])
+
+    def _loader(self, rows: Dataset[Any], shuffle: bool = False, drop_last: bool = False) -> DataLoader[Any]:
+        return DataLoader(
+            rows,
+            batch_size=self.batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+        )

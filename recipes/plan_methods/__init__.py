@@ -1,0 +1,1 @@
+"""What `prunerecover plan --method` can name."""

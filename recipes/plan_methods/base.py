@@ -1,0 +1,60 @@
+"""What `prunerecover plan` runs: a method that decides, fed with what the network gets at the start of a recipe's fit.
+
+A method is a class, so that the command line can name any of them (`--method depth`, `--method boundary`, or your own
+class path) with its arguments (`--method.remove '{"activation": 3}'`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning.pytorch as pl
+
+from prunerecover.callbacks.ledger.target import find_target
+from prunerecover.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class PlanTask:
+    """What a method decides about.
+
+    Attributes:
+        module: Holds the dense network.
+        datamodule: Its data; None: the module has its own.
+        target: Path of the network in the module.
+        calibration: How many training samples to calibrate on; `capture_inputs` draws them.
+        output: The plan's file; what else a method writes goes beside it.
+    """
+
+    module: pl.LightningModule
+    datamodule: pl.LightningDataModule | None
+    target: str
+    calibration: int
+    output: Path
+
+
+class PlanMethod(ABC):
+    """Decides what to remove from a network."""
+
+    def find(self, module: pl.LightningModule, target: str | None) -> str:
+        """Return the path of the network that this method can decide about: the only supported one by default."""
+        return find_target(module, target)
+
+    @abstractmethod
+    def make(self, task: PlanTask) -> Plan:
+        """Return the plan; network and module stay as they are."""
+
+    def write(self, plan: Plan, output: Path) -> None:
+        """Write the plan and whatever there is to look at; on one rank."""
+        plan.save(output)
+
+
+def beside(output: Path, ending: str) -> Path:
+    """Return the path of what lies beside a plan, named as `Plan.save` names the fitted tensors.
+
+    >>> beside(Path("plans/vit.json"), ".md").name
+    'vit.md'
+    """
+    return output.with_name(output.name.removesuffix(".json") + ending)

@@ -1,0 +1,200 @@
+"""`prunerecover plan --method boundary`: BoundaryDPT's search (arXiv 2607.03784) on a recipe's module and data.
+
+Beside the plan lie the trials (`<plan>.trials.jsonl`: a search that was killed goes on from there), a page with the
+trial table and what the search took (`<plan>.md`), and a figure of the accuracy map (`<plan>.map.png`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from prunerecover.boundary.accuracy_map import AccuracyMap
+from prunerecover.boundary.designs import Split
+from prunerecover.boundary.feasible import TYPES, feasible_within
+from prunerecover.boundary.figure import plot_map
+from prunerecover.boundary.plan_boundary import PUBLISHED
+from prunerecover.boundary.search import BoundarySearch
+from prunerecover.callbacks.calibration.capture import capture_inputs
+from prunerecover.callbacks.calibration.training_loss import training_loss
+from prunerecover.callbacks.trials.nested import at_start_of_fit
+from prunerecover.callbacks.trials.records import TrialRecord, table
+from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, from_first_rank, resumable
+from prunerecover.cost.memory import peak_memory, reset_peak_memory
+from prunerecover.depth.planner import DepthPlanner
+from prunerecover.display.progress import progress
+from prunerecover.importance.registry import NEED_LOSS
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.plan import Plan
+from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
+
+
+class BoundaryPlan(PlanMethod):
+    """Find how many attentions and activations go by short recoveries, and which ones (`plan_boundary`).
+
+    Args:
+        n_remove: Attentions and activations to remove, both together. Give exactly one budget.
+        n_keep: Attentions and activations to keep, both together.
+        macs: Share of the MACs to remove.
+        params: Share of the parameters to remove.
+        latency: Share of the measured latency to remove.
+        trials: How each short recovery trains and is judged.
+        design: Which splits are tried: `line`, `spread`, `axes_and_staircase`, `one_type_at_a_time`, `interleaved`, or
+            a list of (attentions, activations) removed.
+        runs: How many recoveries `line` and `spread` make.
+        surface: `polynomial`, `gaussian_process` or `parabola`; None takes what suits the design.
+        noise: Standard deviation of the accuracy of one recovery, in points.
+        importance: What ranks the units of one type.
+        replace: What removed units leave: `calibrated`, `zero` or `identity`.
+        search: `one_shot` or `greedy`; None takes the better one that is possible.
+        ignore: Shell patterns of units that stay.
+        seed: Of everything random.
+    """
+
+    def __init__(
+        self,
+        n_remove: int | None = None,
+        n_keep: int | None = None,
+        macs: float | None = None,
+        params: float | None = None,
+        latency: float | None = None,
+        trials: TrialSettings | None = None,
+        design: str | list[tuple[int, int]] = "line",
+        runs: int = 5,
+        surface: str | None = None,
+        noise: float = 0.5,
+        importance: str = "output_divergence",
+        replace: str = "calibrated",
+        search: str | None = None,
+        ignore: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        given: dict[str, Any] = {"macs": macs, "params": params, "latency": latency}
+        shares = {name: value for name, value in given.items() if value is not None}
+        self.budget = Budget(**shares) if shares else None
+        self.counts = {"n_remove": n_remove, "n_keep": n_keep}
+        self.trials = trials or TrialSettings()
+        self.searching: dict[str, Any] = {"design": design, "runs": runs, "surface": surface, "noise": noise}
+        self.planning: dict[str, Any] = {"importance": importance, "replace": replace, "search": search}
+        self.planning["ignore"] = tuple(ignore or ())
+        self.seed = seed
+        self._found: tuple[AccuracyMap, Sequence[Split], list[TrialRecord]] | None = None
+
+    def make(self, task: PlanTask) -> Plan:
+        """Return the plan of the best split."""
+        started, device = time.perf_counter(), task.module.device
+        store = beside(task.output, ".trials.jsonl")
+        with resumable(store):
+            reset_peak_memory(device)
+            planner = self._planner(task)
+            feasible = feasible_within(planner, self.budget, **self.counts)
+            most = peak_memory(device)  # every trial counts its own
+            runner = TrialRunner(task.module, task.datamodule, store, self.trials, task.target)
+            search = BoundarySearch(
+                planner,
+                from_first_rank(feasible.splits),  # a latency is measured
+                runner,
+                seed=self.seed,
+                more=lambda plan: from_first_rank(feasible.more(plan)),
+                **self.searching,
+            )
+            with progress("recovering pruned models for a while", search.n_runs) as advance:
+                runner.after_trial = advance
+                fitted, plan = search.run()
+        self._found = (fitted, search.splits, runner.records)
+        asked = {**self.counts, **(self.budget.to_dict() if self.budget else {})}
+        cost = {
+            "asked": {name: value for name, value in asked.items() if value is not None},
+            "seconds": time.perf_counter() - started,
+            "trial_seconds": sum(record.seconds for record in runner.records),
+            "peak_memory_bytes": max(most, peak_memory(device), *(r.peak_memory_bytes for r in runner.records)),
+            "trials": len(runner.records),
+        }
+        return plan.model_copy(update={"evidence": {**plan.evidence, "search": cost}})
+
+    def _planner(self, task: PlanTask) -> DepthPlanner:
+        """Return what plans splits, calibrated and scored at the start of a fit, as `DepthPrune` is."""
+
+        def start(trainer: pl.Trainer, module: pl.LightningModule) -> DepthPlanner:
+            planner = DepthPlanner(
+                unwrap(get_module(module, task.target)),
+                TYPES,
+                batches=capture_inputs(trainer, module, task.target, task.calibration, self.seed),
+                loss=training_loss(trainer, module),
+                seed=self.seed,
+                **self.planning,
+            )
+            if self.planning["importance"] in NEED_LOSS:
+                planner.rank()  # while there is a training step to ask
+            return planner
+
+        planner = at_start_of_fit(task.module, task.datamodule, start, self.seed)
+        planner.model.to(task.module.device)  # a fit that ends leaves it on the CPU
+        return planner
+
+    def write(self, plan: Plan, output: Path) -> None:
+        """Write the plan, the page and the figure."""
+        assert self._found is not None
+        fitted, splits, records = self._found
+        plan.save(output)
+        figure = beside(output, ".map.png")
+        plot_map(fitted, splits, fitted.best(splits=splits)).savefig(figure, dpi=150, bbox_inches="tight")
+        beside(output, ".md").write_text(page_of(plan, records, figure.name), encoding="utf-8")
+
+
+class PublishedBoundaryPlan(BoundaryPlan):
+    """The search by the book: 22 runs, a polynomial surface, gate gradients within each type, identities left behind.
+
+    Args:
+        n_remove: Attentions and activations to remove, both together, or
+        n_keep: to keep.
+        trials: How each short recovery trains and is judged.
+        noise: Standard deviation of the accuracy of one recovery, in points.
+        ignore: Shell patterns of units that stay.
+        seed: Of everything random.
+    """
+
+    def __init__(
+        self,
+        n_remove: int | None = None,
+        n_keep: int | None = None,
+        trials: TrialSettings | None = None,
+        noise: float = 0.5,
+        ignore: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(n_remove, n_keep, trials=trials, noise=noise, ignore=ignore, seed=seed, **PUBLISHED)
+
+
+def page_of(plan: Plan, records: Sequence[TrialRecord], figure: str) -> str:
+    """Return the page of a search, Markdown: what was asked for, found and planned, the trials, and what it took."""
+    predicted, cost = plan.evidence["predicted"], plan.evidence["search"]
+    regret = predicted["regret"]
+    attention, activation = (len(plan.removed.get(kind, ())) for kind in TYPES)
+    asked = ", ".join(f"{name}={value}" for name, value in cost["asked"].items())
+    picked = (predicted["attention"], predicted["activation"]) == (attention, activation)
+    further = "" if picked else " The pick saves less than was asked for; this is the nearest split that saves enough."
+    units = ", ".join(name for kind in TYPES for name in plan.removed.get(kind, ()))
+    lines = [
+        "# Search for the best split between attentions and activations",
+        "",
+        f"Asked for: {asked}. Picked: {predicted['attention']} attentions and {predicted['activation']} activations.",
+        f"Predicted accuracy after a short recovery: {predicted['accuracy']:.2f}%. The truly best split may be better "
+        f"by {regret['value']:.2f} points (95%: {regret['low']:.2f} to {regret['high']:.2f}).",
+        "",
+        f"Planned: {attention} attentions and {activation} activations removed ({units}).{further}",
+        "",
+        f"![Accuracy map]({figure})",
+        "",
+        table(records),
+        "",
+        f"The {cost['trials']} trials took {cost['trial_seconds'] / 60:.1f} minutes, those of an earlier, interrupted "
+        f"search counted; this search took {cost['seconds'] / 60:.1f} minutes, planning counted. Peak memory "
+        f"{cost['peak_memory_bytes'] / 2**20:,.0f} MiB.",
+    ]
+    return "\n".join(lines) + "\n"

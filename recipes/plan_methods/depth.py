@@ -1,0 +1,57 @@
+"""`prunerecover plan --method depth`: blocks, attentions, MLPs and activations go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+
+from prunerecover.callbacks.depth_prune import DepthPrune
+from prunerecover.callbacks.trials.nested import at_start_of_fit
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.plan import Plan
+from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask
+
+
+class DepthPlan(PlanMethod):
+    """Remove whole blocks, attentions, MLPs or activations (`plan_depth`).
+
+    Args:
+        remove: Units per kind, for example `{"activation": 3, "attention": 2}`. Give exactly one budget.
+        ratio: Share of the units per kind.
+        macs: Share of the MACs to remove.
+        params: Share of the parameters to remove.
+        latency: Share of the measured latency to remove.
+        importance: What ranks the units; the default needs no labels.
+        replace: What removed units leave: `calibrated`, `zero` or `identity`.
+        search: `one_shot` or `greedy`; None takes the better one that is possible.
+        ignore: Shell patterns of units that stay.
+        seed: Of everything random.
+    """
+
+    def __init__(
+        self,
+        remove: dict[str, int] | None = None,
+        ratio: dict[str, float] | None = None,
+        macs: float | None = None,
+        params: float | None = None,
+        latency: float | None = None,
+        importance: str = "output_divergence",
+        replace: str = "calibrated",
+        search: str | None = None,
+        ignore: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        given: dict[str, Any] = {"remove": remove, "ratio": ratio, "macs": macs, "params": params, "latency": latency}
+        budget = Budget(**{name: value for name, value in given.items() if value is not None})
+        self.planning: dict[str, Any] = {"budget": budget, "importance": importance, "replace": replace}
+        self.planning |= {"search": search, "ignore": tuple(ignore or ()), "seed": seed}
+
+    def make(self, task: PlanTask) -> Plan:
+        """Return the plan that `DepthPrune` would make at the start of a fit."""
+        prune = DepthPrune(**self.planning, calibration=task.calibration)
+
+        def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
+            return prune.decide(trainer, module, task.target, prune.budget)
+
+        return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)

@@ -1,0 +1,58 @@
+"""Run a plan method on a recipe's module and data, with the weights of a checkpoint if one is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+import torch
+
+from prunerecover.plan.plan import Plan
+from prunerecover.recipes.networks.model_names import expand
+from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask
+
+
+def plan_with(
+    method: PlanMethod,
+    module: pl.LightningModule,
+    datamodule: pl.LightningDataModule | None,
+    calibration: int,
+    target: str | None,
+    ckpt_path: str | None,
+    device: torch.device,
+    output: Path,
+) -> Plan:
+    """Make a plan for the network in `module` from training samples.
+
+    Args:
+        method: How to decide.
+        module: Holds the network; unchanged.
+        datamodule: Gives the training loader; None: the module does.
+        calibration: Samples to use.
+        target: Path of the network in the module; None: the only one that the method can decide about.
+        ckpt_path: A Lightning checkpoint with the weights to plan for; None: those of the module.
+        device: Where to calibrate.
+        output: The plan's file.
+
+    Raises:
+        ValueError: If the checkpoint is of a pruned model.
+    """
+    if ckpt_path is not None:
+        load_dense_weights(module, ckpt_path)
+    path = method.find(module.to(device), target)
+    return method.make(PlanTask(module, datamodule, path, calibration, output))
+
+
+def load_dense_weights(module: pl.LightningModule, path: str) -> None:
+    """Load the weights of a checkpoint of the unpruned module.
+
+    Raises:
+        ValueError: If the file is of a pruned module.
+    """
+    checkpoint = torch.load(expand(path), map_location="cpu", weights_only=True)
+    if any(plan["edits"] for plan in checkpoint.get("prunerecover", {}).get("plans", {}).values()):
+        raise ValueError(
+            f"Expected a checkpoint of the dense model at {path}, but it has been pruned already. "
+            "Give one from before the surgery, or plan without --ckpt_path."
+        )
+    module.load_state_dict(checkpoint["state_dict"])

@@ -1,0 +1,214 @@
+"""`prunerecover plan --method per_cost` and `--method fair`: which channels, heads, neurons or experts go.
+
+Scored on what the network gets at the start of a fit of the recipe, with the loss that its training step returns, as
+`WidthPrune` scores. Beside the plan lie a page with what every group keeps (`<plan>.md`), a figure of it
+(`<plan>.kept.png`) and the scores (`<plan>.scores.safetensors`); for `fair` also a figure of the two rankings
+(`<plan>.ranks.png`).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from prunerecover.callbacks.calibration.width_inputs import width_inputs
+from prunerecover.callbacks.ledger.target import find_network
+from prunerecover.callbacks.trials.nested import at_start_of_fit
+from prunerecover.cost.memory import peak_memory, reset_peak_memory
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.groups import Group
+from prunerecover.plan.plan import Plan
+from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
+from prunerecover.recipes.plan_methods.width_page import page
+from prunerecover.width.allocation.cost_model import Cost
+from prunerecover.width.arguments import Allocation, Replacement, check_arguments
+from prunerecover.width.figure import plot_rankings
+from prunerecover.width.groups.discovery import FOUND_KINDS
+from prunerecover.width.groups.unit_slices import Scores, removal_positions
+from prunerecover.width.planner import WidthPlanner
+from prunerecover.width.signals.score_file import save_scores
+
+
+class WidthPlan(PlanMethod):
+    """What both methods have in common.
+
+    Args:
+        allocation: See `plan_width`.
+        budgets: By the names of `Budget`'s arguments; at most one is not None.
+        removal: See `plan_width`.
+        protection: See `plan_width`.
+        tolerance: See `plan_width`.
+        kinds: Among "channel", "head", "neuron" and "expert"; a budget in units names its own.
+        replace: See `plan_width`.
+        ignore: Shell patterns of groups that stay.
+        seed: Of everything random.
+    """
+
+    def __init__(
+        self,
+        allocation: Allocation,
+        budgets: dict[str, Any],
+        *,
+        removal: str | None = None,
+        protection: str,
+        tolerance: float | None = None,
+        kinds: list[str] | None,
+        replace: Replacement,
+        ignore: list[str] | None,
+        seed: int,
+    ) -> None:
+        given = {name: budget for name, budget in budgets.items() if budget is not None}
+        self.budget = Budget(**given) if given else None
+        found = tuple(kinds or FOUND_KINDS) if self.budget is None else self.budget.kinds(kinds or FOUND_KINDS)
+        check_arguments(self.budget, allocation, removal, protection, tolerance, replace, found)
+        self.deciding: dict[str, Any] = {"allocation": allocation, "removal": removal, "protection": protection}
+        self.deciding |= {"tolerance": tolerance, "replace": replace}
+        self.finding: dict[str, Any] = {"kinds": found, "ignore": tuple(ignore or ())}
+        self.seed = seed
+        self._scores: dict[str, Scores] = {}
+        self._groups: tuple[Group, ...] = ()
+        self._dense = Cost(0, 0)
+
+    def find(self, module: pl.LightningModule, target: str | None) -> str:
+        """Return the path of the network: any will do."""
+        return find_network(module, target)
+
+    def make(self, task: PlanTask) -> Plan:
+        """Return the plan that `WidthPrune` would make at the start of a fit.
+
+        Raises:
+            ValueError: If nothing would go.
+        """
+
+        def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
+            inputs = width_inputs(trainer, module, task.target, task.calibration, self.seed)
+            network = unwrap(get_module(module, task.target))
+            return self._plan(WidthPlanner(network, **vars(inputs), **self.finding, seed=self.seed))
+
+        device = task.module.device
+        reset_peak_memory(device)
+        started = time.perf_counter()
+        plan = at_start_of_fit(task.module, task.datamodule, decide, self.seed)
+        if not plan.edits:
+            raise ValueError(
+                f"Expected a budget or a tolerance by which something goes, but got {self.budget or self.deciding}. "
+                "Raise it."
+            )
+        cost = {"seconds": time.perf_counter() - started, "peak_memory_bytes": peak_memory(device)}
+        return plan.model_copy(update={"evidence": {**plan.evidence, "search": cost}})
+
+    def write(self, plan: Plan, output: Path) -> None:
+        """Write the plan, the page, the figures and the scores."""
+        plan.save(output)
+        figures = {"What every group keeps": beside(output, ".kept.png")}
+        plan.plot(figures["What every group keeps"])
+        save_scores(beside(output, ".scores.safetensors"), self._scores)
+        if len(self._scores) == 2:
+            (removal, low), (protection, high) = self._scores.items()
+            order = removal_positions(self._groups, low)
+            figure = plot_rankings(plan, order, high, names=(removal, protection))
+            figures["The two rankings"] = beside(output, ".ranks.png")
+            figure.savefig(figures["The two rankings"], dpi=150, bbox_inches="tight")
+        names = {title: file.name for title, file in figures.items()}
+        beside(output, ".md").write_text(page(plan, self._dense, output.name, names), encoding="utf-8")
+
+    def _plan(self, planner: WidthPlanner) -> Plan:
+        """Plan, and keep what the pages are written from."""
+        plan = planner.plan(self.budget, **self.deciding)
+        signals = dict.fromkeys(s for s in (self.deciding["removal"], self.deciding["protection"]) if s)
+        self._scores = dict(zip(signals, planner.scores(*signals), strict=True))
+        self._groups, self._dense = planner.groups, planner.costs.full
+        return plan
+
+
+class PerCostPlan(WidthPlan):
+    """Remove the channels, heads, neurons or experts that matter least for what they save (`plan_width`'s default).
+
+    Args:
+        macs: Share of the MACs to remove. Give exactly one budget.
+        params: Share of the parameters to remove.
+        latency: Share of the measured latency to remove.
+        remove: Units of one kind, in all groups together, for example `{"expert": 8}`.
+        ratio: Share of the units of one kind, in all groups together.
+        protection: The signal that says how much a unit matters: `gate_taylor`, `r_score`, `fisher`, `u_score`,
+            `magnitude` or `random`; for experts also `routing`.
+        kinds: Among `channel`, `head`, `neuron` and `expert`; None takes the first three.
+        replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
+        ignore: Shell patterns of groups that stay, such as `layer4.*`.
+        seed: Of everything random.
+    """
+
+    def __init__(
+        self,
+        macs: float | None = None,
+        params: float | None = None,
+        latency: float | None = None,
+        remove: dict[str, int] | None = None,
+        ratio: dict[str, float] | None = None,
+        protection: str = "gate_taylor",
+        kinds: list[str] | None = None,
+        replace: Replacement = "calibrated",
+        ignore: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            "per_cost",
+            {"macs": macs, "params": params, "latency": latency, "remove": remove, "ratio": ratio},
+            protection=protection,
+            kinds=kinds,
+            replace=replace,
+            ignore=ignore,
+            seed=seed,
+        )
+
+
+class FairPlan(WidthPlan):
+    """Remove channels, heads, neurons or experts by FAIR-Pruner's Tolerance of Difference (arXiv 2508.02291).
+
+    Args:
+        tolerance: One number in [0, 1] for all groups, as published: the share of what goes that the protection signal
+            may object to. Or give exactly one budget, for which it is searched.
+        macs: Share of the MACs to remove.
+        params: Share of the parameters to remove.
+        latency: Share of the measured latency to remove.
+        remove: Units of one kind, in all groups together, for example `{"expert": 8}`.
+        ratio: Share of the units of one kind, in all groups together.
+        removal: The signal whose low values propose what goes: `u_score`, `gate_taylor`, `r_score`, `fisher`,
+            `magnitude` or `random`; for experts also `routing`.
+        protection: The signal whose high values stay, of the same names.
+        kinds: Among `channel`, `head`, `neuron` and `expert`; None takes the first three.
+        replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
+        ignore: Shell patterns of groups that stay, such as `layer4.*`.
+        seed: Of everything random.
+    """
+
+    def __init__(
+        self,
+        tolerance: float | None = None,
+        macs: float | None = None,
+        params: float | None = None,
+        latency: float | None = None,
+        remove: dict[str, int] | None = None,
+        ratio: dict[str, float] | None = None,
+        removal: str = "u_score",
+        protection: str = "r_score",
+        kinds: list[str] | None = None,
+        replace: Replacement = "calibrated",
+        ignore: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            "tolerance",
+            {"macs": macs, "params": params, "latency": latency, "remove": remove, "ratio": ratio},
+            removal=removal,
+            protection=protection,
+            tolerance=tolerance,
+            kinds=kinds,
+            replace=replace,
+            ignore=ignore,
+            seed=seed,
+        )

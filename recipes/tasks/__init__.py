@@ -1,0 +1,1 @@
+"""LightningModules for image classification and segmentation."""

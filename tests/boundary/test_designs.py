@@ -1,0 +1,177 @@
+"""Feasible splits against enumeration, and the designs against the paper's table."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prunerecover import MapPoint, fit_map
+from prunerecover.boundary.designs import (
+    affordable_splits,
+    axes_and_staircase,
+    feasible_splits,
+    interleaved,
+    one_type_at_a_time,
+    spread,
+)
+from prunerecover.boundary.next_split import knowledge_gradient, next_split
+
+PAPER_22 = {(0, 0)} | {(n, 0) for n in range(1, 9)} | {(0, n) for n in range(1, 9)}
+PAPER_22 |= {(1, 1), (1, 2), (2, 2), (2, 3), (3, 3)}
+sizes = st.tuples(st.integers(1, 6), st.integers(1, 6))
+
+
+@given(layers=sizes, share=st.floats(0, 1))
+def test_feasible_splits_equal_enumeration(layers: tuple[int, int], share: float) -> None:
+    n = round(share * sum(layers))
+    expected = [s for s in product(range(layers[0] + 1), range(layers[1] + 1)) if sum(s) == n]
+    assert list(feasible_splits(layers, n_remove=n)) == expected
+    assert list(feasible_splits(layers, n_keep=sum(layers) - n)) == expected
+
+
+@pytest.mark.parametrize("arguments", [{}, {"n_remove": 3, "n_keep": 5}])
+def test_exactly_one_budget_is_taken(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="Expected exactly one of n_remove and n_keep, but got"):
+        feasible_splits(4, **arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"n_remove": 9}, {"n_remove": -1}, {"n_keep": 9}])
+def test_infeasible_budgets_are_refused(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="Expected a budget between 0 and the 8 units of the model"):
+        feasible_splits(4, **arguments)
+
+
+def test_models_without_units_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"at least one attention and one activation unit, but got layers=\(12, 0\)"):
+        feasible_splits((12, 0), n_remove=1)
+
+
+@given(
+    layers=sizes,
+    attention=st.floats(0.01, 0.08),
+    activation=st.floats(0.01, 0.08),
+    part=st.floats(0, 1),
+)
+def test_affordable_splits_are_the_undominated_ones(
+    layers: tuple[int, int], attention: float, activation: float, part: float
+) -> None:
+    budget = part * (layers[0] * attention + layers[1] * activation)
+    every = product(range(layers[0] + 1), range(layers[1] + 1))
+    enough = [(m, n) for m, n in every if m * attention + n * activation >= budget - 1e-9]
+    undominated = [s for s in enough if not any(o != s and o[0] <= s[0] and o[1] <= s[1] for o in enough)]
+    assert list(affordable_splits(layers, attention, activation, budget)) == undominated
+
+
+def test_equal_shares_are_a_budget_in_layers() -> None:
+    assert affordable_splits(12, 0.04, 0.04, 8 * 0.04) == feasible_splits(12, n_remove=8)
+
+
+def test_budgets_beyond_the_model_are_refused() -> None:
+    with pytest.raises(ValueError, match="Expected a budget between 0 and 0.600, .* but got 0.7"):
+        affordable_splits(4, 0.05, 0.10, 0.7)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1])
+def test_shares_are_between_zero_and_one(share: float) -> None:
+    with pytest.raises(ValueError, match="Expected activation_share between 0 and 1"):
+        affordable_splits(4, 0.05, share, 0.1)
+    with pytest.raises(ValueError, match="Expected attention_share between 0 and 1"):
+        affordable_splits(4, share, 0.05, 0.1)
+
+
+@given(n=st.integers(1, 24), runs=st.integers(2, 30))
+def test_spread_takes_the_ends_and_even_steps(n: int, runs: int) -> None:
+    splits = feasible_splits(12, n_remove=n)
+    chosen = [splits.index(split) for split in spread(splits, runs)]
+    assert len(chosen) == min(runs, len(splits))
+    assert {chosen[0], chosen[-1]} == {0, len(splits) - 1}
+    steps = [later - earlier for earlier, later in pairwise(chosen)]
+    assert not steps or max(steps) - min(steps) <= 1
+
+
+@pytest.mark.parametrize(("splits", "runs"), [((), 3), (((0, 1), (1, 0)), 1)])
+def test_spread_needs_splits_and_runs(splits: tuple[tuple[int, int], ...], runs: int) -> None:
+    with pytest.raises(ValueError, match="Expected at least one split and two runs"):
+        spread(splits, runs)
+
+
+def test_the_papers_design_is_its_22_runs() -> None:
+    runs = axes_and_staircase(12)
+    assert len(runs) == 22
+    assert set(runs) == PAPER_22
+
+
+def test_algorithm_1_takes_one_type_at_a_time() -> None:
+    assert one_type_at_a_time((2, 3), 3) == ((0, 0), (1, 0), (2, 0), (0, 1), (0, 2), (0, 3))
+
+
+def test_algorithm_2_removes_in_turn() -> None:
+    assert interleaved(12, 5) == ((0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (3, 2))
+    assert interleaved((1, 3), 4) == ((0, 0), (1, 0), (1, 1))
+
+
+@pytest.mark.parametrize("design", [one_type_at_a_time, interleaved, axes_and_staircase])
+def test_designs_stay_within_the_model(design: object) -> None:
+    assert callable(design)
+    with pytest.raises(ValueError, match="Expected n_remove between 0 and the 8 units of the model, but got 9"):
+        design(4, 9)
+    assert all(m <= 4 and n <= 4 for m, n in design(4, 8))
+
+
+SPLITS = feasible_splits(12, n_remove=8)
+
+
+def hill(split: tuple[int, int]) -> MapPoint:
+    return MapPoint(*split, 75.0 - 0.3 * (split[0] - 3) ** 2)
+
+
+def test_the_first_three_runs_are_spread() -> None:
+    runs: list[MapPoint] = [MapPoint(0, 0, 81.8)]
+    for expected in spread(SPLITS, 3):
+        assert next_split(runs, SPLITS, 12) == expected
+        runs.append(hill(expected))
+    assert next_split(runs, SPLITS, 12) not in spread(SPLITS, 3)
+
+
+def test_further_runs_close_in_on_the_top() -> None:
+    runs: list[MapPoint] = []
+    while len(runs) < 6:
+        runs.append(hill(next_split(runs, SPLITS, 12)))
+    assert all(abs(run.attention - 3) <= 2 for run in runs[3:])
+    assert fit_map(runs, 12).best(n_remove=8).split == (3, 5)
+
+
+def test_choosing_does_not_depend_on_the_order_of_runs_or_splits() -> None:
+    runs = [hill(split) for split in spread(SPLITS, 3)]
+    assert next_split(runs, SPLITS, 12) == next_split(runs[::-1], SPLITS[::-1], 12)
+
+
+def test_budgets_of_one_split_have_one_run() -> None:
+    assert next_split([], [(12, 12)], 12) == (12, 12)
+    assert next_split([MapPoint(12, 12, 20.0)], [(12, 12)], 12) == (12, 12)
+
+
+def test_next_split_refuses_what_the_model_does_not_have() -> None:
+    with pytest.raises(ValueError, match=r"within the 4 and 4 units of the model, but got \(0, 8\)"):
+        next_split([], SPLITS, 4)
+    with pytest.raises(ValueError, match="Expected at least one split and two runs, but got 0 splits"):
+        next_split([], [], 4)
+
+
+def test_knowledge_gradient_equals_simulation() -> None:
+    rng = np.random.default_rng(5)
+    root = rng.normal(size=(4, 4))
+    mean, covariance = np.array([0.0, 0.3, 0.5, 0.2]), root @ root.T
+    found = knowledge_gradient(mean, covariance, noise=0.5)
+    for i in range(4):
+        moves = covariance[:, i] / np.sqrt(covariance[i, i] + 0.25)
+        simulated = (mean[:, None] + moves[:, None] * rng.standard_normal(400_000)).max(axis=0).mean() - mean.max()
+        assert found[i] == pytest.approx(simulated, rel=0.05)
+
+
+def test_a_certain_map_has_nothing_to_gain() -> None:
+    assert knowledge_gradient(np.array([1.0, 2.0]), np.zeros((2, 2)), noise=0.5) == pytest.approx(0.0)

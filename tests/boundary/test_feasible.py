@@ -1,0 +1,151 @@
+"""Budgets of BoundaryDPT's search: units, shares of cost, and what goes when a plan falls short of its share."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from cases.boundary import BATCHES, LAYERS, QUICK, Told, attention_hurts, hill, split_of
+from cases.engine import batch_of, build
+from torch import nn
+
+import prunerecover.surgery.saved_cost as saved_cost
+from prunerecover.apply import apply_plan
+from prunerecover.boundary.designs import Split, affordable_splits, feasible_splits
+from prunerecover.boundary.feasible import TYPES, CostLine, feasible_within, layers_of
+from prunerecover.boundary.plan_boundary import plan_boundary
+from prunerecover.boundary.search import BoundarySearch
+from prunerecover.cost.macs import count_macs
+from prunerecover.cost.statistics import Interval
+from prunerecover.depth.planner import DepthPlanner
+from prunerecover.model.batches import as_inputs
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.plan import Plan
+from prunerecover.surgery.merging import merge
+
+
+def test_units_kept_and_removed_are_the_same_budget() -> None:
+    plans = [plan_boundary(build("timm"), **b, evaluate=Told(hill), **QUICK) for b in ({"n_remove": 5}, {"n_keep": 3})]
+    assert plans[0] == plans[1]
+    assert sum(split_of(plans[0])) == 5
+
+
+@pytest.mark.parametrize(("n_remove", "expected"), [(0, (0, 0)), (1, (0, 1)), (7, (3, 4)), (8, (4, 4))])
+def test_budgets_with_fewer_than_three_splits_are_planned_too(n_remove: int, expected: Split) -> None:
+    """Each split is run once; no curve is asked for."""
+    told = Told(attention_hurts)
+    plan = plan_boundary(build("timm"), n_remove=n_remove, evaluate=told, **QUICK)
+    assert split_of(plan) == expected
+    assert told.splits == [list(feasible_splits(LAYERS, n_remove=n_remove))]
+
+
+def macs_removed(model: nn.Module, plan: Plan) -> float:
+    """By the merged model, counted."""
+    pruned = copy.deepcopy(model)
+    apply_plan(pruned, plan)
+    merge(pruned)
+    one = as_inputs(batch_of("timm")).select(torch.tensor([0]))
+    return 1 - count_macs(pruned, one) / count_macs(model, one)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8])
+def test_every_split_of_a_share_of_macs_meets_it_and_no_unit_is_spare(share: float) -> None:
+    model = build("timm")
+    planner = DepthPlanner(model, TYPES, **QUICK)
+    splits = feasible_within(planner, Budget(macs=share)).splits
+    search = BoundarySearch(planner, splits, Told(hill))
+    assert splits
+    for attention, activation in splits:
+        assert macs_removed(model, search.plan_of((attention, activation))) >= share - 1e-9
+        if activation:
+            assert macs_removed(model, search.plan_of((attention, activation - 1))) < share
+
+
+@pytest.mark.parametrize("cost", ["macs", "params"])
+def test_the_pick_of_a_share_is_the_best_split_that_meets_it(cost: str) -> None:
+    model, told = build("timm"), Told(attention_hurts)
+    plan = plan_boundary(model, Budget(**{cost: 0.3}), evaluate=told, **QUICK)
+    splits = feasible_within(DepthPlanner(model, TYPES, **QUICK), Budget(**{cost: 0.3})).splits
+    assert split_of(plan) == max(splits, key=lambda split: attention_hurts(*split))
+    assert {split for split, _ in told.runs} <= set(splits)
+
+
+def activation_hurts(attention: int, activation: int) -> float:
+    return 80.0 - attention - 6 * activation
+
+
+def test_a_share_is_met_with_what_units_leave() -> None:
+    """Maps that attentions leave cost something: a split further on is planned, without more runs."""
+    model, told = build("timm"), Told(activation_hurts)
+    planner = DepthPlanner(model, TYPES, batches=BATCHES)
+    share = 4 * planner.share_of_one("attention", "macs")
+    by_addition = feasible_within(planner, Budget(macs=share)).splits
+    picked = BoundarySearch(planner, by_addition, told).run()[1]
+    assert macs_removed(model, picked) < share
+    runs = list(told.runs)
+    search = BoundarySearch(planner, by_addition, told, more=feasible_within(planner, Budget(macs=share)).more)
+    fitted, plan = search.run()
+    assert macs_removed(model, plan) >= share - 1e-9
+    assert told.runs == runs + runs
+    assert split_of(plan) == (4, 1)
+    assert fitted.best(splits=by_addition).split == (4, 0)
+    assert plan.edits == plan_boundary(model, Budget(macs=share), batches=BATCHES, evaluate=told).edits
+
+
+@pytest.mark.parametrize("surface", [None, "parabola"])
+def test_of_further_splits_the_nearest_is_planned_even_off_the_line_of_the_runs(surface: str | None) -> None:
+    def more(plan: Plan) -> tuple[Split, ...]:
+        return () if sum(split_of(plan)) == 6 else ((2, 4), (3, 3), (4, 2))
+
+    splits = feasible_splits(4, n_remove=3)
+    planner = DepthPlanner(build("timm"), TYPES, **QUICK)
+    search = BoundarySearch(planner, splits, Told(attention_hurts), surface=surface, more=more)
+    assert split_of(search.run()[1]) == (2, 4)
+
+
+def test_splits_beyond_a_share_save_what_a_plan_falls_short() -> None:
+    plan = plan_boundary(build("timm"), n_remove=3, evaluate=Told(hill), **QUICK)
+    added = sum(n * saved for n, saved in zip(split_of(plan), (0.05, 0.1), strict=True))
+    line = CostLine((4, 4), 0.05, 0.1, 0.2, removed=lambda plan: 0.18, slack=0.01)
+    assert line.more(plan) == affordable_splits(4, 0.05, 0.1, added + 0.02)
+    assert replace(line, slack=0.02).more(plan) == ()
+    assert replace(line, removed=lambda plan: 0.2).more(plan) == ()
+
+
+def test_a_share_that_removing_everything_does_not_meet_is_refused() -> None:
+    plan = plan_boundary(build("timm"), n_remove=8, evaluate=Told(hill), **QUICK)
+    line = CostLine((4, 4), 0.05, 0.1, 0.6, removed=lambda plan: 0.55)
+    with pytest.raises(
+        ValueError, match=r"a budget that removing everything meets, but got 0\.6 and 0\.550 of the cost"
+    ):
+        line.more(plan)
+
+
+def test_a_share_of_latency_is_measured_per_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that counts parameters instead of seconds: the splits are those of a share of parameters."""
+
+    class Ratio:
+        def __init__(self, value: float) -> None:
+            self.ratio = Interval(value, value, value, 0.95)
+
+    def clock(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Ratio:
+        assert example.n_samples == as_inputs(BATCHES[0]).n_samples > 1
+        counts = [sum(p.numel() for p in m.parameters()) for m in (dense, pruned)]
+        return Ratio(counts[1] / counts[0])
+
+    monkeypatch.setattr(saved_cost, "latency_ratio", clock)
+    model, told = build("timm"), Told(hill)
+    planner = DepthPlanner(model, TYPES, **QUICK)
+    plan = plan_boundary(model, Budget(latency=0.3), evaluate=told, **QUICK)
+    splits = feasible_within(planner, Budget(params=0.3)).splits
+    assert feasible_within(planner, Budget(latency=0.3)).splits == splits
+    assert {split_of(plan), *(split for split, _ in told.runs)} <= set(splits)
+
+
+def test_ignored_units_are_not_counted() -> None:
+    planner = DepthPlanner(build("timm"), TYPES, ignore=["blocks.0.*", "blocks.3.attn"], **QUICK)
+    assert layers_of(planner) == (2, 3)
+    assert feasible_within(planner, n_keep=1).splits == ((1, 3), (2, 2))

@@ -1,0 +1,105 @@
+"""Streaming fits equal scikit-learn's and numpy's on all rows at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LinearRegression, Ridge
+from torch import Tensor
+
+from prunerecover.calibration.regression import AffineRegression, ChannelRegression
+
+T, C, D = 400, 6, 5
+
+
+def rows(seed: int, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(T, C, generator=generator) * torch.linspace(0.5, 2, C) + offset
+    y = torch.tanh(x @ torch.randn(C, D, generator=generator)) + offset
+    return x, y, torch.rand(T, generator=generator) + 0.1
+
+
+def parts(seed: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    cuts = sorted(np.random.default_rng(seed).choice(np.arange(1, T), size=4, replace=False).tolist())
+    return list(zip(*(torch.tensor_split(t, cuts) for t in tensors), strict=True))
+
+
+@given(seed=st.integers(0, 99), offset=st.sampled_from([0.0, 100.0]))
+@settings(max_examples=15, deadline=None)
+def test_channel_fit_equals_weighted_least_squares(seed: int, offset: float) -> None:
+    x, _, w = rows(seed, offset)
+    y = torch.nn.functional.gelu(x - offset) + offset
+    fit = ChannelRegression()
+    for part in parts(seed, x, y, w):
+        fit.add(*part)
+    slope, bias = fit.solve()
+    for c in range(C):
+        oracle = LinearRegression().fit(x[:, c : c + 1].double(), y[:, c].double(), sample_weight=w.double())
+        assert slope[c].item() == pytest.approx(oracle.coef_[0], rel=1e-3, abs=1e-4)
+        assert bias[c].item() == pytest.approx(oracle.intercept_, rel=1e-3, abs=1e-3)
+
+
+@given(seed=st.integers(0, 99), ridge=st.sampled_from([1e-3, 0.3, 3.0, 100.0]), offset=st.sampled_from([0.0, 100.0]))
+@settings(max_examples=20, deadline=None)
+def test_affine_fit_equals_ridge_on_all_rows(seed: int, ridge: float, offset: float) -> None:
+    x, y, w = rows(seed, offset)
+    prior = torch.randn(D, C, generator=torch.Generator().manual_seed(seed))
+    fit = AffineRegression()
+    for part in parts(seed, x, y, w):
+        fit.add(*part)
+    weight, bias = fit.solve(ridge, prior)
+    x, y, w = x.double().numpy(), y.double().numpy(), w.double().numpy()
+    mean = np.average(x, axis=0, weights=w)
+    variance = np.average((x - mean) ** 2, axis=0, weights=w).mean()
+    towards = y - x @ prior.double().numpy().T  # shrinking W towards W0 is shrinking W - W0 towards zero
+    oracle = Ridge(alpha=ridge * variance * w.sum()).fit(x, towards, sample_weight=w)
+    np.testing.assert_allclose(weight, oracle.coef_ + prior.double().numpy(), atol=1e-4)
+    np.testing.assert_allclose(bias, oracle.intercept_, atol=2e-2 if offset else 1e-4)
+
+
+def test_infinite_ridge_returns_the_prior_and_the_mean() -> None:
+    x, y, w = rows(0)
+    fit = AffineRegression()
+    fit.add(x, y, w)
+    weight, bias = fit.solve(float("inf"), torch.zeros(D, C))
+    assert not weight.any()
+    assert torch.allclose(bias.float(), (w[:, None] * y).sum(0) / w.sum(), atol=1e-5)
+
+
+def test_linear_relation_is_recovered() -> None:
+    x, _, w = rows(3)
+    matrix, offset = torch.randn(D, C), torch.randn(D)
+    fit = AffineRegression()
+    for part in parts(3, x, x @ matrix.T + offset, w):
+        fit.add(*part)
+    weight, bias = fit.solve(0.0, torch.zeros(D, C))
+    assert torch.allclose(weight.float(), matrix, atol=1e-4)
+    assert torch.allclose(bias.float(), offset, atol=1e-4)
+
+
+def test_constant_channel_gets_slope_zero_and_its_value() -> None:
+    x = torch.full((50, 2), 3.0)
+    fit = ChannelRegression()
+    fit.add(x, x * 2, torch.ones(50))
+    slope, bias = fit.solve()
+    assert slope.tolist() == [0, 0]
+    assert bias.tolist() == [6, 6]
+
+
+def test_memory_does_not_grow_with_the_number_of_tokens() -> None:
+    def held(n: int) -> int:
+        fit = AffineRegression()
+        for _ in range(n):
+            fit.add(*rows(0))
+        return sum(t.numel() for t in fit._sums.values.values())
+
+    assert held(1) == held(20)
+
+
+@pytest.mark.parametrize("fit", [ChannelRegression(), AffineRegression()])
+def test_nothing_added_is_an_error(fit: ChannelRegression | AffineRegression) -> None:
+    with pytest.raises(RuntimeError, match="Expected rows to fit to, but none were added"):
+        fit.solve(*(() if isinstance(fit, ChannelRegression) else (1.0, torch.zeros(D, C))))

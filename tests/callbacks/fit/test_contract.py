@@ -1,0 +1,205 @@
+"""The surgery contract: a resumed run equals an uninterrupted one, whatever the user trains with."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.models.habits import Compiled, Manual, Plain, TwoOptimizers, loader
+from cases.trainers import assert_same
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
+
+from prunerecover import Budget
+from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune
+from prunerecover.callbacks.ledger.ledger import KEY, Ledger
+
+ONCE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1}}
+
+PROGRESSIVE = {
+    "remove": {"attention": 2, "activation": 1},
+    "schedule": {"start": 1, "every": 1, "step": 1, "alternate": True},
+}
+
+
+def fit(folder, make=Plain, callbacks=(), prune=ONCE, resume=None, epochs=4, **trainer):
+    """Train with fixed seeds; checkpoints of every epoch lie in the folder."""
+    pl.seed_everything(7, verbose=False)
+    module = make()
+    every = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    depth = [DepthPrune(**prune, calibration=16, merge="never")] if prune else []
+    settings = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    runner = pl.Trainer(max_epochs=epochs, callbacks=[*depth, *callbacks, every], **{**settings, **trainer})
+    runner.fit(module, loader(), loader(shuffle=False), ckpt_path=resume)
+    return module, runner
+
+
+def resumed_equals_uninterrupted(folder, files, **settings):
+    whole, _ = fit(folder / "whole", **{**settings, "callbacks": settings.get("callbacks", list)()})
+    assert Ledger.of(whole).events
+    for epoch in files:
+        again = {**settings, "callbacks": settings.get("callbacks", list)()}
+        part, _ = fit(folder / f"from{epoch}", resume=folder / "whole" / f"epoch={epoch}.ckpt", **again)
+        assert_same(whole, part)
+
+
+@pytest.mark.parametrize(
+    "prune",
+    [ONCE, PROGRESSIVE, pytest.param({**ONCE, "schedule": {"start": 2}}, marks=pytest.mark.slow)],
+    ids=["once", "progressive", "late"],
+)
+def test_resumed_equals_uninterrupted(tmp_path, prune):
+    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), prune=prune)
+
+
+@pytest.mark.parametrize("features", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_resumed_equals_uninterrupted_with_distillation(tmp_path, features):
+    prune = {**ONCE, "schedule": {"start": 2}}
+    distil = lambda: [DistillRecover(features=features)]  # noqa: E731
+    resumed_equals_uninterrupted(tmp_path, (1, 2), prune=prune, callbacks=distil)
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted_with_progressive_distillation(tmp_path):
+    resumed_equals_uninterrupted(tmp_path, (0, 2), prune=PROGRESSIVE, callbacks=lambda: [DistillRecover()])
+
+
+@pytest.mark.parametrize(
+    "make", [Manual, *(pytest.param(make, marks=pytest.mark.slow) for make in (TwoOptimizers, Compiled))]
+)
+def test_resumed_equals_uninterrupted_in_foreign_code(tmp_path, make):
+    resumed_equals_uninterrupted(tmp_path, (0, 1), make=make)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler"),
+    [
+        ("adamw", "plateau"),
+        ("sgd", "onecycle"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("adamw", "cosine"), ("adamw", "onecycle"), ("sgd", "cosine"), ("sgd", "plateau"))
+        ),
+    ],
+)
+def test_resumed_equals_uninterrupted_under_any_optimizer(tmp_path, optimizer, scheduler):
+    resumed_equals_uninterrupted(tmp_path, (1,), make=lambda: Plain(optimizer, scheduler))
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted_with_gradient_accumulation(tmp_path):
+    resumed_equals_uninterrupted(tmp_path, (0, 1), accumulate_grad_batches=2)
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted_with_weight_averaging(tmp_path):
+    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), callbacks=lambda: [EMAWeightAveraging(decay=0.9)])
+
+
+def test_resumed_equals_uninterrupted_with_two_surgeons(tmp_path):
+    second = lambda: [DepthPrune(remove={"activation": 1}, schedule={"start": 2}, calibration=16, merge="never")]  # noqa: E731
+    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), callbacks=second)
+
+
+def test_resumed_equals_uninterrupted_with_noise_in_the_scores(tmp_path):
+    """The training step that width is scored by draws noise; a resumed run has drawn less before."""
+    width = lambda: [WidthPrune(Budget(macs=0.2), schedule={"start": 2}, calibration=16, merge="never")]  # noqa: E731
+    resumed_equals_uninterrupted(tmp_path, (1,), prune=None, callbacks=width, epochs=3)
+
+
+@pytest.mark.slow
+def test_live_merge_resumes_bitwise(tmp_path):
+    pl.seed_everything(7, verbose=False)
+
+    def at_surgery():
+        return [DepthPrune(remove={"activation": 2}, schedule={"start": 1}, calibration=16, merge="at_surgery")]
+
+    resumed_equals_uninterrupted(tmp_path, (0, 1), prune=None, callbacks=at_surgery)
+
+
+def test_stochastic_weight_averaging_follows_surgery(tmp_path):
+    module, runner = fit(tmp_path, callbacks=[StochasticWeightAveraging(1e-3, swa_epoch_start=2)])
+    assert Ledger.of(module).events
+    assert runner.current_epoch == 4
+
+
+def test_mid_epoch_file_keeps_the_surgery(tmp_path):
+    steps = ModelCheckpoint(tmp_path / "steps", filename="{step}", every_n_train_steps=8, save_top_k=-1)
+    whole, _ = fit(tmp_path / "whole", callbacks=[steps])
+    part, runner = fit(tmp_path / "part", resume=tmp_path / "steps" / "step=8.ckpt")
+    assert Ledger.of(part).plans["net"].edits == Ledger.of(whole).plans["net"].edits
+    assert runner.global_step == 24
+
+
+def test_best_may_be_less_pruned_than_the_live_module(tmp_path):
+    module, runner = fit(tmp_path, prune=PROGRESSIVE)
+    assert len(Ledger.of(module).events) == 3
+    fresh, again = fit(tmp_path / "again", prune=PROGRESSIVE, epochs=4)
+    for epoch in (1, 0, 3, 2):
+        live = runner.test(module, loader(shuffle=False), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False)
+        other = again.test(fresh, loader(shuffle=False), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False)
+        new = pl.Trainer(logger=False, callbacks=[DepthPrune(remove={"attention": 1})], accelerator="cpu")
+        clean = new.test(Plain(), loader(shuffle=False), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False)
+        assert live == other == clean
+
+
+def test_weights_only_file_keeps_the_surgery(tmp_path):
+    module, runner = fit(tmp_path)
+    runner.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    before = runner.test(module, loader(shuffle=False), verbose=False)
+    new = pl.Trainer(logger=False, callbacks=[DepthPrune(remove={"attention": 1})], accelerator="cpu")
+    assert new.test(Plain(), loader(shuffle=False), ckpt_path=tmp_path / "weights.ckpt", verbose=False) == before
+
+
+def test_best_score_starts_anew_at_surgery(tmp_path):
+    best = ModelCheckpoint(tmp_path / "best", monitor="val_loss", mode="max", filename="{epoch}")
+    stop = pl.callbacks.EarlyStopping("val_loss", mode="min", patience=2)
+    fit(tmp_path, callbacks=[best, stop], prune={**ONCE, "schedule": {"start": 3}})
+    assert "epoch=3" in best.best_model_path
+
+
+def test_optimizer_state_follows_surgery(tmp_path):
+    module, runner = fit(tmp_path)
+    (optimizer,) = runner.optimizers
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    assert held == {p for p in module.parameters() if p.requires_grad}
+    assert set(optimizer.state) == held
+    assert all(torch.equal(optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg"]) for p in held)
+    assert all(optimizer.state[p]["exp_avg"].shape == p.shape for p in held)
+
+
+def test_tuners_do_not_trigger_surgery_and_survive_it(tmp_path):
+    finder = pl.callbacks.LearningRateFinder(num_training_steps=6, early_stop_threshold=None)
+    module, _ = fit(tmp_path, make=lambda: _Tunable(), callbacks=[finder], prune={**ONCE, "schedule": {"start": 0}})
+    assert [event["epoch"] for event in Ledger.of(module).events] == [0]
+
+
+@pytest.mark.slow
+def test_batch_size_may_be_scaled_around_surgery(tmp_path):
+    module = _Tunable()
+    prune = DepthPrune(**ONCE, calibration=16, merge="never")
+    runner = pl.Trainer(max_epochs=2, logger=False, accelerator="cpu", callbacks=[prune], default_root_dir=tmp_path)
+    pl.tuner.Tuner(runner).scale_batch_size(module, max_trials=2, steps_per_trial=1, init_val=4)
+    assert not Ledger.of(module).events
+    runner.fit(module)
+    assert [event["epoch"] for event in Ledger.of(module).events] == [1]
+    pl.tuner.Tuner(runner).scale_batch_size(module, max_trials=2, steps_per_trial=1, init_val=4)
+    assert [event["epoch"] for event in Ledger.of(module).events] == [1]
+
+
+class _Tunable(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lr, self.batch_size = 1e-3, 8
+
+    def train_dataloader(self):
+        return loader(batch_size=self.batch_size)
+
+    def val_dataloader(self):
+        return loader(shuffle=False)
+
+
+def test_ledger_holds_plain_data(tmp_path):
+    fit(tmp_path)
+    checkpoint = torch.load(tmp_path / "epoch=3.ckpt", weights_only=True)
+    assert checkpoint[KEY]["schema"] == "prunerecover.ledger/1"
+    assert list(checkpoint[KEY]["plans"]) == ["net"]

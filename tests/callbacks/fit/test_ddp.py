@@ -1,0 +1,108 @@
+"""Two ranks (CPU, gloo): one decision, the same weights after every step before and after surgery."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cases.paths import ROOT, TESTS
+
+pytestmark = pytest.mark.slow  # starting two ranks takes longer than anything they do
+SCENARIOS = ("progressive", "reducers", "manual", "averaged", "resumed", "narrowed", "adapted", "local_data", "sharded")
+
+
+def two_ranks(folder: Path, *scenarios: str) -> dict:
+    """Run scenarios of two_ranks.py in processes of their own."""
+    result = folder / "result.json"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PL_", "MASTER_", "LOCAL_RANK"))}
+    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(TESTS / "cases" / "two_ranks.py"), str(result), str(folder), *scenarios]
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return json.loads(result.read_text())
+
+
+def agreed(result: dict, surgeries: list[int]) -> None:
+    assert result["world"] == 2
+    assert result["agreed"] == result["steps"] > 0
+    assert [event["epoch"] for event in result["events"]] == surgeries
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict:
+    """All scenarios, in one pair of processes."""
+    return two_ranks(tmp_path_factory.mktemp("ranks"), *SCENARIOS)
+
+
+def test_progressive_with_distillation_and_accumulation(results):
+    result = results["progressive"]
+    agreed(result, [1, 2])
+    assert result["steps"] == 3 * 3  # 48 samples, 2 ranks, batches of 8
+
+
+@pytest.mark.parametrize("reducer", ["find_unused", "static", "bucket_view"])
+def test_every_reducer(results, reducer):
+    agreed(results["reducers"][reducer], [1])
+
+
+def test_reducers_do_not_change_the_result(results):
+    assert len({result["digest"] for result in results["reducers"].values()}) == 1
+
+
+def test_manual_optimization_with_features(results):
+    agreed(results["manual"], [1])
+
+
+def test_averaged_copies(results):
+    agreed(results["averaged"], [1])
+
+
+def test_resumed_equals_uninterrupted(results):
+    whole, parts = results["resumed"]["whole"], results["resumed"]["parts"]
+    agreed(whole, [1])
+    for part in parts:
+        agreed(part, [1])
+        assert part["digest"] == whole["digest"]
+
+
+def test_adapted(results):
+    """A reducer that was not built anew would wait for gradients of what is frozen, and leave the adapters out."""
+    whole, parts = results["adapted"]["whole"], results["adapted"]["parts"]
+    for result in (whole, *parts):
+        agreed(result, [1])
+        assert result["digest"] == whole["digest"]
+
+
+@pytest.mark.parametrize("run", ["plain", "find_unused", "static", "bucket_view", "resumed", "averaged", "residual"])
+def test_narrowed(results, run):
+    """A reducer that was not built anew would sum gradients of other shapes, or of the wrong entries."""
+    agreed(results["narrowed"][run], [1, 2])
+
+
+def test_width_prune_decides_once(results):
+    agreed(results["narrowed"]["width_prune"], [1])
+
+
+def test_narrowed_runs_end_equal_however_they_are_reduced_or_resumed(results):
+    runs = ("plain", "find_unused", "static", "bucket_view", "resumed")
+    assert len({results["narrowed"][run]["digest"] for run in runs}) == 1
+
+
+def test_one_decision_for_ranks_with_different_data(results):
+    result = results["local_data"]
+    agreed(result, [1])
+    assert result["decided"][0] != result["decided"][1]
+    assert result["plans"][0] == result["plans"][1]
+
+
+def test_sharded_with_a_plan_known_beforehand(results):
+    """FSDP2: the structure is there before the model is sharded, and a file resumes into it."""
+    whole, again = results["sharded"]["whole"], results["sharded"]["again"]
+    assert [event["epoch"] for event in whole["events"]] == [event["epoch"] for event in again["events"]] == [0]
+    assert whole["digest"] == again["digest"]

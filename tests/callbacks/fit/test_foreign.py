@@ -1,0 +1,278 @@
+"""DepthPrune and DistillRecover on LightningModules that know nothing of them, in the habits that people have."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.models.habits import (
+    Adversarial,
+    BatchOnly,
+    BuiltLate,
+    Compiled,
+    Iterating,
+    Manual,
+    OwnHooks,
+    Plain,
+    TwoNetworks,
+    TwoOptimizers,
+    Watched,
+    Wrapped,
+    WrappedCompiled,
+    dataset,
+    loader,
+    tokens,
+)
+from cases.trainers import REMOVE, fit, prune, trainer_of
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from prunerecover import find_units, load_pruned
+from prunerecover.callbacks import DistillRecover
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.model.paths import unwrap
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Manual,
+        TwoOptimizers,
+        Adversarial,
+        BuiltLate,
+        OwnHooks,
+        Watched,
+        BatchOnly,
+        Iterating,
+        pytest.param(Compiled, marks=pytest.mark.slow),
+        pytest.param(WrappedCompiled, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("recover", [False, True], ids=["prune", "recover"])
+def test_habits(tmp_path, make, recover):
+    """Units go, what is left trains on, and the checkpoint opens in a fresh module with the same answers."""
+    module = make()
+    callbacks = [prune(), DistillRecover()] if recover else [prune()]
+    runner = fit(tmp_path, module, *callbacks)
+    ((target, plan),) = Ledger.of(module).plans.items()
+    assert target == "net"
+    assert {kind: len(names) for kind, names in plan.removed.items()} == REMOVE
+    held = {p for optimizer in runner.optimizers for group in optimizer.param_groups for p in group["params"]}
+    assert held == set(module.parameters())
+    images = dataset().tensors[0]
+    file = tmp_path / "last.ckpt"
+    runner.save_checkpoint(file)
+    fresh = make()
+    trainer_of(tmp_path, prune()).validate(fresh, loader(shuffle=False), ckpt_path=file, verbose=False)
+    assert torch.equal(unwrap(fresh.net).eval()(images), unwrap(module.net).eval()(images))
+    assert torch.equal(load_pruned(file)(images), unwrap(module.net)(images))
+
+
+@pytest.mark.parametrize("recover", [False, True], ids=["prune", "recover"])
+def test_wrapped_transformers_model(tmp_path, recover):
+    """Called with keyword arguments; whole blocks go, and the model stays a standard one."""
+    module = Wrapped()
+    remove = {"block": 1, "attention": 1}
+    fit(tmp_path, module, prune(remove=remove), *[DistillRecover(features=True)] * recover, data=tokens())
+    assert {kind: len(names) for kind, names in Ledger.of(module).plans["lm"].removed.items()} == remove
+    assert module.lm.config.num_hidden_layers == 3
+    assert [layer.self_attn.layer_idx for layer in module.lm.model.layers if hasattr(layer.self_attn, "layer_idx")] == [
+        0,
+        1,
+    ]
+
+
+def test_transformers_model_with_whole_blocks_gone_is_standard(tmp_path):
+    module = Wrapped()
+    fit(tmp_path, module, prune(remove={"block": 2}), data=tokens())
+    module.lm.eval().save_pretrained(tmp_path / "standard")
+    same = type(module.lm).from_pretrained(tmp_path / "standard")
+    ids = next(iter(tokens()))[0]
+    assert torch.equal(same(input_ids=ids).logits, module.lm(input_ids=ids).logits)
+
+
+def test_two_candidates_ask_for_target(tmp_path):
+    module = TwoNetworks()
+    before = repr(module)
+    with pytest.raises(ValueError, match=r"found 2: net, other. Say which with target='net'"):
+        fit(tmp_path, module, prune())
+    assert repr(module) == before
+    fit(tmp_path, module, prune(target="other"))
+    assert list(Ledger.of(module).plans) == ["other"]
+    assert len(find_units(module.net)) == 16
+
+
+def test_one_network_under_two_names_is_one_candidate(tmp_path):
+    class Alias(Plain):
+        def __init__(self):
+            super().__init__()
+            self.holder = torch.nn.Sequential(self.net)
+
+    module = Alias()
+    fit(tmp_path, module, prune())
+    assert list(Ledger.of(module).plans) == ["net"]
+
+
+def test_two_networks_in_one_module(tmp_path):
+    """Each has its own schedule, teacher, plan and merged copy; a resumed run equals an uninterrupted one."""
+
+    def callbacks():
+        return [
+            prune(target="net", merge="copy"),
+            prune(target="other", remove={"activation": 1}, schedule={"start": 2}, merge="copy"),
+            DistillRecover(target="net"),
+            DistillRecover(target="other"),
+            ModelCheckpoint(filename="{epoch}", save_top_k=-1),
+        ]
+
+    module = TwoNetworks()
+    fit(tmp_path / "whole", module, *callbacks(), epochs=4)
+    files = tmp_path / "whole" / "checkpoints"
+    assert {path.name for path in (files / "pruned").iterdir()} == {"net", "other"}
+    assert {path.stem for path in files.glob("plan*.json")} == {"plan", "plan-other"}
+    for epoch in (1, 2):
+        again = TwoNetworks()
+        runner = trainer_of(tmp_path / f"from{epoch}", *callbacks(), epochs=4)
+        runner.fit(again, loader(), ckpt_path=files / f"epoch={epoch}.ckpt")
+        assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
+
+
+def test_own_checkpoint_hooks_still_run(tmp_path):
+    module = OwnHooks()
+    fit(tmp_path, module, prune(), ModelCheckpoint(tmp_path, filename="{epoch}"))
+    assert module.calls == ["save", "save"]
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["epoch=1.ckpt"]  # the one of epoch 0 is replaced as ever
+    assert torch.load(tmp_path / "epoch=1.ckpt", weights_only=True)["mine"] == {"epochs": 1}
+    fresh = OwnHooks()
+    trainer_of(tmp_path, prune()).validate(fresh, loader(), ckpt_path=tmp_path / "epoch=1.ckpt", verbose=False)
+    assert fresh.calls == ["load"]
+
+
+@pytest.mark.parametrize("make", [Plain, Watched, Manual])
+def test_bf16_mixed_precision(tmp_path, make):
+    module = make()
+    fit(tmp_path, module, prune(), DistillRecover(), precision="bf16-mixed")
+    assert Ledger.of(module).events
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+
+
+def test_bf16_true_precision(tmp_path):
+    module = Plain()
+    fit(tmp_path, module, prune(), DistillRecover(), precision="bf16-true")
+    assert Ledger.of(module).events
+    assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
+
+
+def test_pruned_module_pickles_and_copies(tmp_path):
+    module = Plain()
+    fit(tmp_path, module, prune(), DistillRecover(features=True))
+    images = dataset().tensors[0]
+    expected = module.eval().net(images)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other.net(images), expected)
+        ledger = Ledger.of(other)
+        assert ledger is not Ledger.of(module)
+        assert other.on_save_checkpoint.module is other
+        ledger.restore(other, None)
+        assert len(find_units(other.net)) == 16
+    assert len(find_units(module.net)) < 16
+
+
+def test_checkpoints_after_the_fit(tmp_path):
+    module = Plain()
+    runner = fit(tmp_path, module, prune())
+    runner.save_checkpoint(tmp_path / "later.ckpt")
+    images = dataset().tensors[0]
+    assert torch.equal(load_pruned(tmp_path / "later.ckpt")(images), module.eval().net(images))
+    assert torch.equal(load_pruned(tmp_path / "later.ckpt", Plain).eval().net(images), module.net(images))
+
+
+def test_second_fit_with_the_same_callback_goes_on(tmp_path):
+    module, callback = Plain(), prune()
+    runner = fit(tmp_path, module, callback)
+    runner.fit_loop.max_epochs = 4
+    runner.fit(module, loader())
+    fit(tmp_path, module, callback)
+    assert len(Ledger.of(module).events) == 1
+
+
+def test_second_fit_with_a_new_callback_prunes_again(tmp_path):
+    """A loop of fits that each remove some; the second one can be resumed from before and after its surgery."""
+    module = Plain()
+    fit(tmp_path, module, prune())
+    start = copy.deepcopy(module)
+    every = ModelCheckpoint(tmp_path / "files", filename="{epoch}", save_top_k=-1)
+    fit(tmp_path, module, prune(), every, epochs=3)
+    assert [event["epoch"] for event in Ledger.of(module).events] == [1, 1]
+    assert len(find_units(module.net)) == 16 - 4
+    for epoch in (0, 1):
+        again = copy.deepcopy(start) if epoch else Plain()
+        trainer_of(tmp_path, prune(), epochs=3).fit(
+            again, loader(), ckpt_path=tmp_path / "files" / f"epoch={epoch}.ckpt"
+        )
+        assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
+
+
+def test_distillation_goes_on_in_a_second_fit(tmp_path):
+    """The teacher is the dense network from before the first surgery, though another Trainer saved it."""
+    module = Plain()
+    fit(tmp_path / "first", module, prune(), DistillRecover())
+    logged = trainer_of(tmp_path / "second", DistillRecover(), epochs=1)
+    logged.fit(module, loader())
+    assert "distillation_loss" in logged.callback_metrics
+
+
+def test_recovery_without_depth_prune_resumes_bitwise(tmp_path):
+    """Whoever reads the ledger puts optimizers and random states in order."""
+    module = Plain(epochs=3)
+    fit(tmp_path, module, prune(), DistillRecover(), ModelCheckpoint(filename="{epoch}", save_top_k=-1), epochs=3)
+    again = Plain(epochs=3)
+    runner = trainer_of(tmp_path / "again", DistillRecover(), epochs=3)
+    runner.fit(again, loader(), ckpt_path=tmp_path / "checkpoints" / "epoch=1.ckpt")
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
+
+
+def test_endless_fit(tmp_path):
+    module = Plain()
+    fit(tmp_path, module, prune(), epochs=-1, max_steps=9)
+    assert Ledger.of(module).events
+
+
+def test_reloaded_dataloaders(tmp_path):
+    module = Plain()
+    fit(tmp_path, module, prune(), reload_dataloaders_every_n_epochs=1)
+    assert Ledger.of(module).events
+
+
+def test_a_teacher_of_the_users_own_is_not_pruned(tmp_path):
+    """A copy of the module in a callback is no shadow copy, unless it says so."""
+
+    class Own(pl.Callback):
+        def __init__(self):
+            self.teacher, self.ema_module = Plain(), Plain()
+
+    own, module = Own(), Plain()
+    fit(tmp_path, module, own, prune())
+    assert len(find_units(own.teacher.net)) == 16
+    assert len(find_units(own.ema_module.net)) == len(find_units(module.net)) < 16
+
+
+def test_adapters_are_left_alone(tmp_path):
+    """The network inside a peft model is pruned; adapters of what stays are kept and train."""
+    import peft
+    from cases.models.habits import tiny_vit
+
+    class Adapted(Plain):
+        def __init__(self):
+            super().__init__()
+            config = peft.LoraConfig(r=2, target_modules=["qkv"], modules_to_save=["head"])
+            self.net = peft.get_peft_model(tiny_vit(), config)
+
+    module = Adapted()
+    runner = fit(tmp_path, module, prune(remove={"attention": 1}, replace="zero"))
+    adapters = [name for name, _ in module.named_parameters() if "lora" in name]
+    assert len(adapters) == 2 * 3
+    held = {p for group in runner.optimizers[0].param_groups for p in group["params"]}
+    assert {p for p in module.parameters() if p.requires_grad} <= held <= set(module.parameters())

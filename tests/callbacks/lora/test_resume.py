@@ -1,0 +1,262 @@
+"""Adapters survive resuming, testing and loading."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from cases.lora import IMAGES, Watch, depth, fit, held, lora, trainer_of, width
+from cases.models.habits import Manual, Plain, TwoOptimizers, WrappedCompiled, loader, tiny_vit
+from cases.paths import TESTS
+from cases.trainers import assert_same
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from torch import nn
+
+from prunerecover import apply_plan, load_pruned, plan_depth
+from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport
+from prunerecover.callbacks.ledger.ledger import KEY, Ledger
+from prunerecover.recovery.lora import frozen_parameters, has_adapters
+
+
+@pytest.mark.parametrize("epochs", [(1,), pytest.param((0, 2), marks=pytest.mark.slow)])
+def test_resumed_equals_uninterrupted(tmp_path, epochs):
+    """Depth, width, LoRA and distillation under one ledger; from before, between and after the surgeries."""
+
+    def callbacks():
+        return [lora(), depth(), width(schedule={"start": 2}), DistillRecover()]
+
+    whole, _ = fit(tmp_path / "whole", *callbacks(), epochs=4)
+    for epoch in epochs:
+        file = tmp_path / "whole" / f"epoch={epoch}.ckpt"
+        part, _ = fit(tmp_path / f"from{epoch}", *callbacks(), epochs=4, resume=file)
+        assert_same(whole, part)
+        assert Ledger.of(part).adapters == Ledger.of(whole).adapters
+        assert Ledger.of(part).places == Ledger.of(whole).places
+
+
+class NamedGroups(Plain):
+    """Its optimizer knows parameters by name."""
+
+    def configure_optimizers(self):
+        named = list(self.named_parameters())
+        groups = [{"params": [(n, p) for n, p in named if (p.ndim > 1) is many]} for many in (True, False)]
+        return torch.optim.AdamW(groups, 1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "callbacks"),
+    [
+        (Manual, list),
+        (TwoOptimizers, list),
+        (lambda: Plain("sgd", "onecycle"), list),
+        (Plain, lambda: [EMAWeightAveraging(decay=0.9)]),
+        (WrappedCompiled, list),
+        (NamedGroups, list),
+    ],
+)
+def test_resumed_equals_uninterrupted_in_foreign_code(tmp_path, make, callbacks):
+    whole, _ = fit(tmp_path / "whole", lora(start=1), depth(schedule={"start": 2}), *callbacks(), make=make)
+    for epoch in (0, 1):
+        file = tmp_path / "whole" / f"epoch={epoch}.ckpt"
+        again = [lora(start=1), depth(schedule={"start": 2}), *callbacks()]
+        part, _ = fit(tmp_path / f"from{epoch}", *again, make=make, resume=file)
+        assert_same(whole, part)
+
+
+@pytest.mark.slow
+def test_resumes_where_the_optimizer_is_made_of_what_trains(tmp_path):
+    class Filtered(Plain):
+        def configure_optimizers(self):
+            return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], 1e-2)
+
+    callbacks = [lora(), depth(schedule={"start": 2})]
+    whole, _ = fit(tmp_path / "whole", *callbacks, make=Filtered)
+    again = [lora(), depth(schedule={"start": 2})]
+    part, _ = fit(tmp_path / "part", *again, make=Filtered, resume=tmp_path / "whole" / "epoch=0.ckpt")
+    assert_same(whole, part)
+
+
+NEW_PROCESS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from cases.models.habits import Plain, loader
+from cases.lora import lora, trainer_of
+from prunerecover.callbacks import PruneReport
+found = []
+for file in sys.argv[3:]:
+    for callback in (lora(), PruneReport()):
+        runner = trainer_of(sys.argv[2], callback)
+        found += runner.test(Plain(), loader(shuffle=False), ckpt_path=file, verbose=False)
+print(json.dumps(found))
+"""
+
+
+def test_files_are_tested_as_they_were(tmp_path):
+    """With and without adapters and surgery, in any order; and the best one by name."""
+    best = ModelCheckpoint(tmp_path / "best", monitor="val_loss", filename="{epoch}")
+    module, runner = fit(tmp_path, depth(schedule={"start": 2}), lora(start=1), best)
+    live = runner.test(module, loader(shuffle=False), verbose=False)
+    for epoch, adapted in ((0, False), (1, True), (2, True)):
+        file = tmp_path / f"epoch={epoch}.ckpt"
+        result = runner.test(module, loader(shuffle=False), ckpt_path=file, verbose=False)
+        assert has_adapters(module.net) is adapted
+        fresh = trainer_of(tmp_path, lora())
+        assert fresh.test(Plain(), loader(shuffle=False), ckpt_path=file, verbose=False) == result
+        trained = [p for name, p in module.named_parameters() if p.requires_grad]
+        assert len(trained) < len(list(module.parameters())) or not adapted
+    assert result == live
+    assert runner.test(module, loader(shuffle=False), ckpt_path="best", verbose=False) == live
+    assert "epoch=2" in best.best_model_path  # of the model after the last surgery
+
+
+class Counting(Plain):
+    """Its first epoch is the best."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("epoch_number", float(self.current_epoch))
+
+
+def test_best_may_be_from_before_the_adapters(tmp_path):
+    """Laying changes no output, so scores before it still count."""
+    best = ModelCheckpoint(tmp_path / "best", monitor="epoch_number", filename="{epoch}")
+    module, runner = fit(tmp_path, best, lora(start=1), make=Counting)
+    assert "epoch=0" in best.best_model_path
+    result = runner.test(module, loader(shuffle=False), ckpt_path="best", verbose=False)
+    assert not has_adapters(module.net)
+    assert all(p.requires_grad for p in module.parameters())
+    fresh = trainer_of(tmp_path, lora())
+    assert fresh.test(Counting(), loader(shuffle=False), ckpt_path=best.best_model_path, verbose=False) == result
+
+
+@pytest.mark.parametrize("resumed_after", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_best_of_a_resumed_run_of_depth_width_and_lora_is_tested_as_it_was(tmp_path, resumed_after):
+    """Surgery of depth at epoch 1 and of width at 2, which has the best score; training goes on after it."""
+
+    def run(folder, **settings):
+        best = ModelCheckpoint(folder / "best", monitor="epoch_number", filename="{epoch}")
+        callbacks = [depth(), width(schedule={"start": 2}), lora(), best]
+        module, runner = fit(folder, *callbacks, make=Counting, epochs=4, **settings)
+        assert "epoch=2" in best.best_model_path
+        live = runner.test(module, loader(shuffle=False), verbose=False)
+        found = runner.test(module, loader(shuffle=False), ckpt_path="best", verbose=False)
+        assert found != live
+        assert {"attention", "activation", "neuron"} <= set(Ledger.of(module).plans["net"].removed)
+        assert has_adapters(module.net)
+        return found, best.best_model_path
+
+    found, file = run(tmp_path / "whole")
+    again, _ = run(tmp_path / "again", resume=tmp_path / "whole" / f"epoch={resumed_after}.ckpt")
+    assert again == found
+    fresh = trainer_of(tmp_path, depth(), width(), lora())
+    assert fresh.test(Counting(), loader(shuffle=False), ckpt_path=file, verbose=False) == found
+
+
+@pytest.mark.slow
+def test_files_are_tested_in_a_new_process(tmp_path):
+    module, runner = fit(tmp_path, depth(), width(schedule={"start": 2}), lora())
+    files = [str(tmp_path / f"epoch={epoch}.ckpt") for epoch in (0, 1, 2)]
+    expected = [runner.test(module, loader(shuffle=False), ckpt_path=f, verbose=False)[0] for f in files for _ in "ab"]
+    command = [sys.executable, "-c", NEW_PROCESS, str(TESTS), str(tmp_path / "new"), *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+
+def test_saved_folder_is_an_ordinary_network(tmp_path):
+    module, _ = fit(tmp_path, depth(), width(schedule={"start": 2}), lora())
+    opened = load_pruned(tmp_path / "pruned", tiny_vit(drop_path_rate=0.2))
+    assert not has_adapters(opened)
+    assert not [m for m in opened.modules() if type(m).__module__.startswith("peft")]
+    assert not [name for name in opened.state_dict() if "lora" in name or "base_layer" in name]
+    assert sum(type(m) is nn.Linear for m in opened.blocks.modules()) == 4 * 4 - 2 - 1  # two linears are one
+    with torch.no_grad():
+        torch.testing.assert_close(opened(IMAGES), module.net.eval()(IMAGES), rtol=1e-5, atol=1e-5)
+    assert has_adapters(module.net)  # the live one trains on, if it is asked to
+
+
+@pytest.mark.slow
+def test_report_is_of_ordinary_networks(tmp_path):
+    fit(tmp_path, depth(), lora(), PruneReport(tmp_path / "report", pairs=0), epochs=2)
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["dense"]["parameters"] == sum(p.numel() for p in tiny_vit().parameters())
+    opened = load_pruned(tmp_path / "pruned")
+    assert report["pruned"]["parameters"] == sum(p.numel() for p in opened.parameters())
+
+
+def test_checkpoints_open_as_ordinary_networks(tmp_path):
+    module, _ = fit(tmp_path, depth(), lora(start=1))
+    file = tmp_path / "epoch=2.ckpt"
+    with torch.no_grad():
+        expected = module.net.eval()(IMAGES)
+        for opened in (load_pruned(file), load_pruned(file, tiny_vit()), load_pruned(file, Plain).net.eval()):
+            assert not has_adapters(opened)
+            assert all(p.requires_grad for p in opened.parameters())
+            torch.testing.assert_close(opened(IMAGES), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_adapters_alone(tmp_path):
+    """Nothing is pruned in this fit: the folder and the checkpoints are of the dense network."""
+    module, _ = fit(tmp_path, lora(), epochs=1)
+    with torch.no_grad():
+        expected = module.net.eval()(IMAGES)
+        for path in ("pruned", "epoch=0.ckpt"):
+            opened = load_pruned(tmp_path / path)
+            assert opened.state_dict().keys() == tiny_vit().state_dict().keys()
+            torch.testing.assert_close(opened(IMAGES), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_files_that_do_not_fit_leave_a_network_plain(tmp_path):
+    fit(tmp_path, lora(), epochs=1)
+    file = tmp_path / "epoch=0.ckpt"
+    content = torch.load(file, weights_only=True)
+    del content["state_dict"]["net.head.weight"]
+    torch.save(content, tmp_path / "cut.ckpt")
+    network = tiny_vit(drop_path_rate=0.2)
+    before = copy.deepcopy(network.state_dict())
+    with pytest.raises(ValueError, match=r"cut.ckpt lacks head.weight"):
+        load_pruned(tmp_path / "cut.ckpt", network)
+    assert not has_adapters(network)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_ledger_holds_plain_data(tmp_path):
+    fit(tmp_path, lora(), epochs=1)
+    record = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)[KEY]
+    assert json.loads(json.dumps(record["adapters"])) == record["adapters"]
+    assert record["adapters"]["net"]["settings"]["rank"] == 2
+
+
+def test_second_fit_goes_on_with_the_adapters(tmp_path):
+    module, _ = fit(tmp_path, lora(), epochs=1)
+    before = Ledger.of(module).adapters["net"]
+    _, runner = fit(tmp_path / "second", depth(), lora(), module=module, epochs=2)
+    assert held(runner) == {p for p in module.parameters() if p.requires_grad}
+    assert Ledger.of(module).adapters["net"] != before
+    frozen = frozen_parameters(module.net, Ledger.of(module).adapters["net"])
+    assert not any(p.requires_grad for p in frozen.values())
+
+
+def test_second_fit_with_other_settings_folds_the_first_adapters(tmp_path):
+    module, _ = fit(tmp_path, lora(), epochs=1)
+    expected = module.net.eval()(IMAGES)
+    watch = Watch(lambda trainer, module: copy.deepcopy(module.net).eval()(IMAGES))
+    module.train()
+    fit(tmp_path / "second", lora(rank=3), watch, module=module, epochs=1)
+    torch.testing.assert_close(watch.first[0], expected, rtol=1e-5, atol=1e-6)
+    assert Ledger.of(module).adapters["net"].settings.rank == 3
+
+
+def test_plan_for_a_test_is_applied_to_the_folded_network(tmp_path):
+    module, _ = fit(tmp_path, lora(), epochs=1)
+    plain = copy.deepcopy(module)
+    Ledger.of(plain).fold(plain, "net")
+    plan = plan_depth(plain.net, remove={"attention": 1}, batches=[IMAGES], replace="zero")
+    apply_plan(plain.net, plan)
+    trainer_of(tmp_path, DepthPrune(plan=plan)).test(module, loader(shuffle=False), verbose=False)
+    assert not has_adapters(module.net)
+    torch.testing.assert_close(module.net.eval()(IMAGES), plain.net.eval()(IMAGES))

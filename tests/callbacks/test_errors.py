@@ -1,0 +1,341 @@
+"""Bad input to the callbacks: what was expected, what was got, what to do; the model stays as it was."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from cases.models.habits import Plain, dataset, loader, tiny_vit
+from cases.trainers import fit, prune, sharded, trainer_of
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from prunerecover import Budget, Plan, find_units, plan_depth, plan_width
+from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
+
+
+def snapshot(module):
+    return repr(module), {k: v.clone() for k, v in module.state_dict().items()}
+
+
+def refused(folder, module, *callbacks, error=ValueError, match, data=None, **settings):
+    """The fit stops with this message before any step, and the module is what it was."""
+    before = snapshot(module)
+    with pytest.raises(error, match=match):
+        fit(folder, module, *callbacks, data=data, **settings)
+    text, weights = snapshot(module)
+    assert text == before[0]
+    assert all(torch.equal(value, weights[name]) for name, value in before[1].items())
+    assert not Ledger.of(module).plans
+
+
+def plan_for_plain(**arguments):
+    torch.manual_seed(3)
+    settings = {"remove": {"activation": 1}, "batches": [dataset().tensors[0]]}
+    return plan_depth(Plain().net, **{**settings, **arguments})
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"remove": {"mlp": 1}, "plan": Plan()}, {"budget": Budget(macs=0.1), "plan": Plan()}]
+)
+def test_exactly_one_of_budget_remove_and_plan(arguments):
+    with pytest.raises(ValueError, match="Expected exactly one of budget, remove and plan, e.g. DepthPrune"):
+        DepthPrune(**arguments)
+
+
+def test_plan_of_another_type():
+    with pytest.raises(TypeError, match="Expected argument plan to be a Plan or the path of one, but got int"):
+        DepthPrune(plan=3)
+
+
+def test_plan_is_read_when_the_fit_is_set_up(tmp_path):
+    """A recipe names the plan that `prunerecover plan` is yet to write."""
+    path = tmp_path / "later.json"
+    callback = DepthPrune(plan=path)
+    refused(tmp_path, Plain(), callback, error=FileNotFoundError, match="Expected a plan file at .*later.json")
+    plan = plan_for_plain()
+    plan.save(path)
+    module = Plain()
+    fit(tmp_path, module, callback)
+    assert Ledger.of(module).plans["net"].removed == plan.removed
+
+
+def test_unknown_kind():
+    with pytest.raises(ValueError, match="Expected kinds among .*attention.*, but got 'attn'"):
+        DepthPrune(remove={"attn": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"importance": "l1"}, "Expected argument importance to be one of .*magnitude.*, but got 'l1'"),
+        ({"replace": "none"}, "Expected argument replace to be one of calibrated, zero, identity, but got 'none'"),
+        ({"search": "random"}, "Expected argument search to be one of one_shot, greedy, but got 'random'"),
+        ({"merge": "always"}, "Expected argument merge to be 'copy', 'at_surgery' or 'never', but got 'always'"),
+        ({"calibration": 0}, "Expected argument calibration to be at least 1 sample, but got 0"),
+        ({"schedule": {"start": -1}}, "Expected argument start to be an epoch >= 0, but got -1"),
+        ({"schedule": {"every": 0, "step": 1}}, "Expected argument every to be at least 1, but got 0"),
+        ({"schedule": {"every": 1, "step": 0}}, "Expected argument step to be at least 1, but got 0"),
+        ({"schedule": {"step": 1}}, "Expected argument every with step"),
+        ({"schedule": {"alternate": True}}, "Expected argument every with alternate=True"),
+    ],
+)
+def test_arguments_of_depth_prune(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        DepthPrune(remove={"attention": 1}, **arguments)
+
+
+def test_only_units_go_in_steps():
+    with pytest.raises(ValueError, match=r"Expected argument times, and no step, in a schedule with every=1"):
+        DepthPrune(Budget(macs=0.2), schedule={"every": 1, "step": 1})
+
+
+@pytest.mark.parametrize(
+    "said", [{"importance": "taylor"}, {"replace": "zero"}, {"ignore": "blocks.0.*"}, {"loss": print}]
+)
+def test_nothing_is_planned_beside_a_plan(said):
+    with pytest.raises(ValueError, match=f"Expected no {next(iter(said))} beside a plan, which says already what goes"):
+        DepthPrune(plan=Plan(), **said)
+
+
+def test_plan_goes_at_once():
+    with pytest.raises(ValueError, match="Expected a budget with schedule every=1, which removes some each time"):
+        DepthPrune(plan=Plan(), schedule={"every": 1, "step": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"alpha": 1.5}, "Expected argument alpha to be between 0 and 1, but got 1.5"),
+        ({"temperature": 0}, "Expected argument temperature to be positive, but got 0"),
+    ],
+)
+def test_arguments_of_distill_recover(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        DistillRecover(**arguments)
+
+
+def test_more_units_than_there_are(tmp_path):
+    refused(
+        tmp_path,
+        Plain(),
+        prune(remove={"attention": 5}),
+        match="at most 4 units of kind 'attention' to remove, but got 5",
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "last"),
+    [({"start": 2}, 2), ({"every": 1, "step": 1}, 2), ({"every": 1, "step": 1, "alternate": True}, 3)],
+)
+def test_schedule_past_max_epochs(tmp_path, schedule, last):
+    callback = prune(remove={"attention": 3, "activation": 1}, schedule=schedule)
+    match = f"Expected all surgeries before max_epochs=2, but the last of . comes at the start of epoch {last}"
+    refused(tmp_path, Plain(), callback, match=match)
+
+
+class NoNetwork(Plain):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+
+
+def test_no_supported_network(tmp_path):
+    refused(
+        tmp_path,
+        NoNetwork(),
+        prune(),
+        match=r"Expected a supported network \(.*timm.*\) inside NoNetwork, but found none",
+    )
+
+
+def test_target_that_is_no_network(tmp_path):
+    match = r"Expected a supported network \(.*\) at target='net.head', but got Linear. Supported in this module: net"
+    refused(tmp_path, Plain(), prune(target="net.head"), match=match)
+
+
+def test_target_that_is_not_there(tmp_path):
+    refused(
+        tmp_path,
+        Plain(),
+        prune(target="model"),
+        match=r"Expected the path of a network inside Plain as target, but there is no module at 'model'\. It has net;",
+    )
+
+
+class Forgetful(Plain):
+    """Trains only its head, though all weights ask for gradients."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.head.parameters(), 1e-2)
+
+
+def test_parameters_that_no_optimizer_holds(tmp_path):
+    match = (
+        r"Expected every trainable parameter .* but none holds cls_token, .*, .*, \.\.\.\. Add them in configure_opt"
+    )
+    refused(tmp_path, Forgetful(), prune(schedule={"start": 0}), error=RuntimeError, match=match)
+
+
+def test_frozen_parameters_need_no_optimizer(tmp_path):
+    module = Forgetful()
+    module.net.requires_grad_(False).head.requires_grad_(True)
+    fit(tmp_path, module, prune())
+    assert Ledger.of(module).events
+    assert {name for name, p in module.net.named_parameters() if p.requires_grad} == {"head.weight", "head.bias"}
+
+
+class Elsewhere(Plain):
+    """Calls parts of its network, never the whole."""
+
+    def loss(self, batch):
+        return self.net.head(self.net.forward_features(batch[0]).mean(1)).square().mean()
+
+
+def test_training_step_that_never_calls_the_target(tmp_path):
+    match = "Expected Elsewhere.training_step to call the network at target='net', but it never did"
+    refused(tmp_path, Elsewhere(), prune(schedule={"start": 0}), match=match)
+
+
+def test_training_data_without_a_batch(tmp_path):
+    class Nothing(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    match = "Expected training data to calibrate on, but the train dataloader gave no batch"
+    refused(tmp_path, Plain(), prune(schedule={"start": 0}), match=match, data=DataLoader(Nothing()))
+
+
+def test_empty_dataset_leaves_a_warning(tmp_path):
+    module = Plain()
+    images, labels = dataset().tensors
+    with pytest.warns(UserWarning, match="The fit ended before 1 surgeries of DepthPrune.0, the first at .* epoch 1"):
+        fit(tmp_path, module, prune(), data=DataLoader(TensorDataset(images[:0], labels[:0]), 8))
+
+
+def test_fit_that_ends_before_the_surgery(tmp_path):
+    with pytest.warns(UserWarning, match="The fit ended before 1 surgeries .* less pruned than asked for"):
+        fit(tmp_path, Plain(), prune(), max_steps=3)
+
+
+def test_budget_below_one_unit(tmp_path):
+    with pytest.warns(UserWarning, match="DepthPrune.0 will remove nothing: .*ratio.* is less than one unit"):
+        fit(tmp_path, Plain(), prune(remove=None, budget=Budget(ratio={"attention": 0.1})))
+
+
+@pytest.mark.filterwarnings("ignore:Only")
+def test_share_below_one_unit_is_said_and_done(tmp_path):
+    """A plan without edits changes nothing, once."""
+    module = Plain()
+    with pytest.warns(UserWarning, match="DepthPrune.0 removed nothing: its plan has no edits"):
+        fit(tmp_path, module, prune(remove=None, budget=Budget(params=0.0)), epochs=3)
+    assert [event["units"] for event in Ledger.of(module).events] == [[]]
+    assert len(find_units(module.net)) == 16
+
+
+def test_plan_for_another_model(tmp_path):
+    plan = plan_depth(tiny_vit(depth=3), remove={"activation": 1}, batches=[dataset().tensors[0]])
+    match = "Expected the model that the plan was made for .* this model has 4 blocks"
+    refused(tmp_path, Plain(), prune(remove=None, plan=plan, schedule={"start": 0}), match=match)
+
+
+def test_plan_without_its_sidecar(tmp_path):
+    path = plan_for_plain().save(tmp_path / "plan.json")
+    (tmp_path / "plan.safetensors").unlink()
+    match = r"Expected the plan's fitted tensors \(e0.* but they are missing. Put the .safetensors file"
+    refused(tmp_path, Plain(), prune(remove=None, plan=path, schedule={"start": 0}), match=match)
+
+
+def test_edited_plan(tmp_path):
+    plan = plan_for_plain(replace="identity")
+    plan = plan.model_copy(update={"result": plan.result.model_copy(update={"tensors": "0" * 64})})
+    match = "Expected the plan to leave the model it describes, but it left another"
+    refused(tmp_path, Plain(), prune(remove=None, plan=plan, schedule={"start": 0}), match=match)
+
+
+def test_plan_for_other_weights_without_data_to_fit_anew(tmp_path):
+    """Before a test there may be no training data; with other weights the fitted tensors are wrong."""
+    module = Plain()
+    before = snapshot(module)
+    with pytest.raises(ValueError, match="Expected the weights that the plan's tensors were fitted to"):
+        trainer_of(tmp_path, DepthPrune(plan=plan_for_plain())).test(module, loader(), verbose=False)
+    assert snapshot(module)[0] == before[0]
+
+
+def test_remove_before_test_warns(tmp_path):
+    module = Plain()
+    with pytest.warns(UserWarning, match=r"DepthPrune with a budget decides during a fit: .* nothing is pruned now"):
+        trainer_of(tmp_path, prune()).test(module, loader(), verbose=False)
+    assert len(find_units(module.net)) == 16
+
+
+@pytest.fixture(params=[FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy])
+def strategy(request):
+    return request.param.__new__(request.param)
+
+
+def test_sharding_without_a_plan(strategy):
+    module, callback = Plain(), prune(schedule={})
+    match = (
+        rf"Expected DepthPrune\(plan=...\) with {type(strategy).__name__}, which shards the model before .* beforehand"
+    )
+    with pytest.raises(ValueError, match=match):
+        callback.setup(sharded(strategy, callback), module, "fit")
+    assert not Ledger.of(module).plans
+
+
+def test_sharding_with_a_later_surgery(strategy):
+    module, callback = Plain(), DepthPrune(plan=plan_for_plain(replace="identity"), schedule={"start": 1})
+    with pytest.raises(
+        ValueError, match="Expected schedule start=0 with .*, but got 1. Train the dense model in a fit"
+    ):
+        callback.setup(sharded(strategy, callback), module, "fit")
+    assert not Ledger.of(module).plans
+
+
+def test_sharding_with_a_plan_prunes_once(strategy):
+    first, second = plan_for_plain(replace="identity"), plan_for_plain(replace="identity")
+    module = Plain()
+    callback = DepthPrune(plan=first)
+    trainer = sharded(strategy, callback)
+    callback.setup(trainer, module, "fit")
+    callback.setup(trainer, module, "test")
+    assert Ledger.of(module).plans["net"].edits == second.edits
+    assert not callback._due_surgeries(trainer, module)
+
+
+def narrowing(strategy, **arguments):
+    module = Plain()
+    module.net = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 4, 3)).eval()
+    batch = torch.randn(8, 1, 8, 8)
+    plan = plan_width(module.net, Budget(macs=0.3), batches=[batch], loss=lambda net, x: net(x).square().mean())
+    callback = WidthPrune(plan=plan, **arguments)
+    return module, callback, sharded(strategy, callback)
+
+
+def test_sharding_leaves_batchnorm_as_it_was_and_says_so_unless_a_checkpoint_is_read(strategy):
+    module, callback, trainer = narrowing(strategy)
+    callback.setup(trainer, module, "fit")
+    assert module.net[0].out_channels < 8
+    with pytest.warns(UserWarning, match="without recalibrating BatchNorm, .* and without reconstruction: scores will"):
+        callback.on_train_start(trainer, module)
+    module, callback, trainer = narrowing(strategy)
+    callback.setup(trainer, module, "fit")
+    Ledger.of(module).from_checkpoint = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        callback.on_train_start(trainer, module)
+
+
+def test_reconstruction_before_sharding_is_refused(strategy):
+    module, callback, trainer = narrowing(strategy, reconstruct=True)
+    with pytest.raises(
+        ValueError, match=r"Expected no reconstruct=True with \w+Strategy, which shards the model before"
+    ):
+        callback.setup(trainer, module, "fit")
+    assert module.net[0].out_channels == 8
+    callback.setup(trainer, module, "test")
+    assert module.net[0].out_channels < 8

@@ -1,0 +1,188 @@
+"""A search that was stopped goes on from its records, and what cannot be run is refused by its message."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.engine import unchanged
+from cases.models.habits import Plain, TwoNetworks
+from cases.trials import LOSS, Data, by_hand, plan_of, seeded
+
+from prunerecover import DistillRecover, Plan
+from prunerecover.boundary.search import Trial
+from prunerecover.callbacks.trials.records import read_records
+from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings
+
+
+class Counted(Plain):
+    """Counts its fits, and fails in one of them."""
+
+    fits = 0
+    fails_in = 0
+
+    def on_train_start(self) -> None:
+        type(self).fits += 1
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if type(self).fits == type(self).fails_in and batch_idx == 2:
+            raise KeyError("of the user")
+
+
+@pytest.fixture
+def counted() -> Iterator[type[Counted]]:
+    Counted.fits = Counted.fails_in = 0
+    yield Counted
+    Counted.fits = Counted.fails_in = 0
+
+
+# Going on from the records.
+
+
+def test_what_is_done_is_not_done_again(
+    tmp_path: Path, trials: list[Trial], losses: list[float], counted: type[Counted]
+) -> None:
+    """An exception in the second trial leaves the first; another search runs the two others."""
+    store = tmp_path / "deep" / "trials.jsonl"
+    counted.fails_in = 2
+    module = seeded(counted)
+    with unchanged(module), pytest.raises(KeyError, match="of the user"):
+        TrialRunner(module, Data(), store, LOSS)(trials)
+    assert [record.accuracy for record in read_records(store).values()] == losses[:1]
+
+    counted.fits = counted.fails_in = 0
+    runner = TrialRunner(seeded(counted), Data(), store, LOSS)
+    assert runner(trials) == losses
+    assert counted.fits == 2
+    assert runner(trials[::-1]) == losses[::-1]
+    assert [record.accuracy for record in runner.records] == [*losses, *losses[::-1]]
+    assert TrialRunner(seeded(counted), Data(), store, LOSS)([trials[2], trials[2]]) == [losses[2]] * 2
+    assert counted.fits == 2
+    assert len(store.read_text().splitlines()) == 3
+
+
+def test_known_trials_need_no_data(tmp_path: Path, trials: list[Trial], losses: list[float]) -> None:
+    store = tmp_path / "trials.jsonl"
+    TrialRunner(seeded(), Data(), store, LOSS)(trials[:1])
+    assert TrialRunner(seeded(), None, store, LOSS)(trials[:1]) == losses[:1]
+
+
+def other_weights() -> pl.LightningModule:
+    module = seeded(Counted)
+    with torch.no_grad():
+        module.net.head.bias[0] += 1
+    return module
+
+
+@pytest.mark.parametrize("change", ["seed", "weights", "settings", "plan"])
+def test_a_trial_that_differs_is_run(tmp_path: Path, counted: type[Counted], change: str) -> None:
+    store, trial, settings = (
+        tmp_path / "trials.jsonl",
+        Trial(Plan(), 0),
+        replace(LOSS, trainer={"limit_train_batches": 1}),
+    )
+    TrialRunner(seeded(counted), Data(), store, settings)([trial])
+    module = other_weights() if change == "weights" else seeded(counted)
+    other = replace(settings, trainer={"limit_train_batches": 2}) if change == "settings" else settings
+    trial = {"seed": Trial(Plan(), 1), "plan": Trial(plan_of(attention=1), 0)}.get(change, trial)
+    TrialRunner(module, Data(), store, other)([trial])
+    assert counted.fits == 2
+    assert len(read_records(store)) == 2
+
+
+def test_trials_of_other_hyperparameters_or_calibration_are_run_again(tmp_path: Path, trials: list[Trial]) -> None:
+    def run(trial: Trial, rate: float) -> list[str]:
+        module = seeded()
+        module.save_hyperparameters({"rate": rate})
+        runner = TrialRunner(module, Data(), tmp_path / "trials.jsonl", LOSS)
+        runner([trial])
+        return [record.key for record in runner.records]
+
+    more = trials[0].plan.model_copy(update={"evidence": {**trials[0].plan.evidence, "samples": 1000}})
+    keys = run(trials[0], 0.1) + run(trials[0], 0.2) + run(replace(trials[0], plan=more), 0.1)
+    assert len(set(keys)) == 3
+    assert run(trials[0], 0.1) == keys[:1]
+    assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 3
+
+
+def test_records_are_lines_of_json(tmp_path: Path, trials: list[Trial], losses: list[float]) -> None:
+    """Each is on the disk before the next trial begins."""
+    store = tmp_path / "trials.jsonl"
+    seen: list[int] = []
+
+    class Looking(Plain):
+        def on_train_start(self) -> None:
+            seen.append(len(store.read_text().splitlines()) if store.exists() else 0)
+
+    TrialRunner(seeded(Looking), Data(), store, LOSS)(trials)
+    assert seen == [0, 1, 2]
+    lines = [json.loads(line) for line in store.read_text().splitlines()]
+    assert [line["accuracy"] for line in lines] == losses
+    assert [line["attention"] for line in lines] == [2, 0, 1]
+    assert [line["activation"] for line in lines] == [0, 2, 1]
+
+
+# Errors.
+
+
+def test_a_missing_metric_is_found_before_anything_is_trained(
+    tmp_path: Path, trials: list[Trial], counted: type[Counted]
+) -> None:
+    store, module = tmp_path / "trials.jsonl", seeded(counted)
+    with (
+        unchanged(module),
+        pytest.raises(ValueError, match="log 'val_top1' in validation, but it logged val_acc, val_loss. Name another"),
+    ):
+        TrialRunner(module, Data(), store)(trials)
+    assert counted.fits == 0
+    assert not store.exists()
+
+
+@pytest.mark.parametrize("loss", [math.nan, 101.0])
+def test_what_is_no_percentage_is_refused_and_not_kept(tmp_path: Path, trials: list[Trial], loss: float) -> None:
+    class Odd(Plain):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", loss if self.trainer.state.fn == "fit" else 1.0)
+
+    runner = TrialRunner(seeded(Odd), Data(), tmp_path / "trials.jsonl", LOSS)
+    with pytest.raises(
+        ValueError, match=f"'val_loss' times scale=1 to be a percentage, but the module logged {loss:g}"
+    ):
+        runner(trials[:1])
+    assert not (tmp_path / "trials.jsonl").exists()
+
+
+def test_a_module_that_logs_nothing(tmp_path: Path, trials: list[Trial]) -> None:
+    class Silent(Plain):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            pass
+
+    with pytest.raises(ValueError, match="but it logged nothing"):
+        TrialRunner(seeded(Silent), Data(), tmp_path / "trials.jsonl")(trials)
+
+
+def test_trials_of_no_epochs_are_refused() -> None:
+    with pytest.raises(ValueError, match="trials of at least 1 epoch, but got 0"):
+        TrialSettings(epochs=0)
+
+
+@pytest.mark.parametrize("name", ["max_epochs", "callbacks", "accelerator", "devices", "strategy", "logger"])
+def test_arguments_of_the_trainer_that_trials_set_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"Expected no {name} among the trials' Trainer arguments: trials set them"):
+        TrialSettings(trainer={name: 1, "limit_train_batches": 3})
+
+
+def test_two_candidates_need_a_target(tmp_path: Path, trials: list[Trial]) -> None:
+    module = seeded(TwoNetworks)
+    with pytest.raises(ValueError, match="one supported network inside TwoNetworks, but found 2: net, other"):
+        TrialRunner(module, Data(), tmp_path / "trials.jsonl", LOSS)
+    runner = TrialRunner(module, Data(), tmp_path / "trials.jsonl", LOSS, target="net")
+    expected = by_hand(seeded(TwoNetworks), trials[0], DistillRecover(target="net")).callback_metrics["val_loss"]
+    assert runner(trials[:1]) == [float(expected)]

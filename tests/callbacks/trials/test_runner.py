@@ -1,0 +1,173 @@
+"""Trials: what a Trainer run by hand gives, and nothing else moves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from cases.engine import equal, unchanged
+from cases.models.habits import Compiled, Manual, Plain, WrappedCompiled
+from cases.trials import CALIBRATION, LOSS, QUIET, Data, by_hand, seeded
+
+from prunerecover import DistillRecover, Plan, plan_depth
+from prunerecover.boundary.search import Trial
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings
+
+
+def test_trials_equal_runs_by_hand_and_change_nothing(
+    tmp_path: Path, trials: list[Trial], losses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    module, data = seeded().eval(), Data()
+    module.net.train()
+    runner = TrialRunner(module, data, tmp_path / "trials.jsonl", LOSS)
+    with unchanged(module):
+        found = runner(trials)
+    assert found == losses
+    assert len(set(found)) == 3
+    assert module._trainer is None
+    assert Ledger.of(module).events == []
+    assert data.trainer is None
+    assert "PL_GLOBAL_SEED" not in os.environ
+    assert logging.getLogger("lightning.pytorch").level != logging.WARNING
+    assert [(r.attention, r.activation, r.seed) for r in runner.records] == [(2, 0, 0), (0, 2, 1), (1, 1, 2)]
+    assert all(r.seconds > 0 and r.peak_memory_bytes > 2**20 for r in runner.records)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_without_distillation_and_for_longer(tmp_path: Path, trials: list[Trial], dense: bool) -> None:
+    """The dense model is trained alike, but for the surgery and the teacher."""
+    trial = Trial(Plan(), 4) if dense else trials[0]
+    settings = replace(LOSS, epochs=2, distill=dense, trainer={"limit_train_batches": 3})
+    runner = TrialRunner(seeded(), Data(), tmp_path / "trials.jsonl", settings)
+    expected = by_hand(seeded(), trial, max_epochs=2, limit_train_batches=3).callback_metrics["val_loss"]
+    assert runner([trial]) == [float(expected)]
+
+
+def test_scale_brings_the_metric_to_percent(tmp_path: Path, trials: list[Trial]) -> None:
+    hand = by_hand(seeded(), trials[0], DistillRecover(target="net")).callback_metrics["val_acc"]
+    share, percent = (
+        TrialRunner(seeded(), Data(), tmp_path / f"{scale}.jsonl", TrialSettings("val_acc", scale))(trials[:1])
+        for scale in (1.0, 100.0)
+    )
+    assert share == [float(hand)]
+    assert percent == [float(hand) * 100]
+    assert 10 < percent[0] <= 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [Compiled, WrappedCompiled])
+def test_trials_of_a_compiled_network_do_not_train_the_original(
+    tmp_path: Path, trials: list[Trial], losses: list[float], make: type[pl.LightningModule]
+) -> None:
+    module = seeded(make)
+    with unchanged(module):
+        assert TrialRunner(module, Data(), tmp_path / "trials.jsonl", LOSS)(trials[:1]) == pytest.approx(losses[:1])
+    compiled = [inner for inner in module.modules() if inner._compiled_call_impl is not None]
+    assert len(compiled) == (make is Compiled)  # as before
+
+
+@pytest.mark.slow
+def test_trials_of_a_compiled_module_do_not_train_the_original(
+    tmp_path: Path, trials: list[Trial], losses: list[float]
+) -> None:
+    module = seeded()
+    module.compile(backend="eager")
+    with unchanged(module):
+        assert TrialRunner(module, Data(), tmp_path / "trials.jsonl", LOSS)(trials[:1]) == pytest.approx(losses[:1])
+    assert module._compiled_call_impl is not None
+
+
+def test_manual_optimization(tmp_path: Path, trials: list[Trial]) -> None:
+    module = seeded(Manual)
+    expected = by_hand(seeded(Manual), trials[2], DistillRecover(target="net")).callback_metrics["val_loss"]
+    with unchanged(module):
+        assert TrialRunner(module, Data(), tmp_path / "trials.jsonl", LOSS)(trials[2:]) == [float(expected)]
+    assert module.steps == 0
+
+
+class Searching(pl.Callback):
+    """Makes trials of the module that is being trained, in the middle of its fit."""
+
+    def __init__(self, store: Path, trials: list[Trial]) -> None:
+        self.store, self.trials, self.found = store, trials, []
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            runner = TrialRunner(pl_module, trainer.datamodule, self.store, LOSS)
+            self.found = runner([replace(trial, plan=self._plan(trial, pl_module)) for trial in self.trials])
+
+    def _plan(self, trial: Trial, module: pl.LightningModule) -> Plan:
+        """Of the same units, for the weights of now."""
+        return plan_depth(module.net, remove={k: len(v) for k, v in trial.plan.removed.items()}, batches=CALIBRATION)
+
+
+def outer(*callbacks: pl.Callback) -> dict[str, Any]:
+    """A fit of two epochs, and all that it leaves."""
+    module, data = seeded(), Data()
+    pl.seed_everything(3, verbose=False)
+    runner = pl.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        callbacks=list(callbacks),
+        **QUIET,
+        reload_dataloaders_every_n_epochs=1,
+    )
+    runner.fit(module, datamodule=data)
+    assert module._trainer is data.trainer is runner
+    return {
+        "weights": {name: value.clone() for name, value in module.state_dict().items()},
+        "optimizer": runner.optimizers[0].state_dict()["state"],
+        "metrics": {name: value.clone() for name, value in runner.callback_metrics.items()},
+        "steps": runner.global_step,
+        "random": (torch.get_rng_state(), random.getstate(), np.random.get_state()),
+    }
+
+
+def test_trials_inside_a_fit_change_nothing_of_it(tmp_path: Path, trials: list[Trial]) -> None:
+    searching = Searching(tmp_path / "trials.jsonl", trials[:2])
+    whole, searched = outer(), outer(searching)
+    assert len(searching.found) == 2
+    assert [key for key in whole if not equal(whole[key], searched[key])] == []
+    assert whole["steps"] == 12
+
+
+# Ranks. Two of them are in test_boundary_cli.py.
+
+
+def test_within_a_trial_a_rank_is_alone(tmp_path: Path, trials: list[Trial]) -> None:
+    """Otherwise its metrics would be averaged with those of other models."""
+    seen: list[bool] = []
+
+    class Looking(Plain):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            seen.append(dist.is_initialized())
+            super().validation_step(batch, batch_idx)
+
+        def on_train_end(self) -> None:
+            if len(seen) > 10:
+                raise KeyError("of the user")
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = dist.group.WORLD
+        runner = TrialRunner(seeded(Looking), Data(), tmp_path / "trials.jsonl", LOSS)
+        runner(trials[:1])
+        assert dist.group.WORLD is group
+        with pytest.raises(KeyError, match="of the user"):
+            runner(trials)
+        assert dist.group.WORLD is group
+    finally:
+        dist.destroy_process_group()
+    assert seen
+    assert not any(seen)

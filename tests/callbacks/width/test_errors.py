@@ -1,0 +1,111 @@
+"""What WidthPrune refuses, by its message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases.width.width_prune import HALF, Classifier, Direct, fit, left, prune, rows, trainer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from prunerecover import Budget, Plan
+from prunerecover.callbacks import DepthPrune, WidthPrune
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "Expected exactly one of budget, tolerance and plan"),
+        ({"budget": HALF, "plan": Plan()}, "Expected exactly one of budget, tolerance and plan"),
+        ({"budget": Budget(remove={"head": 1})}, "Expected WidthPrune's budget in a share of cost or in experts"),
+        ({"tolerance": 0.2}, "Expected removal and tolerance with allocation='tolerance' only"),
+        (
+            {"budget": HALF, "schedule": {"every": 1}},
+            "Expected argument times, and no step, in a schedule with every=1",
+        ),
+        (
+            {"tolerance": 0.2, "allocation": "tolerance", "schedule": {"every": 1}},
+            "Expected a budget with schedule every=1, .* a plan or a tolerance is applied at once",
+        ),
+        ({"budget": HALF, "schedule": {"times": 2}}, "Expected argument every with times"),
+        ({"budget": HALF, "calibration": 0}, "Expected argument calibration to be at least 1"),
+        ({"tolerance": 1.5, "allocation": "tolerance"}, "Expected a tolerance between 0 and 1, but got 1.5"),
+        ({"budget": HALF, "kinds": ("chanel",)}, "Expected kinds among channel, .* but got 'chanel'"),
+        ({"plan": Plan(), "allocation": "nonsense"}, "Expected no allocation beside a plan, .* allocation='nonsense'"),
+        ({"plan": Plan(), "kinds": "head", "ignore": "layer4.*"}, r"no kinds, ignore .* kinds=\('head',\), ignore="),
+        ({"plan": Plan(), "loss": print}, "Expected no loss beside a plan, which says already what goes"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WidthPrune(**arguments)
+
+
+def test_times_with_units_is_refused() -> None:
+    with pytest.raises(ValueError, match="Expected argument times with a budget in a share of cost .*, but got units"):
+        DepthPrune(remove={"attention": 1}, schedule={"every": 1, "times": 2})
+
+
+def test_labels_that_are_not_found_are_asked_for(tmp_path: Path) -> None:
+    class Several(Classifier):
+        def training_step(self, batch: list[Any], batch_idx: int) -> Tensor:
+            return F.cross_entropy(self.net(batch[0]), batch[1]["species"])
+
+    loader = DataLoader([(x, {"species": y}) for x, y in rows(False).dataset], batch_size=12)
+    message = r"Expected labelled batches for the U-Score, .* but got list without\. Pass labels=, a function batch"
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, prune(allocation="tolerance"), epochs=2).fit(Several(), loader)
+
+
+def test_several_networks_need_a_target(tmp_path: Path) -> None:
+    class Two(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Linear(2, 2)
+
+    with pytest.raises(ValueError, match="Expected one network inside Two, but found net, other. Say which with"):
+        trainer(tmp_path, prune(), epochs=2).fit(Two(), rows())
+
+
+def test_targets_that_are_refused_say_what_to_do(tmp_path: Path) -> None:
+    class Inline(Direct):
+        def net(self, images: Tensor) -> Tensor:
+            return self.forward(images)  # past the hooks of the module
+
+    message = "found conv, norm, head. Say which with target='conv', or with target='' that the module itself is"
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, prune(), epochs=2).fit(Direct(), rows())
+    message = "inside Direct as target, but there is no module at 'model'. It has conv, norm, head; '' is the module"
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, prune(target="model"), epochs=2).fit(Direct(), rows())
+    with pytest.raises(ValueError, match=r"Expected Inline\.training_step to call the module itself, self\(\.\.\.\)"):
+        trainer(tmp_path, prune(target=""), epochs=2).fit(Inline(), rows())
+
+
+def test_resuming_with_another_rule_is_refused(tmp_path: Path) -> None:
+    steps = {"schedule": {"start": 0, "every": 1, "times": 2}}
+    fit(tmp_path, prune(**steps), epochs=2)
+    with pytest.raises(ValueError, match=r"Expected WidthPrune.0 with the arguments of the run that is resumed"):
+        fit(tmp_path, prune(**steps, allocation="uniform"), epochs=3, ckpt=tmp_path / "files" / "epoch=0.ckpt")
+
+
+def test_manual_optimization_without_a_loss(tmp_path: Path) -> None:
+    class Manual(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(F.cross_entropy(self.net(batch[0]), batch[1]))
+            optimizer.step()
+
+    module = Manual()
+    trainer(tmp_path, prune(protection="magnitude"), epochs=2).fit(module, rows(), rows(False))
+    assert left(module) <= 0.5
+    with pytest.raises(ValueError, match=r"Expected argument loss=.* protection='magnitude' in width"):
+        trainer(tmp_path / "again", prune(), epochs=2).fit(Manual(), rows(), rows(False))

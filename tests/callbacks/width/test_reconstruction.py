@@ -1,0 +1,93 @@
+"""After WidthPrune's surgery layers are reconstructed, and averages of the weights move along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.width.width_prune import HALF, Classifier, fit, prune, rows, vit
+from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
+from torch import Tensor
+
+from prunerecover import Plan, plan_depth, plan_width
+from prunerecover.callbacks import WidthPrune
+
+
+class Seen(pl.Callback):
+    """Keeps what the network gives at the start of each epoch."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Tensor] = []
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        mode = pl_module.net.training
+        with torch.no_grad():
+            self.outputs.append(pl_module.net.eval()(next(iter(rows(False)))[0]))
+        pl_module.net.train(mode)
+
+
+def test_layers_are_reconstructed_after_the_surgery(tmp_path: Path) -> None:
+    errors = {}
+    for reconstruct in (True, False):
+        before, after = Seen(), Seen()
+        narrow = prune(reconstruct=reconstruct, calibration=48, allocation="uniform", replace="zero")
+        fit(tmp_path / str(reconstruct), before, narrow, after, network="vit", epochs=2)
+        errors[reconstruct] = float((before.outputs[1] - after.outputs[1]).square().mean())
+    assert errors[True] < 0.8 * errors[False]
+
+
+@pytest.mark.parametrize(
+    ("network", "reconstruct", "kept"),
+    [("cnn", None, True), ("cnn", False, False), ("vit", None, False), ("vit", True, True)],
+)
+def test_networks_with_batchnorm_are_reconstructed(network: str, reconstruct: bool | None, kept: bool) -> None:
+    dense = Classifier(network).net
+    plan = plan_width(dense, HALF, batches=[next(iter(rows()))])
+    assert (prune(reconstruct=reconstruct).keep(dense, plan) is not None) == kept
+    assert prune(reconstruct=reconstruct).keep(dense, Plan()) is None
+
+
+def test_reconstruction_of_a_plan_that_also_removes_layers_is_refused_at_once(tmp_path: Path) -> None:
+    network = vit().eval()
+    batches = [next(iter(rows()))]
+    shallow = plan_depth(network, remove={"attention": 1}, batches=batches, replace="zero")
+    with pytest.raises(ValueError, match="Expected a plan that only narrows for reconstruct=True, but got one that"):
+        fit(tmp_path, WidthPrune(plan=shallow, reconstruct=True), network="vit")
+
+
+class Averaged(pl.Callback):
+    """Keeps the parameters and buffers of the network and of its average right after the surgery."""
+
+    def __init__(self, average: WeightAveraging) -> None:
+        self.average, self.pairs = average, dict[str, tuple[Tensor, Tensor]]()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        copies = self.average._average_model.module.net.state_dict()
+        live = pl_module.net.state_dict()
+        self.pairs = {name: (live[name].clone(), copies[name].clone()) for name in live}
+
+
+def test_averages_move_along_with_reconstruction(tmp_path: Path) -> None:
+    """An average that was the network before the surgery is the network after it."""
+    average = WeightAveraging(avg_fn=lambda averaged, current, n: current)
+    seen = Averaged(average)
+    fit(tmp_path, average, prune(), seen, epochs=2)
+    assert seen.pairs
+    for live, averaged in seen.pairs.values():
+        torch.testing.assert_close(live, averaged)
+
+
+@pytest.mark.parametrize("reconstruct", [True, False])
+def test_averages_take_the_statistics_that_were_estimated_anew(reconstruct: bool, tmp_path: Path) -> None:
+    """Those of the dense network would stay in them for thousands of steps."""
+    average = EMAWeightAveraging(decay=0.999)
+    seen = Averaged(average)
+    fit(tmp_path, average, prune(reconstruct=reconstruct), seen, epochs=2)
+    running = [name for name in seen.pairs if "running" in name]
+    assert running
+    for name in running:
+        assert torch.equal(*seen.pairs[name]), name
+    assert not torch.equal(*seen.pairs["linear.weight"])

@@ -1,0 +1,169 @@
+"""WidthPrune inside a Trainer: it narrows, trains on, resumes, and composes with depth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.width.width_prune import HALF, IMAGE, Classifier, Direct, fit, left, prune, rows, trainer, vit
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from prunerecover import Budget, Plan, load_pruned, merge, plan_width
+from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport, WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.cost.macs import count_macs
+
+
+def test_half_goes_and_training_goes_on(tmp_path: Path) -> None:
+    module = fit(tmp_path, prune())
+    assert 0.46 < left(module) <= 0.5
+    event = Ledger.of(module).events[0]
+    assert event["by"] == "WidthPrune.0"
+    assert event["epoch"] == 1
+    assert all(p.requires_grad for p in module.net.parameters())
+    plan = Plan.load(tmp_path / "files" / "plan.json")
+    assert plan.removed["channel"]
+    files = load_pruned(tmp_path / "files" / "pruned", model=Classifier().net)
+    images = next(iter(rows(False)))[0]
+    assert torch.equal(files.eval()(images), module.net.eval()(images))
+
+
+def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    whole = fit(tmp_path / "whole", prune(), epochs=4)
+    fit(tmp_path / "cut", prune(), epochs=3)
+    resumed = fit(tmp_path / "again", prune(), epochs=4, ckpt=tmp_path / "cut" / "files" / "epoch=1.ckpt")
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
+def test_less_pruned_files_are_tested_as_they_were(tmp_path: Path) -> None:
+    module = fit(tmp_path, prune())
+    runner = trainer(tmp_path, prune())
+    dense = runner.test(module, rows(False), ckpt_path=tmp_path / "files" / "epoch=0.ckpt", weights_only=False)[0]
+    assert left(module) == 1.0
+    again = runner.test(module, rows(False), ckpt_path=tmp_path / "files" / "last.ckpt", weights_only=False)[0]
+    assert left(module) <= 0.5
+    assert dense != again
+
+
+def test_batchnorm_is_recalibrated_at_the_surgery(tmp_path: Path) -> None:
+    """Right after it, statistics are those of the narrowed network on the calibration samples."""
+    module = fit(tmp_path, prune(calibration=48), limit_train_batches=1, epochs=2)
+    norm = module.net.bn1
+    assert int(norm.num_batches_tracked) == 4 + 1  # four calibration batches, one training step since
+
+
+def test_schedule_divides_the_budget(tmp_path: Path) -> None:
+    steps = prune(schedule={"start": 0, "every": 1, "times": 3})
+    module = fit(tmp_path, steps)
+    events = Ledger.of(module).events
+    assert [event["epoch"] for event in events] == [0, 1, 2]
+    full = count_macs(Classifier().net, IMAGE)
+    shares = [1 - event["macs"] / full for event in events]
+    assert shares == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=0.04)
+
+
+def test_surgeries_do_not_take_what_others_took_beyond_their_part(tmp_path: Path) -> None:
+    """Each of four needs half a neuron, and can take no less than one."""
+    pl.seed_everything(1, verbose=False)
+    module = Classifier()
+    module.net = nn.Sequential(nn.Flatten(), nn.Linear(768, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
+    steps = prune(budget=Budget(macs=0.25), schedule={"every": 1, "times": 4})
+    with pytest.warns(UserWarning, match="WidthPrune.0 removed nothing"):
+        trainer(tmp_path, steps, epochs=4).fit(module, rows())
+    assert [len(event["units"]) for event in Ledger.of(module).events] == [1, 0, 1, 0]
+    assert module.net[1].out_features == 6
+
+
+def test_surgeries_in_depth_do_not_either(tmp_path: Path) -> None:
+    """An MLP is a sixth of the network: the second one goes when the first is not enough, and not every time."""
+    steps = DepthPrune(Budget(macs=0.2), calibration=24, schedule={"every": 1, "times": 4})
+    with pytest.warns(UserWarning, match="DepthPrune.0 removed nothing"):
+        module = fit(tmp_path, steps, network="vit", epochs=4)
+    assert [len(event["units"]) for event in Ledger.of(module).events] == [1, 0, 0, 1]
+    assert [event["taken"].get("macs", 0) for event in Ledger.of(module).events] == pytest.approx(
+        [0.1724, 0, 0, 0.2083], abs=1e-3
+    )
+    merge(module.net)
+    assert count_macs(module.net, IMAGE) / count_macs(vit(), IMAGE) == pytest.approx((1 - 0.1724) * (1 - 0.2083), 1e-3)
+
+
+def test_tolerance_without_a_budget(tmp_path: Path) -> None:
+    module = fit(tmp_path, WidthPrune(tolerance=0.3, allocation="tolerance", calibration=24))
+    assert left(module) < 1
+    assert Ledger.of(module).plans["net"].evidence["tolerance"] == 0.3
+
+
+def test_depth_width_and_distillation_on_one_module(tmp_path: Path) -> None:
+    callbacks = [
+        DepthPrune(remove={"activation": 1, "attention": 1}, calibration=24, schedule={"start": 0}),
+        WidthPrune(Budget(macs=0.2), calibration=24, schedule={"start": 1}),
+        DistillRecover(),
+        PruneReport(tmp_path / "report"),
+    ]
+    whole = fit(tmp_path / "whole", *callbacks, network="vit", epochs=4)
+    plan = Ledger.of(whole).plans["net"]
+    assert {"activation", "attention", "neuron"} <= set(plan.removed)
+    again = [DepthPrune(remove={"activation": 1, "attention": 1}, calibration=24, schedule={"start": 0})]
+    again += [WidthPrune(Budget(macs=0.2), calibration=24, schedule={"start": 1}), DistillRecover()]
+    file = tmp_path / "whole" / "files" / "epoch=1.ckpt"
+    resumed = fit(tmp_path / "again", *again, network="vit", epochs=4, ckpt=file)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+    assert (tmp_path / "report" / "report.md").is_file()
+
+
+def test_given_plan_is_applied_before_test(tmp_path: Path) -> None:
+    module = Classifier()
+    plan = plan_width(module.net, HALF, batches=list(rows(False)))
+    with pytest.warns(UserWarning, match="without recalibrating BatchNorm, whose statistics are still those"):
+        trainer(tmp_path, WidthPrune(plan=plan)).test(module, rows(False), verbose=False)
+    assert left(module) <= 0.5
+
+
+def test_labels_of_unusual_batches(tmp_path: Path) -> None:
+    """A batch that is a mapping with other names: the U-Score is told where labels are."""
+
+    class Mapped(Classifier):
+        def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+            return F.cross_entropy(self.net(batch["pixels"]), batch["species"])
+
+    loader = DataLoader([{"pixels": x, "species": y} for x, y in rows(False).dataset], batch_size=12)
+    callback = WidthPrune(HALF, allocation="tolerance", labels=lambda batch: batch["species"], calibration=24)
+    module = Mapped()
+    trainer(tmp_path, callback, epochs=1).fit(module, loader)
+    assert left(module) <= 0.5
+
+
+def test_the_module_itself_is_the_network(tmp_path: Path) -> None:
+    images, files = next(iter(rows(False)))[0], tmp_path / "files"
+    whole, resumed = Direct(), Direct()
+    trainer(tmp_path, prune(target="")).fit(whole, rows(False), rows(False))
+    assert whole.conv.out_channels == whole.norm.num_features == whole.head.in_features == 4
+    again = trainer(tmp_path / "again", prune(target=""))
+    again.fit(resumed, rows(False), rows(False), ckpt_path=files / "epoch=1.ckpt", weights_only=False)
+    expected = whole.eval()(images)
+    loaded = load_pruned(files / "last.ckpt", Direct), load_pruned(files / "pruned", Direct())
+    for module in (resumed, *loaded):
+        assert torch.equal(module.eval()(images), expected)
+    with pytest.raises(TypeError, match="but got a LightningModule instance"):
+        load_pruned(files / "pruned", Classifier())
+
+
+def test_kinds_as_a_string(tmp_path: Path) -> None:
+    assert left(fit(tmp_path, prune(kinds="channel"))) <= 0.5
+
+
+def test_last_batch_of_one_sample_is_not_recalibrated_on(tmp_path: Path) -> None:
+    class Features(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Flatten(), nn.Linear(768, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+    module = Features()
+    trainer(tmp_path, prune(calibration=13), epochs=2).fit(module, rows(), rows(False))
+    assert module.net[1].out_features < 16

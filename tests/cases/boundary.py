@@ -1,0 +1,51 @@
+"""What tests of BoundaryDPT's search share: a small network, and accuracies by a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cases.engine import batches_of
+
+from prunerecover.boundary.designs import Split
+from prunerecover.boundary.feasible import TYPES
+from prunerecover.boundary.search import Trial
+from prunerecover.plan.plan import Plan
+
+BATCHES = batches_of("timm", count=2)
+LAYERS = 4
+QUICK = {"batches": BATCHES, "importance": "magnitude", "replace": "zero"}
+Truth = Callable[[int, int], float]
+
+
+def split_of(plan: Plan) -> Split:
+    attention, activation = (len(plan.removed.get(kind, ())) for kind in TYPES)
+    return attention, activation
+
+
+class Told:
+    """Accuracies by a formula in (attentions, activations removed); remembers what was asked for at once."""
+
+    def __init__(self, truth: Truth) -> None:
+        self.truth = truth
+        self.asked: list[list[Trial]] = []
+
+    def __call__(self, trials: Sequence[Trial]) -> list[float]:
+        self.asked.append(list(trials))
+        return [self.truth(*split_of(trial.plan)) for trial in trials]
+
+    @property
+    def splits(self) -> list[list[Split]]:
+        return [[split_of(trial.plan) for trial in trials] for trials in self.asked]
+
+    @property
+    def runs(self) -> list[tuple[Split, int]]:
+        return [(split_of(trial.plan), trial.seed) for trials in self.asked for trial in trials]
+
+
+def attention_hurts(m: int, n: int) -> float:
+    return 80 - 2 * m - 0.5 * n
+
+
+def hill(m: int, n: int) -> float:
+    """Highest at two attentions for four units in all, falling faster with each unit of a type."""
+    return 80 - 0.6 * m**2 - 0.6 * n**2

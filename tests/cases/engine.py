@@ -1,0 +1,79 @@
+"""Models with batches, and what engine tests ask of them: outputs, and a picture of everything that must not change."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases.models.tiny import BUILD, TRANSFORMERS, tiny_images, tiny_inputs, tiny_timm
+from torch import Tensor, nn
+
+from prunerecover.model.batches import as_inputs, call, predictions_of
+
+TIMM: dict[str, dict[str, Any]] = {
+    "timm": {},
+    "timm_all": {"distilled": True, "init_values": 0.5, "drop_path_rate": 0.4, "qk_norm": True},
+}
+FAMILIES = (*TRANSFORMERS, *TIMM)
+UNLIKE = ("timm_all", "llama", "gpt2", "opt_post_norm", "bert")  # between them they have every kind of layout
+PLANNED = [pytest.param(name, marks=() if name in UNLIKE else pytest.mark.slow) for name in FAMILIES]
+UNGATED = ("timm", "timm_all", "gpt2", "opt", "opt_post_norm", "bert", "hf_vit")
+
+
+def build(name: str) -> nn.Module:
+    return tiny_timm(**TIMM[name]) if name in TIMM else BUILD[name]()
+
+
+def batch_of(name: str, n: int = 4, seed: int = 1) -> Any:
+    return tiny_images(n, seed=seed) if name in TIMM else tiny_inputs(name, n, seed=seed)
+
+
+def batches_of(name: str, count: int = 4, n: int = 4) -> list[Any]:
+    return [batch_of(name, n, seed=10 + i) for i in range(count)]
+
+
+def output_of(model: nn.Module, batch: Any) -> Tensor:
+    with torch.no_grad():
+        return predictions_of(call(model, as_inputs(batch)))
+
+
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    """Everything about a model and the random state that planning must leave alone, values copied."""
+    return {
+        "modules": [(name, id(module), module.training) for name, module in model.named_modules()],
+        "parameters": {n: (id(p), p.requires_grad, p.detach().clone(), p.grad) for n, p in model.named_parameters()},
+        "buffers": {n: (id(b), b.clone()) for n, b in model.named_buffers()},
+        "hooks": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()],
+        "forwards": ["forward" in vars(m) for m in model.modules()],
+        "slots": [getattr(m, "layer_idx", None) for m in model.modules()],
+        "config": getattr(model, "config", None) and model.config.to_dict(),
+        "random": (torch.get_rng_state(), random.getstate(), np.random.get_state()),
+        "gradients on": torch.is_grad_enabled(),
+    }
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor | np.ndarray):
+        return type(a) is type(b) and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Check that a `with` block leaves the model as it was, whether it ends well or raises."""
+    before = snapshot(model)
+    try:
+        yield
+    finally:
+        after = snapshot(model)
+        different = [key for key in before if not equal(before[key], after[key])]
+        assert not different, different

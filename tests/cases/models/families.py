@@ -1,0 +1,63 @@
+"""The families that can be narrowed, in single precision, and how a process of its own loads one that was saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cases.models.width import BUILD, LARGE, Built, images
+from cases.width.groups import outputs
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from prunerecover import Plan, load_pruned
+
+FAMILIES = {
+    "option-A ResNet-20": "option_a_resnet20",
+    "ResNet-50": "resnet50",
+    "VGG16-BN": "vgg16_bn",
+    "DenseNet-121": "densenet121",
+    "MobileNetV2": "mobilenet_v2_full",
+    "EfficientNet-B0": "efficientnet_b0",
+    "ConvNeXt-Tiny": "convnext_tiny",
+    "timm DeiT-Tiny": "deit_tiny",
+    "torchvision ViT": "torchvision_vit",
+    "Swin-T": "swin_t",
+    "HF BERT": "bert",
+    "HF SegFormer": "segformer",
+    "HF Llama MHA": "llama",
+    "HF Llama GQA": "llama_gqa",
+    "Qwen2-MoE": "qwen2_moe",
+    "torchvision DeepLabV3": "deeplabv3",
+    "Faster R-CNN": "faster_rcnn",
+    "SSDLite": "ssdlite",
+}
+SIZES = {"Swin-T": 128}  # on smaller images attention, whose windows are padded, takes more than 70% of the MACs
+
+
+DETECTORS = ("Faster R-CNN", "SSDLite")
+
+
+def family(name: str) -> Built:
+    """A dense model in single precision, and a batch for it; of detectors a list of images."""
+    torch.manual_seed(0)
+    model, inputs = {**BUILD, **LARGE}[FAMILIES[name]]()
+    inputs = images(SIZES[name]) if name in SIZES else inputs
+    inputs = ([*inputs],) if name in DETECTORS else inputs
+    return model.float(), tree_map(lambda t: t.float() if t.is_floating_point() else t, inputs)
+
+
+def squares(model: nn.Module, batch: Any) -> Tensor:
+    """A loss that every family has: of all that it gives."""
+    return torch.stack([t.float().square().mean() for t in outputs(model, batch) if t.is_floating_point()]).sum()
+
+
+def reloaded(name: str, folder: Path) -> list[np.ndarray]:
+    """What a saved family gives; where its plan cannot build it, it is loaded into a dense one of other weights."""
+    model, inputs = family(name)
+    torch.nn.utils.vector_to_parameters(torch.zeros(sum(p.numel() for p in model.parameters())), model.parameters())
+    rebuilt = Plan.load(folder / "plan.json").source.constructor is not None
+    with torch.no_grad():
+        return [t.numpy() for t in outputs(load_pruned(folder, None if rebuilt else model), inputs)]

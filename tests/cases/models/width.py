@@ -1,0 +1,238 @@
+"""Seeded models of the families whose groups are found, with a batch each; small where the family allows.
+
+Norms are moved off their initial values, so that no bias is zero and every branch matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from cases.models import tiny
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Built = tuple[nn.Module, Any]
+
+
+def stirred(model: nn.Module, seed: int = 0, scale: float = 1.0) -> nn.Module:
+    """Move vectors, zeros and running statistics off their initial values; eval mode, float64.
+
+    Matrices become `scale` times larger: initial ones of transformers are so small that units hardly matter.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1 or not parameter.any() or parameter.shape[1:].numel() == 1:
+                parameter.add_(0.2 * torch.rand(parameter.shape, generator=generator))
+            else:
+                parameter.mul_(scale)
+        for name, buffer in model.named_buffers():
+            if name.endswith(("running_mean", "running_var")) or (buffer.is_floating_point() and buffer.ndim == 1):
+                buffer.add_(0.2 * torch.rand(buffer.shape, generator=generator))
+    return model.eval().double()
+
+
+def images(size: int, batch: int = 2) -> Tensor:
+    return torch.randn(batch, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+class Pad(nn.Module):
+    """Option A: every second position, and zeros before and after the channels."""
+
+    def __init__(self, extra: int) -> None:
+        super().__init__()
+        self.extra = extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.extra // 2, self.extra // 2))
+
+
+class CifarBlock(nn.Module):
+    def __init__(self, c_in: int, c_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(c_out)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(c_out)
+        self.shortcut = Pad(c_out - c_in) if stride > 1 else nn.Sequential()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(y + self.shortcut(x))
+
+
+class CifarResNet(nn.Module):
+    """ResNet-20 for CIFAR with shortcuts of option A."""
+
+    def __init__(self, blocks: int = 3) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        widths = [16, 16, 32, 64]
+        for stage in (1, 2, 3):
+            layers = [CifarBlock(widths[stage - 1], widths[stage], 1 if stage == 1 else 2)]
+            layers += [CifarBlock(widths[stage], widths[stage], 1) for _ in range(blocks - 1)]
+            setattr(self, f"layer{stage}", nn.Sequential(*layers))
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.linear(x.mean((2, 3)))
+
+
+def _torchvision(name: str, size: int, scale: float = 1.0, **kwargs: Any) -> Built:
+    from torchvision import models
+
+    return stirred(getattr(models, name)(weights=None, **kwargs), scale=scale), images(size)
+
+
+def _bottlenecks(**kwargs: Any) -> Built:
+    from torchvision.models.resnet import Bottleneck, ResNet
+
+    return stirred(ResNet(Bottleneck, [1, 2, 1, 1], num_classes=7, **kwargs)), images(32)
+
+
+def _vgg() -> Built:
+    from torchvision.models.vgg import VGG, make_layers
+
+    net = VGG(make_layers([8, "M", 12, "M", 16], batch_norm=True), num_classes=7)
+    net.avgpool = nn.AdaptiveAvgPool2d(2)
+    net.classifier[0], net.classifier[3] = nn.Linear(64, 24), nn.Linear(24, 20)
+    net.classifier[6] = nn.Linear(20, 7)
+    return stirred(net), images(16)
+
+
+def _densenet() -> Built:
+    from torchvision.models import DenseNet
+
+    return stirred(DenseNet(6, (2, 3), 8, bn_size=2, num_classes=7)), images(32)
+
+
+def _mobilenet() -> Built:
+    return _torchvision("mobilenet_v2", 32, width_mult=0.25, num_classes=7)
+
+
+def _efficientnet() -> Built:
+    from torchvision.models.efficientnet import EfficientNet, MBConvConfig
+
+    settings = [MBConvConfig(1, 3, 1, 16, 8, 1, 1, 1), MBConvConfig(4, 5, 2, 8, 16, 2, 1, 1)]
+    return stirred(EfficientNet(settings, 0.2, num_classes=7, last_channel=24)), images(16)
+
+
+def _convnext() -> Built:
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    return stirred(ConvNeXt([CNBlockConfig(8, 12, 2), CNBlockConfig(12, None, 2)], num_classes=7), scale=5), images(32)
+
+
+def _timm(name: str, size: int, scale: float = 5.0, **kwargs: Any) -> Built:
+    import timm
+
+    torch.manual_seed(0)
+    return stirred(timm.create_model(name, num_classes=7, **kwargs), scale=scale), images(size)
+
+
+def _deit() -> Built:
+    return _timm("deit_tiny_patch16_224", 32, img_size=32, patch_size=8, depth=2, embed_dim=48)
+
+
+def _torchvision_vit() -> Built:
+    from torchvision.models import VisionTransformer
+
+    return stirred(VisionTransformer(16, 4, 2, 4, 32, 48, num_classes=7), scale=5), images(16)
+
+
+def _torchvision_swin() -> Built:
+    from torchvision.models import SwinTransformer
+
+    return stirred(SwinTransformer([2, 2], 12, [2, 2], [3, 4], [4, 4], num_classes=7), scale=5), images(32)
+
+
+def _timm_swin() -> Built:
+    sizes = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (3, 4)}
+    return _timm("swin_tiny_patch4_window7_224", 32, **sizes)
+
+
+def _text(build: Callable[..., nn.Module], **changes: Any) -> Built:
+    return build(num_hidden_layers=2, **changes), tiny.tiny_inputs("text")
+
+
+def _segformer() -> Built:
+    shape = {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 3, 4], "depths": [1, 1, 1, 1]}
+    model = tiny._hf(
+        "SegformerConfig", "SegformerForSemanticSegmentation", **shape, decoder_hidden_size=16, num_labels=5
+    )
+    return model, {"pixel_values": images(32).float()}
+
+
+def _qwen2_moe() -> Built:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "mlp_only_layers": [1]}
+    settings = {**tiny.TEXT, "num_hidden_layers": 2, "num_key_value_heads": 2, **experts}
+    model = tiny._hf("Qwen2MoeConfig", "Qwen2MoeForCausalLM", **settings, shared_expert_intermediate_size=20)
+    return model, tiny.tiny_inputs("text")
+
+
+def _deeplab() -> Built:
+    from torchvision.models.segmentation import deeplabv3_resnet50
+
+    return stirred(deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=5)), images(32)
+
+
+def _faster_rcnn() -> Built:
+    from torchvision.models.detection import FasterRCNN
+    from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+
+    backbone = resnet_fpn_backbone(backbone_name="resnet18", weights=None)
+    net = FasterRCNN(backbone, num_classes=5, min_size=64, max_size=64, rpn_post_nms_top_n_test=20)
+    return stirred(net), images(64, 1).sigmoid()
+
+
+def _ssdlite() -> Built:
+    from torchvision.models.detection import ssdlite320_mobilenet_v3_large
+
+    net = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=5)
+    return stirred(net), images(320, 1).sigmoid()
+
+
+BUILD: dict[str, Callable[[], Built]] = {
+    "option_a_resnet20": lambda: (stirred(CifarResNet()), images(16)),
+    "bottlenecks": _bottlenecks,
+    "resnext": lambda: _bottlenecks(groups=4, width_per_group=8),
+    "vgg": _vgg,
+    "densenet": _densenet,
+    "mobilenet_v2": _mobilenet,
+    "efficientnet": _efficientnet,
+    "convnext": _convnext,
+    "deit": _deit,
+    "torchvision_vit": _torchvision_vit,
+    "torchvision_swin": _torchvision_swin,
+    "timm_swin": _timm_swin,
+    "bert": lambda: _text(tiny.tiny_bert),
+    "segformer": _segformer,
+    "llama": lambda: _text(tiny.tiny_llama, num_key_value_heads=4),
+    "llama_gqa": lambda: _text(tiny.tiny_llama),
+    "llama_gqa_eager": lambda: _text(tiny.tiny_llama, attn_implementation="eager"),
+    "qwen3": lambda: _text(tiny.tiny_qwen3),
+    "opt": lambda: _text(tiny.tiny_opt),
+    "gpt2": lambda: (tiny.tiny_gpt2(n_layer=2), tiny.tiny_inputs("text")),
+    "qwen2_moe": _qwen2_moe,
+}
+LARGE: dict[str, Callable[[], Built]] = {
+    "resnet50": lambda: _torchvision("resnet50", 64),
+    "vgg16_bn": lambda: _torchvision("vgg16_bn", 32),
+    "densenet121": lambda: _torchvision("densenet121", 64),
+    "mobilenet_v2_full": lambda: _torchvision("mobilenet_v2", 64),
+    "efficientnet_b0": lambda: _torchvision("efficientnet_b0", 64),
+    "efficientnet_b0_timm": lambda: _timm("efficientnet_b0", 64, scale=1),
+    "convnext_tiny": lambda: _torchvision("convnext_tiny", 64, scale=5),
+    "convnext_tiny_timm": lambda: _timm("convnext_tiny", 64),
+    "deit_tiny": lambda: _timm("deit_tiny_patch16_224", 224),
+    "swin_t": lambda: _torchvision("swin_t", 64, scale=5),
+    "swin_tiny_timm": lambda: _timm("swin_tiny_patch4_window7_224", 56, img_size=56),
+    "deeplabv3": _deeplab,
+    "faster_rcnn": _faster_rcnn,
+    "ssdlite": _ssdlite,
+}

@@ -1,0 +1,51 @@
+"""Trainers that prune users' own modules, for several test files."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import lightning.pytorch as pl
+import torch
+from cases.models.habits import loader
+from torch import nn
+
+from prunerecover.callbacks import DepthPrune
+
+REMOVE = {"attention": 1, "activation": 1}
+
+
+def trainer_of(folder, *callbacks, epochs=2, **settings):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    return pl.Trainer(max_epochs=epochs, callbacks=list(callbacks), default_root_dir=folder, **{**quiet, **settings})
+
+
+def prune(**arguments):
+    defaults = {"remove": REMOVE, "schedule": {"start": 1}, "calibration": 16, "merge": "never"}
+    return DepthPrune(**{**defaults, **arguments})
+
+
+def fit(folder, module, *callbacks, data=None, **settings):
+    pl.seed_everything(3, verbose=False)
+    runner = trainer_of(folder, *callbacks, **settings)
+    runner.fit(module, loader() if data is None else data)
+    return runner
+
+
+def assert_same(left: nn.Module, right: nn.Module) -> None:
+    a, b = left.state_dict(), right.state_dict()
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def sharded(strategy, *callbacks):
+    """Stand in for a Trainer with a strategy that cannot run here."""
+    return SimpleNamespace(
+        strategy=strategy,
+        callbacks=list(callbacks),
+        state=SimpleNamespace(fn="fit"),
+        loggers=[],
+        checkpoint_callback=None,
+        fast_dev_run=False,
+        current_epoch=0,
+        global_step=0,
+    )

@@ -1,0 +1,75 @@
+"""Data, plans and trainers of the tests of trials, and what runs by hand give."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from cases.models.habits import Plain, dataset, loader
+
+from prunerecover import DepthPrune, DistillRecover, Plan, plan_depth
+from prunerecover.boundary.search import Trial
+from prunerecover.callbacks.trials.runner import TrialSettings
+
+LOSS = TrialSettings(metric="val_loss", scale=1.0)  # a loss tells more apart than the share of 48 images
+CALIBRATION = [dataset().tensors[0][:16]]
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+
+
+class Data(pl.LightningDataModule):
+    """The tiny data; asks for its trainer, and frees what it holds when that is done, as users' own do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: Any = None
+
+    def setup(self, stage: str) -> None:
+        self.held = dataset()
+
+    def train_dataloader(self) -> Any:
+        assert self.trainer is not None
+        assert self.held is not None
+        return loader()
+
+    def val_dataloader(self) -> Any:
+        return loader(shuffle=False)
+
+    def teardown(self, stage: str) -> None:
+        self.held = None
+
+
+def seeded(make: type[pl.LightningModule] = Plain) -> pl.LightningModule:
+    torch.manual_seed(0)
+    return make()
+
+
+def plan_of(**removed: int) -> Plan:
+    """For the network that every module here starts from."""
+    return plan_depth(seeded().net, remove=removed, batches=CALIBRATION, search="one_shot")
+
+
+def three_trials() -> list[Trial]:
+    """Of attentions, activations and both."""
+    plans = (plan_of(attention=2), plan_of(activation=2), plan_of(attention=1, activation=1))
+    return [Trial(plan, seed) for seed, plan in enumerate(plans)]
+
+
+def by_hand(module: pl.LightningModule, trial: Trial, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
+    """A run without a TrialRunner; trains `module` itself."""
+    torch.manual_seed(trial.seed)
+    random.seed(trial.seed)
+    np.random.seed(trial.seed)
+    runner = pl.Trainer(
+        **{"max_epochs": 1, "accelerator": "cpu", "num_sanity_val_steps": 0, **QUIET, **settings},
+        callbacks=[DepthPrune(plan=trial.plan, target="net", merge="never"), *callbacks] if trial.plan.edits else [],
+    )
+    runner.fit(module, datamodule=Data())
+    return runner
+
+
+def losses_by_hand(trials: list[Trial]) -> list[float]:
+    """What runs without a TrialRunner log."""
+    return [float(by_hand(seeded(), t, DistillRecover(target="net")).callback_metrics["val_loss"]) for t in trials]

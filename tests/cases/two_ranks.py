@@ -1,0 +1,223 @@
+"""Fits on two CPU ranks, each a process. A script of test_ddp.py: two_ranks.py RESULT.json FOLDER SCENARIO ..."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from cases.models.habits import Manual, Plain, dataset, loader
+from cases.width.narrow_fits import CNN, RESIDUAL, Cnn, NarrowAt, ResidualCnn
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, TensorDataset
+
+from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, WidthPrune, load_pruned, plan_depth
+from prunerecover.callbacks import depth_prune
+from prunerecover.callbacks.ledger.ledger import Ledger
+
+torch.set_num_threads(1)
+ONCE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1}}
+PROGRESSIVE = {"remove": {"attention": 2, "activation": 1}, "schedule": {"start": 1, "every": 1, "step": 1}}
+
+
+def digest(module) -> str:
+    values = [p.detach().flatten().double() for p in module.parameters()]
+    return hashlib.sha256(torch.cat(values).numpy().tobytes()).hexdigest()
+
+
+class Agreement(pl.Callback):
+    """Compares the ranks' weights, and those of averaged copies, after every batch."""
+
+    def __init__(self, averaged=None):
+        self.averaged, self.steps, self.agreed = averaged, 0, 0
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        modules = [pl_module] if self.averaged is None else [pl_module, self.averaged._average_model.module]
+        everyone = [None] * trainer.world_size
+        dist.all_gather_object(everyone, [digest(module) for module in modules])
+        self.steps += 1
+        self.agreed += all(each == everyone[0] for each in everyone)
+
+
+def fit(
+    folder,
+    module,
+    *callbacks,
+    prune=ONCE,
+    surgeon=None,
+    data=None,
+    resume=None,
+    strategy="ddp",
+    epochs=3,
+    averaged=None,
+    **more,
+):
+    pl.seed_everything(7, verbose=False)
+    agreement = Agreement(averaged)
+    every = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    surgeon = DepthPrune(**prune, calibration=16, merge="never") if surgeon is None else surgeon
+    settings = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    runner = pl.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy,
+        callbacks=[surgeon, *callbacks, agreement, every],
+        **{**settings, **more},
+    )
+    runner.fit(module, loader() if data is None else data, ckpt_path=resume)
+    return {
+        "world": runner.world_size,
+        "steps": agreement.steps,
+        "agreed": agreement.agreed,
+        "events": Ledger.of(module).events,
+        "plans": {target: str(plan.edits) for target, plan in Ledger.of(module).plans.items()},
+        "digest": digest(module),
+    }
+
+
+def seeded(make=Plain):
+    pl.seed_everything(7, verbose=False)
+    return make()
+
+
+def progressive(folder):
+    return fit(folder, seeded(), DistillRecover(), prune=PROGRESSIVE, accumulate_grad_batches=2)
+
+
+def reducers(folder):
+    """Every way to build the reducer; unpruned parameters without gradients would be found out at the next step."""
+    strategies = {
+        "find_unused": "ddp_find_unused_parameters_true",
+        "static": DDPStrategy(static_graph=True),
+        "bucket_view": DDPStrategy(gradient_as_bucket_view=True),
+    }
+    return {name: fit(folder / name, seeded(), strategy=strategy) for name, strategy in strategies.items()}
+
+
+def manual(folder):
+    return fit(folder, seeded(Manual), DistillRecover(features=True))
+
+
+def averaged(folder):
+    callback = EMAWeightAveraging(decay=0.9)
+    return fit(folder, seeded(), callback, averaged=callback)
+
+
+def resumed(folder):
+    """From before and after the surgery, with the teacher in its file."""
+    whole = fit(folder, seeded(), DistillRecover())
+    parts = [
+        fit(folder / f"from{epoch}", seeded(), DistillRecover(), resume=folder / f"epoch={epoch}.ckpt")
+        for epoch in (0, 1)
+    ]
+    return {"whole": whole, "parts": parts}
+
+
+def narrowed(folder):
+    """Channels with BatchNorm and a shortcut that is rewritten; from the file between the surgeries, too."""
+    strategies = {
+        "plain": "ddp",
+        "find_unused": "ddp_find_unused_parameters_true",
+        "static": DDPStrategy(static_graph=True),
+        "bucket_view": DDPStrategy(gradient_as_bucket_view=True),
+    }
+    found = {
+        name: fit(folder / name, seeded(Cnn), surgeon=NarrowAt(CNN), strategy=strategy)
+        for name, strategy in strategies.items()
+    }
+    resume = folder / "plain" / "epoch=1.ckpt"
+    found["resumed"] = fit(folder / "resumed", seeded(Cnn), surgeon=NarrowAt(CNN), resume=resume)
+    average = EMAWeightAveraging(decay=0.9)
+    found["averaged"] = fit(folder / "averaged", seeded(Cnn), average, surgeon=NarrowAt(CNN), averaged=average)
+    found["residual"] = fit(folder / "residual", seeded(ResidualCnn), surgeon=NarrowAt(RESIDUAL))
+    surgeon = WidthPrune(Budget(macs=0.3), calibration=16, schedule={"start": 1}, merge="never")
+    found["width_prune"] = fit(folder / "width_prune", seeded(Cnn), surgeon=surgeon)
+    return found
+
+
+def adapted(folder):
+    """Adapters from the start, folded for a surgery and laid anew; resumed from before and after it."""
+    whole = fit(folder, seeded(), LoRARecover(rank=2))
+    parts = [
+        fit(folder / f"from{epoch}", seeded(), LoRARecover(rank=2), resume=folder / f"epoch={epoch}.ckpt")
+        for epoch in (0, 1)
+    ]
+    return {"whole": whole, "parts": parts}
+
+
+def local_data(folder):
+    """Each rank has samples of its own: alone, the ranks would decide differently."""
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    generator = torch.Generator().manual_seed(100 + rank)
+    images = (1 + 2 * rank) * torch.randn(48, 1, 8, 8, generator=generator)
+    data = DataLoader(TensorDataset(images, torch.randint(0, 4, (48,), generator=generator)), 8)
+    decided = []
+
+    def spy(*args, **kwargs):
+        plan = plan_depth(*args, **kwargs)
+        decided.append(hashlib.sha256(str(sorted(plan.evidence["importance"].items())).encode()).hexdigest())
+        return plan
+
+    depth_prune.plan_depth = spy
+    try:
+        result = fit(folder, seeded(), data=data, use_distributed_sampler=False)
+    finally:
+        depth_prune.plan_depth = plan_depth
+    everyone = [None, None]
+    dist.all_gather_object(everyone, (decided, result["plans"]))
+    return {**result, "decided": [each[0] for each in everyone], "plans": [each[1] for each in everyone]}
+
+
+class Sharded(Plain):
+    """Shards its network in configure_model, as FSDP2 wants it."""
+
+    def configure_model(self):
+        if not hasattr(self, "sharded"):
+            self.sharded = True
+            for block in self.net.blocks:
+                fully_shard(block, mesh=self.device_mesh["data_parallel"])
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
+def sharded(folder):
+    """The plan is known beforehand. A resumed run may start from other weights: the file has them."""
+    plan = plan_depth(seeded().net, remove=ONCE["remove"], batches=[dataset().tensors[0]])
+    results = []
+    for name, resume in (("whole", None), ("again", folder / "whole" / "epoch=0.ckpt")):
+        strategy = ModelParallelStrategy(
+            data_parallel_size=2, tensor_parallel_size=1, save_distributed_checkpoint=False
+        )
+        module = seeded(Sharded)
+        if resume:
+            torch.nn.init.zeros_(module.net.head.weight)
+        runner = pl.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            devices=2,
+            strategy=strategy,
+            logger=False,
+            enable_progress_bar=False,
+            callbacks=[DepthPrune(plan=plan), ModelCheckpoint(folder / name, filename="{epoch}", save_top_k=-1)],
+        )
+        runner.fit(module, loader(), ckpt_path=resume)
+        results.append(
+            {"events": Ledger.of(module).events, "digest": digest(load_pruned(folder / name / "epoch=1.ckpt"))}
+        )
+    return {"whole": results[0], "again": results[1]}
+
+
+if __name__ == "__main__":
+    results, where, *scenarios = sys.argv[1:]
+    found = {name: globals()[name](Path(where) / name) for name in scenarios}
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        Path(results).write_text(json.dumps(found))

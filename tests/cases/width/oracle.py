@@ -1,0 +1,113 @@
+"""What narrowing must amount to, done the plain way: cut tensors as slices say; or set to zero what makes a unit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.model.paths import get_module, set_module
+from prunerecover.plan.groups import Group
+from prunerecover.width.groups.discovery import Found
+
+Keep = Mapping[Group, Tensor]
+
+
+def thirty_percent(found: Found, seed: int = 0) -> dict[Group, Tensor]:
+    """Keep about 70% of the units of every group, but always remove one and keep one; at random."""
+    generator = torch.Generator().manual_seed(seed)
+    keep = {}
+    for group in found.groups:
+        removed = min(max(1, round(0.3 * group.size)), group.size - 1)
+        keep[group] = torch.randperm(group.size, generator=generator)[removed:].sort().values
+    return keep
+
+
+def rewritten(model: nn.Module, found: Found) -> nn.Module:
+    """Copy a model, with convolutions for padded shortcuts."""
+    new = copy.deepcopy(model)
+    like = next(new.parameters())
+    for shortcut in found.rewrites:
+        set_module(new, shortcut.path, shortcut.as_conv().to(like))
+    return new
+
+
+def narrowed(model: nn.Module, found: Found, keep: Keep) -> nn.Module:
+    """Copy a model with only the units in `keep`."""
+    new = rewritten(model, found)
+    stays: dict[tuple[str, int], Tensor] = {}
+    for group, units in keep.items():
+        gone = torch.tensor([u for u in range(group.size) if u not in units.tolist()])
+        for part in group.slices:
+            size = _tensor(new, part.tensor).shape[part.dim]
+            stays.setdefault((part.tensor, part.dim), torch.ones(size, dtype=torch.bool))[part.indices(gone)] = False
+    for (name, dim), mask in stays.items():
+        tensor = _tensor(new, name)
+        with torch.no_grad():
+            tensor.data = tensor.data.index_select(dim, mask.nonzero().flatten())
+    for group, units in keep.items():
+        for setting in group.settings:
+            setattr(get_module(new, setting.module), setting.attribute, setting.per_unit * len(units))
+    for module in new.modules():
+        _sync(module)
+    return new
+
+
+def masked(model: nn.Module, found: Found, keep: Keep) -> nn.Module:
+    """Copy a model and set everything that makes a removed unit to zero."""
+    new = rewritten(model, found)
+    with torch.no_grad():
+        for group, units in keep.items():
+            gone = torch.tensor([u for u in range(group.size) if u not in units.tolist()])
+            for part in group.slices:
+                if part.makes:
+                    _tensor(new, part.tensor).index_fill_(part.dim, part.indices(gone), 0)
+    return new
+
+
+@contextmanager
+def silenced(model: nn.Module, keep: Keep) -> Iterator[None]:
+    """Set removed units to zero where they are seen, by hooks."""
+    handles = []
+    for group, units in keep.items():
+        gone = torch.tensor([u for u in range(group.size) if u not in units.tolist()])
+        for site in group.sites:
+            index = site.offset + (gone[:, None] * site.span + torch.arange(site.span)).flatten()
+            module = get_module(model, site.module)
+
+            def before(_, args, dim=site.dim, index=index):
+                return (args[0].index_fill(dim, index, 0), *args[1:])
+
+            def after(_, args, output, dim=site.dim, index=index):
+                return output.index_fill(dim, index, 0)
+
+            if site.of == "input":
+                handles.append(module.register_forward_pre_hook(before))
+            else:
+                handles.append(module.register_forward_hook(after))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tensor(model: nn.Module, path: str) -> Tensor:
+    parent, _, name = path.rpartition(".")
+    return getattr(get_module(model, parent), name)
+
+
+def _sync(module: nn.Module) -> None:
+    weight = getattr(module, "weight", None)
+    if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+        if module.groups > 1 and weight.shape[1] == 1 and module.groups == module.in_channels:
+            module.groups = weight.shape[0] * module.groups // module.out_channels
+        sizes = weight.shape[0], weight.shape[1] * module.groups
+        module.in_channels, module.out_channels = sizes if module.transposed else sizes[::-1]
+    elif isinstance(module, nn.LayerNorm):
+        module.normalized_shape = tuple(weight.shape)
+    elif hasattr(module, "nf"):
+        module.nf = weight.shape[1]

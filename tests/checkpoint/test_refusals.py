@@ -1,0 +1,229 @@
+"""Saving never destroys what is there, and loading never gives a model that its plan and weights do not describe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases.models.tiny import tiny_llama, tiny_timm
+from cases.tiny_plans import assert_same, logits, pruned, structure, tiny_plan
+from torch import Tensor, nn
+
+import prunerecover.checkpoint.pruned_folder as pruned_folder
+from prunerecover import apply_plan, load_pruned, merge, save_pruned
+from prunerecover.surgery.apply_edits import check_source
+
+# What save_pruned refuses
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [(lambda model: None, "still dense: apply_plan"), (lambda model: merge(model), r"Pass plan \+ merge\(model\)")],
+    ids=["dense", "merged"],
+)
+def test_model_and_plan_must_belong_together(edit: Callable[[nn.Module], Any], message: str, tmp_path: Path) -> None:
+    model = tiny_timm()
+    plan = tiny_plan(model, (1, "activation", "slope_bias"))
+    if "merge" in message:
+        apply_plan(model, plan)
+    edit(model)
+    with pytest.raises(ValueError, match=f"Expected the model that the plan leaves .* but got another .*{message}"):
+        save_pruned(model, plan, tmp_path / "pruned")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_values(tmp_path: Path) -> None:
+    model, plan = pruned("attention zero")
+    with pytest.raises(ValueError, match="Expected a model with values, but got .* and .* more on the meta device"):
+        save_pruned(model.to("meta"), plan, tmp_path / "pruned")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_own_or_empty_folder_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "pruned"
+    path.mkdir(parents=True)
+    save_pruned(*pruned("attention affine"), path)
+    model, plan = pruned("attention zero")
+    save_pruned(model, plan, path)
+    assert {p.name for p in path.iterdir()} == {"plan.json", "model.safetensors"}
+    assert [p.name for p in path.parent.iterdir()] == ["pruned"]
+    assert torch.equal(logits(load_pruned(path), "timm"), logits(model, "timm"))
+
+
+@pytest.mark.parametrize("foreign", ["pruned/notes.txt", "pruned/config.json", "pruned"])
+def test_what_others_wrote_is_not_touched(foreign: str, tmp_path: Path) -> None:
+    (tmp_path / foreign).parent.mkdir(exist_ok=True)
+    (tmp_path / foreign).write_text("mine")
+    with pytest.raises(FileExistsError, match="Expected nothing at .*, but got .* there. Nothing was written"):
+        save_pruned(*pruned("attention zero"), tmp_path / "pruned")
+    assert (tmp_path / foreign).read_text() == "mine"
+    assert len(list(tmp_path.rglob("*"))) == len(Path(foreign).parts)
+
+
+@pytest.mark.parametrize("failing", ["save_weights", "_save_config"])
+def test_a_save_that_fails_leaves_the_former_folder(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, plan = pruned("attention zero")
+    path = save_pruned(model, plan, tmp_path / "pruned")
+
+    def fail(*args: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pruned_folder, failing, fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_pruned(*pruned("attention affine"), path)
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["pruned"]
+    assert torch.equal(logits(load_pruned(path), "timm"), logits(model, "timm"))
+
+
+def test_a_move_that_fails_puts_the_former_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plan = pruned("attention zero")
+    path = save_pruned(model, plan, tmp_path / "pruned")
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.suffix == ".new":
+            raise OSError("no space")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="no space"):
+        save_pruned(*pruned("attention affine"), path)
+    assert [p.name for p in tmp_path.iterdir()] == ["pruned"]
+    assert torch.equal(logits(load_pruned(path), "timm"), logits(model, "timm"))
+
+
+# What load_pruned refuses
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_pruned(*pruned("everything"), tmp_path / "pruned")
+
+
+def edit_plan(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    data = json.loads((folder / "plan.json").read_text())
+    edit(data)
+    (folder / "plan.json").write_text(json.dumps(data))
+
+
+def test_no_such_path(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match="Expected a folder of save_pruned or a Lightning checkpoint, but .* does not"
+    ):
+        load_pruned(tmp_path / "nowhere")
+
+
+def test_a_folder_without_a_plan(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no plan.json. Is it the right one\?"):
+        load_pruned(tmp_path)
+    tiny_llama().save_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match="has no plan.json. It is one of transformers: use from_pretrained"):
+        load_pruned(tmp_path)
+
+
+def test_a_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(
+        FileNotFoundError, match="Expected the weights of a pruned model at .*, but there is no such file"
+    ):
+        load_pruned(folder)
+
+
+def test_weights_that_are_cut_off(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    for keep in (0, 100, -7):
+        content = weights.read_bytes()
+        weights.write_bytes(content[:keep])
+        with pytest.raises(
+            ValueError, match="Expected weights in safetensors at .*cannot be read.*Is the file cut off"
+        ):
+            load_pruned(folder)
+        weights.write_bytes(content)
+
+
+def test_the_sidecar_is_not_needed(folder: Path) -> None:
+    (folder / "plan.safetensors").unlink()
+    assert torch.equal(logits(load_pruned(folder), "timm"), logits(pruned("everything")[0], "timm"))
+
+
+def test_a_plan_of_a_newer_schema(folder: Path) -> None:
+    edit_plan(folder, lambda plan: plan.update({"schema": "prunerecover.plan/9"}))
+    with pytest.raises(ValueError, match="prunerecover.plan/1, but got prunerecover.plan/9"):
+        load_pruned(folder)
+
+
+def test_a_plan_that_was_edited(folder: Path) -> None:
+    edit_plan(folder, lambda plan: plan["edits"].pop(0))
+    dense = tiny_timm()
+    before = structure(dense)
+    for model in (None, dense):
+        with pytest.raises(ValueError, match="to leave the model that its plan describes .* Was the file edited"):
+            load_pruned(folder, model)
+    assert_same(dense, before)
+
+
+def test_a_library_that_builds_another_model(folder: Path) -> None:
+    edit_plan(folder, lambda plan: plan["source"]["constructor"]["kwargs"].update({"embed_dim": 64}))
+    with pytest.raises(ValueError, match="but the installed version builds another. Install the timm or transformers"):
+        load_pruned(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("head.weight"), "lacks head.weight"),
+        (lambda state: state.update({"extra": torch.ones(1)}), "has besides extra"),
+        (
+            lambda state: state.update({"head.bias": torch.ones(7)}),
+            r"has other shapes head.bias \(7,\) instead of \(5,\)",
+        ),
+        (lambda state: state.clear(), "lacks cls_token, pos_embed, .* and [0-9]+ more"),
+    ],
+    ids=["lacking", "besides", "shape", "empty"],
+)
+def test_weights_that_do_not_fit(change: Callable[[dict[str, Tensor]], Any], message: str, folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors")
+    dense = tiny_timm()
+    before = structure(dense)
+    for model in (None, dense):
+        with pytest.raises(
+            ValueError, match=f"Expected the weights of the VisionTransformer .* {message}.*saved together"
+        ):
+            load_pruned(folder, model)
+    assert_same(dense, before)
+
+
+def test_another_dense_model(folder: Path) -> None:
+    other = tiny_timm(depth=3)
+    before = structure(other)
+    with pytest.raises(ValueError, match="Expected the model that the plan was made for .* this model has 3 blocks"):
+        load_pruned(folder, other)
+    assert_same(other, before)
+
+
+def test_buffers_that_no_file_holds(tmp_path: Path) -> None:
+    model, plan = pruned("llama attention")
+    path = save_pruned(model, plan, tmp_path / "pruned")
+    empty = tiny_llama().to("meta")
+    with pytest.raises(
+        ValueError, match="whose buffers are in memory, but got model.rotary_emb.inv_freq.*include_buffers"
+    ):
+        load_pruned(path, empty)
+    check_source(empty, plan)
+
+
+@pytest.mark.parametrize("model", [nn.Linear, "model", 3])
+def test_what_is_no_model(model: Any, folder: Path) -> None:
+    with pytest.raises(TypeError, match="Expected a LightningModule class, a network or None, but got"):
+        load_pruned(folder, model)

@@ -1,0 +1,195 @@
+"""Costs against closed forms, latency against a clock whose hands we move."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from prunerecover.cost.environment import cpu_name, device_name, versions
+from prunerecover.cost.latency import latency_ratio, median_latency, stopwatch_for
+from prunerecover.cost.measurement import Measurement, measure
+from prunerecover.cost.memory import LiveStorages, peak_activations
+from prunerecover.model.batches import ModelInputs
+
+CPU = torch.device("cpu")
+X = torch.ones(4, 8)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+class Named(nn.Module):
+    """Tells a shared diary when it runs."""
+
+    def __init__(self, name: str, diary: list[str]) -> None:
+        super().__init__()
+        self.name, self.diary = name, diary
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.diary.append(self.name)
+        return x
+
+
+def test_costs_equal_closed_form() -> None:
+    found = measure(mlp(), X)
+    assert isinstance(found, Measurement)
+    assert found.parameters == 8 * 16 + 16 + 16 * 2 + 2
+    assert found.parameter_bytes == 4 * found.parameters
+    assert (found.macs, found.batch_size, found.macs_per_sample) == (4 * (8 * 16 + 16 * 2), 4, 160)
+    assert found.latency_ms is not None
+    assert found.latency_ms > 0
+    assert (found.device, found.dtype, found.threads) == ("cpu", "torch.float32", torch.get_num_threads())
+    assert found.versions["torch"] == version("torch")
+
+
+def test_shared_parameters_count_once_and_bytes_follow_the_type() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)).to(torch.float64)
+    model[1].weight = model[0].weight
+    found = measure(model, torch.ones(1, 4, dtype=torch.float64), repeats=0)
+    assert (found.parameters, found.parameter_bytes, found.dtype) == (16, 128, "torch.float64")
+    assert found.latency_ms is None
+
+
+def test_meta_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="Expected a model with weights, but it is on the meta device"):
+        measure(nn.Linear(2, 2, device="meta"), torch.ones(1, 2))
+    with pytest.raises(ValueError, match="Expected a model with weights, but it is on the meta device"):
+        median_latency(nn.Linear(2, 2, device="meta"), ModelInputs((torch.ones(1, 2),)))
+
+
+def test_peak_is_the_largest_pair_of_neighbours_in_a_chain() -> None:
+    widths = [8, 32, 128, 64, 2]
+    layers = [nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    peak, source = peak_activations(nn.Sequential(*layers), ModelInputs((X,)), CPU)
+    assert (peak, source) == (4 * 4 * (128 + 64), "tensor sizes")
+
+
+def test_peak_is_the_same_without_weights() -> None:
+    expected, _ = peak_activations(mlp(), ModelInputs((X,)), CPU)
+    with torch.device("meta"):
+        model = mlp()
+    assert peak_activations(model, ModelInputs((X.to("meta"),)), torch.device("meta"))[0] == expected
+
+
+def test_views_and_existing_tensors_take_no_memory() -> None:
+    kept = torch.ones(100)
+    with LiveStorages([kept]) as live:
+        kept.view(10, 10).t()
+        kept.add_(1)
+    assert live.peak == 0
+
+
+def test_released_tensors_make_room() -> None:
+    with LiveStorages() as live:
+        for _ in range(5):
+            x = torch.ones(100)
+            del x
+    assert live.peak == 400
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_pairs_are_interleaved_and_swap_their_order(warmup: int) -> None:
+    diary: list[str] = []
+    latency_ratio(Named("dense", diary), Named("pruned", diary), X, pairs=4, warmup=warmup)
+    pairs = [tuple(diary[i : i + 2]) for i in range(0, len(diary), 2)]
+    assert len(pairs) == warmup + 4
+    assert pairs == [("dense", "pruned") if i % 2 == 0 else ("pruned", "dense") for i in range(len(pairs))]
+
+
+def test_ratio_is_right_on_a_machine_that_slows_down_tenfold() -> None:
+    diary: list[str] = []
+    calls = iter(range(10_000))
+
+    def drifting(run: Callable[[], object]) -> float:
+        run()
+        slowness = 1 + 9 * next(calls) / 200
+        return slowness * (0.020 if diary[-1] == "dense" else 0.015)
+
+    found = latency_ratio(
+        Named("dense", diary), Named("pruned", diary), X, pairs=100, warmup=0, stopwatch=drifting, seed=1
+    )
+    assert found.ratio.value == pytest.approx(0.75, rel=0.02)
+    assert 0.75 in found.ratio
+    assert found.pairs == 100
+    assert found.batch_size == 4
+    assert 20 < found.dense_ms < 200
+
+
+def test_outliers_do_not_move_the_ratio() -> None:
+    times = iter([1.0, 0.5, 0.5, 1.0, 1.0, 50.0, 0.5, 1.0, 1.0, 0.5])
+    found = latency_ratio(mlp(), mlp(), X, pairs=5, warmup=0, stopwatch=lambda run: next(times))
+    assert found.ratio.value == 0.5
+    assert (found.dense_ms, found.pruned_ms) == (1000, 500)
+
+
+def test_smaller_model_is_measured_faster() -> None:
+    large, small = (nn.Sequential(*[nn.Linear(256, 256) for _ in range(n)]) for n in (24, 4))
+    assert latency_ratio(large, small, torch.ones(64, 256), pairs=10).ratio.value < 0.7
+
+
+def test_settings_of_the_process_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    before = torch.get_num_threads()
+
+    def failing(run: Callable[[], object]) -> float:
+        assert not gc.isenabled()
+        raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        latency_ratio(mlp(), mlp(), X, threads=3, stopwatch=failing)
+    assert chosen == [3, before]
+    assert gc.isenabled()
+
+
+def test_measuring_leaves_the_model_alone() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout()).train()
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    measure(model, X, repeats=1)
+    latency_ratio(model, copy.deepcopy(model), X, pairs=1, warmup=0)
+    assert all(module.training for module in model.modules())
+    assert torch.equal(random, torch.get_rng_state())
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+
+
+def test_bad_comparisons_are_refused() -> None:
+    with pytest.raises(ValueError, match="Expected at least one pair, but got pairs=0"):
+        latency_ratio(mlp(), mlp(), X, pairs=0)
+    with pytest.raises(ValueError, match="Expected both models on one device, but got cpu and meta"):
+        latency_ratio(mlp(), nn.Linear(8, 2, device="meta"), X)
+
+
+def test_environment_names_processor_and_packages(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Imaginary 9000 @ 3 GHz\n")
+    assert cpu_name(cpuinfo) == "Imaginary 9000 @ 3 GHz"
+    assert cpu_name(tmp_path / "missing")
+    assert device_name(CPU) == cpu_name()
+    assert {"python", "prunerecover", "torch", "lightning"} <= set(versions())
+
+
+def test_stopwatch_of_the_cpu_measures_wall_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([10.0, 12.5])
+    monkeypatch.setattr("prunerecover.cost.latency.time.perf_counter", lambda: next(moments))
+    assert stopwatch_for(CPU)(lambda: None) == 2.5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_is_measured_by_its_own_clock_and_allocator() -> None:
+    model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)])
+    found = measure(model, torch.ones(256, 1024), device="cuda")
+    assert next(model.parameters()).device == CPU
+    assert found.device.startswith("cuda")
+    assert found.activation_source == "cuda allocator"
+    assert found.activation_bytes >= 2 * 256 * 1024 * 4
+    assert found.latency_ms is not None
+    assert found.macs == 4 * 256 * 1024 * 1024

@@ -1,0 +1,143 @@
+"""Intervals against scipy, published tables and closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from prunerecover.cost.statistics import (
+    Interval,
+    is_share,
+    mean_interval,
+    median_interval,
+    paired_difference,
+    wilson_interval,
+)
+
+
+@pytest.mark.parametrize(
+    ("correct", "total", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0000, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_equals_published_table(correct: int, total: int, low: float, high: float) -> None:
+    """Newcombe 1998, Statistics in Medicine 17, 857-872, Table I, method 3."""
+    found = wilson_interval(correct, total)
+    assert (found.low, found.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+    assert found.value == correct / total
+
+
+def test_wilson_follows_its_formula_at_other_levels() -> None:
+    p, n, z = 0.93, 400, stats.norm.ppf(0.995)
+    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    found = wilson_interval(372, 400, confidence=0.99)
+    expected = [(centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)]
+    assert [found.low, found.high] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("correct", "total"), [(0, 0), (-1, 5), (6, 5)])
+def test_wilson_refuses_impossible_counts(correct: int, total: int) -> None:
+    with pytest.raises(ValueError, match="Expected 0 <= correct <= total with at least one sample"):
+        wilson_interval(correct, total)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95])
+def test_confidence_is_a_share(confidence: float) -> None:
+    with pytest.raises(ValueError, match="Expected a confidence between 0 and 1"):
+        wilson_interval(1, 2, confidence)
+    with pytest.raises(ValueError, match="Expected a confidence between 0 and 1"):
+        median_interval([1.0, 2.0], confidence)
+
+
+def correctness() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(7)
+    before = (rng.random(600) < 0.8).astype(float)
+    flipped = rng.random(600) < 0.15
+    return before, np.where(flipped, 1 - before, before)
+
+
+def test_paired_difference_equals_scipys_bootstrap() -> None:
+    before, after = correctness()
+    found = paired_difference(before, after, resamples=20_000)
+    oracle = stats.bootstrap((after - before,), np.mean, n_resamples=20_000, method="percentile", batch=1000)
+    ends = oracle.confidence_interval
+    assert found.value == pytest.approx(float((after - before).mean()))
+    assert [found.low, found.high] == pytest.approx([ends.low, ends.high], abs=2e-3)
+
+
+def test_paired_difference_equals_normal_theory_on_continuous_scores() -> None:
+    rng = np.random.default_rng(3)
+    before = rng.normal(2.0, 1.0, 800)
+    after = before + rng.normal(0.1, 0.2, 800)
+    found = paired_difference(before, after)
+    half = 1.96 * (after - before).std() / math.sqrt(800)
+    assert [found.low, found.high] == pytest.approx([found.value - half, found.value + half], abs=1e-3)
+
+
+def test_pairing_is_narrower_than_two_separate_intervals() -> None:
+    before, after = correctness()
+    paired, first, second = paired_difference(before, after), mean_interval(before), mean_interval(after)
+    assert paired.high - paired.low < (first.high - first.low) + (second.high - second.low)
+    assert paired_difference(after, before).value == -paired.value
+
+
+def test_agreement_everywhere_has_no_width() -> None:
+    assert paired_difference([1, 0, 1], [1, 0, 1]) == Interval(0.0, 0.0, 0.0)
+
+
+def test_seed_decides() -> None:
+    before, after = correctness()
+    first, again, other = (paired_difference(before, after, resamples=100, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_bootstrap_covers_at_its_level() -> None:
+    """Of 300 samples with true difference 0.05, about 95% of the intervals hold it (standard error 1.3%)."""
+    rng = np.random.default_rng(11)
+    hits = 0
+    for _ in range(300):
+        change = rng.choice([-1.0, 0.0, 1.0], size=200, p=[0.05, 0.85, 0.10])
+        hits += 0.05 in paired_difference(np.zeros(200), change, resamples=1000)
+    assert 0.91 <= hits / 300 <= 0.985
+
+
+def test_median_equals_scipys_bootstrap() -> None:
+    values = np.random.default_rng(5).lognormal(0, 0.2, 30)
+    found = median_interval(values, resamples=20_000)
+    oracle = stats.bootstrap((values,), np.median, n_resamples=20_000, method="percentile").confidence_interval
+    assert found.value == np.median(values)
+    assert [found.low, found.high] == pytest.approx([oracle.low, oracle.high], abs=0.02)
+
+
+def test_long_vectors_are_drawn_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).normal(size=50)
+    whole_median, whole_mean = median_interval(values, resamples=500), mean_interval(values, resamples=500)
+    monkeypatch.setattr("prunerecover.cost.statistics.CHUNK", 64)
+    assert median_interval(values, resamples=500).low == pytest.approx(whole_median.low, abs=0.05)
+    chunked_mean = mean_interval(values, resamples=500)
+    assert (chunked_mean.low, chunked_mean.high) == pytest.approx((whole_mean.low, whole_mean.high))
+
+
+def test_mean_of_zeros_and_ones_gets_wilson() -> None:
+    assert mean_interval([1, 0, 1, 1]) == wilson_interval(3, 4)
+    assert is_share([0, 1, 1])
+    assert not is_share([0, 0.5])
+
+
+@pytest.mark.parametrize("scores", [[], [1.0, math.nan], [[1.0], [2.0]]], ids=["empty", "nan", "matrix"])
+def test_what_is_no_vector_of_numbers_is_refused(scores: list[float]) -> None:
+    with pytest.raises(ValueError, match="Expected a non-empty vector of finite scores"):
+        mean_interval(scores)
+
+
+def test_unequal_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="Expected scores of the same samples, but got 2 before and 3 after"):
+        paired_difference([0, 1], [0, 1, 1])
+
+
+def test_ends_belong_to_the_interval() -> None:
+    assert 0.2 in Interval(0.5, 0.2, 0.8)
+    assert 0.9 not in Interval(0.5, 0.2, 0.8)

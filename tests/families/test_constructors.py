@@ -1,0 +1,303 @@
+"""A dense model is built again from plain data, and from nothing that could reach further than the two libraries."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases.models.tiny import BUILD, TRANSFORMERS, tiny_gpt2, tiny_images, tiny_inputs, tiny_llama, tiny_timm
+from torch import nn
+
+from prunerecover.families.constructors import build, constructor_of
+from prunerecover.model.batches import logits_of
+from prunerecover.model.hashing import tensors_hash
+from prunerecover.model.replacements import Nothing
+
+SMALL = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
+TIMM = {
+    "plain": {},
+    "distilled": {"distilled": True},
+    "layer scale": {"init_values": 1e-4},
+    "qk norm": {"qk_norm": True},
+    "other image": {"img_size": (8, 24), "patch_size": 8, "in_chans": 1},
+    "no head": {"num_classes": 0},
+    "average": {"global_pool": "avg"},
+    "average, norm before": {"global_pool": "avg", "fc_norm": False},
+    "pooling with registers": {"global_pool": "avg", "reg_tokens": 3, "pool_include_prefix": True, "fc_norm": True},
+    "attention pooling": {"global_pool": "map", "class_token": False, "no_embed_class": True},
+    "no positions": {"pos_embed": "none"},
+    "no biases": {"qkv_bias": False, "proj_bias": False, "pre_norm": True},
+    "inner norms": {"scale_attn_norm": True, "scale_mlp_norm": True, "final_norm": False},
+    "any size": {"dynamic_img_size": True, "dynamic_img_pad": True},
+    "odd width": {"mlp_ratio": 2.7, "num_heads": 8},
+    "other layers": {"act_layer": "silu", "norm_layer": "rmsnorm"},
+    "dropouts": {
+        **{"drop_rate": 0.1, "pos_drop_rate": 0.2, "patch_drop_rate": 0.3, "proj_drop_rate": 0.4},
+        **{"attn_drop_rate": 0.5, "drop_path_rate": 0.3},
+    },
+}
+
+
+def rebuilt(model: nn.Module) -> nn.Module:
+    """What another process would build and fill with the same weights."""
+    constructor = constructor_of(model)
+    assert constructor is not None
+    new = build(json.loads(json.dumps(constructor)))
+    assert all(p.is_meta for p in new.parameters())
+    assert not any(b.is_meta for b in new.buffers())
+    new.load_state_dict(model.state_dict(), strict=True, assign=True)
+    return new.train(model.training)
+
+
+@pytest.mark.parametrize("changes", TIMM.values(), ids=TIMM)
+def test_timm_classes(changes: dict[str, Any]) -> None:
+    model = tiny_timm(**changes)
+    channels = changes.get("in_chans", 3)
+    size = changes.get("img_size", (16, 16))
+    images = torch.randn(2, channels, *size)
+    assert torch.equal(model(images), rebuilt(model)(images))
+
+
+@pytest.mark.parametrize("changes", [{}, {"drop_path_rate": 0.3, "proj_drop_rate": 0.2}, {"distilled": True}], ids=str)
+def test_timm_in_training_mode(changes: dict[str, Any]) -> None:
+    model = tiny_timm(**changes).train()
+    outputs = []
+    for net in (model, rebuilt(model)):
+        torch.manual_seed(3)
+        outputs.append(net(tiny_images()))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "expected"),
+    [
+        ("deit_tiny_patch16_224", {}, {}),
+        ("deit_tiny_distilled_patch16_224", {"num_classes": 7}, None),
+        ("deit3_small_patch16_224", {"depth": 2, "drop_path_rate": 0.1}, None),
+        ("vit_tiny_patch16_224", {**SMALL, "qk_norm": True}, None),
+        ("vit_small_patch14_dinov2", {"img_size": 28, "depth": 2}, None),
+        ("vit_base_patch16_siglip_224", SMALL, None),
+        ("vit_base_patch32_clip_quickgelu_224", SMALL, None),
+        ("vit_small_patch16_18x2_224", SMALL, None),
+        ("resnet10t", {"num_classes": 3}, None),
+    ],
+)
+def test_timm_names(name: str, kwargs: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    import timm
+
+    model = timm.create_model(name, **kwargs)
+    constructor = constructor_of(model)
+    assert constructor is not None
+    assert constructor["timm"] == name
+    assert expected is None or constructor["kwargs"] == expected
+    assert tensors_hash(build(constructor)) == tensors_hash(model)
+
+
+def test_arguments_are_read_off_the_model_where_timm_keeps_no_call(make_vit: Callable[..., nn.Module]) -> None:
+    model = make_vit("deit_tiny_patch16_224", drop_path_rate=0.2, init_values=1e-3)
+    vars(model).pop("_model_args", None)
+    assert torch.equal(model(torch.ones(1, 1, 8, 8)), rebuilt(model)(torch.ones(1, 1, 8, 8)))
+
+
+def test_a_changed_head_is_seen(make_vit: Callable[..., nn.Module]) -> None:
+    model = make_vit()
+    model.reset_classifier(9, "avg")
+    constructor = constructor_of(model)
+    assert constructor is not None
+    assert (constructor["kwargs"]["num_classes"], constructor["kwargs"]["global_pool"]) == (9, "avg")
+
+
+def test_a_model_from_a_local_folder(tmp_path: Path, make_vit: Callable[..., nn.Module]) -> None:
+    """The folder may be gone when the model is built again."""
+    import timm
+    from safetensors.torch import save_file
+
+    model = make_vit("deit_tiny_patch16_224")
+    shape = {**SMALL, "depth": 3, "in_chans": 1}
+    cfg = {"input_size": [1, 8, 8], "num_classes": 4, "first_conv": "patch_embed.proj", "classifier": "head"}
+    config = {"architecture": "deit_tiny_patch16_224", "num_classes": 4, "model_args": shape, "pretrained_cfg": cfg}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    local = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    images = torch.ones(1, 1, 8, 8)
+    assert str(tmp_path) not in json.dumps(constructor_of(local))
+    assert torch.equal(rebuilt(local)(images), model(images))
+
+
+@pytest.mark.data
+def test_real_deit_from_its_folder(data_root: Path) -> None:
+    import timm
+
+    model = timm.create_model(f"local-dir:{data_root}/models/deit_tiny_patch16_224", pretrained=True)
+    assert constructor_of(model) == {"timm": "deit_tiny_patch16_224", "kwargs": {}}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_transformers(name: str) -> None:
+    model = BUILD[name]()
+    new = rebuilt(model)
+    inputs = tiny_inputs(name)
+    assert torch.equal(logits_of(model(**inputs)), logits_of(new(**inputs)))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_of_transformers_is_kept(attention: str) -> None:
+    model = tiny_llama(attn_implementation=attention)
+    assert rebuilt(model).config._attn_implementation == attention
+
+
+def test_tied_parameters_are_one() -> None:
+    constructor = constructor_of(tiny_gpt2())
+    assert constructor is not None
+    model = build(constructor)
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_other_dtype_device_and_use_do_not_matter() -> None:
+    model = tiny_llama()
+    expected = constructor_of(model)
+    model.model.gradient_checkpointing = True
+    model.generate(tiny_inputs("llama")["input_ids"], max_new_tokens=2)
+    assert constructor_of(model.bfloat16()) == expected
+    vit = tiny_timm()
+    expected = constructor_of(vit)
+    vit.set_grad_checkpointing()
+    assert constructor_of(vit.bfloat16().train()) == expected
+    assert constructor_of(copy.deepcopy(vit).to("meta")) == expected
+
+
+def test_the_random_state_and_the_model_stay_as_they_were() -> None:
+    for model in (tiny_timm(), tiny_llama()):
+        before, random_state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+        constructor_of(model)
+        assert torch.equal(random_state, torch.get_rng_state())
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class OwnVit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 2)
+
+
+def _subclass() -> nn.Module:
+    import transformers
+
+    class Own(transformers.LlamaForCausalLM):
+        pass
+
+    return Own(tiny_llama().config)
+
+
+def _changed(path: str, new: nn.Module) -> nn.Module:
+    model = tiny_timm()
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, new)
+    return model
+
+
+def _scaled() -> nn.Module:
+    model = tiny_timm()
+    model.blocks[0].attn.scale *= 2
+    return model
+
+
+def _other_table() -> nn.Module:
+    model = tiny_llama()
+    model.model.rotary_emb.inv_freq *= 2
+    return model
+
+
+UNKNOWN: dict[str, Callable[[], nn.Module]] = {
+    "own module": OwnVit,
+    "own subclass": _subclass,
+    "own layer": lambda: _changed("blocks.1.norm2", nn.LayerNorm(32, eps=0.1)),
+    "own head": lambda: _changed("head", nn.Sequential(nn.Linear(32, 5))),
+    "norm class": lambda: tiny_timm(norm_layer=nn.LayerNorm),
+    "other scale": _scaled,
+    "other rotary table": _other_table,
+    "pruned": lambda: _changed("blocks.1.attn", Nothing()),
+}
+
+
+@pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
+def test_what_cannot_be_built_again_has_no_constructor(make: Callable[[], nn.Module]) -> None:
+    assert constructor_of(make()) is None
+
+
+@pytest.mark.parametrize(
+    "constructor",
+    [
+        {"timm": "local-dir:/tmp/model", "kwargs": {}},
+        {"timm": "hf-hub:timm/deit_tiny_patch16_224.fb_in1k", "kwargs": {}},
+        {"timm": "no_such_model", "kwargs": {}},
+        {"timm": ["deit_tiny_patch16_224"], "kwargs": {}},
+    ],
+)
+def test_only_names_of_timm(constructor: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Expected the name of a model of timm .*Is timm too old"):
+        build(constructor)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"checkpoint_path": "/tmp/weights.pth"},
+        {"pretrained_cfg": {"url": "https://example.org/weights.pth"}},
+        {"pretrained": True},
+        {"cache_dir": "/tmp"},
+        {"embed_layer": "os.system"},
+        {"norm_layer": {"class": "x"}},
+        {"img_size": ["a", "b"]},
+    ],
+    ids=str,
+)
+def test_only_arguments_that_shape_a_network(kwargs: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"Expected only arguments that shape .* but got {next(iter(kwargs))}"):
+        build({"timm": "deit_tiny_patch16_224", "kwargs": kwargs})
+
+
+@pytest.mark.parametrize("name", ["AutoModel", "PreTrainedModel", "pipeline", "no_such_class", "LlamaConfig", None])
+def test_only_model_classes_of_transformers(name: str | None) -> None:
+    with pytest.raises(ValueError, match="Expected the name of a model class of transformers"):
+        build({"transformers": name, "config": {}})
+
+
+def test_a_config_cannot_name_code() -> None:
+    constructor = constructor_of(tiny_llama())
+    assert constructor is not None
+    evil = {
+        "attn_implementation": "kernels-community/evil",
+        "_attn_implementation": "kernels-community/evil",
+        "_attn_implementation_internal": "kernels-community/evil",
+        "auto_map": {"AutoModel": "evil--code"},
+    }
+    config = build({**constructor, "config": {**constructor["config"], **evil}}).config
+    assert config._attn_implementation == "sdpa"
+    assert not hasattr(config, "auto_map")
+    config = build({**constructor, "attention": "kernels-community/evil"}).config
+    assert config._attn_implementation == "sdpa"
+
+
+def test_other_libraries_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Expected a constructor of timm or transformers, but got \['module'\]"):
+        build({"module": "os.system"})
+
+
+@pytest.mark.parametrize(
+    "constructor",
+    [
+        {"timm": "deit_tiny_patch16_224", "kwargs": {"num_heads": 5}},
+        {"transformers": "LlamaForCausalLM", "config": {"hidden_size": "many"}},
+        {"transformers": "LlamaForCausalLM"},
+    ],
+    ids=str,
+)
+def test_a_constructor_that_no_longer_works(constructor: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Expected the installed timm or transformers to build .* but it failed: "):
+        build(constructor)

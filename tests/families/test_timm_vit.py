@@ -1,0 +1,179 @@
+"""Descriptions of timm VisionTransformers: what is removed by them equals a dense model with that branch zeroed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases.models.tiny import tiny_images, tiny_timm
+from torch import Tensor, nn
+
+from prunerecover.families.describe import describe
+from prunerecover.families.layout import Branch
+from prunerecover.model.paths import get_module, set_module
+from prunerecover.model.replacements import Affine, Nothing, SlopeBias
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "vit": {},
+    "distilled": {"distilled": True},
+    "layer_scale": {"init_values": 0.5},
+    "drop_path": {"drop_path_rate": 0.4},
+    "qk_norm": {"qk_norm": True},
+    "all": {"distilled": True, "init_values": 0.5, "drop_path_rate": 0.4, "qk_norm": True},
+}
+every_variant = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+both_kinds = pytest.mark.parametrize("kind", ["attention", "mlp"])
+
+
+def remove(model: nn.Module, branch: Branch) -> None:
+    set_module(model, branch.path, Nothing(branch.returns))
+    for path in branch.followers:
+        set_module(model, path, nn.Identity())
+
+
+def swiglu() -> nn.Module:
+    from timm.layers import SwiGLU
+
+    return tiny_timm(mlp_layer=SwiGLU)
+
+
+def zero(block: nn.Module, kind: str) -> None:
+    """Zero a branch of a dense block by a hook; its DropPath goes, so that it draws no random numbers."""
+    name, number = {"attention": ("attn", 1), "mlp": ("mlp", 2)}[kind]
+    getattr(block, name).register_forward_hook(lambda _, __, output: torch.zeros_like(output))
+    setattr(block, f"drop_path{number}", nn.Identity())
+
+
+def run(model: nn.Module, seed: int = 7) -> tuple[Tensor, ...]:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        out = model(tiny_images())
+    return out if isinstance(out, tuple) else (out,)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@both_kinds
+@every_variant
+def test_removed_branch_equals_zeroed_branch(changes: dict[str, Any], kind: str, training: bool) -> None:
+    dense, pruned, oracle = (tiny_timm(**changes).train(training) for _ in range(3))
+    if changes.get("distilled"):
+        pruned.set_distilled_training(True)
+        oracle.set_distilled_training(True)
+        dense.set_distilled_training(True)
+    for index in (0, 2):
+        block = describe(pruned).blocks[index]
+        remove(pruned, getattr(block, kind))
+        zero(get_module(oracle, block.path), kind)
+    heads = run(pruned)
+    assert len(heads) == (2 if changes.get("distilled") and training else 1)
+    for ours, theirs, before in zip(heads, run(oracle), run(dense), strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert (ours - before).abs().max() > 0.01
+
+
+@every_variant
+def test_every_parameter_left_has_a_gradient(changes: dict[str, Any]) -> None:
+    model = tiny_timm(**changes)
+    blocks = describe(model).blocks
+    for branch in (blocks[0].attention, blocks[1].mlp, blocks[2].attention, blocks[2].mlp):
+        assert branch is not None
+        remove(model, branch)
+    model(tiny_images()).square().mean().backward()
+    assert [path for path, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@every_variant
+def test_activation_replaced_by_identity_equals_hook_that_skips_it(changes: dict[str, Any]) -> None:
+    pruned, oracle = tiny_timm(**changes), tiny_timm(**changes)
+    forward = describe(pruned).blocks[1].feed_forward
+    assert forward is not None
+    set_module(pruned, forward.activation, nn.Identity())
+    oracle.blocks[1].mlp.act.register_forward_hook(lambda _, args, __: args[0])
+    torch.testing.assert_close(run(pruned)[0], run(oracle)[0])
+    assert (run(pruned)[0] - run(tiny_timm(**changes))[0]).abs().max() > 0.01
+
+
+@every_variant
+def test_feed_forward_by_its_parts_equals_the_branch(changes: dict[str, Any]) -> None:
+    """What the block adds is scale * second(activation(first(norm(x))))."""
+    model = tiny_timm(**changes)
+    block, described = model.blocks[2], describe(model).blocks[2].feed_forward
+    assert described is not None
+    assert (described.scale is not None) == ("init_values" in changes)
+    x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(3))
+    assert described.norm is not None
+    with torch.no_grad():
+        out = x
+        for path in (described.norm, described.first, described.activation, described.second):
+            out = get_module(model, path)(out)
+        if described.scale is not None:
+            out = out * get_module(model, described.scale).gamma
+        torch.testing.assert_close(out, block.ls2(block.mlp(block.norm2(x))))
+    assert [type(get_module(model, path)) for path in described.between] == [nn.Dropout]
+
+
+def test_feed_forward_state_follows_the_model() -> None:
+    model = tiny_timm()
+    forward = describe(model).blocks[3].feed_forward
+    assert forward is not None
+    assert forward.state == "nonlinear"
+    set_module(model, forward.activation, SlopeBias(128))
+    assert describe(model).feed_forward(forward.activation).state == "linear"  # type: ignore[union-attr]
+    set_module(model, forward.first, nn.Linear(32, 32))
+    set_module(model, forward.activation, nn.Identity())
+    set_module(model, forward.second, nn.Identity())
+    assert describe(model).feed_forward(forward.activation).state == "merged"  # type: ignore[union-attr]
+    assert run(model)[0].isfinite().all()
+
+
+def test_layout_tells_the_present_structure() -> None:
+    model = tiny_timm(init_values=0.5)
+    before = describe(model)
+    attention = before.blocks[1].attention
+    assert attention is not None
+    remove(model, attention)
+    set_module(model, "blocks.3.mlp", Affine(32))
+    del model.blocks[0]
+    after = describe(model)
+    assert [block.attention is None for block in after.blocks] == [True, False, False]
+    assert [block.mlp is None for block in after.blocks] == [False, False, True]
+    assert [block.feed_forward is None for block in after.blocks] == [False, False, True]
+    assert [block.path for block in after.blocks] == ["blocks.0", "blocks.1", "blocks.2"]
+    assert after.blocks[2].no_activation == ""
+    assert run(model)[0].isfinite().all()
+
+
+@both_kinds
+def test_gated_mlp_says_why_and_its_branches_can_go(kind: str) -> None:
+    pruned, oracle = swiglu(), swiglu()
+    block = describe(pruned).blocks[1]
+    assert block.feed_forward is None
+    assert "gated (SwiGLU)" in block.no_activation
+    remove(pruned, getattr(block, kind))
+    zero(oracle.blocks[1], kind)
+    torch.testing.assert_close(run(pruned)[0], run(oracle)[0])
+
+
+def test_norm_between_the_linears_says_why() -> None:
+    block = describe(tiny_timm(scale_mlp_norm=True)).blocks[0]
+    assert block.feed_forward is None
+    assert "norm between" in block.no_activation
+
+
+def test_lookups_by_path() -> None:
+    layout = describe(tiny_timm())
+    assert layout.branch("blocks.2.attn") == layout.blocks[2].attention
+    assert layout.branch("blocks.2.norm1") is None
+    assert layout.feed_forward("blocks.2.mlp.act") == layout.blocks[2].feed_forward
+    assert layout.feed_forward("blocks.2.mlp") is None
+    assert layout.block_of("blocks.3.mlp.act") == 3
+    with pytest.raises(ValueError, match="inside one of 4 blocks, but got 'head'"):
+        layout.block_of("head")
+
+
+def test_post_norm_blocks_are_not_supported() -> None:
+    from timm.models.vision_transformer import ResPostBlock
+
+    with pytest.raises(ValueError, match="supported family"):
+        describe(tiny_timm(block_fn=ResPostBlock, init_values=None))

@@ -1,0 +1,297 @@
+"""Importances: finite differences and independent formulas, and the model as it was afterwards."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from cases.engine import FAMILIES, UNGATED, batch_of, batches_of, build, unchanged
+from cases.models.tiny import GATED
+from torch import Tensor, nn
+
+from prunerecover.depth.plan_depth import plan_depth
+from prunerecover.depth.units import find_units
+from prunerecover.families.describe import describe
+from prunerecover.importance.angular_distance import angular_distance
+from prunerecover.importance.block_influence import block_influence
+from prunerecover.importance.gate_gradient import gate_gradient, gated
+from prunerecover.importance.magnitude import magnitude
+from prunerecover.importance.output_divergence import output_divergence
+from prunerecover.importance.random_scores import random
+from prunerecover.importance.registry import IMPORTANCES, check_scores
+from prunerecover.importance.taylor import taylor
+from prunerecover.model.batches import as_inputs, call, predictions_of
+from prunerecover.model.paths import get_module
+from prunerecover.plan.edits import Replace
+from prunerecover.plan.units import Unit
+from prunerecover.surgery.apply_edits import apply_edits
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    """A smooth loss without labels: softmax cross-entropy with class 1."""
+    output = predictions_of(call(model, as_inputs(batch)))
+    return -output.log_softmax(-1)[..., 1].mean()
+
+
+def units_of(model: nn.Module, name: str, *kinds: str) -> tuple[Unit, ...]:
+    everything = ("block", "attention", "mlp", "activation") if name in UNGATED else ("block", "attention", "mlp")
+    return find_units(model, kinds or everything)
+
+
+@pytest.mark.parametrize("replace", ["calibrated", "identity"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gate_gradient_equals_finite_difference(name: str, replace: str) -> None:
+    """Closing a gate by a little changes the loss by the importance times as much: dL/dh (f(x) - x) in all."""
+    model, batch = build(name).double(), batch_of(name)
+    batch = (
+        batch.double()
+        if isinstance(batch, Tensor)
+        else {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+    )
+    units = units_of(model, name)
+    scores = gate_gradient(model, units, [batch], loss, replace)
+    # Exact in single precision, in which Llama computes its norms at any dtype; small where ReLU has kinks.
+    step = 2**-9 if name in GATED else 2**-14
+    with gated(model, units, replace) as gates, torch.no_grad():
+        for unit, gate in zip(units, gates, strict=True):
+            ends = []
+            for value in (1 - step, 1 + step):
+                gate.fill_(value)
+                ends.append(loss(model, batch).item())
+            gate.fill_(1)
+            assert scores[unit.name] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-2, abs=1e-5)
+
+
+@pytest.mark.parametrize("leaves", ["zero", "identity"])
+@pytest.mark.parametrize("kind", ["attention", "mlp", "activation"])
+def test_closed_gate_equals_removed_unit(kind: str, leaves: str) -> None:
+    model, pruned = build("timm_all"), build("timm_all")
+    units = units_of(model, "timm_all", kind)
+    batch = batch_of("timm_all")
+    plan = plan_depth(
+        model,
+        remove={kind: 1},
+        batches=batches_of("timm_all"),
+        replace=leaves,
+        ignore=[u.name for u in units if ".1." not in u.name],
+    )
+    apply_edits(pruned, plan.edits, plan.tensors)
+    unit = next(u for u in units if ".1." in u.name)
+    with gated(model, [unit], leaves) as (gate,), torch.no_grad():
+        gate.fill_(0)
+        assert loss(model, batch).item() == pytest.approx(loss(pruned, batch).item(), abs=1e-6)
+
+
+def test_gate_gradient_is_the_inner_product_of_gradient_and_removal() -> None:
+    """<dL/dh, x - f(x)> of an activation, with dL/dh by autograd on the dense model."""
+    model, batch = build("timm"), batch_of("timm")
+    unit = units_of(model, "timm", "activation")[2]
+    seen: dict[str, Tensor] = {}
+
+    def keep(_: nn.Module, args: Any, output: Tensor) -> None:
+        output.retain_grad()
+        seen.update(x=args[0].detach(), h=output)
+
+    act = get_module(model, unit.name)
+    handle = act.register_forward_hook(keep)
+    loss(model, batch).backward()
+    handle.remove()
+    expected = (seen["h"].grad * (seen["x"] - seen["h"].detach())).sum().item()
+    assert gate_gradient(model, [unit], [batch], loss)[unit.name] == pytest.approx(expected, rel=1e-4)
+
+
+def test_gate_gradient_averages_over_samples() -> None:
+    model, batches = build("timm"), [batch_of("timm", 3, seed=1), batch_of("timm", 9, seed=2)]
+    units = units_of(model, "timm")
+    parts = [gate_gradient(model, units, [b], loss) for b in batches]
+    both = gate_gradient(model, units, batches, loss)
+    assert all(
+        both[u.name] == pytest.approx((3 * parts[0][u.name] + 9 * parts[1][u.name]) / 12, rel=1e-4) for u in units
+    )
+
+
+@pytest.mark.parametrize("name", ["timm_all", "gpt2", "bert"])
+def test_taylor_equals_autograd_on_the_whole_batch(name: str) -> None:
+    model, oracle, batch = build(name), build(name), batch_of(name)
+    units = units_of(model, name)
+    scores = taylor(model, units, [batch], loss)
+    loss(oracle, batch).backward()
+    layout = describe(oracle)
+    for unit in units:
+        forward = layout.feed_forward(unit.name)
+        paths = (forward.first, forward.second) if unit.kind == "activation" and forward else unit.targets
+        owned = {p for path in paths for p in get_module(oracle, path).parameters() if p.grad is not None}
+        expected = sum((p.detach().double() * p.grad).abs().sum().item() for p in owned)
+        assert scores[unit.name] == pytest.approx(expected, rel=1e-4)
+
+
+def test_taylor_scores_frozen_parameters_and_keeps_them_frozen() -> None:
+    model, frozen = build("timm"), build("timm").requires_grad_(False)
+    units = units_of(model, "timm")
+    with unchanged(frozen):
+        scores = taylor(frozen, units, batches_of("timm"), loss)
+    assert scores == pytest.approx(taylor(model, units, batches_of("timm"), loss))
+
+
+def test_magnitude_is_the_sum_of_absolute_weights() -> None:
+    model = build("timm")
+    scores = magnitude(model, units_of(model, "timm"))
+    block = model.blocks[1]
+    assert scores["blocks.1"] == pytest.approx(sum(p.abs().sum().item() for p in block.parameters()), rel=1e-5)
+    own = [*block.attn.parameters(), *block.norm1.parameters()]
+    assert scores["blocks.1.attn"] == pytest.approx(sum(p.abs().sum().item() for p in own), rel=1e-5)
+    linears = [*block.mlp.fc1.parameters(), *block.mlp.fc2.parameters()]
+    assert scores["blocks.1.mlp.act"] == pytest.approx(sum(p.abs().sum().item() for p in linears), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_residual_distances_equal_hidden_states_of_hooks(name: str) -> None:
+    model, batch = build(name), batch_of(name)
+    units = units_of(model, name, "block")
+    states: list[Tensor] = []
+
+    def keep(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        states.extend(
+            (args[0] if args else kwargs["hidden_states"], output[0] if isinstance(output, tuple) else output)
+        )
+
+    handles = [get_module(model, u.name).register_forward_hook(keep, with_kwargs=True) for u in units]
+    with torch.no_grad():
+        call(model, as_inputs(batch))
+    for handle in handles:
+        handle.remove()
+    influence = block_influence(model, units, [batch])
+    angle = angular_distance(model, units, [batch])
+    for i, unit in enumerate(units):
+        a, b = states[2 * i].double(), states[2 * i + 1].double()
+        cosine = (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))
+        assert influence[unit.name] == pytest.approx(1 - cosine.mean().item(), abs=1e-6)
+        assert angle[unit.name] == pytest.approx(cosine.arccos().mean().item() / math.pi, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_branch_that_adds_nothing_has_no_influence(name: str) -> None:
+    model = build(name)
+    branch = describe(model).blocks[1].attention
+    assert branch is not None
+    apply_edits(
+        model,
+        [Replace(unit=branch.path, kind="attention", leaves="constant", tensors=("e0.bias",))],
+        {"e0.bias": torch.zeros(32)},
+    )
+    dense = build(name)
+    units = [u for u in units_of(dense, name, "attention", "mlp") if u.name != branch.path]
+    assert all(v > 1e-4 for v in block_influence(dense, units, batches_of(name)).values())
+    unit = next(u for u in units_of(dense, name, "attention") if u.name == branch.path)
+    silent = copy.deepcopy(dense)
+    get_module(silent, branch.last).register_forward_hook(
+        lambda _, __, out: (out[0] * 0, *out[1:]) if isinstance(out, tuple) else out * 0
+    )
+    assert block_influence(silent, [unit], batches_of(name))[unit.name] == pytest.approx(0, abs=1e-9)
+
+
+def test_padding_does_not_count() -> None:
+    model, inputs = build("llama"), batch_of("llama", 8)
+    padded = {
+        "input_ids": torch.cat([inputs["input_ids"], torch.randint(3, 61, (8, 4))], 1),
+        "attention_mask": torch.cat([torch.ones(8, 9), torch.zeros(8, 4)], 1).long(),
+    }
+    units = units_of(model, "llama", "block", "attention")
+    assert block_influence(model, units, [padded]) == pytest.approx(block_influence(model, units, [inputs]), rel=1e-4)
+
+
+def test_distances_refuse_activations() -> None:
+    model = build("timm")
+    for importance in (angular_distance, block_influence):
+        name = importance.__name__
+        with pytest.raises(ValueError, match=rf"act on the residual stream .* for importance='{name}'"):
+            importance(model, units_of(model, "timm", "activation"), batches_of("timm"))
+
+
+def test_random_depends_on_the_seed_alone() -> None:
+    model = build("timm")
+    units = units_of(model, "timm")
+    assert random(model, units, seed=3) == random(model, units, seed=3)
+    assert random(model, units, seed=3) != random(model, units, seed=4)
+    assert all(0 <= value < 1 for value in random(model, units).values())
+
+
+FUNCTIONS: dict[str, Any] = {
+    function.__name__: function
+    for function in (angular_distance, block_influence, gate_gradient, magnitude, output_divergence, random, taylor)
+}
+NEEDS = {"gate_gradient": {"loss": loss}, "taylor": {"loss": loss}}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", sorted(IMPORTANCES))
+def test_plain_function_leaves_the_model_bit_identical(name: str, training: bool) -> None:
+    model = build("timm_all").train(training)
+    model.blocks[2].eval()
+    model.blocks[1].requires_grad_(False)
+    model.head.bias.grad = torch.ones(5)
+    units = units_of(model, "timm_all", "block", "attention", "mlp")
+    with unchanged(model):
+        scores = FUNCTIONS[name](model, units, batches_of("timm_all"), **NEEDS.get(name, {}))
+    assert scores.keys() == {u.name for u in units}
+    assert all(isinstance(v, float) and math.isfinite(v) for v in scores.values())
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS))
+def test_model_is_bit_identical_also_after_an_exception(name: str) -> None:
+    model = build("timm_all").train()
+
+    def failing(model: nn.Module, batch: Any) -> Tensor:
+        loss(model, batch)
+        raise KeyError("of the user")
+
+    with unchanged(model), pytest.raises(KeyError, match="of the user"):
+        FUNCTIONS[name](model, units_of(model, "timm_all"), batches_of("timm_all"), failing)
+
+
+def test_batch_norm_and_dropout_leave_no_trace() -> None:
+    from cases.models.tiny import tiny_timm
+
+    model = tiny_timm(proj_drop_rate=0.5, drop_path_rate=0.5).train()
+    model.head = nn.Sequential(nn.BatchNorm1d(32), nn.Linear(32, 5)).train()
+    units = units_of(model, "timm")
+    with unchanged(model):
+        first = gate_gradient(model, units, batches_of("timm"), loss)
+        assert gate_gradient(model, units, batches_of("timm"), loss) == first
+        taylor(model, units, batches_of("timm"), loss)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        (lambda m, b: 1.0, TypeError, r"loss\(model, batch\) to return a scalar tensor, but got float"),
+        (
+            lambda m, b: loss(m, b).detach(),
+            ValueError,
+            "requires_grad=False. Average over the batch, and do not detach",
+        ),
+        (lambda m, b: predictions_of(call(m, as_inputs(b))), ValueError, r"but got shape \(4, 5\)"),
+    ],
+)
+def test_bad_loss_is_explained(bad: Any, error: type[Exception], message: str) -> None:
+    model = build("timm")
+    with pytest.raises(error, match=message):
+        gate_gradient(model, units_of(model, "timm"), batches_of("timm"), bad)
+
+
+def test_loss_that_does_not_run_the_model_is_explained() -> None:
+    model, other = build("timm"), build("timm")
+    for importance in (taylor, gate_gradient):
+        with pytest.raises(ValueError, match="no gradient reached any"):
+            importance(model, units_of(model, "timm"), batches_of("timm"), lambda _, batch: loss(other, batch))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_importances_that_are_not_finite_are_refused(value: float) -> None:
+    with pytest.raises(
+        ValueError, match=r"finite importances from 'taylor', but 1 of 2 are not \(b: .*Check the model"
+    ):
+        check_scores({"a": 1.0, "b": value}, "taylor")

@@ -1,0 +1,99 @@
+"""A model that was observed is what it was before, also when something went wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from prunerecover.cost.macs import count_macs
+from prunerecover.cost.memory import peak_activations
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.evaluation import device_of, observing, ordinary_arithmetic
+
+
+class Restless(nn.Module):
+    """Draws random numbers, and writes, exchanges and adds buffers in every forward pass, in evaluation mode too."""
+
+    def __init__(self, fail: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.norm.eval()
+        self.fail = fail
+        self.register_buffer("written", torch.zeros(2))
+        self.register_buffer("exchanged", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.written += 1
+        self.exchanged = torch.rand(2)
+        self.register_buffer("added", torch.rand(2))
+        if self.fail:
+            raise RuntimeError("on purpose")
+        return self.norm(self.linear(x)) + torch.rand(())
+
+
+def state(model: nn.Module) -> tuple[list[bool], dict[str, Tensor], list[int]]:
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    return [m.training for m in model.modules()], values, [id(b) for b in model.buffers()]
+
+
+def assert_untouched(model: nn.Module, before: tuple[list[bool], dict[str, Tensor], list[int]]) -> None:
+    modes, values, identities = state(model)
+    assert modes == before[0]
+    assert identities == before[2]
+    torch.testing.assert_close(values, before[1], rtol=0, atol=0)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_counting_and_measuring_leave_no_trace() -> None:
+    model = Restless().train()
+    model.norm.eval()
+    before, random = state(model), torch.get_rng_state()
+    count_macs(model, torch.ones(2, 4))
+    peak_activations(model, ModelInputs((torch.ones(2, 4),)), torch.device("cpu"))
+    assert_untouched(model, before)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_failing_forward_leaves_no_trace() -> None:
+    model = Restless(fail=True)
+    before, random = state(model), torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        count_macs(model, torch.ones(2, 4))
+    assert_untouched(model, before)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_pending_backward_pass_survives() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
+    loss = model(torch.ones(2, 3)).sum()
+    with observing(model):
+        model(torch.zeros(2, 3))
+    loss.backward()
+    assert model[0].weight.grad is not None
+
+
+def test_gradients_are_off_inside_and_on_outside() -> None:
+    model = nn.Linear(2, 2)
+    with observing(model):
+        assert not model(torch.ones(1, 2)).requires_grad
+    assert model(torch.ones(1, 2)).requires_grad
+
+
+def test_arithmetic_is_ordinary_whatever_the_caller_is_in() -> None:
+    net, x = nn.Linear(2, 2), torch.ones(1, 2)
+    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+        with ordinary_arithmetic():
+            out = net(x)
+            assert out.dtype == torch.float32
+            out.sum().backward()
+        assert net(x).dtype == torch.bfloat16
+        assert torch.is_inference_mode_enabled()
+    assert net.weight.grad is not None
+
+
+def test_device_of_model_without_tensors_is_cpu() -> None:
+    assert device_of(nn.ReLU()) == torch.device("cpu")
+    assert device_of(nn.BatchNorm1d(2, affine=False, device="meta")) == torch.device("meta")

@@ -1,0 +1,169 @@
+"""Who may import whom: read from the source by AST, also inside functions and under TYPE_CHECKING.
+
+A file imports only from its own folder and from those named before it in `ORDER`, and no files do so in a circle.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from cases.paths import ROOT
+
+# From the ground up; a name stands for a file, or for a folder without the folders in it.
+ORDER = (
+    "prunerecover.version",
+    "prunerecover.display",
+    "prunerecover.model",
+    "prunerecover.plan",
+    "prunerecover.families",
+    "prunerecover.cost",
+    "prunerecover.surgery",
+    "prunerecover.calibration",
+    "prunerecover.importance",
+    "prunerecover.recovery",
+    "prunerecover.width.tracing",
+    "prunerecover.width.groups",
+    "prunerecover.width.signals",
+    "prunerecover.width.allocation",
+    "prunerecover.width",
+    "prunerecover.depth",
+    "prunerecover.boundary",
+    "prunerecover.checkpoint",
+    "prunerecover.report",
+    "prunerecover.apply",
+    "prunerecover.callbacks.ledger",
+    "prunerecover.callbacks.calibration",
+    "prunerecover.callbacks.surgery",
+    "prunerecover.callbacks.distillation",
+    "prunerecover.callbacks",
+    "prunerecover.callbacks.trials",
+    "prunerecover.recipes.networks",
+    "prunerecover.recipes.data",
+    "prunerecover.recipes.tasks",
+    "prunerecover.recipes.plan_methods",
+    "prunerecover.recipes",
+    "prunerecover.recipes.cli",
+)
+FRONT_DOOR = ("prunerecover", "prunerecover.__main__")  # re-export and start everything, lazily
+ENGINE = ORDER[: ORDER.index("prunerecover.apply") + 1]
+NOT_IN_THE_ENGINE = ("lightning", "pytorch_lightning")
+NOWHERE = ("callbacks", "recipes", "configs", "ultralytics")  # twin modules; AGPL code
+MOST_FILES, MOST_LINES = 14, 300
+FOLDERS = ("prunerecover", "callbacks", "recipes")
+Imports = Mapping[str, set[str]]
+
+
+def python_files(folder: Path) -> list[Path]:
+    links = {path for path in folder.iterdir() if path.is_symlink()}
+    return sorted(path for path in folder.rglob("*.py") if not links & set(path.parents))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    top = () if parts[0] == "prunerecover" else ("prunerecover",)
+    return ".".join((*top, *parts)).removesuffix(".__init__")
+
+
+SOURCES = {module_name(path): path.read_text() for folder in FOLDERS for path in python_files(ROOT / folder)}
+
+
+def named_in(source: str) -> Iterator[str]:
+    """Yield every module that an import statement names; `from a import b` counts as a and a.b."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imports_of(sources: Mapping[str, str]) -> Imports:
+    """Return, for every file, the files that it imports; `from folder import file` is one of the file."""
+    found = {}
+    for name, source in sources.items():
+        files = {module for module in named_in(source) if module in sources}
+        found[name] = {file for file in files if file != name and not any(f.startswith(f"{file}.") for f in files)}
+    return found
+
+
+def place(name: str) -> int:
+    """Return how high a file stands; folders without a place of their own stand nowhere."""
+    return ORDER.index(name if name in ORDER else name.rpartition(".")[0])
+
+
+def upward(imports: Imports) -> list[str]:
+    return [f"{name} imports {file}" for name, files in imports.items() for file in files if place(file) > place(name)]
+
+
+def circle(imports: Imports) -> list[str]:
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def without_front_door(imports: Imports) -> Imports:
+    return {name: files - set(FRONT_DOOR) for name, files in imports.items() if name not in FRONT_DOOR}
+
+
+def test_every_file_has_a_place() -> None:
+    for name in set(SOURCES) - set(FRONT_DOOR):
+        assert place(name) >= 0
+    assert set(ORDER) <= {name if name in SOURCES else "" for name in ORDER}
+
+
+def test_no_file_imports_one_from_further_up() -> None:
+    assert not upward(without_front_door(imports_of(SOURCES)))
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert not circle(without_front_door(imports_of(SOURCES)))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_imports_are_absolute_and_name_nothing_forbidden(name: str) -> None:
+    in_engine = any(f"{name}.".startswith(f"{part}.") for part in ENGINE)
+    forbidden = NOWHERE + (NOT_IN_THE_ENGINE if in_engine else ())
+    assert not [m for m in named_in(SOURCES[name]) if m.startswith(".") or m.partition(".")[0] in forbidden]
+
+
+def test_engine_does_without_callbacks_and_recipes() -> None:
+    assert not [name for name in ENGINE if name.startswith(("prunerecover.callbacks", "prunerecover.recipes"))]
+
+
+def test_configs_only_name_classes() -> None:
+    assert [path.name for path in (ROOT / "configs").glob("*.py")] == ["__init__.py"]
+    assert not list(named_in((ROOT / "configs" / "__init__.py").read_text()))
+
+
+@pytest.mark.parametrize("top", [*FOLDERS, "tests", "benchmarks"])
+def test_folders_and_files_are_of_a_size_to_read(top: str) -> None:
+    files = python_files(ROOT / top)
+    held = Counter(path.parent for path in files if path.name != "__init__.py")
+    assert not {folder: count for folder, count in held.items() if count > MOST_FILES}
+    longest = 400 if top == "tests" else MOST_LINES
+    assert not [path for path in files if len(path.read_text().splitlines()) > longest]
+
+
+def test_a_planted_circle_is_found() -> None:
+    planted = {**SOURCES, "prunerecover.plan.edits": "def f():\n    from prunerecover.plan import plan"}
+    assert {"prunerecover.plan.edits", "prunerecover.plan.plan"} <= set(circle(without_front_door(imports_of(planted))))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from prunerecover.depth.units import find_units",
+        "if TYPE_CHECKING:\n    from prunerecover.callbacks.pruning import PruningCallback",
+        "def f():\n    from prunerecover.recipes.cli import main",
+    ],
+)
+def test_a_planted_import_from_further_up_is_found(source: str) -> None:
+    imports = without_front_door(imports_of({**SOURCES, "prunerecover.model.paths": source}))
+    assert len(upward(imports)) == 1

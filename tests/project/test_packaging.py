@@ -1,0 +1,130 @@
+"""What is installed is everything: from a checkout, from a wheel, and from a tree whose links became text files."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from cases.paths import ROOT
+
+import prunerecover
+
+LINKS = ("callbacks", "configs", "recipes")
+SOURCES = ("prunerecover", "callbacks", "configs", "recipes")
+FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+
+
+def copy_tree(target: Path, links: str) -> Path:
+    """Copy what a build needs; links as `symlink`, or as the `text` files that git writes without link support."""
+    for folder in SOURCES:
+        ignore = shutil.ignore_patterns("__pycache__", *(LINKS if folder == "prunerecover" else ()))
+        shutil.copytree(ROOT / folder, target / folder, ignore=ignore)
+    for name in FILES:
+        shutil.copy(ROOT / name, target / name)
+    for name in LINKS:
+        link = target / "prunerecover" / name
+        if links == "symlink":
+            link.symlink_to(f"../{name}")
+        else:
+            link.write_text(f"../{name}")
+    return target
+
+
+def expected_files() -> set[str]:
+    """Every module, recipe and marker, by its path in the installed package."""
+    found = {"prunerecover/py.typed"}
+    for folder in SOURCES:
+        base = Path("prunerecover") if folder == "prunerecover" else Path("prunerecover") / folder
+        for path in (ROOT / folder).rglob("*"):
+            inside = path.relative_to(ROOT / folder)
+            linked = folder == "prunerecover" and inside.parts[0] in LINKS
+            if path.suffix in (".py", ".yaml") and not linked:
+                found.add((base / inside).as_posix())
+    return found
+
+
+@pytest.fixture(scope="module", params=["symlink", pytest.param("text", marks=pytest.mark.slow)])
+def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = copy_tree(tmp_path_factory.mktemp("tree"), request.param)
+    output = tmp_path_factory.mktemp("wheel")
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(output)!r})"
+    result = subprocess.run([sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return next(output.glob("*.whl"))
+
+
+def test_wheel_holds_every_module_recipe_and_marker(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    packaged = {n for n in names if ".dist-info/" not in n}
+    assert packaged == expected_files()
+    assert any(n.endswith("licenses/LICENSE") for n in names)
+
+
+def test_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    script = (
+        "import prunerecover, sys; from prunerecover.recipes.cli.main import recipe_names; "
+        "assert recipe_names() and prunerecover.__file__.startswith(sys.argv[1]); "
+        "from prunerecover import Budget, DepthPrune; print(Budget.__module__, DepthPrune.__name__)"
+    )
+    command = [sys.executable, "-P", "-c", script, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["prunerecover.plan.budget", "DepthPrune"]
+
+
+def test_links_of_the_source_tree_are_relative() -> None:
+    for name in LINKS:
+        link = ROOT / "prunerecover" / name
+        text = os.readlink(link) if link.is_symlink() else link.read_text().strip()
+        assert text == f"../{name}"
+
+
+@pytest.mark.slow
+def test_editable_install_from_a_tree_with_text_links(tmp_path: Path) -> None:
+    tree = copy_tree(tmp_path / "tree", "text")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", str(venv)], check=True, timeout=120)
+    python = str(venv / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "-e", str(tree)]
+    site = next(p for p in sys.path if p.endswith("site-packages"))
+    environment = {**os.environ, "PYTHONPATH": site}
+    result = subprocess.run(install, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    command = [str(venv / "bin" / "prunerecover"), "--help"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert "digits_vit_depth" in result.stdout
+
+
+@pytest.mark.parametrize("name", [n for n in prunerecover.__all__ if n != "__version__"])
+def test_public_name_is_what_its_module_defines(name: str) -> None:
+    home = importlib.import_module(prunerecover._HOME[name])
+    assert getattr(prunerecover, name) is getattr(home, name)
+    assert name in dir(prunerecover)
+
+
+@pytest.mark.parametrize("name", [n for n in prunerecover.__all__ if n != "__version__"])
+def test_no_module_is_named_like_a_public_name(name: str) -> None:
+    """Importing such a module would bind it on the package, in the place of what users import."""
+    assert importlib.util.find_spec(f"prunerecover.{name}") is None
+
+
+def test_unknown_name_is_an_attribute_error_that_lists_the_names() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'prune_everything'. Public names: .*DepthPrune"):
+        prunerecover.prune_everything  # noqa: B018
+
+
+def test_importing_the_package_loads_neither_torch_nor_lightning() -> None:
+    heavy = ("torch", "lightning", "timm", "transformers")
+    script = f"import prunerecover, sys; print([m for m in {heavy} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert result.stdout.strip() == "[]", result.stderr

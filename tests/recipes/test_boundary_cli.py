@@ -1,0 +1,278 @@
+"""`prunerecover plan --method boundary`: what it writes, and that a search that is killed or shared finds the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases.paths import ROOT
+from lightning.pytorch import seed_everything
+
+from prunerecover import Plan, apply_plan, merge
+from prunerecover.boundary.designs import axes_and_staircase
+from prunerecover.boundary.plan_boundary import PUBLISHED
+from prunerecover.cost.macs import count_macs
+from prunerecover.recipes.cli.main import main
+from prunerecover.recipes.plan_methods.boundary import page_of
+from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
+
+QUICK = ["--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+SMALL = ["--model.depth=3", "--model.embed_dim=16", "--model.num_heads=2", "--trainer.accelerator=cpu"]
+# The network learns too little here for its accuracy to tell trials apart; its loss does, as a number up to 100.
+TRIALS = ["--model.warmup_epochs=0", "--method.trials.metric=val_loss", "--method.trials.scale=10"]
+COMMAND = ["plan", "--config", "digits_vit_depth", *SMALL, *QUICK, "--calibration", "32"]
+RUNS = 5
+
+
+def arguments(output: Path | str, method: str = "boundary", batches: int = 16) -> list[str]:
+    options = ["--method.n_remove", "3", "--method.trials.trainer", json.dumps({"limit_train_batches": batches})]
+    return [*COMMAND, "--method", method, *TRIALS, *options, "--output", str(output)]
+
+
+def lines_of(folder: Path, name: str = "plan.trials.jsonl") -> list[dict[str, Any]]:
+    file = folder / name
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def accuracies(lines: list[dict[str, Any]]) -> dict[str, float]:
+    return {line["key"]: line["accuracy"] for line in lines}
+
+
+def split_of(plan: Plan) -> tuple[int, int]:
+    return len(plan.removed.get("attention", ())), len(plan.removed.get("activation", ()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an undisturbed search of one process leaves."""
+    found = tmp_path_factory.mktemp("search")
+    assert main(arguments(found / "plan.json")) == 0
+    return found
+
+
+def test_a_search_leaves_plan_page_figure_and_trials(folder: Path) -> None:
+    assert {file.name for file in folder.iterdir()} >= {
+        "plan.json",
+        "plan.md",
+        "plan.map.png",
+        "plan.trials.jsonl",
+    }
+    plan, lines = Plan.load(folder / "plan.json"), lines_of(folder)
+    assert len(lines) == RUNS
+    assert len({line["accuracy"] for line in lines}) == RUNS
+    told = [{k: line[k] for k in ("attention", "activation", "accuracy")} for line in lines]
+    assert plan.evidence["trials"] == told
+    assert plan.made_by.method == "boundary/output_divergence"
+    assert plan.evidence["search"]["trials"] == RUNS
+    assert plan.evidence["search"]["trial_seconds"] == sum(line["seconds"] for line in lines)
+    assert plan.evidence["search"]["seconds"] > plan.evidence["search"]["trial_seconds"]
+    page = (folder / "plan.md").read_text()
+    attention, activation = split_of(plan)
+    assert f"Asked for: n_remove=3. Picked: {attention} attentions and {activation} activations." in page
+    assert f"Predicted accuracy after a short recovery: {plan.evidence['predicted']['accuracy']:.2f}%" in page
+    assert f"Planned: {attention} attentions and {activation} activations removed (" in page
+    best = max(line["accuracy"] for line in lines)
+    rows = [row for row in page.splitlines() if row.startswith("| ") and row[2].isdigit()]
+    assert len(rows) == RUNS
+    assert f" {best:.2f} |" in rows[0]
+    assert "![Accuracy map](plan.map.png)" in page
+    assert (folder / "plan.map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_says_when_the_pick_was_not_enough(folder: Path) -> None:
+    plan = Plan.load(folder / "plan.json")
+    predicted = {**plan.evidence["predicted"], "attention": 0, "activation": 0}
+    page = page_of(plan.model_copy(update={"evidence": {**plan.evidence, "predicted": predicted}}), [], "plan.map.png")
+    assert "Picked: 0 attentions and 0 activations." in page
+    assert "The pick saves less than was asked for; this is the nearest split that saves enough." in page
+    assert "nearest split" not in (folder / "plan.md").read_text()
+
+
+def test_the_plan_applies_to_the_recipes_network(folder: Path) -> None:
+    plan = Plan.load(folder / "plan.json")
+    assert sum(split_of(plan)) == 3
+    seed_everything(1, verbose=False)
+    module = DigitsClassifier(depth=3, embed_dim=16, num_heads=2)
+    apply_plan(module.model, plan)
+    assert plan.result.params == sum(p.numel() for p in module.model.parameters())
+
+
+def test_the_same_search_again_runs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And finds the same."""
+    plan, trials = Plan.load(folder / "plan.json"), (folder / "plan.trials.jsonl").read_bytes()
+    assert main(arguments(folder / "plan.json")) == 0
+    again = Plan.load(folder / "plan.json")
+    assert (folder / "plan.trials.jsonl").read_bytes() == trials
+    assert again.edits == plan.edits
+    assert again.sidecar == plan.sidecar
+    assert again.evidence["trials"] == plan.evidence["trials"]
+    assert again.evidence["predicted"] == plan.evidence["predicted"]
+    assert f"Wrote {folder / 'plan.json'}: removes " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_another_design_finds_the_same_for_the_same_trials(folder: Path, tmp_path: Path) -> None:
+    """And leaves files that are named after the whole of its own name."""
+    output = tmp_path / "deep" / "plan_0.3"
+    assert main([*arguments(output), "--method.design=spread", "--method.runs=4"]) == 0
+    beside = {file.name for file in output.parent.iterdir()}
+    assert beside >= {f"plan_0.3{ending}" for ending in ("", ".md", ".map.png", ".trials.jsonl")}
+    known, new = accuracies(lines_of(folder)), accuracies(lines_of(output.parent, "plan_0.3.trials.jsonl"))
+    assert len(new) == 4
+    assert len(new.keys() & known.keys()) >= 3  # the first three of a line are spread as well
+    assert all(known[key] == new[key] for key in new.keys() & known.keys())
+
+
+@pytest.mark.slow
+def test_a_share_of_macs(tmp_path: Path) -> None:
+    options = [*arguments(tmp_path / "plan.json"), "--method.macs=0.3", "--method.replace=zero"]
+    options[options.index("--method.n_remove") : options.index("--method.n_remove") + 2] = []
+    assert main(options) == 0
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan.edits
+    assert len(lines_of(tmp_path)) >= 2
+    seed_everything(1, verbose=False)
+    module, image = DigitsClassifier(depth=3, embed_dim=16, num_heads=2), torch.zeros(1, 1, 8, 8)
+    dense = count_macs(module.model, image)
+    apply_plan(module.model, plan)
+    merge(module.model)
+    assert count_macs(module.model, image) <= 0.7 * dense
+
+
+@pytest.mark.slow
+def test_the_published_search(tmp_path: Path) -> None:
+    """All its runs, gate gradients with the recipe's own labels, identities."""
+    assert main(arguments(tmp_path / "plan.json", "boundary_published", batches=4)) == 0
+    plan = Plan.load(tmp_path / "plan.json")
+    assert sum(split_of(plan)) == 3
+    assert {edit.leaves for edit in plan.edits} == {"identity"}
+    assert plan.made_by.method == "boundary/gate_gradient"
+    assert {k: plan.made_by.arguments[k] for k in ("design", "surface", "replace", "search")} == {
+        k: v for k, v in PUBLISHED.items() if k != "importance"
+    }
+    runs = [(line["attention"], line["activation"]) for line in lines_of(tmp_path)]
+    assert runs == list(axes_and_staircase(3, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method.n_keep=1"], "exactly one of n_remove and n_keep"),
+        (["--method.macs=0.2"], "exactly one of n_remove, n_keep and a share of macs"),
+        (["--method.runs=2"], "runs to be at least 3, for a curve, but got 2"),
+        (["--method.noise=0"], "a noise above 0 points"),
+        (["--method.trials.scale=1000"], "'val_loss' times scale=1000 to be a percentage, but the module logged"),
+        (["--method.trials.metric=accuracy"], "log 'accuracy' in validation, but it logged .*val_top1"),
+    ],
+)
+def test_wrong_options_leave_no_file(tmp_path: Path, options: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        main([*arguments(tmp_path / "plan.json"), *options])
+    assert not list(tmp_path.iterdir())
+
+
+# Searches in processes of their own.
+
+
+SLOWLY = """
+import sys, time
+from prunerecover.recipes.cli import main
+from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
+
+step = DigitsClassifier.training_step
+
+def slow_step(self, *batch):
+    time.sleep(0.1)
+    return step(self, *batch)
+
+DigitsClassifier.training_step = slow_step
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def start(output: Path, *options: str, slowly: bool = False) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PL_", "MASTER_", "LOCAL_RANK"))}
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    program = ["-c", SLOWLY] if slowly else ["-m", "prunerecover"]
+    command = [sys.executable, *program, *arguments(output), *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=environment, **pipes)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for a search that ends well."""
+    try:
+        output, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output[-6000:]
+    return output
+
+
+def stop_after_a_trial(output: Path, by: int) -> str:
+    """Search slowly, and send a signal as soon as a trial is on record, in the middle of the next one."""
+    process = start(output, slowly=True)
+    deadline, trials = time.monotonic() + 240, output.with_suffix(".trials.jsonl")
+    while not (trials.is_file() and trials.read_text().endswith("\n")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(by)
+    try:
+        text, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode != 0, text[-6000:]
+    return text
+
+
+def same_pick(folder: Path, other: Path) -> None:
+    plan, expected = Plan.load(other / "plan.json"), Plan.load(folder / "plan.json")
+    assert plan.edits == expected.edits
+    assert plan.sidecar == expected.sidecar
+    assert plan.evidence["trials"] == expected.evidence["trials"]
+    assert plan.evidence["predicted"] == expected.evidence["predicted"]
+
+
+@pytest.mark.slow
+def test_a_killed_search_goes_on_and_finds_the_same(folder: Path, tmp_path: Path) -> None:
+    stop_after_a_trial(tmp_path / "plan.json", signal.SIGKILL)
+    done = (tmp_path / "plan.trials.jsonl").read_text()
+    assert 1 <= done.count("\n") < RUNS
+    assert not (tmp_path / "plan.json").exists()
+    finish(start(tmp_path / "plan.json"))
+    assert (tmp_path / "plan.trials.jsonl").read_text().startswith(done)
+    assert accuracies(lines_of(tmp_path)) == accuracies(lines_of(folder))
+    assert len(lines_of(tmp_path)) == RUNS
+    same_pick(folder, tmp_path)
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_says_how_to_go_on(folder: Path, tmp_path: Path) -> None:
+    output = stop_after_a_trial(tmp_path / "plan.json", signal.SIGINT)
+    lines = lines_of(tmp_path)
+    assert 1 <= len(lines) < RUNS
+    assert (
+        f"interrupted. {len(lines)} trials are in {tmp_path / 'plan.trials.jsonl'}; run this again to go on" in output
+    )
+    assert accuracies(lines).items() <= accuracies(lines_of(folder)).items()
+    finish(start(tmp_path / "plan.json"))
+    same_pick(folder, tmp_path)
+
+
+@pytest.mark.slow
+def test_two_ranks_share_the_trials_and_write_one_plan(folder: Path, tmp_path: Path) -> None:
+    output = finish(start(tmp_path / "plan.json", "--trainer.devices=2", "--trainer.strategy=ddp"))
+    assert output.count("Wrote ") == 1
+    first, second = lines_of(tmp_path), lines_of(tmp_path, "plan.trials.1.jsonl")
+    assert len(first) + len(second) == RUNS
+    assert [(line["attention"], line["activation"]) for line in second] == [(2, 1)]  # of the three that go out at once
+    assert accuracies(first) | accuracies(second) == accuracies(lines_of(folder))
+    same_pick(folder, tmp_path)

@@ -1,0 +1,257 @@
+"""The command line: quick help, recipes by name, every shipped recipe parses, each command does what it says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from cases.paths import ROOT
+
+from prunerecover.recipes.cli.main import main, recipe_names, recipe_path, with_recipe_paths
+
+CONFIGS = ROOT / "configs"
+QUICK = ["--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+SMALL = ["--model.depth=3", "--model.embed_dim=16", "--model.num_heads=2"]
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["prunerecover"])
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished `fit` of a recipe like digits_vit_depth, but of 2 epochs of a few steps."""
+    folder = tmp_path_factory.mktemp("fit")
+    recipe = yaml.safe_load((CONFIGS / "digits_vit_depth.yaml").read_text())
+    recipe["trainer"] |= {"max_epochs": 2, "limit_train_batches": 3, "log_every_n_steps": 1}
+    recipe["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": str(folder)}
+    prune = recipe["trainer"]["callbacks"][0]["init_args"]
+    prune |= {"remove": {"activation": 1, "attention": 1}, "schedule": {"start": 1}, "calibration": 32}
+    recipe["model"]["init_args"] = {"depth": 3, "embed_dim": 16, "num_heads": 2}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    logger = ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={folder}"]
+    assert main(["fit", "--config", str(folder / "recipe.yaml"), *logger]) == 0
+    return folder
+
+
+def last_checkpoint(folder: Path) -> str:
+    return str(next(folder.rglob("last.ckpt")))
+
+
+def test_help_answers_at_once_and_lists_the_recipes() -> None:
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "prunerecover", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert time.perf_counter() - started < 2
+    for word in ("fit", "validate", "test", "predict", "plan", "quickstart", "report", "export", *recipe_names()):
+        assert word in result.stdout
+
+
+def test_help_imports_no_torch() -> None:
+    script = (
+        "import sys, prunerecover.recipes.cli.main as cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert result.stderr.strip() == "False"
+
+
+def test_recipe_names_become_paths_wherever_config_is_given() -> None:
+    name, path = "digits_vit_depth", str(CONFIGS / "digits_vit_depth.yaml")
+    resolved = with_recipe_paths(["--config", name, f"-c={name}", "--model.depth", "3", "--config", path])
+    assert [Path(p).resolve() for p in (resolved[1], resolved[2].removeprefix("-c="))] == [Path(path).resolve()] * 2
+    assert resolved[3:] == ["--model.depth", "3", "--config", path]
+
+
+def test_unknown_recipe_is_an_error_that_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config", "resnet_everything"]) == 2
+    assert "YAML file or the name of a recipe, but got 'resnet_everything'" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="Recipes: .*digits_vit_depth"):
+        recipe_path("resnet_everything")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("prunerecover 0.")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("command", ["fit", "test", "plan"])
+@pytest.mark.usefixtures("in_tmp")
+def test_every_recipe_parses_for_every_command(name: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--config", name, "--print_config"])
+    assert not stopped.value.code
+    parsed = yaml.safe_load(capsys.readouterr().out)
+    names = [c["class_path"].rpartition(".")[2] for c in parsed["trainer"]["callbacks"]]
+    averaged = ["EMAWeightAveraging"] if "boundary" in name else []
+    prune = ["WidthPrune"] if "_width_" in name else ["DepthPrune"]
+    prune += ["WidthPrune", "LoRARecover"] if "_lora" in name else []
+    assert names == [*prune, "DistillRecover", *averaged, "PruneReport", "ModelCheckpoint"]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_opens_with_its_command(name: str) -> None:
+    """And says what metric to expect, or that nobody measured it, on what hardware, in what time."""
+    command, *lines = (CONFIGS / f"{name}.yaml").read_text().splitlines()
+    about = " ".join(line.removeprefix("# ") for line in itertools.takewhile("#".__ne__, lines))
+    assert command == f"# prunerecover fit --config {name}"
+    assert re.match(r"Expected (val|test)_(top1|miou): ", about)
+    assert re.search(r"docs/results|not (measured|repeated) by us|not measured", about)
+    assert re.search(r"Hardware: .*(hour|minute)", about, re.IGNORECASE)
+
+
+def run_on(fitted: Path, command: str, *options: str) -> int:
+    return main([command, "--config", str(fitted / "recipe.yaml"), "--trainer.logger=false", *options])
+
+
+def test_fit_leaves_checkpoint_pruned_copy_and_report(fitted: Path) -> None:
+    for name in ("last.ckpt", "pruned", "report.json", "config.yaml"):
+        assert list(fitted.rglob(name)), name
+
+
+def test_two_tests_of_the_checkpoint_agree_to_the_last_digit(fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for _ in range(2):
+        assert run_on(fitted, "test", "--ckpt_path", last_checkpoint(fitted)) == 0
+        shown.append(capsys.readouterr().out)
+    assert "test_top1" in shown[0]
+    assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("command", ["validate", "predict"])
+def test_the_other_commands_open_the_checkpoint(fitted: Path, command: str) -> None:
+    assert run_on(fitted, command, "--ckpt_path", last_checkpoint(fitted)) == 0
+
+
+def test_plan_refuses_a_pruned_checkpoint(fitted: Path) -> None:
+    budget = ["--method=depth", '--method.remove={"attention": 1}']
+    with pytest.raises(ValueError, match="Expected a checkpoint of the dense model at .*, but it has been pruned"):
+        run_on(fitted, "plan", *budget, "--ckpt_path", last_checkpoint(fitted))
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_exported_checkpoint_gives_the_same_logits(fitted: Path, tmp_path: Path, merged: bool) -> None:
+    from prunerecover import load_pruned
+
+    options = [] if merged else ["--unmerged"]
+    assert main(["export", last_checkpoint(fitted), "--output", str(tmp_path / "out"), *options]) == 0
+    images = torch.randn(5, 1, 8, 8)
+    with torch.no_grad():
+        expected = load_pruned(last_checkpoint(fitted))(images)
+        assert torch.allclose(load_pruned(tmp_path / "out")(images), expected, atol=1e-5)
+
+
+def test_plan_is_written_and_applies(in_tmp: Path) -> None:
+    from prunerecover import Plan, apply_plan
+    from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
+
+    budget = ["--method", "depth", "--method.remove", '{"activation": 1, "attention": 1}']
+    command = ["plan", "--config", "digits_vit_depth", *SMALL, *QUICK, *budget, "--calibration", "32"]
+    assert main([*command, "--output", "plans/plan.json"]) == 0
+    plan = Plan.load(in_tmp / "plans" / "plan.json")
+    assert {kind: len(units) for kind, units in plan.removed.items()} == {"activation": 1, "attention": 1}
+    assert plan.made_by.method == "depth/output_divergence"
+    from lightning.pytorch import seed_everything
+
+    seed_everything(1, verbose=False)
+    module = DigitsClassifier(depth=3, embed_dim=16, num_heads=2)
+    applied = apply_plan(module.model, plan)
+    assert applied
+
+
+@pytest.mark.parametrize("importance", ["gate_gradient", "taylor", "magnitude"])
+def test_plan_by_another_importance(in_tmp: Path, importance: str) -> None:
+    budget = ["--method=depth", '--method.remove={"attention": 1}', f"--method.importance={importance}"]
+    assert main(["plan", "--config", "digits_vit_depth", *SMALL, *QUICK, *budget, "--calibration=32"]) == 0
+    assert json.loads((in_tmp / "plan.json").read_text())["made_by"]["method"] == f"depth/{importance}"
+
+
+@pytest.mark.usefixtures("in_tmp")
+def test_plan_without_a_method_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--config", "digits_vit_depth", *SMALL, *QUICK])
+    assert "method" in capsys.readouterr().err
+
+
+def test_report_shows_what_was_saved(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from prunerecover import compare
+
+    model = torch.nn.Linear(4, 2)
+    compare(model, model, torch.zeros(2, 4), pairs=0).save(in_tmp / "saved")
+    assert main(["report", "saved"]) == 0
+    shown = capsys.readouterr().out
+    assert "Before and after pruning" in shown
+    assert "Parameters" in shown
+
+
+def test_missing_report_is_an_error(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(in_tmp / "none.json")]) == 2
+    assert "Expected a report at" in capsys.readouterr().err
+
+
+@pytest.fixture
+def pruned_folder(in_tmp: Path, tiny_vit: torch.nn.Module, grey_batches: list) -> Path:
+    from prunerecover import apply_plan, plan_depth, save_pruned
+
+    plan = plan_depth(tiny_vit, remove={"attention": 1, "activation": 1}, batches=grey_batches)
+    apply_plan(tiny_vit, plan)
+    save_pruned(tiny_vit, plan, in_tmp / "pruned")
+    return in_tmp / "pruned"
+
+
+def test_exported_folder_gives_the_same_logits(
+    pruned_folder: Path, tiny_vit: torch.nn.Module, grey_batches: list
+) -> None:
+    from prunerecover import load_pruned
+
+    assert main(["export", str(pruned_folder), "--output", "merged"]) == 0
+    exported = load_pruned("merged").eval()
+    with torch.no_grad():
+        assert torch.allclose(exported(grey_batches[0][0]), tiny_vit(grey_batches[0][0]), atol=1e-5)
+    assert sum(p.numel() for p in exported.parameters()) < sum(p.numel() for p in tiny_vit.parameters())
+
+
+@pytest.mark.slow
+def test_exported_onnx_gives_the_same_logits(
+    pruned_folder: Path, tiny_vit: torch.nn.Module, grey_batches: list
+) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    assert main(["export", str(pruned_folder), "--output", "deep/model.onnx"]) == 0
+    session = onnxruntime.InferenceSession("deep/model.onnx")
+    for batch in (grey_batches[0][0], grey_batches[0][0][:3]):  # the batch dimension is free
+        (found,) = session.run(None, {"images": batch.numpy()})
+        with torch.no_grad():
+            assert torch.allclose(torch.from_numpy(found), tiny_vit(batch), atol=1e-4)
+
+
+def test_export_of_nothing_is_an_error(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(in_tmp / "none"), "--output", "out"]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_export_to_another_format_is_an_error(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "last.ckpt", "--output", "model.pt"]) == 2
+    assert "Expected an output that ends in .onnx, or a folder, but got 'model.pt'" in capsys.readouterr().err
+    assert not list(in_tmp.iterdir())
+
+
+def test_onnx_of_a_model_of_unknown_input_is_an_error() -> None:
+    from prunerecover.recipes.cli.commands import image_shape
+
+    with pytest.raises(ValueError, match="Expected an image model that knows its input size, but Linear does not"):
+        image_shape(torch.nn.Linear(2, 2))

@@ -1,0 +1,178 @@
+"""Adapters on plain networks: laying changes no output, folding changes none, and nothing of them stays."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from cases.models.tiny import BUILD, tiny_gpt2, tiny_images, tiny_inputs, tiny_llama, tiny_timm
+from torch import nn
+
+from prunerecover import apply_plan, plan_depth, update_optimizer
+from prunerecover.model.hashing import tensors_hash
+from prunerecover.model.paths import get_module
+from prunerecover.recovery.lora import (
+    Adapters,
+    LoraSettings,
+    fold_adapters,
+    has_adapters,
+    lay_adapters,
+    plan_adapters,
+)
+from prunerecover.recovery.lora_targets import adaptable
+
+SETTINGS = LoraSettings(rank=3, alpha=6, dropout=0.1)
+
+
+def output_of(name, network):
+    with torch.no_grad():
+        return network(tiny_images()) if name == "timm" else network(**tiny_inputs(name)).logits
+
+
+def stir(applied):
+    """Give adapters values that matter."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter, _ in applied.added.values():
+        parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+
+@pytest.mark.parametrize("name", ["timm", "llama", "gpt2", "opt", "bert", "hf_vit"])
+def test_laid_equals_plain_and_folded_equals_laid(name):
+    network = BUILD[name]()
+    before, random, plain = tensors_hash(network), torch.get_rng_state(), output_of(name, network)
+    attributes = set(vars(network))
+    adapters = plan_adapters(network, SETTINGS)
+    assert tensors_hash(network) == before
+    applied = lay_adapters(network, adapters)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not any(module.training for module in network.modules())
+    assert torch.equal(output_of(name, network), plain)
+    stir(applied)
+    laid = output_of(name, network)
+    assert (laid - plain).abs().max() > 0.1
+    fold_adapters(network, adapters)
+    assert (output_of(name, network) - laid).abs().max() < 1e-5 * laid.abs().max()
+    assert tensors_hash(network) == before
+    assert set(vars(network)) == attributes
+    assert not has_adapters(network)
+    assert all(p.requires_grad for p in network.parameters())
+
+
+def test_folding_is_the_sum_of_weight_and_product():
+    """By the formula, in double precision."""
+    network = tiny_timm().double()
+    adapters = plan_adapters(network, SETTINGS)
+    applied = lay_adapters(network, adapters)
+    stir(applied)
+    weight = network.blocks[0].mlp.fc1.base_layer.weight.detach().clone()
+    a, b = (applied.added[f"blocks.0.mlp.fc1.lora_{x}.default.weight"][0].detach() for x in "AB")
+    fold_adapters(network, adapters)
+    torch.testing.assert_close(network.blocks[0].mlp.fc1.weight.detach(), weight + 2.0 * b @ a, rtol=1e-12, atol=1e-12)
+
+
+def test_convolutions():
+    network = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(16, 2))
+    assert adaptable(network) == ["0", "3"]
+    images = torch.randn(2, 1, 8, 8)
+    adapters = plan_adapters(network, LoraSettings(rank=2, alpha=4, target_modules=("0",)))
+    assert set(adapters.frozen) == {"0.weight", "1.weight"}
+    stir(lay_adapters(network, adapters))
+    laid = network(images)
+    fold_adapters(network, adapters)
+    torch.testing.assert_close(network(images), laid)
+
+
+def test_what_cannot_be_folded_is_not_adapted():
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    tied = nn.Linear(4, 4)
+    twin = nn.Linear(4, 4)
+    twin.weight = tied.weight
+    assert adaptable(nn.Sequential(Doubled(4, 4), tied, twin, nn.Linear(4, 2), nn.Conv2d(2, 2, 3, dilation=2))) == ["3"]
+
+
+def test_tied_heads_rest_and_others_train():
+    """Where the head is the embedding, it is frozen with it."""
+    for network, trains in ((tiny_gpt2(), False), (tiny_llama(), True)):
+        assert (network.lm_head.weight is network.get_input_embeddings().weight) is not trains
+        lay_adapters(network, plan_adapters(network, SETTINGS))
+        assert network.lm_head.weight.requires_grad is trains
+        assert network.get_input_embeddings().weight.requires_grad is False
+
+
+def test_patterns_are_paths_or_their_ends():
+    network = tiny_timm()
+    for pattern, expected in (
+        ("qkv", [f"blocks.{i}.attn.qkv" for i in range(4)]),
+        ("blocks.1.mlp.fc?", ["blocks.1.mlp.fc1", "blocks.1.mlp.fc2"]),
+        ("head", ["head"]),
+    ):
+        adapters = plan_adapters(network, SETTINGS.model_copy(update={"target_modules": (pattern,)}))
+        assert list(adapters.modules) == expected
+    assert "head.weight" in adapters.frozen  # named, so adapted
+
+
+def test_own_choice_of_what_is_frozen_comes_back():
+    network = tiny_timm()
+    network.blocks[0].requires_grad_(False)
+    flags = {name: p.requires_grad for name, p in network.named_parameters()}
+    adapters = plan_adapters(network, SETTINGS)
+    lay_adapters(network, adapters)
+    assert not network.blocks[0].norm1.weight.requires_grad
+    fold_adapters(network, adapters)
+    assert {name: p.requires_grad for name, p in network.named_parameters()} == flags
+
+
+def test_in_a_plain_loop_after_surgery():
+    """Optimizers follow by `update_optimizer`, there and back."""
+    network = tiny_timm()
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
+    apply = apply_plan(network, plan_depth(network, remove={"attention": 1}, batches=[tiny_images(8)], replace="zero"))
+    update_optimizer(optimizer, apply)
+    adapters = plan_adapters(network, SETTINGS)
+    assert len(adapters.modules) == 4 * 4 - 2
+    update_optimizer(optimizer, lay_adapters(network, adapters))
+    assert set(optimizer.param_groups[0]["params"]) == {p for p in network.parameters() if p.requires_grad}
+    frozen = copy.deepcopy(network.blocks[1].mlp.fc1.base_layer.weight)
+    network(tiny_images()).square().sum().backward()
+    optimizer.step()
+    assert torch.equal(network.blocks[1].mlp.fc1.base_layer.weight, frozen)
+    laid = output_of("timm", network)
+    update_optimizer(optimizer, fold_adapters(network, adapters))
+    torch.testing.assert_close(output_of("timm", network), laid, rtol=1e-4, atol=1e-4)
+    held = set(optimizer.param_groups[0]["params"])
+    assert held >= {get_module(network, path).weight for path in adapters.modules}
+    assert held <= set(network.parameters())
+
+
+def test_description_survives_a_file():
+    adapters = plan_adapters(tiny_timm(), SETTINGS)
+    assert Adapters.from_dict(adapters.to_dict()) == adapters
+
+
+def test_description_of_something_else():
+    with pytest.raises(ValueError, match=r"Expected a description of adapters, but got one with . errors"):
+        Adapters.from_dict({"rank": 2})
+
+
+def test_folding_what_is_folded():
+    network = tiny_timm()
+    adapters = plan_adapters(network, SETTINGS)
+    with pytest.raises(ValueError, match=r"Expected an adapter at 'blocks.0.attn.qkv' .* but it is plain"):
+        fold_adapters(network, adapters)
+    lay_adapters(network, adapters)
+    with pytest.raises(ValueError, match=r"adapters were planned for, but this VisionTransformer has"):
+        lay_adapters(network, adapters)
+
+
+def test_laying_on_another_network():
+    adapters = plan_adapters(tiny_timm(), SETTINGS)
+    network = tiny_timm(depth=3)
+    with pytest.raises(
+        ValueError, match=r"this VisionTransformer has no plain 'blocks.3.attn.qkv'. Was it pruned since"
+    ):
+        lay_adapters(network, adapters)
+    assert not has_adapters(network)

@@ -1,0 +1,138 @@
+"""What LoRARecover refuses, by its message."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+from cases.lora import depth, fit, lora
+from cases.models.habits import Plain
+from cases.trainers import sharded
+from lightning.pytorch.strategies import FSDPStrategy
+from torch import nn
+
+from prunerecover.callbacks import LoRARecover
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.recovery.lora import has_adapters
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"rank": 0}, r"Expected argument rank of LoRARecover in its range, but got 0: .* Usual are rank=16"),
+        ({"alpha": 0}, r"Expected argument alpha of LoRARecover in its range, but got 0"),
+        ({"dropout": 1.0}, r"Expected argument dropout of LoRARecover in its range, but got 1.0"),
+        ({"start": -1}, r"Expected argument start to be an epoch >= 0, but got -1"),
+    ],
+)
+def test_arguments(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        LoRARecover(**arguments)
+
+
+def refused(folder, *callbacks, match, error=ValueError, make=Plain, **settings):
+    """The fit stops with this message and the network is what it was."""
+    module = make()
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(error, match=match):
+        fit(folder, *callbacks, module=module, **settings)
+    assert module.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert not Ledger.of(module).adapters
+
+
+def test_start_past_the_end(tmp_path):
+    refused(tmp_path, lora(start=3), match=r"Expected LoRARecover to start before max_epochs=3, but got start=3")
+
+
+def test_nothing_to_adapt(tmp_path):
+    match = r"of VisionTransformer to adapt at target_modules=\['q_proj'\], but there are none. Name some of: .*qkv"
+    refused(tmp_path, lora(target_modules=["q_proj"]), match=match)
+
+
+def test_nothing_in_the_blocks(tmp_path):
+    class Convolutions(Plain):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 4))
+
+    match = r"of Sequential to adapt in its blocks, but there are none. Name some of: 0, 2"
+    refused(tmp_path, lora(), match=match, make=Convolutions)
+    module, _ = fit(tmp_path, lora(target_modules="0"), make=Convolutions, epochs=1)
+    assert Ledger.of(module).adapters["net"].modules == ("0",)
+    assert module.net[2].weight.requires_grad
+
+
+def test_two_on_one_network(tmp_path):
+    match = r"Expected one LoRARecover for the network at 'net', but got 2. Remove one"
+    refused(tmp_path, lora(), lora(rank=3), match=match)
+
+
+def test_adapters_of_others(tmp_path):
+    class Adapted(Plain):
+        def __init__(self):
+            super().__init__()
+            from peft import LoraConfig, inject_adapter_in_model
+
+            inject_adapter_in_model(LoraConfig(r=2, target_modules=["qkv"]), self.net)
+
+    match = r"Expected a VisionTransformer without adapters, but it has some of peft. Merge them first"
+    refused(tmp_path, lora(), match=match, make=Adapted)
+
+
+def test_without_peft(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    match = r"Expected peft for LoRA, but it cannot be imported .* pip install"
+    refused(tmp_path, lora(), match=match, error=ImportError)
+
+
+def test_resuming_with_other_arguments(tmp_path):
+    fit(tmp_path, lora(), epochs=1)
+    with pytest.raises(
+        ValueError, match=r"Expected LoRARecover with the arguments of the run that is resumed \(rank=2"
+    ):
+        fit(tmp_path, lora(rank=3), epochs=2, resume=tmp_path / "epoch=0.ckpt")
+
+
+def test_surgery_without_it_is_said(tmp_path):
+    fit(tmp_path, lora(), depth(schedule={"start": 2}))
+    with pytest.warns(UserWarning, match=r"at 'net' are folded for its surgery, and no callback here lays new ones"):
+        module, _ = fit(tmp_path / "a", depth(schedule={"start": 2}), resume=tmp_path / "epoch=0.ckpt")
+    assert not has_adapters(module.net)
+    assert all(p.requires_grad for p in module.net.parameters())
+
+
+def test_optimizer_of_something_else(tmp_path):
+    class Elsewhere(Plain):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def loss(self, batch):
+            return super().loss(batch) * self.scale
+
+        def configure_optimizers(self):
+            return torch.optim.SGD([self.scale], 0.1)
+
+    match = r"Expected an optimizer that holds parameters of the network, for its adapters to join, but none does"
+    refused(tmp_path, lora(target="net"), match=match, error=RuntimeError, make=Elsewhere)
+
+
+def test_sharding():
+    module, callback = Plain(), lora()
+    with pytest.raises(ValueError, match=r"Expected a strategy that keeps the model whole, but got FSDPStrategy"):
+        callback.setup(sharded(FSDPStrategy.__new__(FSDPStrategy), callback), module, "fit")
+
+
+def test_unfrozen_by_hand_is_not_in_the_optimizer(tmp_path):
+    """A second fit whose configure_optimizers leaves the adapters out is refused before it trains nothing."""
+
+    class Named(Plain):
+        def configure_optimizers(self):
+            return torch.optim.SGD([p for n, p in self.named_parameters() if "lora" not in n], 0.1)
+
+    module, _ = fit(tmp_path, lora(), make=Named, epochs=1)
+    with pytest.raises(RuntimeError, match=r"Expected every trainable parameter of the network in an optimizer"):
+        fit(tmp_path / "again", lora(), module=module, epochs=1)

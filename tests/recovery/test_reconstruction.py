@@ -1,0 +1,247 @@
+"""Reconstruction brings every layer of a narrowed network near to what the dense one gives."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases.models.habits import tiny_vit
+from cases.models.tiny import stir, tiny_inputs, tiny_llama
+from sklearn.linear_model import Ridge
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover import Budget, Plan, apply_plan, plan_depth, plan_width, recalibrate_batchnorm, reconstruct
+from prunerecover.calibration.moments import RIDGE
+from prunerecover.recovery.reconstruction_order import kept_rows
+
+
+class Residual(nn.Module):
+    """Convolutions with BatchNorm around a residual, a pooled head that is called on the flattened map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12)
+        self.first, self.first_norm = nn.Conv2d(12, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.second, self.second_norm = nn.Conv2d(16, 12, 3, padding=1), nn.BatchNorm2d(12)
+        self.hidden, self.head = nn.Linear(12, 24), nn.Linear(24, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(x)))
+        x = F.relu(x + self.second_norm(self.second(F.relu(self.first_norm(self.first(x))))))
+        return self.head(F.relu(self.hidden(x.mean((2, 3)))))
+
+
+def residual(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    network = Residual()
+    recalibrate_batchnorm(network, [images(64, 5)])
+    return network.eval()
+
+
+def images(n: int = 64, seed: int = 1) -> Tensor:
+    return torch.randn(n, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def labelled(n: int = 64, seed: int = 1) -> list[tuple[Tensor, Tensor]]:
+    return [(part, torch.arange(len(part)) % 4) for part in images(n, seed).split(32)]
+
+
+def narrowed(dense: nn.Module, **how: Any) -> tuple[nn.Module, Plan]:
+    plan = plan_width(dense, Budget(macs=0.4), batches=labelled(), **how)
+    network = copy.deepcopy(dense)
+    apply_plan(network, plan)
+    return network, plan
+
+
+def error(network: nn.Module, dense: nn.Module) -> float:
+    with torch.no_grad():
+        return float((network(images(64, 9)) - dense(images(64, 9))).square().mean())
+
+
+@pytest.mark.parametrize("replace", ["calibrated", "zero"])
+def test_outputs_come_nearer_to_the_dense_ones_on_other_samples(replace: str) -> None:
+    dense = residual()
+    network, plan = narrowed(dense, replace=replace)
+    recalibrated = copy.deepcopy(network)
+    recalibrate_batchnorm(recalibrated, labelled(256))
+    reconstruct(network, dense, plan, labelled(256))
+    assert error(network, dense) < 0.6 * error(recalibrated, dense)
+
+
+def test_what_kept_units_can_say_is_said() -> None:
+    """Units that are copies of others are not missed."""
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
+    with torch.no_grad():
+        dense[0].weight[4:] = 2 * dense[0].weight[:4]
+        dense[0].bias[4:] = 2 * dense[0].bias[:4]
+    x = torch.randn(512, 6)
+    batches = [(x, torch.arange(512) % 3)]
+    plan = plan_width(dense, Budget(ratio={"neuron": 0.3}), batches=batches, replace="zero", ignore=["2"])
+    network = copy.deepcopy(dense)
+    apply_plan(network, plan)
+    before = (network(x) - dense(x)).square().mean()
+    reconstruct(network, dense, plan, batches)
+    gone = set(range(8)) - set(kept_rows(dense, plan)["0"].tolist())
+    assert gone
+    assert not any((unit + 4) % 8 in gone for unit in gone), "a pair of copies would leave nothing to read"
+    assert (network(x) - dense(x)).square().mean() < 0.01 * before
+
+
+def test_linear_layers_equal_ridge_regression() -> None:
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 5), nn.Tanh(), nn.Linear(5, 3)).eval()
+    x = torch.randn(300, 6)
+    plan = plan_width(dense, Budget(macs=0.4), batches=[(x, torch.arange(300) % 3)], replace="zero")
+    network = copy.deepcopy(dense)
+    apply_plan(network, plan)
+    start = copy.deepcopy(network[2])
+    reconstruct(network, dense, plan, [x])
+
+    reads = torch.tanh(network[0](x)).detach()
+    target = dense[2](torch.tanh(dense[0](x)))[:, kept_rows(dense, plan)["2"]] - start(reads)
+    variance = float(reads.var(0, correction=0).mean())
+    strength = (RIDGE[0] + RIDGE[1] * reads.shape[1] / len(reads)) * variance * len(reads)
+    oracle = Ridge(alpha=strength).fit(reads.double().numpy(), target.detach().double().numpy())
+    np.testing.assert_allclose((network[2].weight - start.weight).detach().numpy(), oracle.coef_, atol=1e-4)
+    np.testing.assert_allclose((network[2].bias - start.bias).detach().numpy(), oracle.intercept_, atol=1e-4)
+
+
+def test_a_layer_without_a_bias_is_fitted_through_zero() -> None:
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)).eval()
+    x = torch.randn(300, 6)
+    plan = plan_width(dense, Budget(ratio={"neuron": 0.3}), batches=[(x, torch.arange(300) % 3)], replace="zero")
+    network = copy.deepcopy(dense)
+    apply_plan(network, plan)
+    start = copy.deepcopy(network[2])
+    reconstruct(network, dense, plan, [x])
+    reads = torch.relu(network[0](x)).detach()
+    target = dense[2](torch.relu(dense[0](x)))[:, kept_rows(dense, plan).get("2", torch.arange(5))] - start(reads)
+    strength = (RIDGE[0] + RIDGE[1] * reads.shape[1] / len(reads)) * float(reads.square().mean()) * len(reads)
+    oracle = Ridge(alpha=strength, fit_intercept=False).fit(reads.double().numpy(), target.detach().double().numpy())
+    np.testing.assert_allclose((network[2].weight - start.weight).detach().numpy(), oracle.coef_, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["vit", "llama"])
+def test_transformers_come_nearer_to_the_dense_ones(name: str) -> None:
+    torch.manual_seed(0)
+    if name == "vit":
+        dense = stir(tiny_vit(depth=3, num_heads=4)).eval()
+        batches: list[Any] = [torch.randn(16, 1, 8, 8) for _ in range(8)]
+        scored: list[Any] = [(batch, torch.arange(16) % 4) for batch in batches]
+        output = lambda model, batch: model(batch)  # noqa: E731
+    else:
+        dense = tiny_llama().eval()
+        batches = [tiny_inputs("llama", batch=16, seed=seed) for seed in range(8)]
+        scored = [{**batch, "labels": batch["input_ids"]} for batch in batches]
+        output = lambda model, batch: model(**batch).logits  # noqa: E731
+    plan = plan_width(dense, Budget(macs=0.4), batches=scored, allocation="uniform")
+    network = copy.deepcopy(dense)
+    apply_plan(network, plan)
+
+    def distance() -> float:
+        with torch.no_grad():
+            return sum(float((output(network, b) - output(dense, b)).square().mean()) for b in batches)
+
+    before = distance()
+    reconstruct(network, dense, plan, scored)
+    assert distance() < before
+
+
+def test_it_leaves_no_other_trace() -> None:
+    dense = residual()
+    network, plan = narrowed(dense)
+    network.train()
+    objects = dict(network.named_parameters())
+    there = {name: value.clone() for name, value in dense.state_dict().items()}
+    state = torch.get_rng_state()
+    stem, head = network.stem.weight.clone(), network.head.weight.clone()
+    batches = labelled()
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        reconstruct(network, dense, plan, batches)
+    again = narrowed(dense)[0]
+    reconstruct(again, dense, plan, batches)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in network.state_dict().items())
+    assert all(parameter is objects[name] for name, parameter in network.named_parameters())
+    assert all(torch.equal(value, dense.state_dict()[name]) for name, value in there.items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(module.training for module in network.modules())
+    assert not dense.training
+    assert torch.equal(network.head.weight, head), "the last layer stays"
+    assert torch.allclose(network.stem.weight, stem, atol=1e-5), "nothing before it has changed"
+    network(images()).sum().backward()
+
+
+class TwiceCalled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.shared, self.b = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.relu(self.shared(F.relu(self.shared(F.relu(self.a(x)))))))
+
+
+def test_a_layer_that_is_called_twice_is_fitted_to_both() -> None:
+    torch.manual_seed(0)
+    dense = TwiceCalled().eval()
+    x = torch.randn(256, 4)
+    batches = [(x, torch.arange(256) % 3)]
+    plan = plan_width(dense, Budget(macs=0.2), batches=batches, replace="zero")
+    network = copy.deepcopy(dense)
+    apply_plan(network, plan)
+    before = (network(x) - dense(x)).square().mean()
+    reconstruct(network, dense, plan, batches)
+    assert (network(x) - dense(x)).square().mean() < before
+
+
+def test_more_than_narrowing_is_refused() -> None:
+    dense = tiny_vit(depth=3).eval()
+    plan = plan_depth(dense, remove={"attention": 1}, batches=[torch.randn(8, 1, 8, 8)], replace="zero")
+    with pytest.raises(ValueError, match="Expected a plan that only narrows, but it has an edit '"):
+        reconstruct(dense, dense, plan, [torch.randn(8, 1, 8, 8)])
+
+
+def test_networks_in_the_wrong_place_are_refused() -> None:
+    dense = residual()
+    network, plan = narrowed(dense)
+    with pytest.raises(ValueError, match=r"Expected a network that the plan has narrowed, .* outputs in the one and"):
+        reconstruct(dense, copy.deepcopy(dense), plan, labelled())
+    with pytest.raises(ValueError, match="Expected at least one batch to reconstruct on, but got none"):
+        reconstruct(network, dense, plan, [])
+
+
+def test_activations_that_are_not_finite_are_refused_and_nothing_changes() -> None:
+    dense = residual()
+    network, plan = narrowed(dense)
+    there = {name: value.clone() for name, value in network.state_dict().items()}
+    broken = images()
+    broken[0, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"Expected finite activations, but the fit of '\w+' came out as NaN"):
+        reconstruct(network, dense, plan, [broken])
+    assert all(torch.equal(value, network.state_dict()[name]) for name, value in there.items())
+
+
+def test_batches_that_batchnorm_cannot_be_recalibrated_on_change_nothing() -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)
+    dense = nn.Sequential(*layers).eval()
+    plan = plan_width(dense, Budget(macs=0.4), batches=[(torch.randn(32, 6), torch.arange(32) % 4)])
+    network = copy.deepcopy(dense)
+    apply_plan(network, plan)
+    there = {name: value.clone() for name, value in network.state_dict().items()}
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        reconstruct(network, dense, plan, torch.randn(40, 6).split(1))
+    assert all(torch.equal(value, network.state_dict()[name]) for name, value in there.items())
+
+
+def test_a_plan_of_nothing_changes_no_weight() -> None:
+    dense = residual()
+    network = copy.deepcopy(dense)
+    reconstruct(network, dense, Plan(), labelled())
+    for (name, one), other in zip(network.named_parameters(), dense.parameters(), strict=True):
+        assert torch.equal(one, other), name

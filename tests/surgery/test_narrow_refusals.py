@@ -1,0 +1,198 @@
+"""What a narrowing refuses: it says why, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from cases.engine import unchanged
+from cases.models.habits import tiny_vit
+from cases.width.narrow import (
+    CASES,
+    CONV1,
+    REWRITE,
+    Configured,
+    Depthwise,
+    Experts,
+    SmallCnn,
+    Tied,
+    Upsampling,
+    bias_of,
+    first_conv,
+    layer,
+    norm,
+    plain_attributes,
+    reads,
+    without,
+)
+from pydantic import ValidationError
+from torch import nn
+
+from prunerecover.apply import apply_plan
+from prunerecover.plan.edits import Edit, Narrow, Rewrite
+from prunerecover.plan.groups import Setting, Slice
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.surgery.provenance import plan_for
+
+GROUPNORM = (Slice(tensor="0.weight", dim=0), bias_of("0"))
+
+
+BAD: dict[str, tuple[Callable[[], nn.Module], Edit, str]] = {
+    "no module": (SmallCnn, without("x", "channel", 8, (0,), (reads("conv9"),)), r"but the model \(SmallCnn\) has no"),
+    "no tensor": (
+        SmallCnn,
+        without("conv1", "channel", 8, (0,), (Slice(tensor="conv1.gain", dim=0),)),
+        r"parameter or buffer at 'conv1\.gain', but conv1 \(Conv2d\) has none called 'gain'",
+    ),
+    "no tensor at the top": (
+        SmallCnn,
+        without("gain", "channel", 8, (0,), (Slice(tensor="gain", dim=0),)),
+        r"parameter or buffer at 'gain', but the model \(SmallCnn\) has none",
+    ),
+    "no bias": (SmallCnn, without("conv2", "channel", 6, (0,), (bias_of("conv2"),)), "none called 'bias'"),
+    "dimension": (
+        SmallCnn,
+        without("conv1", "channel", 8, (0,), (Slice(tensor="conv1.bias", dim=1),)),
+        r"a dimension of 'conv1\.bias' \(8,\), but 'conv1' names 1",
+    ),
+    "negative dimension": (
+        SmallCnn,
+        without("conv1", "channel", 8, (0,), (Slice(tensor="conv1.bias", dim=-1),)),
+        "but 'conv1' names -1",
+    ),
+    "too many units": (SmallCnn, first_conv((0,), of=9), r"Expected 9 units of 1 in 'bn1\.weight' \(8,\) along dim"),
+    "offset": (
+        SmallCnn,
+        without("conv1", "channel", 8, (0,), (Slice(tensor="conv1.bias", dim=0, offsets=(1,)),)),
+        r"from \[1\] on, but they do not fit",
+    ),
+    "negative offset": (
+        SmallCnn,
+        without("conv1", "channel", 4, (0,), (Slice(tensor="conv1.bias", dim=0, offsets=(-1,)),)),
+        r"from \[-1\] on, but they do not fit",
+    ),
+    "no offset": (
+        SmallCnn,
+        without("conv1", "channel", 4, (0,), (Slice(tensor="conv1.bias", dim=0, offsets=()),)),
+        r"from \[\] on, but they do not fit",
+    ),
+    "span": (
+        SmallCnn,
+        without("conv1", "channel", 8, (0,), (Slice(tensor="conv1.bias", dim=0, span=0),)),
+        r"8 units of 0 in",
+    ),
+    "overlap": (
+        SmallCnn,
+        without("conv1", "channel", 4, (0,), (Slice(tensor="conv1.bias", dim=0, offsets=(0, 2)),)),
+        r"parts of 'conv1\.bias' .* to lie apart, but one begins at 2, inside the one from 0 to 3",
+    ),
+    "overlap under two names": (
+        Tied,
+        without("embed", "channel", 3, (0,), (Slice(tensor="embed.weight", dim=1), reads("head", offsets=(1,)))),
+        r"but one begins at 1, inside the one from 0 to 2",
+    ),
+    "bias forgotten": (
+        SmallCnn,
+        without("conv1", "channel", 8, (0,), tuple(s for s in CONV1 if s.tensor != "conv1.bias")),
+        r"the tensors of 'conv1' to keep one length, but got weight 7, bias 8\. Name all",
+    ),
+    "statistics forgotten": (
+        SmallCnn,
+        without("conv1", "channel", 8, (0,), norm("bn1")[:3]),
+        r"of 'bn1' to keep one length, but got weight 7, bias 7, running_mean 7, running_var 8",
+    ),
+    "linear": (
+        Experts,
+        without("router", "expert", 5, (0,), (Slice(tensor="router.weight", dim=0),)),
+        "of 'router' to keep one length, but got weight 4, bias 5",
+    ),
+    "uneven groups": (
+        Depthwise,
+        without("depthwise", "channel", 16, (0,), (Slice(tensor="depthwise.weight", dim=0), bias_of("depthwise"))),
+        r"of the convolution 'depthwise' to keep equally many channels or none, but \[1, 2, 2, 2, 2, 2, 2, 2\] would",
+    ),
+    "group norm": (
+        lambda: nn.Sequential(nn.GroupNorm(2, 6)),
+        without("0", "channel", 6, (0,), GROUPNORM),
+        "the 2 groups of '0' to be of one size, but 5 channels would be left. Keep a multiple of 2",
+    ),
+    "attribute": (
+        Configured,
+        layer("a", Setting(module="", attribute="num_heads")),
+        "a Configured with the attribute 'num_heads', but it has none",
+    ),
+    "config entry": (
+        Configured,
+        layer("a", Setting(module="", attribute="config.num_heads")),
+        "with the attribute 'config.num_heads', but it has none",
+    ),
+    "no config": (SmallCnn, without("conv1", "channel", 8, (0,), CONV1, settings=(Setting(module="",
+        attribute="config.width"),)), "a SmallCnn with the attribute 'config.width'"),
+    "no number": (
+        Configured,
+        layer("a", Setting(module="", attribute="config.label")),
+        "'config.label' of '' to count 6 units of 1, but got a",
+    ),
+    "a flag": (Configured, layer("a", Setting(module="", attribute="flag")), "but got True"),
+    "attribute too small": (
+        Configured,
+        layer("a", Setting(module="", attribute="both", per_unit=3)),
+        "'both' of '' to count 6 units of 3, but got 12",
+    ),
+    "rewrite of a module with parameters": (
+        SmallCnn,
+        Rewrite(unit="conv1", in_channels=3, out_channels=8),
+        r"'conv1' to be a shortcut without parameters, but this Conv2d holds weight, bias\. Was it rewritten before",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_fit_is_explained_and_changes_nothing(case: str) -> None:
+    make, edit, message = BAD[case]
+    model = make().train()
+    attributes = plain_attributes(model)
+    with unchanged(model), pytest.raises(ValueError, match=message):
+        apply_edits(model, [edit])
+    assert plain_attributes(model) == attributes
+
+
+def test_a_later_edit_that_fails_takes_the_earlier_back() -> None:
+    model = CASES["shortcut"].build()
+    attributes = plain_attributes(model)
+    with unchanged(model), pytest.raises(ValueError, match="they do not fit"):
+        apply_edits(model, [*CASES["shortcut"].edits, CASES["shortcut"].edits[1]])
+    assert plain_attributes(model) == attributes
+
+
+@pytest.mark.parametrize("keep", [(), (1, 0), (0, 0), (-1, 0), (0, 8)])
+def test_units_that_cannot_stay_are_refused(keep: tuple[int, ...]) -> None:
+    with pytest.raises(ValidationError, match="at least one kept channel of 'conv1', as ascending numbers from 0 to 7"):
+        Narrow(unit="conv1", kind="channel", of=8, keep=keep, group=CONV1)
+
+
+@pytest.mark.parametrize("keep", [(), (1, 0), (0, 0), (-1, 0), (0, 8)])
+def test_edits_that_were_changed_by_hand_are_checked_again(keep: tuple[int, ...]) -> None:
+    model, edit = SmallCnn(), first_conv((1, 4)).model_copy(update={"keep": keep})
+    attributes = plain_attributes(model)
+    with unchanged(model), pytest.raises(ValueError, match="at least one kept channel of 'conv1', as ascending"):
+        apply_edits(model, [edit])
+    assert plain_attributes(model) == attributes
+
+
+@pytest.mark.parametrize("change", [{"in_channels": 0}, {"stride": 0}, {"first": -1}, {"first": 5}, {"in_channels": 9}])
+def test_shortcuts_without_room_are_refused(change: dict[str, int]) -> None:
+    with pytest.raises(ValidationError, match="Expected 'shortcut' to place at least 1 channel at stride 1 or more"):
+        Rewrite(**{**REWRITE.model_dump(), **change})
+
+
+def test_plan_for_another_model_says_so_and_changes_nothing() -> None:
+    plan = plan_for(CASES["convolution"].build(), [first_conv()], method="test")
+    for other in (SmallCnn(in_channels=1), Upsampling(), tiny_vit()):
+        with (
+            unchanged(other),
+            pytest.raises(
+                ValueError, match=r"The plan removes conv1\[1, 4, 5\]; this model's tensors have other names or sizes"
+            ),
+        ):
+            apply_plan(other, plan)

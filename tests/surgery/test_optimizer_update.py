@@ -1,0 +1,188 @@
+"""The plain functions in loops that are not Lightning's: a bare PyTorch loop, and transformers.Trainer."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from cases.models.habits import dataset, loader, tiny_vit, tokens
+from cases.models.tiny import tiny_llama
+from torch.nn import functional as F
+
+from prunerecover import (
+    Budget,
+    apply_plan,
+    load_pruned,
+    merge,
+    plan_depth,
+    plan_width,
+    save_pruned,
+    update_optimizer,
+)
+
+
+def train(model, optimizer, scheduler, epochs=1):
+    model.train()
+    for _ in range(epochs):
+        for images, labels in loader():
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            scheduler.step()
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("replace", ["calibrated", "identity"])
+def test_bare_loop(tmp_path, make, replace):
+    """Prune in the middle of training: every weight that is left trains on with its state, and nothing else is held."""
+    torch.manual_seed(0)
+    model = tiny_vit()
+    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) == is_matrix] for is_matrix in (True, False))
+    optimizer = make([{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}], lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=12, cycle_momentum=False)
+    train(model, optimizer, scheduler)
+    state = {p: {k: v for k, v in optimizer.state[p].items()} for p in model.parameters()}
+
+    plan = plan_depth(model, remove={"attention": 1, "activation": 2}, batches=loader(shuffle=False), replace=replace)
+    update_optimizer(optimizer, apply_plan(model, plan))
+
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert len(held) == len(set(held))
+    assert set(held) == set(model.parameters())
+    assert set(optimizer.state) <= set(held)
+    assert all(optimizer.state[p] == state[p] for p in held if p in state)
+    assert all(p.ndim > 1 for p in optimizer.param_groups[0]["params"])  # a new weight joins its predecessor's group
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    train(model, optimizer, scheduler)
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+    plan = plan + merge(model)
+    images = dataset().tensors[0]
+    again = load_pruned(save_pruned(model, plan, tmp_path / "pruned"))
+    assert torch.equal(again(images), model.eval()(images))
+
+
+def test_named_parameters_keep_their_names():
+    model = tiny_vit()
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    plan = plan_depth(model, remove={"activation": 2}, batches=loader(shuffle=False))
+    update_optimizer(optimizer, apply_plan(model, plan))
+    (group,) = optimizer.param_groups
+    names = dict(model.named_parameters())
+    assert all(names[name] is p for name, p in zip(group["param_names"], group["params"], strict=True))
+    assert set(group["param_names"]) == set(names)
+
+
+def test_surgery_that_changes_nothing_changes_no_optimizer():
+    model = tiny_vit()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = list(optimizer.param_groups[0]["params"])
+    plan = plan_depth(model, remove={"attention": 0}, batches=loader(shuffle=False))
+    update_optimizer(optimizer, apply_plan(model, plan))
+    assert all(a is b for a, b in zip(optimizer.param_groups[0]["params"], before, strict=True))
+
+
+@pytest.mark.parametrize("how", ["depth", "width"])
+def test_lbfgs_starts_anew(how):
+    """After surgery it takes the steps of a new one."""
+    model, (images, labels) = tiny_vit(), next(iter(loader(shuffle=False)))
+
+    def steps(net, optimizer):
+        def closure():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(images), labels)
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure)
+
+    def new(net):
+        return torch.optim.LBFGS(net.parameters(), lr=0.01, max_iter=3)
+
+    optimizer = new(model)
+    steps(model, optimizer)
+    batches = [(images, labels)]
+    if how == "depth":
+        plan = plan_depth(model, remove={"attention": 1, "activation": 1}, batches=batches)
+    else:
+        plan = plan_width(model, Budget(macs=0.2), batches=batches)
+    with pytest.warns(UserWarning, match="LBFGS starts anew: its estimate of the curvature is over all parameters"):
+        update_optimizer(optimizer, apply_plan(model, plan))
+    twin = copy.deepcopy(model)
+    steps(model, optimizer)
+    steps(twin, new(twin))
+    assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+class Texts(torch.utils.data.Dataset):
+    def __init__(self):
+        self.ids = torch.cat([batch[0] for batch in tokens()])
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        return {"input_ids": self.ids[index], "labels": self.ids[index]}
+
+
+def hf_trainer(folder, model, callbacks=(), max_steps=6):
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=max_steps,
+        per_device_train_batch_size=8,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        learning_rate=1e-3,
+        logging_strategy="no",
+    )
+    return Trainer(model=model, args=arguments, train_dataset=Texts(), callbacks=list(callbacks))
+
+
+def calibration():
+    return [{"input_ids": batch[0]} for batch in tokens()]
+
+
+def test_inside_transformers_trainer(tmp_path):
+    """A TrainerCallback of the user's own prunes at a step; whole blocks go, and from_pretrained opens the result."""
+    from transformers import TrainerCallback
+
+    class PruneAt(TrainerCallback):
+        held = None
+
+        def on_step_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
+            if state.global_step == 3:
+                plan = plan_depth(model, remove={"block": 1}, batches=calibration())
+                update_optimizer(optimizer, apply_plan(model, plan))
+                self.held = {p for group in optimizer.param_groups for p in group["params"]}
+
+    model, callback = tiny_llama(), PruneAt()
+    trainer = hf_trainer(tmp_path, model, [callback])
+    trainer.train()
+    assert trainer.state.global_step == 6
+    assert callback.held == set(model.parameters())
+    assert set(trainer.optimizer.state) <= callback.held
+    trainer.save_model(tmp_path / "saved")
+    same = type(model).from_pretrained(tmp_path / "saved")
+    ids = calibration()[0]["input_ids"]
+    assert torch.equal(same.eval()(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
+    assert torch.equal(
+        same.generate(ids[:, :4], max_new_tokens=4, do_sample=False),
+        model.generate(ids[:, :4], max_new_tokens=4, do_sample=False),
+    )
+
+
+def test_before_transformers_trainer(tmp_path):
+    """Attention goes before training: not a standard model any more, but save_pruned and load_pruned have it."""
+    model = tiny_llama()
+    plan = plan_depth(model, remove={"attention": 2}, batches=calibration())
+    apply_plan(model, plan)
+    hf_trainer(tmp_path, model).train()
+    again = load_pruned(save_pruned(model, plan, tmp_path / "pruned"))
+    ids = calibration()[0]["input_ids"]
+    assert torch.equal(again(input_ids=ids).logits, model.eval()(input_ids=ids).logits)

@@ -1,0 +1,357 @@
+"""Allocations against exhaustive search and plain loops, and the budgets that they promise to meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from cases.models.hand_made_groups import ResNet, resnet_groups, small_resnet
+from cases.width.scores import removable
+from torch import Tensor
+
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.groups import Group
+from prunerecover.width.allocation.by_saliency import global_ranking, lowest, per_cost, share_saved, uniform
+from prunerecover.width.allocation.cost_model import Cost, CostModel, cost_model
+from prunerecover.width.allocation.diagnostics import tolerance_evidence
+from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
+
+RULES = {"per_cost": per_cost, "global_ranking": global_ranking, "uniform": uniform}
+SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+Network = tuple[tuple[Group, ...], CostModel]
+
+
+@cache
+def resnet20() -> Network:
+    model = ResNet().to("meta")
+    groups = resnet_groups(model)
+    return groups, cost_model(model, groups, torch.zeros(1, 3, 32, 32, device="meta"))
+
+
+@cache
+def small() -> Network:
+    model = small_resnet()
+    groups = resnet_groups(model)
+    return groups, cost_model(model, groups, torch.zeros(1, 3, 8, 8))
+
+
+def drawn(groups: tuple[Group, ...], seed: int = 0) -> dict[str, Tensor]:
+    """Scores whose scale differs from group to group, as real ones do."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        g.name: torch.rand(g.size, generator=generator, dtype=torch.float64) * 4 ** torch.rand(1, generator=generator)
+        for g in groups
+    }
+
+
+def agreeing(groups: tuple[Group, ...], seed: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A removal and a protection signal that agree in part."""
+    removal, noise = drawn(groups, seed), drawn(groups, seed + 1)
+    return removal, {name: scores + 0.5 * noise[name] for name, scores in removal.items()}
+
+
+def allocate(rule: str, groups: tuple[Group, ...], costs: CostModel, budget: Budget) -> dict[str, Tensor]:
+    if rule == "tolerance":
+        return tolerance_allocation(groups, *agreeing(groups), budget=budget, costs=costs).removed
+    return RULES[rule](groups, drawn(groups), costs, budget)
+
+
+def gone(removed: Mapping[str, Tensor]) -> dict[str, int]:
+    return {name: len(units) for name, units in removed.items()}
+
+
+def share_gone(network: Network, removed: Mapping[str, Tensor], what: str) -> float:
+    groups, costs = network
+    kept = {g.name: g.size - len(removed[g.name]) for g in groups}
+    return 1 - getattr(costs.total(kept), what) / getattr(costs.full, what)
+
+
+@pytest.mark.parametrize("what", ["macs", "params"])
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("rule", RULES)
+def test_every_budget_is_met_within_a_point(rule: str, share: float, what: str) -> None:
+    groups, costs = resnet20()
+    removed = RULES[rule](groups, drawn(groups), costs, Budget(**{what: share}))
+    assert share <= share_gone(resnet20(), removed, what) < share + 0.01
+    for group in groups:
+        assert len(removed[group.name]) <= 0.9 * group.size
+        assert removed[group.name].tolist() == sorted(set(removed[group.name].tolist()))
+
+
+@pytest.mark.parametrize("what", ["macs", "params"])
+@pytest.mark.parametrize("share", SHARES)
+def test_tolerance_meets_every_budget_within_a_point(share: float, what: str) -> None:
+    groups, costs = resnet20()
+    removal, protection = agreeing(groups)
+    found = tolerance_allocation(groups, removal, protection, budget=Budget(**{what: share}), costs=costs)
+    assert share <= share_gone(resnet20(), found.removed, what) < share + 0.01
+    assert 0 <= found.tolerance <= 1
+    assert 0 <= found.share <= 1
+    expected = lowest(groups, removal, gone(found.removed))
+    assert all(torch.equal(units, expected[name]) for name, units in found.removed.items())
+
+
+def greedy_by_loop(
+    network: Network, saliency: Mapping[str, Tensor], amount: float, weight: Callable[[Cost], float], damping: float
+) -> Any:
+    """Compute every key of every group anew for every unit; nothing is given back."""
+    groups, costs = network
+    counts = {g.name: 0 for g in groups}
+    order = {name: scores.sort().values for name, scores in saliency.items()}
+    while True:
+        kept = {g.name: g.size - counts[g.name] for g in groups}
+        if costs.full.macs - costs.total(kept).macs >= amount:
+            return counts
+        keys = {}
+        for g in groups:
+            if counts[g.name] < int(0.9 * g.size):
+                less = costs.total({**kept, g.name: kept[g.name] - 1})
+                saving = Cost(costs.total(kept).macs - less.macs, costs.total(kept).params - less.params)
+                keys[g.name] = float(order[g.name][counts[g.name]]) / weight(saving)
+                keys[g.name] /= (kept[g.name] / g.size) ** damping
+        counts[min(keys, key=lambda name: keys[name])] += 1
+
+
+@pytest.mark.parametrize(("per", "damping"), [("macs", 0.0), ("macs", 1.0), ("params", 0.0), ("both", 0.5)])
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_late_updates_find_what_a_plain_loop_finds(share: float, per: Any, damping: float) -> None:
+    """Up to units that are given back, none of which could stay away with the budget met."""
+    groups, costs = resnet20()
+    saliency = drawn(groups)
+    removed = gone(per_cost(groups, saliency, costs, Budget(macs=share), per=per, damping=damping))
+    expected = greedy_by_loop(
+        resnet20(), saliency, share * costs.full.macs, lambda saving: share_saved(saving, costs.full, per), damping
+    )
+    assert all(removed[name] <= expected[name] for name in expected)
+    assert sum(expected.values()) - sum(removed.values()) < 12
+    kept = {g.name: g.size - removed[g.name] for g in groups}
+    for name, count in removed.items():
+        if count:
+            back = costs.total({**kept, name: kept[name] + 1})
+            assert costs.full.macs - back.macs < share * costs.full.macs
+
+
+def test_per_cost_is_close_to_the_best_of_all_choices() -> None:
+    """Of all ways to meet the budget, the least saliency that goes; greedy is within one unit's worth."""
+    groups, costs = small()
+    saliency = drawn(groups, seed=3)
+    mass = {name: torch.cat([torch.zeros(1), scores.sort().values.cumsum(0)]) for name, scores in saliency.items()}
+    best = float("inf")
+    for counts in product(*(range(int(0.9 * g.size) + 1) for g in groups)):
+        kept = {g.name: g.size - count for g, count in zip(groups, counts, strict=True)}
+        if costs.total(kept).macs <= 0.6 * costs.full.macs:
+            best = min(best, sum(float(mass[g.name][count]) for g, count in zip(groups, counts, strict=True)))
+    removed = gone(per_cost(groups, saliency, costs, Budget(macs=0.4)))
+    lost = sum(float(mass[name][count]) for name, count in removed.items())
+    assert best <= lost <= best * 1.25
+
+
+def test_units_go_in_the_order_of_their_saliency() -> None:
+    groups, costs = resnet20()
+    saliency = drawn(groups)
+    for rule in RULES.values():
+        for name, units in rule(groups, saliency, costs, Budget(macs=0.4)).items():
+            kept = torch.ones(len(saliency[name]), dtype=torch.bool)
+            kept[units] = False
+            assert not len(units) or saliency[name][units].max() <= saliency[name][kept].min()
+
+
+def test_global_ranking_has_one_threshold() -> None:
+    """Up to units given back, and groups that have given all they may."""
+    groups, costs = resnet20()
+    saliency = drawn(groups)
+    removed = global_ranking(groups, saliency, costs, Budget(macs=0.4), most=1.0)
+    highest = max(float(saliency[name][units].max()) for name, units in removed.items() if len(units))
+    below = sum(int((scores <= highest).sum()) for scores in saliency.values())
+    assert 0 <= below - sum(map(len, removed.values())) < 12
+
+
+def test_uniform_takes_the_same_share_to_a_unit() -> None:
+    groups, costs = resnet20()
+    removed = uniform(groups, drawn(groups), costs, Budget(macs=0.4))
+    shares = [(len(removed[g.name]) / g.size, 1 / g.size) for g in groups]
+    assert max(s - unit for s, unit in shares) <= min(s + unit for s, unit in shares)
+
+
+def test_both_costs_is_the_mean_of_the_shares_and_the_default_for_parameters() -> None:
+    groups, costs = resnet20()
+    saliency = drawn(groups)
+    assert share_saved(Cost(30, 10), Cost(100, 1000), "both") == pytest.approx((0.3 + 0.01) / 2)
+    by_default, both, params, macs = (
+        gone(per_cost(groups, saliency, costs, Budget(params=0.4), per=per)) for per in (None, "both", "params", "macs")
+    )
+    assert by_default == both
+    assert both not in (params, macs)
+    assert gone(per_cost(groups, saliency, costs, Budget(macs=0.4))) == gone(
+        per_cost(groups, saliency, costs, Budget(macs=0.4), per="macs")
+    )
+
+
+def test_scale_of_saliency_does_not_matter() -> None:
+    groups, costs = resnet20()
+    saliency = drawn(groups)
+    louder = {name: 1000 * scores for name, scores in saliency.items()}
+    for rule in RULES.values():
+        assert gone(rule(groups, saliency, costs, Budget(macs=0.3))) == gone(
+            rule(groups, louder, costs, Budget(macs=0.3))
+        )
+
+
+@pytest.mark.parametrize("rule", [*RULES, "tolerance"])
+def test_rules_of_the_groups_hold(rule: str) -> None:
+    """At least 5 stay, in multiples of 4; sizes that are no multiple are brought to one first."""
+    groups, costs = resnet20()
+    strict = tuple(replace(g, at_least=5, multiple=4) for g in groups)
+    for share in (0.2, 0.6):
+        removed = allocate(rule, strict, costs, Budget(macs=share))
+        assert share <= share_gone(resnet20(), removed, "macs")
+        assert all((g.size - len(removed[g.name])) % 4 == 0 for g in groups)
+        assert all(g.size - len(removed[g.name]) >= 8 for g in groups)
+    few, few_costs = small()
+    odd = tuple(replace(g, multiple=4) for g in few)
+    removed = uniform(odd, drawn(few), few_costs, Budget(macs=0.01))
+    assert all(len(units) in (0, g.size % 4 or 4) for g, units in zip(odd, removed.values(), strict=True))
+
+
+def test_a_budget_of_nothing_removes_nothing() -> None:
+    groups, costs = resnet20()
+    for rule in RULES.values():
+        assert not any(map(len, rule(groups, drawn(groups), costs, Budget(macs=0.0)).values()))
+    found = tolerance_allocation(groups, *agreeing(groups), budget=Budget(macs=0.0), costs=costs)
+    assert not any(map(len, found.removed.values()))
+
+
+def test_units_that_save_nothing_stay() -> None:
+    """Experts save no MACs: dividing by nothing must not put them first, or last."""
+    groups, costs = small()
+    idle = Group("experts", "expert", 8, ())
+    wider = replace(costs, sizes={**costs.sizes, "experts": 8}, linear={**costs.linear, "experts": (0, 5)})
+    wider = replace(wider, blocks={**costs.blocks, "experts": ()})
+    removed = per_cost((*groups, idle), {**drawn(groups), "experts": torch.zeros(8)}, wider, Budget(macs=0.4))
+    assert not len(removed["experts"])
+
+
+# Tolerance
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.2, 0.5])
+def test_tolerance_by_the_book_is_removable_of_every_group(tolerance: float) -> None:
+    groups, _ = resnet20()
+    removal, protection = agreeing(groups)
+    found = tolerance_allocation(groups, removal, protection, tolerance=tolerance)
+    expected = {g.name: removable(removal[g.name], protection[g.name], tolerance) for g in groups}
+    assert gone(found.removed) == expected
+    assert (found.tolerance, found.share) == (tolerance, 1.0)
+
+
+def test_tolerance_is_about_the_units_that_go_where_strata_take_turns() -> None:
+    """The first two to go, one per stratum, are none of the two best protected; the two lowest scores are."""
+    moe = Group("moe", "expert", 4, (), multiple=2, strata=2)
+    removal, protection = {"moe": torch.tensor([0.0, 1, 3, 2])}, {"moe": torch.tensor([0.0, 9, 8, 1])}
+    found = tolerance_allocation([moe], removal, protection, tolerance=0.0)
+    assert found.removed["moe"].tolist() == [0, 3]
+    costs = CostModel(full=Cost(0, 400), sizes={"moe": 4}, linear={"moe": (0, 100)}, blocks={"moe": ()})
+    evidence = tolerance_evidence([moe], removal, protection, found, costs)
+    assert evidence["protected_mass"] == {"moe": [0, 0]}
+    other = tolerance_evidence([moe], removal, {"moe": torch.tensor([8.0, 0, 9, 1])}, found, costs)
+    assert other["protected_mass"] == {"moe": [8, 9]}  # unit 0 goes, and unit 2 is better protected still
+
+
+@pytest.mark.parametrize("rules", [{}, {"at_least": 4}, {"multiple": 3, "strata": 3}, {"multiple": 2, "at_least": 3}])
+def test_kept_by_tolerance_is_what_plans_of_these_tolerances_keep(rules: dict[str, int]) -> None:
+    names, generator = ("a", "b"), torch.Generator().manual_seed(0)
+    groups = [Group(name, "expert", 12, (), **rules) for name in names]
+    low, high = ({name: torch.rand(12, generator=generator) for name in names} for _ in range(2))
+    costs = CostModel(Cost(0, 100), dict.fromkeys(names, 12), dict.fromkeys(names, (0, 2)), dict.fromkeys(names, ()))
+    found = tolerance_allocation(groups, low, high, tolerance=0.2)
+    for tolerance, kept in tolerance_evidence(groups, low, high, found, costs)["kept_by_tolerance"].items():
+        removed = tolerance_allocation(groups, low, high, tolerance=float(tolerance)).removed
+        assert kept == pytest.approx(1 - sum(gone(removed).values()) / 24)
+
+
+def test_light_budgets_take_a_share_of_what_tolerance_zero_takes() -> None:
+    groups, costs = resnet20()
+    removal, protection = agreeing(groups)
+    zero = gone(tolerance_allocation(groups, removal, protection, tolerance=0.0).removed)
+    found = tolerance_allocation(groups, removal, protection, budget=Budget(macs=0.1), costs=costs)
+    assert found.tolerance == 0
+    assert 0 < found.share < 1
+    for name, count in gone(found.removed).items():
+        assert abs(count - found.share * zero[name]) <= 1.5
+
+
+def test_budgets_lie_between_two_neighbouring_tolerances() -> None:
+    groups, costs = resnet20()
+    removal, protection = agreeing(groups)
+    found = tolerance_allocation(groups, removal, protection, budget=Budget(macs=0.7), costs=costs)
+    below, above = (
+        tolerance_allocation(groups, removal, protection, tolerance=found.tolerance + shift) for shift in (-1e-7, 1e-7)
+    )
+    assert share_gone(resnet20(), below.removed, "macs") < 0.7 <= share_gone(resnet20(), above.removed, "macs")
+    assert all(len(units) <= len(above.removed[name]) for name, units in found.removed.items())
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("rule", [*RULES, "tolerance"])
+def test_impossible_budgets_say_what_is_possible(rule: str) -> None:
+    groups, costs = resnet20()
+    held = tuple(replace(g, at_least=g.size - 2) for g in groups)
+    message = r"Expected a budget that the groups can meet, 90.0% of the macs, but at most \d+\.\d% can go"
+    with pytest.raises(ValueError, match=message):
+        allocate(rule, held, costs, Budget(macs=0.9))
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (
+            Budget(remove={"attention": 3}),
+            "Expected a budget in a share of macs, params or latency, or in units of one",
+        ),
+        (Budget(remove={"expert": 1}), "Expected at most 0 units of kind 'expert'"),
+        (Budget(latency=0.3), "Expected a budget of MACs, parameters or units, but got {'latency'"),
+    ],
+)
+def test_other_budgets_are_refused(budget: Budget, message: str) -> None:
+    groups, costs = small()
+    with pytest.raises(ValueError, match=message):
+        per_cost(groups, drawn(groups), costs, budget)
+
+
+def test_scores_that_do_not_fit_are_refused() -> None:
+    groups, costs = small()
+    scores = drawn(groups)
+    for wrong in (torch.zeros(3), torch.full((6,), torch.nan)):
+        with pytest.raises(
+            ValueError, match=r"Expected one finite score per unit of 'conv1', shape \(6,\), but got shape"
+        ):
+            uniform(groups, {**scores, "conv1": wrong}, costs, Budget(macs=0.3))
+    with pytest.raises(ValueError, match=r"Expected one finite score per unit of 'conv1'.*but got none"):
+        tolerance_allocation(groups, {n: s for n, s in scores.items() if n != "conv1"}, scores, tolerance=0.1)
+    with pytest.raises(ValueError, match="Expected saliencies that are not negative, but 'conv1' has -1"):
+        per_cost(groups, {**scores, "conv1": torch.full((6,), -1.0)}, costs, Budget(macs=0.3))
+
+
+def test_arguments_out_of_range_are_refused() -> None:
+    groups, costs = small()
+    scores = drawn(groups)
+    with pytest.raises(ValueError, match="Expected per among macs, params, both, units, but got 'watts'"):
+        per_cost(groups, scores, costs, Budget(macs=0.3), per="watts")  # type: ignore[arg-type]
+    for damping in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="Expected damping to be finite and at least 0, but got"):
+            per_cost(groups, scores, costs, Budget(macs=0.3), damping=damping)
+    with pytest.raises(ValueError, match=r"the most that a group may lose as a share in \(0, 1\], but got 1.5"):
+        uniform(groups, scores, costs, Budget(macs=0.3), most=1.5)
+    with pytest.raises(ValueError, match="Expected a tolerance between 0 and 1, but got 1.5"):
+        tolerance_allocation(groups, scores, scores, tolerance=1.5)
+    with pytest.raises(ValueError, match="Expected either a tolerance, or a budget with costs"):
+        tolerance_allocation(groups, scores, scores)
+    with pytest.raises(ValueError, match="Expected either a tolerance, or a budget with costs"):
+        tolerance_allocation(groups, scores, scores, budget=Budget(macs=0.3))

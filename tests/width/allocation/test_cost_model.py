@@ -1,0 +1,188 @@
+"""The cost model against the counters, on models that are really narrower."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from cases.models.hand_made_groups import (
+    ResNet,
+    Separable,
+    narrow_vit,
+    narrower_resnet,
+    reads,
+    resnet_groups,
+    separable_groups,
+    small_resnet,
+    vit_groups,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from prunerecover.cost.macs import count_macs
+from prunerecover.plan.groups import Group, Slice
+from prunerecover.width.allocation.cost_model import Cost, cost_model
+
+
+def counted(model: nn.Module, inputs: Tensor) -> Cost:
+    return Cost(count_macs(model, inputs), sum(p.numel() for p in model.parameters()))
+
+
+SMALL = small_resnet()
+SMALL_COSTS = cost_model(SMALL, resnet_groups(SMALL), torch.zeros(1, 3, 8, 8))
+COUNTS = st.fixed_dictionaries({g.name: st.integers(1, g.size) for g in resnet_groups(SMALL)})
+
+
+@settings(max_examples=25, deadline=None)
+@given(COUNTS)
+def test_total_equals_the_resnet_with_fewer_channels(kept: dict[str, int]) -> None:
+    assert SMALL_COSTS.total(kept) == counted(narrower_resnet(SMALL, kept, 1), torch.zeros(1, 3, 8, 8))
+
+
+@settings(max_examples=50, deadline=None)
+@given(COUNTS, st.data())
+def test_saving_is_the_difference_of_totals(kept: dict[str, int], data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(kept)))
+    units = data.draw(st.integers(0, kept[name]))
+    gone = {n: SMALL_COSTS.sizes[n] - count for n, count in kept.items()}
+    before, after = SMALL_COSTS.total(kept), SMALL_COSTS.total({**kept, name: kept[name] - units})
+    expected = Cost(before.macs - after.macs, before.params - after.params)
+    assert SMALL_COSTS.saving(name, gone, units) == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(COUNTS, COUNTS, st.sampled_from(sorted(SMALL_COSTS.sizes)))
+def test_a_unit_never_saves_more_once_others_have_left(one: dict[str, int], two: dict[str, int], name: str) -> None:
+    """What lets the greedy loop update late."""
+    few = {n: min(SMALL_COSTS.sizes[n] - one[n], SMALL_COSTS.sizes[n] - two[n]) for n in one}
+    many = {n: max(SMALL_COSTS.sizes[n] - one[n], SMALL_COSTS.sizes[n] - two[n]) for n in one}
+    early, late = (SMALL_COSTS.saving(name, gone) for gone in (few, many))
+    assert late.macs <= early.macs
+    assert late.params <= early.params
+
+
+def test_full_cost_is_the_models_own_whatever_the_batch() -> None:
+    model = small_resnet()
+    own = counted(model, torch.zeros(1, 3, 8, 8))
+    assert SMALL_COSTS.full == own
+    assert SMALL_COSTS.total({}) == own
+    assert cost_model(model, resnet_groups(model), torch.zeros(5, 3, 8, 8)).full == own
+
+
+@pytest.mark.parametrize("kept", [(6, 4), (1, 4), (5, 1), (3, 2)])
+def test_depthwise_convolutions_and_flattened_maps(kept: tuple[int, int]) -> None:
+    inputs = torch.zeros(1, 3, 8, 8)
+    costs = cost_model(Separable(), separable_groups(), inputs)
+    assert costs.total(dict(zip(("expand", "project"), kept, strict=True))) == counted(Separable(*kept), inputs)
+
+
+@pytest.mark.parametrize(
+    "kept", [{"blocks.0.attn.qkv": 1}, {"blocks.1.mlp.fc1": 7}, {"blocks.2.attn.qkv": 1, "blocks.2.mlp.fc1": 1}]
+)
+def test_heads_and_neurons_of_a_vit(make_vit: Callable[..., nn.Module], kept: dict[str, int]) -> None:
+    model, inputs = make_vit(), torch.zeros(1, 1, 8, 8)
+    costs = cost_model(model, vit_groups(model), inputs)
+    assert costs.total(kept) == counted(narrow_vit(copy.deepcopy(model), kept), inputs)
+
+
+def test_meta_device_gives_the_same_costs(make_vit: Callable[..., nn.Module]) -> None:
+    model = make_vit()
+    groups = vit_groups(model)
+    here = cost_model(model, groups, torch.zeros(1, 1, 8, 8))
+    there = cost_model(copy.deepcopy(model).to("meta"), groups, torch.zeros(1, 1, 8, 8, device="meta"))
+    assert here == there
+
+
+def test_a_fused_attention_module_keeps_its_products_apart() -> None:
+    """`nn.MultiheadAttention` has scores, values and both projections in one count."""
+    tokens, width, heads = 5, 12, 3
+    span = width // heads
+    model = nn.TransformerEncoderLayer(width, heads, 16, batch_first=True)
+    fused = {"dim": 0, "offsets": (0, width, 2 * width), "span": span}
+    made = (Slice(tensor="self_attn.in_proj_weight", **fused), Slice(tensor="self_attn.in_proj_bias", **fused))
+    read = Slice(tensor="self_attn.out_proj.weight", dim=1, span=span, makes=False)
+    products = 2 * tokens * tokens * span
+    group = Group("self_attn", "head", heads, (*made, read), products=products)
+    costs = cost_model(model, [group], torch.zeros(1, tokens, width))
+    saving = costs.saving("self_attn", {})
+    assert saving == Cost(tokens * 4 * span * width + products, 4 * span * width + 3 * span)
+    feed_forward = costs.full.macs - heads * saving.macs
+    assert feed_forward == 2 * tokens * width * 16
+
+
+def test_tied_weights_count_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(11, width), nn.Linear(width, 11, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.table(tokens))
+
+    slices = (Slice(tensor="table.weight", dim=1), *reads("head"))
+    costs = cost_model(Tied(6), [Group("table", "channel", 6, slices)], torch.zeros(1, 3, dtype=torch.long))
+    assert costs.total({"table": 4}) == counted(Tied(4), torch.zeros(1, 3, dtype=torch.long))
+
+
+def test_routed_experts_save_parameters_and_the_routers_macs() -> None:
+    """A token visits two experts, whether there are six or four."""
+    import transformers
+
+    def mixture(experts: int, neurons: int = 12) -> nn.Module:
+        torch.manual_seed(0)
+        config = transformers.MixtralConfig(
+            vocab_size=31,
+            hidden_size=8,
+            intermediate_size=neurons,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            num_local_experts=experts,
+            num_experts_per_tok=2,
+        )
+        return transformers.MixtralForCausalLM(config).eval()
+
+    path = "model.layers.0.mlp"
+    fused = [f"{path}.experts.gate_up_proj", f"{path}.experts.down_proj", f"{path}.gate.weight"]
+    experts = Group(f"{path}.gate", "expert", 6, tuple(Slice(tensor=name, dim=0) for name in fused))
+    inside = (Slice(tensor=fused[0], dim=1, offsets=(0, 12)), Slice(tensor=fused[1], dim=2, makes=False))
+    tokens = torch.arange(12)[None]
+    costs = cost_model(mixture(6), [experts, Group(f"{path}.experts", "neuron", 12, inside)], tokens)
+    narrow = mixture(4, 8)
+    assert costs.total({f"{path}.gate": 4, f"{path}.experts": 8}) == counted(narrow, tokens)
+
+
+def test_greedy_on_a_large_network_takes_less_than_a_second() -> None:
+    from prunerecover.plan.budget import Budget
+    from prunerecover.width.allocation.by_saliency import per_cost
+
+    with torch.device("meta"):
+        model = ResNet((512, 1024, 2048), blocks=7)  # 28,672 channels, as a ResNet-50 has
+    groups = resnet_groups(model)
+    costs = cost_model(model, groups, torch.zeros(1, 3, 32, 32, device="meta"))
+    generator = torch.Generator().manual_seed(0)
+    saliency = {g.name: torch.rand(g.size, generator=generator) for g in groups}
+    start = time.perf_counter()
+    removed = per_cost(groups, saliency, costs, Budget(macs=0.8))  # more than half of them go
+    assert time.perf_counter() - start < 1.0
+    kept = {g.name: g.size - len(removed[g.name]) for g in groups}
+    assert 0.8 <= 1 - costs.total(kept).macs / costs.full.macs < 0.801
+
+
+@pytest.mark.parametrize(("name", "count"), [("conv1", 7), ("conv1", -1), ("other", 1)])
+def test_impossible_counts_are_refused(name: str, count: int) -> None:
+    with pytest.raises(ValueError, match=f"to keep between 0 and all .* but got {count} for '{name}'"):
+        SMALL_COSTS.total({name: count})
+
+
+def test_groups_of_another_model_are_refused() -> None:
+    group = replace(resnet_groups(SMALL)[1], size=60)
+    message = r"Expected 'conv1.weight' to have at least 60 entries along dimension 0.*shape \(6, 3, 3, 3\)"
+    with pytest.raises(ValueError, match=message):
+        cost_model(SMALL, [group], torch.zeros(1, 3, 8, 8))

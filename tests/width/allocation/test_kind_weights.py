@@ -1,0 +1,256 @@
+"""What units of one kind count for beside those of another is what changes the pruned model's output least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.models.habits import tiny_vit
+from cases.models.tiny import tiny_mixture
+from cases.width.plan_width import Batches, cnn, labelled_batches, vit
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover import Budget, apply_plan, plan_width, recalibrate_batchnorm
+from prunerecover.calibration.divergence import output_divergence
+from prunerecover.callbacks import WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.copies import clone_of
+from prunerecover.recipes.data.digits import DigitsData
+from prunerecover.recipes.tasks.image_classifier import ImageClassifier
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.width.allocation.by_saliency import per_cost
+from prunerecover.width.allocation.kind_weights import Weighing, best_weighing, trials
+from prunerecover.width.compensation import fit_compensation, with_compensation
+from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.narrowed_output import Trial, spread
+from prunerecover.width.planner import WidthPlanner
+
+
+def inputs() -> list[ModelInputs]:
+    """The test images in two batches, without labels."""
+    return [ModelInputs((images,)) for images, _ in labelled_batches()]
+
+
+KINDS = ["neuron", "head"]
+
+
+def rate_of_heads(divergence: Callable[[float], float]) -> float:
+    """Return what a divergence that depends on the rate of heads alone makes of it."""
+    found = best_weighing(KINDS, lambda tried: divergence(tried.rates["head"]))
+    assert found.rates["neuron"] == 1.0
+    return found.rates["head"]
+
+
+@pytest.mark.parametrize(
+    ("best", "expected"), [(1.0, 1.0), (2.2, 2.0), (9.0, 8.0), (0.2, 0.25), (1e6, 32.0), (1e-6, 0.125)]
+)
+def test_a_rate_is_found_in_both_directions_and_within_bounds(best: float, expected: float) -> None:
+    assert rate_of_heads(lambda rate: abs(math.log(rate / best))) == expected
+
+
+def test_plateaus_are_crossed() -> None:
+    """Rates that choose the same units tie; a better one further away is found all the same."""
+    assert rate_of_heads(lambda rate: 1.0 if rate < 12 else 0.5) == 16.0
+
+
+def test_what_is_not_a_number_is_never_better() -> None:
+    assert rate_of_heads(lambda rate: math.nan) == 1.0
+    assert rate_of_heads(lambda rate: math.nan if rate == 1 else rate) == 0.125
+
+
+@pytest.mark.parametrize("damping", [0.0, 1.0])
+def test_kinds_are_found_one_after_the_other_and_damping_last(damping: float) -> None:
+    best, asked = {"channel": 1.0, "neuron": 8.0, "head": 0.5}, []
+
+    def divergence_at(tried: Weighing) -> float:
+        asked.append(tried)
+        return sum(abs(math.log(tried.rates[kind] / best[kind])) for kind in best) + abs(tried.damping - damping)
+
+    assert best_weighing(list(best), divergence_at) == Weighing(best, damping)
+    assert len(asked) == len({str(tried) for tried in asked}) == trials(list(best))
+
+
+def divergence_of(model: nn.Module, planner: WidthPlanner, rate: float, damping: float, batches: Batches) -> float:
+    """Narrow by hand at some rate, without what the planner keeps, and compare outputs."""
+    (scores,) = planner.scores("gate_taylor")
+    network = clone_of(model)
+    weights = {group.name: (rate if group.kind == "head" else 1) * scores[group.name] for group in planner.groups}
+    removed = per_cost(planner.groups, weights, planner.costs, Budget(macs=0.4), damping=damping)
+    edits = narrow_edits(planner.groups, removed)
+    found = fit_compensation(network, edits, [ModelInputs((images,)) for images, _ in batches])
+    apply_edits(network, *with_compensation(edits, found))
+    images = torch.cat([images for images, _ in batches])
+    with torch.no_grad():
+        return float(output_divergence(model(images), network.eval()(images)))
+
+
+def test_nothing_that_was_tried_beats_what_is_in_the_plan() -> None:
+    model, batches = vit(), labelled_batches()
+    planner = WidthPlanner(model, batches=batches)
+    evidence = planner.plan(Budget(macs=0.4)).evidence
+    rates, damping = evidence["rates"], evidence["damping"]
+    assert list(rates) == KINDS
+    assert rates["neuron"] == 1.0
+    others = [divergence_of(model, planner, rate, 1.0, batches) for rate in (0.25, 1.0, 4.0, 16.0)]
+    others.append(divergence_of(model, planner, rates["head"], 1.0 - damping, batches))
+    chosen = divergence_of(model, planner, rates["head"], damping, batches)
+    assert chosen <= min(others) + 1e-6
+    assert chosen < max(others)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.6])
+def test_the_default_takes_heads_and_neurons(share: float) -> None:
+    plan = plan_width(vit(), Budget(macs=share), batches=labelled_batches())
+    assert set(plan.removed) == {"head", "neuron"}
+
+
+@pytest.mark.parametrize(
+    ("budget", "how"),
+    [
+        (Budget(macs=0.3), {"allocation": "global"}),
+        (Budget(macs=0.3), {"allocation": "uniform"}),
+        (Budget(macs=0.3), {"kinds": ("neuron",)}),
+        (Budget(remove={"head": 2}), {}),
+    ],
+)
+def test_published_rules_single_kinds_and_units_take_scores_as_they_are(budget: Budget, how: dict[str, str]) -> None:
+    assert "rates" not in plan_width(vit(), budget, batches=labelled_batches(), **how).evidence  # type: ignore[arg-type]
+
+
+def test_the_divergence_is_that_of_the_plan_with_recalibrated_statistics() -> None:
+    model, batches = cnn(), inputs()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches())
+    found = Trial(model, batches).divergence(plan.edits, plan.tensors)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    pruned = clone_of(model)
+    apply_plan(pruned, plan)
+    recalibrate_batchnorm(pruned, batches)
+    with torch.no_grad():
+        expected = [output_divergence(model(x), pruned.eval()(x)) for (x,) in (batch.args for batch in batches)]
+    assert found == pytest.approx(float(sum(expected)) / len(expected))
+
+
+def test_a_smaller_last_batch_counts_for_as_much_as_it_holds() -> None:
+    model = vit()
+    plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches(), kinds="neuron")
+    (images,) = inputs()[0].args
+    whole, parts = [ModelInputs((images,))], [ModelInputs((part,)) for part in images.split(12)]
+    found = [Trial(model, batches).divergence(plan.edits, plan.tensors) for batches in (whole, parts)]
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert found[0] > 0
+
+
+def test_single_samples_leave_statistics_as_they_are() -> None:
+    """BatchNorm1d has no variance over one sample."""
+    network = nn.Sequential(vit(), nn.BatchNorm1d(4)).eval()
+    images, labels = labelled_batches()[0]
+    single = [(x[None], y[None]) for x, y in zip(images, labels, strict=True)]
+    plan = plan_width(network, Budget(macs=0.3), batches=single)
+    assert set(plan.evidence["rates"]) == set(KINDS)
+
+
+def test_channels_and_neurons_compare_as_they_are() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(8)).eval()
+    plan = plan_width(network, Budget(macs=0.3), batches=labelled_batches())
+    assert set(plan.evidence["kinds"].values()) == {"channel", "neuron"}
+    assert "rates" not in plan.evidence
+
+
+def head(width: int) -> list[nn.Module]:
+    return [nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 4)]
+
+
+class Boxes(nn.Module):
+    """As many boxes as it likes, from a network with heads and neurons."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = vit()
+
+    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+        return [{"boxes": self.body(images).repeat(3, 1)}]
+
+
+class Words(Boxes):
+    """No tensor at all, in evaluation mode."""
+
+    def forward(self, images: Tensor) -> Any:
+        found = self.body(images)
+        return found if torch.is_grad_enabled() else "cat"
+
+
+class Mean(Boxes):
+    """One number for all samples."""
+
+    def forward(self, images: Tensor) -> Any:
+        return self.body(images).mean()
+
+
+@pytest.mark.parametrize("model", [Boxes(), Words(), Mean()], ids=["boxes", "words", "one number"])
+def test_outputs_that_cannot_be_compared_leave_kinds_as_scored(model: Boxes) -> None:
+    def loss(network: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(network.body(batch[0]), batch[1])
+
+    plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches(), loss=loss)
+    assert plan.removed
+    assert "rates" not in plan.evidence
+
+
+def test_a_share_of_latency_beyond_what_macs_allow_leaves_kinds_as_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    import prunerecover.width.allocation.latency_budget as latency_budget
+
+    monkeypatch.setattr(latency_budget, "removed_share", lambda *_: 0.99)
+    plan = plan_width(vit(), Budget(latency=0.95), batches=labelled_batches())
+    assert plan.removed
+    assert "rates" not in plan.evidence
+
+
+def test_experts_are_weighed_for_parameters_alone() -> None:
+    ids = torch.randint(40, (8, 6), generator=torch.Generator().manual_seed(0))
+    planner = WidthPlanner(
+        tiny_mixture("qwen3_moe"), batches=[{"input_ids": ids, "labels": ids}], kinds=("head", "neuron", "expert")
+    )
+    assert "expert" not in planner.plan(Budget(macs=0.1)).evidence.get("rates", {})
+    assert "expert" in planner.plan(Budget(params=0.2)).evidence["rates"]
+
+
+def test_a_trial_spreads_its_samples_over_sorted_batches() -> None:
+    batches = [ModelInputs((torch.full((16, 1), float(number)),)) for number in range(16)]
+    assert [float(batch.args[0][0, 0]) for batch in spread(batches, 64)] == [0.0, 4.0, 8.0, 12.0]
+    assert spread(batches[:2], 64) == batches[:2]
+
+
+def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path: Path) -> None:
+    """Inside a Trainer the module is in training mode, and the loss is that of its own step."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.BatchNorm2d(1), tiny_vit(num_classes=10, num_heads=4))
+    module = ImageClassifier("resnet18", num_classes=10)
+    module.model = body
+    kept: list[dict[str, Tensor]] = []
+    divergence = Trial.divergence
+
+    def watched(trial: Trial, *args: Any) -> float:
+        before = {name: value.clone() for name, value in body.state_dict().items()}
+        found = divergence(trial, *args)
+        assert all(torch.equal(value, before[name]) for name, value in body.state_dict().items())
+        kept.append(before)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trial, "divergence", watched)
+        prune = WidthPrune(Budget(macs=0.3), calibration=32, merge="never")
+        settings = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        trainer = pl.Trainer(max_steps=1, accelerator="cpu", callbacks=[prune], default_root_dir=tmp_path, **settings)
+        trainer.fit(module, datamodule=DigitsData())
+    assert len(kept) == trials(KINDS)
+    (plan,) = Ledger.of(module).plans.values()
+    assert plan.removed

@@ -1,0 +1,166 @@
+"""Tolerance of Difference: its algebra by brute force, and the facts that the method rests on."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from cases.width.scores import removable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from prunerecover.width.allocation.tolerance import curves, depths, exchange, protected_mass, tolerance_of_difference
+
+
+def by_sets(removal: Tensor, protection: Tensor) -> list[float]:
+    """The definition: the bottom m by removal and the top m by protection, as sets; ties go to the lower index."""
+    n = len(removal)
+    low = sorted(range(n), key=lambda j: (float(removal[j]), j))
+    high = sorted(range(n), key=lambda j: (-float(protection[j]), j))
+    return [len(set(low[:m]) & set(high[:m])) / m for m in range(1, n + 1)]
+
+
+@st.composite
+def signals(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """Two scores of up to 40 units, with ties."""
+    n = draw(st.integers(1, 40))
+    values = st.lists(st.integers(0, 12), min_size=n, max_size=n)
+    return torch.tensor(draw(values), dtype=torch.float64), torch.tensor(draw(values), dtype=torch.float64)
+
+
+@given(signals())
+def test_one_count_equals_the_overlap_of_sets(scores: tuple[Tensor, Tensor]) -> None:
+    assert tolerance_of_difference(*scores).tolist() == by_sets(*scores)
+
+
+@given(signals(), st.floats(0, 1))
+def test_removable_is_the_largest_depth_within_the_tolerance(scores: tuple[Tensor, Tensor], tolerance: float) -> None:
+    curve, n = by_sets(*scores), len(scores[0])
+    allowed = [m for m in range(1, 99 * n // 100 + 1) if curve[m - 1] <= tolerance]
+    assert removable(*scores, tolerance) == max(allowed, default=0)
+
+
+@given(signals(), st.floats(0, 1), st.floats(0, 1))
+def test_depth_is_monotone_in_the_tolerance(scores: tuple[Tensor, Tensor], one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert removable(*scores, low) <= removable(*scores, high)
+
+
+@given(signals(), st.floats(0, 1))
+def test_overlap_bounds_the_depth(scores: tuple[Tensor, Tensor], tolerance: float) -> None:
+    """Two sets of m out of n share at least 2m - n, so m <= n / (2 - tolerance)."""
+    n = len(scores[0])
+    for m, value in enumerate(tolerance_of_difference(*scores).tolist(), start=1):
+        assert round(value * m) >= 2 * m - n
+    assert removable(*scores, tolerance) <= n / (2 - tolerance) + 1e-9
+
+
+@given(signals())
+def test_tolerance_zero_removes_everything_before_the_first_collision(scores: tuple[Tensor, Tensor]) -> None:
+    curve = by_sets(*scores)
+    first = next(m for m, value in enumerate(curve, start=1) if value > 0)
+    assert removable(*scores, 0.0) == min(first - 1, 99 * len(curve) // 100)
+
+
+def test_difference_is_not_monotone() -> None:
+    """The first unit collides at once, the next three do not: 1, 1/2, 1/3, 1/4, and up again."""
+    removal = torch.tensor([0.0, 1, 2, 3, 4, 5, 6])
+    protection = torch.tensor([9.0, 0, 1, 2, 8, 7, 6])
+    curve = tolerance_of_difference(removal, protection)
+    assert curve.tolist() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 3 / 5, 5 / 6, 1])
+    assert removable(removal, protection, 0.3) == 4
+
+
+def test_opposite_signals_collide_at_once_and_equal_ones_in_the_middle() -> None:
+    scores = torch.arange(10.0)
+    assert removable(scores, -scores, 0.9) == 0
+    assert removable(scores, scores, 0.0) == 5
+
+
+def test_expected_difference_of_independent_signals_is_m_over_n() -> None:
+    generator = torch.Generator().manual_seed(0)
+    n, draws = 30, 3000
+    total = torch.zeros(n, dtype=torch.float64)
+    for _ in range(draws):
+        total += tolerance_of_difference(torch.rand(n, generator=generator), torch.rand(n, generator=generator))
+    expected = torch.arange(1, n + 1) / n
+    assert (total / draws - expected).abs().max() < 0.015  # the standard error at m = 1 is 0.003
+
+
+def test_ties_go_to_the_lower_index() -> None:
+    assert tolerance_of_difference(torch.zeros(3), torch.zeros(3)).tolist() == [1, 1, 1]
+    assert tolerance_of_difference(torch.zeros(3), torch.tensor([0.0, 0, 1])).tolist() == pytest.approx([0, 1 / 2, 1])
+
+
+def test_whole_model_is_solved_again_in_milliseconds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = {f"g{i}": 64 * 2 ** (i % 6) for i in range(60)}
+    draw = [{name: torch.rand(n, generator=generator) for name, n in sizes.items()} for _ in range(2)]
+    found = curves(*draw)
+    times = []
+    for tolerance in (0.1, 0.2, 0.3, 0.4, 0.5):
+        start = time.perf_counter()
+        solved = depths(found, tolerance)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.010
+    assert solved["g3"] == removable(draw[0]["g3"], draw[1]["g3"], 0.5)
+
+
+def test_depths_are_by_group() -> None:
+    scores = {"a": torch.arange(10.0), "b": torch.arange(20.0)}
+    protection = {"a": torch.arange(10.0), "b": -torch.arange(20.0)}
+    found = curves(scores, protection)
+    assert [depths(found, t) for t in (0.0, 0.5, 1.0)] == [{"a": 5, "b": 0}, {"a": 6, "b": 0}, {"a": 9, "b": 19}]
+
+
+@settings(max_examples=60)
+@given(signals(), st.data())
+def test_protected_mass_stays_within_what_ranks_allow(scores: tuple[Tensor, Tensor], data: st.DataObject) -> None:
+    removal, protection = scores
+    m = data.draw(st.integers(0, len(removal)))
+    mass = protected_mass(removal, protection, m)
+    assert mass.entered <= mass.bound
+    if m:
+        assert mass.overlap == round(by_sets(removal, protection)[m - 1] * m)
+
+
+def test_protected_mass_bound_is_reached_in_the_worst_case() -> None:
+    """Two of three removed units are the most protected ones."""
+    mass = protected_mass(torch.tensor([0.0, 1, 2, 3, 4]), torch.tensor([9.0, 8, 3, 5, 1]), 3)
+    assert (mass.overlap, mass.entered, mass.bound) == (2, 17, 17)
+
+
+def test_exchange_weighs_what_is_taken_against_what_is_spared() -> None:
+    removal = {"a": torch.tensor([3.0, 1, 2]), "b": torch.tensor([1.0, 2, 3])}
+    protection = {"a": torch.tensor([5.0, 1, 2]), "b": torch.tensor([1.0, 4, 9])}
+    better = exchange(removal, protection, {"a": 2, "b": 1}, {"a": 1, "b": 2})
+    assert (better.taken, better.spared, better.pays) == (2, 4, True)
+    worse = exchange(removal, protection, {"a": 1, "b": 2}, {"a": 2, "b": 1})
+    assert (worse.taken, worse.spared, worse.pays) == (4, 2, False)
+
+
+@given(signals(), signals(), st.data())
+def test_exchange_decides_by_the_total_protection_that_goes(
+    first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], data: st.DataObject
+) -> None:
+    removal, protection = ({"a": first[i], "b": second[i]} for i in (0, 1))
+    counts = [{name: data.draw(st.integers(0, len(removal[name]))) for name in removal} for _ in range(2)]
+    lost = [sum(float(protection[n][removal[n].argsort(stable=True)[: c[n]]].sum()) for n in removal) for c in counts]
+    result = exchange(removal, protection, *counts)
+    assert result.taken - result.spared == pytest.approx(lost[0] - lost[1])
+    assert result.pays == (lost[0] <= lost[1])
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, 1.01])
+def test_tolerance_is_a_share(tolerance: float) -> None:
+    with pytest.raises(ValueError, match="Expected a tolerance between 0 and 1, but got"):
+        removable(torch.arange(3.0), torch.arange(3.0), tolerance)
+    with pytest.raises(ValueError, match="Expected a tolerance between 0 and 1, but got"):
+        depths({}, tolerance)
+
+
+def test_scores_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Expected one removal and one protection score per unit.*\(3,\) and \(4,\)"):
+        tolerance_of_difference(torch.zeros(3), torch.zeros(4))

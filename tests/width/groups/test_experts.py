@@ -1,0 +1,379 @@
+"""Routed experts: what is found, narrowed equals masked, standard checkpoints come out, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.models.tiny import MIXTURES, tiny_llama, tiny_mixture
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
+
+from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_width, save_pruned
+from prunerecover.callbacks import WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.cost.macs import count_macs
+from prunerecover.surgery.apply_edits import apply_edits, undo
+from prunerecover.surgery.provenance import plan_for
+from prunerecover.width.groups.experts import find_experts
+from prunerecover.width.narrow_edits import narrow_edits
+
+EXPERTS = ("expert",)
+TWO = {"model.layers.0.mlp.experts": (0, 5), "model.layers.1.mlp.experts": (1, 4)}
+ONE_AND_TWO = {"model.layers.0.mlp.experts": (3,), "model.layers.1.mlp.experts": (1, 4)}
+UNGROUPED = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2")
+
+
+def tokens(samples: int = 3, length: int = 9, seed: int = 1) -> Tensor:
+    return torch.randint(3, 61, (samples, length), generator=torch.Generator().manual_seed(seed))
+
+
+def text(batches: int = 4, samples: int = 4) -> list[dict[str, Tensor]]:
+    rows = [tokens(samples, seed=10 + i) for i in range(batches)]
+    return [{"input_ids": ids, "labels": ids} for ids in rows]
+
+
+def without(model: nn.Module, removed: Mapping[str, Sequence[int]]) -> Plan:
+    units = {name: torch.tensor(numbers) for name, numbers in removed.items()}
+    return plan_for(model, narrow_edits(find_experts(model), units), method="width/by_hand")
+
+
+def counts(model: Any) -> list[int]:
+    return [group.size for group in find_experts(model)]
+
+
+class _LogitsOfRemoved(TorchFunctionMode):
+    """Set the router's logits of removed experts to minus infinity, wherever they are computed."""
+
+    def __init__(self, removed: Mapping[int, Sequence[int]]) -> None:
+        super().__init__()
+        self.removed = removed
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is F.linear and args[1].data_ptr() in self.removed:
+            result[..., list(self.removed[args[1].data_ptr()])] = -torch.inf
+        return result
+
+
+@contextmanager
+def masked(model: nn.Module, removed: Mapping[str, Sequence[int]]) -> Iterator[nn.Module]:
+    """A copy whose router never chooses some experts; a correction of the choice follows."""
+    model = copy.deepcopy(model)
+    routers = {name: model.get_submodule(name.replace("experts", "gate")) for name in removed}
+    for name, router in routers.items():
+        for buffer in router.buffers():
+            buffer[list(removed[name])] = -torch.inf
+    with _LogitsOfRemoved({routers[name].weight.data_ptr(): gone for name, gone in removed.items()}), torch.no_grad():
+        yield model
+
+
+# What is found
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_take_their_weights_and_their_place_in_the_router_along(name: str) -> None:
+    first, second = find_experts(tiny_mixture(name))
+    assert (first.name, second.name) == ("model.layers.0.mlp.experts", "model.layers.1.mlp.experts")
+    made = {part.tensor.removeprefix("model.layers.0.mlp.") for part in first.slices if part.makes}
+    read = {part.tensor.removeprefix("model.layers.0.mlp.") for part in first.slices if not part.makes}
+    assert made == {"experts.gate_up_proj", "experts.down_proj"}
+    assert read == {"gate.weight"} | ({"gate.e_score_correction_bias"} if name == "deepseek_v3" else set())
+    grouped = name in ("deepseek_v2_grouped", "deepseek_v3")
+    assert (first.size, first.at_least, first.strata, first.multiple) == ((8, 4, 2, 2) if grouped else (6, 2, 1, 1))
+
+
+def test_layers_without_experts_are_passed_over() -> None:
+    groups = find_experts(tiny_mixture("deepseek_v3", first_k_dense_replace=1))
+    assert [group.name for group in groups] == ["model.layers.1.mlp.experts"]
+    assert find_experts(tiny_llama()) == ()
+
+
+def test_experts_are_found_without_values_and_inside_wrappers() -> None:
+    model = tiny_mixture("mixtral")
+    assert find_experts(nn.DataParallel(model)) == find_experts(model)
+    assert find_experts(copy.deepcopy(model).to("meta")) == find_experts(model)
+
+
+def test_experts_are_found_beside_other_kinds_when_asked_for() -> None:
+    model = tiny_mixture("qwen2_moe")
+    kinds = [group.kind for group in find_groups(model, {"input_ids": tokens()}, ("head", "neuron", "expert")).groups]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"head": 2, "neuron": 2, "expert": 2}
+    with pytest.raises(ValueError, match="Expected LlamaForCausalLM to have groups of kind expert, but it has none"):
+        find_groups(tiny_llama(), {"input_ids": tokens()}, EXPERTS)
+
+
+def test_modules_that_only_look_alike_are_not_experts() -> None:
+    """Two 3-D parameters are no experts without a call that routes, or without a router beside them."""
+
+    class Block(nn.Module):
+        def __init__(self, experts: nn.Module, gate: nn.Module) -> None:
+            super().__init__()
+            self.gate, self.experts, self.top_k = gate, experts, 1
+
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Parameter(torch.zeros(3, 2, 2)), nn.Parameter(torch.zeros(3, 2, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    class Routed(Fused):
+        def forward(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+            return x
+
+    assert find_experts(Block(Fused(), nn.Linear(2, 3))) == ()
+    assert find_experts(Block(Routed(), nn.Linear(2, 4))) == ()
+    (group,) = find_experts(Block(Routed(), nn.Linear(2, 3)))
+    assert [part.tensor for part in group.slices] == ["experts.up", "experts.down", "gate.weight", "gate.bias"]
+
+
+# Narrowed equals masked
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("removed", [TWO, ONE_AND_TWO], ids=["alike", "differing"])
+def test_narrowed_equals_masked(name: str, removed: dict[str, tuple[int, ...]]) -> None:
+    model, ids = tiny_mixture(name), tokens()
+    if name.endswith(("grouped", "v3")):  # the groups 0-3 and 4-7 must stay alike
+        removed = {**removed, "model.layers.0.mlp.experts": (3, 6)}
+    with masked(model, removed) as reference:
+        expected = reference(ids).logits
+    dense = model(ids).logits
+    applied = apply_edits(model, without(model, removed).edits)
+    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-5, atol=1e-5)
+    assert (dense - expected).abs().max() > 1e-2
+    undo(model, applied.journal)
+    assert torch.equal(model(ids).logits, dense)
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("how", ["save_pruned", "save_pretrained"])
+def test_layers_alike_make_a_standard_checkpoint(name: str, how: str, tmp_path: Path) -> None:
+    import transformers
+
+    model: Any = tiny_mixture(name)
+    plan = without(model, TWO)
+    apply_plan(model, plan)
+    if how == "save_pruned":
+        save_pruned(model, plan, tmp_path)
+    else:
+        model.save_pretrained(tmp_path)
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert type(loaded) is type(model)
+    assert counts(loaded) == counts(model) == [6 if name.endswith(("grouped", "v3")) else 4] * 2
+    for parameter in loaded.parameters():  # a mapped file is aligned otherwise, and kernels round otherwise then
+        parameter.data = parameter.data.clone()
+    assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
+    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(loaded.generate(tokens(), **settings), model.generate(tokens(), **settings))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_balancing_loss_counts_the_experts_that_are_left(name: str) -> None:
+    model: Any = tiny_mixture(name)
+    apply_plan(model, without(model, TWO))
+    assert model.num_experts == 4
+    assert torch.isfinite(model(tokens(), labels=tokens(), output_router_logits=True).aux_loss)
+
+
+@pytest.mark.parametrize("name", UNGROUPED)
+def test_layers_that_differ_are_opened_by_load_pruned(name: str, tmp_path: Path) -> None:
+    """No config can say how many experts there are, so it stays as it was, and none is written."""
+    model: Any = tiny_mixture(name)
+    before = model.config.to_dict()
+    plan = without(model, ONE_AND_TWO)
+    apply_plan(model, plan)
+    assert model.config.to_dict() == before
+    save_pruned(model, plan, tmp_path)
+    assert not (tmp_path / "config.json").exists()
+    loaded = load_pruned(tmp_path)
+    assert counts(loaded) == [5, 4]
+    assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
+
+
+def test_config_follows_once_all_layers_are_alike() -> None:
+    """One layer after the other, by two plans; what is undone gives the config back."""
+    model: Any = tiny_mixture("deepseek_v3")
+    first, second = ({name: gone} for name, gone in {**TWO, "model.layers.1.mlp.experts": (1, 6)}.items())
+    one = without(model, first)
+    apply_plan(model, one)
+    assert model.config.n_routed_experts == 8
+    two = without(model, second)
+    applied = apply_plan(model, two)
+    assert model.config.n_routed_experts == 6
+    undo(model, applied.journal)
+    assert model.config.n_routed_experts == 8
+    fresh: Any = tiny_mixture("deepseek_v3")
+    apply_plan(fresh, one + two)
+    assert fresh.config.n_routed_experts == 6
+
+
+def test_ignored_layers_count_for_the_config() -> None:
+    model: Any = tiny_mixture("mixtral")
+    budget = Budget(remove={"expert": 2})
+    plan = plan_width(model, budget, batches=text(), ignore="model.layers.1.*")
+    apply_plan(model, plan)
+    assert counts(model) == [4, 6]
+    assert model.config.num_local_experts == 6
+
+
+# Planning
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("allocation", ["per_cost", "tolerance", "uniform", "global"])
+def test_budgets_are_met(name: str, allocation: Any) -> None:
+    model, batches = tiny_mixture(name), text()
+    step = 2 if name.endswith(("grouped", "v3")) else 1
+    plan = plan_width(model, Budget(params=0.1), batches=batches, kinds=EXPERTS, allocation=allocation)
+    dense = sum(p.numel() for p in model.parameters())
+    first = ("model.layers.0.mlp.experts", "model.layers.0.mlp.gate")
+    expert = sum(p[0].numel() for n, p in model.named_parameters() if n.startswith(first))
+    assert 0.1 <= 1 - plan.result.params / dense < 0.1 + step * expert / dense
+    assert plan.result.macs < count_macs(model, {"input_ids": tokens(1)})
+    for budget in (Budget(remove={"expert": 4}), Budget(ratio={"expert": 0.25 if step == 2 else 1 / 3})):
+        plan = plan_width(model, budget, batches=batches, allocation=allocation)
+        assert sum(len(edit.gone) for edit in plan.edits) == 4
+    pruned = copy.deepcopy(model)
+    apply_plan(pruned, plan)
+    assert torch.isfinite(pruned(tokens()).logits).all()
+
+
+def test_uniform_makes_a_standard_model() -> None:
+    model: Any = tiny_mixture("qwen3_moe")
+    apply_plan(model, plan_width(model, Budget(remove={"expert": 4}), batches=text(), allocation="uniform"))
+    assert counts(model) == [4, 4]
+    assert model.config.num_experts == 4
+
+
+def test_experts_go_with_other_kinds() -> None:
+    model, kinds = tiny_mixture("qwen2_moe"), ("head", "neuron", "expert")
+    plan = plan_width(model, Budget(params=0.3), batches=text(), kinds=kinds, allocation="uniform")
+    assert {edit.kind for edit in plan.edits} == set(kinds)
+    apply_plan(model, plan)
+    assert torch.isfinite(model(tokens()).logits).all()
+
+
+def test_the_model_is_bit_identical_afterwards() -> None:
+    model = tiny_mixture("deepseek_v3").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    config, state = copy.deepcopy(model.config.to_dict()), torch.get_rng_state()
+    plan_width(model, Budget(remove={"expert": 4}), batches=text(), allocation="tolerance", removal="u_score")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.config.to_dict() == config
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+class Language(pl.LightningModule):
+    def __init__(self, name: str = "mixtral") -> None:
+        super().__init__()
+        self.net = tiny_mixture(name)
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return self.net(**batch).loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), 1e-4)
+
+
+def fit(folder: Path, callback: WidthPrune, epochs: int = 2, name: str = "mixtral") -> Language:
+    module, rows = Language(name), tokens(16)
+    loader = DataLoader([{"input_ids": row, "labels": row} for row in rows], batch_size=4)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    pl.Trainer(max_epochs=epochs, callbacks=[callback], default_root_dir=folder, **quiet).fit(module, loader)
+    return module
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"budget": Budget(params=0.2), "kinds": EXPERTS},
+        {"budget": Budget(remove={"expert": 4}), "allocation": "tolerance"},
+        {"budget": Budget(ratio={"expert": 1 / 3}), "schedule": {"every": 1, "step": 2}},
+    ],
+    ids=["share", "tolerance", "in steps"],
+)
+def test_width_prune_removes_experts_and_trains_on(arguments: dict[str, Any], tmp_path: Path) -> None:
+    module = fit(tmp_path, WidthPrune(calibration=16, **arguments))
+    if arguments["budget"].in_units:
+        assert sum(counts(module)) == 8
+    else:
+        sizes = [sum(p.numel() for p in network.parameters()) for network in (module.net, Language().net)]
+        assert sizes[0] <= 0.8 * sizes[1]
+    assert torch.isfinite(module.net(tokens()).logits).all()
+
+
+def test_steps_do_not_take_what_others_took_beyond_their_part(tmp_path: Path) -> None:
+    """One expert per step is asked for, and two go: those among which the router chooses must stay equally many."""
+    model, four = tiny_mixture("deepseek_v3"), Budget(remove={"expert": 4})
+    apply_plan(model, plan_width(model, four, batches=text(), rounds=4))
+    assert sum(counts(model)) == 16 - 4
+    scheduled = WidthPrune(four, schedule={"every": 1, "step": 1}, calibration=16)
+    with pytest.warns(UserWarning, match="removed nothing: .*, or had surgeries before taken more than their part"):
+        module = fit(tmp_path, scheduled, epochs=4, name="deepseek_v3")
+    assert [len(event["units"]) for event in Ledger.of(module).events] == [2, 0, 2, 0]
+    assert sum(counts(module.net)) == 16 - 4
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("allocation", ["per_cost", "tolerance", "uniform", "global"])
+def test_more_experts_than_the_routing_needs_stay(name: str, allocation: Any) -> None:
+    model = tiny_mixture(name)
+    total, needed = sum(counts(model)), sum(group.at_least for group in find_experts(model))
+    plan = plan_width(model, Budget(remove={"expert": total - needed}), batches=text(2), allocation=allocation)
+    apply_plan(model, plan)
+    assert sum(counts(model)) == needed
+    message = rf"{total - needed + 1} of {total} experts, but at most {total - needed} can go. The router of 'model"
+    with pytest.raises(ValueError, match=message):
+        plan_width(
+            tiny_mixture(name),
+            Budget(remove={"expert": total - needed + 1}),
+            batches=text(2),
+            allocation=allocation,
+        )
+    with pytest.raises(ValueError, match=r"at most \d+\.\d% can go. The router of 'model.layers.0.mlp.experts' needs"):
+        plan_width(tiny_mixture(name), Budget(params=0.9), batches=text(2), kinds=EXPERTS, allocation=allocation)
+
+
+def test_edits_that_break_the_routing_are_refused() -> None:
+    model, first = tiny_mixture("mixtral"), "model.layers.0.mlp.experts"
+    with pytest.raises(ValueError, match=f"'{first}' to keep at least 2 experts, .* picks 2 per token, but 1 would"):
+        without(model, {first: (0, 1, 2, 3, 4)})
+    model = tiny_mixture("deepseek_v3")
+    message = r"Expected the 2 groups of experts .* to keep equally many, but \[2, 4\] would be left"
+    with pytest.raises(ValueError, match=message):
+        without(model, {first: (0, 1)})
+
+
+@pytest.mark.parametrize("budget", [Budget(macs=0.2), Budget(latency=0.2)])
+def test_experts_save_no_macs(budget: Budget) -> None:
+    message = r"Expected a budget of params or units for experts, but got .* For example Budget\(params=0.2\)"
+    with pytest.raises(ValueError, match=message):
+        plan_width(tiny_mixture("mixtral"), budget, batches=text(1), kinds=EXPERTS)
+    with pytest.raises(ValueError, match=message):
+        WidthPrune(budget, kinds=EXPERTS)
+
+
+def test_more_experts_than_there_are() -> None:
+    with pytest.raises(ValueError, match="Expected at most 12 units of kind 'expert' to remove, but got 13"):
+        plan_width(tiny_mixture("mixtral"), Budget(remove={"expert": 13}), batches=text(1))
+    with pytest.raises(ValueError, match="Expected LlamaForCausalLM to have groups of kind expert, but it has none"):
+        plan_width(tiny_llama(), Budget(remove={"expert": 1}), batches=text(1))

@@ -1,0 +1,261 @@
+"""What kept units take over is what least squares say, and where they can do all of it, nothing is lost."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases.width.plan_width import cnn, vit
+from torch import Tensor, nn
+
+from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_width, save_pruned
+from prunerecover.model.batches import ModelInputs
+from prunerecover.plan.edits import Narrow
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.width.compensation import fit_compensation, with_compensation
+from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.planner import WidthPlanner
+
+IMAGES = torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+LABELS = torch.arange(32) % 4
+
+
+def twice(linear: nn.Linear | nn.Conv2d, number: int, other: int, factor: float = 1.0) -> None:
+    """Make one output of a layer a multiple of another."""
+    with torch.no_grad():
+        linear.weight[number] = factor * linear.weight[other]
+        assert linear.bias is not None
+        linear.bias[number] = factor * linear.bias[other]
+
+
+def edits_for(model: nn.Module, example: Tensor, removed: dict[str, list[int]]) -> tuple[Narrow, ...]:
+    groups = find_groups(model, example).groups
+    return narrow_edits(groups, {name: torch.tensor(units) for name, units in removed.items()})
+
+
+def compensated_plan(model: nn.Module, example: Tensor, removed: dict[str, list[int]], batches: list[Tensor]) -> Plan:
+    from prunerecover.surgery.provenance import plan_for
+
+    edits = edits_for(model, example, removed)
+    found = fit_compensation(model, edits, [ModelInputs((batch,)) for batch in batches])
+    done, tensors = with_compensation(edits, found)
+    return plan_for(model, done, method="test", tensors=tensors, example=ModelInputs((example[:1],)))
+
+
+@pytest.mark.parametrize("case", ["linear", "conv", "flattened", "two at once"])
+def test_redundant_units_cost_nothing(case: str) -> None:
+    """A unit that is a positive multiple of another, through a ReLU, is taken over exactly."""
+    torch.manual_seed(0)
+    if case == "linear":
+        net: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        x, removed = torch.randn(64, 6), {"0": [5]}
+    elif case == "conv":
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+        x, removed = IMAGES[:, :, :9, :9], {"0": [5]}
+    elif case == "flattened":
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 49, 4))
+        x, removed = IMAGES[:, :, :9, :9], {"0": [5]}
+    else:
+        net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+        x, removed = torch.randn(64, 6), {"0": [5], "2": [1, 5]}
+        twice(net[2], 1, 6, 0.5)
+        twice(net[2], 5, 3, 2.0)
+    twice(net[0], 5, 2, 3.0)
+    expected = net(x)
+    apply_plan(net, compensated_plan(net, x, removed, [x]))
+    torch.testing.assert_close(net(x), expected, rtol=1e-2, atol=2e-2)  # the ridge shrinks a little
+
+
+def test_prediction_is_ridge_regression() -> None:
+    from sklearn.linear_model import Ridge
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    x = torch.randn(200, 6)
+    (found,) = fit_compensation(net, edits_for(net, x, {"0": [1, 4]}), [ModelInputs((part,)) for part in x.split(60)])
+    hidden = net[1](net[0](x)).detach().double().numpy()
+    kept, gone = [0, 2, 3, 5, 6, 7], [1, 4]
+    strength = 1e-3 + 0.1 * len(kept) / len(x)
+    alpha = strength * np.cov(hidden[:, kept], rowvar=False, bias=True).diagonal().mean() * len(x)
+    oracle = Ridge(alpha=alpha).fit(hidden[:, kept], hidden[:, gone])
+    np.testing.assert_allclose(found["2.weight"][:, :-1], oracle.coef_, atol=1e-4)
+    np.testing.assert_allclose(found["2.weight"][:, -1], oracle.intercept_, atol=1e-4)
+
+
+class Both(nn.Module):
+    """Two groups one after the other in what reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 5), nn.Linear(6, 7), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cat([self.first(x).relu(), self.second(x).relu()], -1))
+
+
+def test_concatenated_groups_are_read_apart() -> None:
+    """Each is predicted from its own."""
+    torch.manual_seed(0)
+    net, x = Both(), torch.randn(64, 6)
+    twice(net.first, 1, 3, 2.0)
+    twice(net.second, 0, 6, 0.5)
+    expected = net(x)
+    apply_plan(net, compensated_plan(net, x, {"first": [1], "second": [0]}, [x]))
+    assert net.last.in_features == 10
+    torch.testing.assert_close(net(x), expected, rtol=1e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("make", [Both, cnn, vit], ids=["concatenation", "padded shortcuts", "heads"])
+def test_moments_that_a_planner_keeps_give_what_the_edits_alone_do(make: Any) -> None:
+    """Moments are kept by group; edits name stretches that moved since, which are traced back to them."""
+    torch.manual_seed(0)
+    model = make()
+    x = torch.randn(64, 6) if make is Both else IMAGES
+    batches = [(x, torch.arange(len(x)) % 3)]
+    plan = WidthPlanner(model, batches=batches).plan(Budget(params=0.3), allocation="uniform")
+    narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
+    found = fit_compensation(model, narrowing, [ModelInputs((x,))])
+    assert sum(map(len, found)) == len(plan.tensors) > 0
+    for edit, values in zip(narrowing, found, strict=True):
+        for key in edit.tensors:
+            assert torch.equal(plan.tensors[key], values[key.partition(".")[2]])
+
+
+def test_readers_are_closer_to_dense_than_without() -> None:
+    """What the next layer makes of the kept units, on samples that nothing was fitted to."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 5))
+    x, unseen = torch.randn(512, 6), torch.randn(512, 6)
+    expected, removed, errors = net(unseen).detach(), {"0": list(range(0, 32, 2))}, []
+    for plan in (compensated_plan(net, x, removed, [x]), compensated_plan(net, x, removed, [x]).with_tensors({})):
+        model = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 5))
+        model.load_state_dict(net.state_dict())
+        edits = [e if plan.tensors else e.model_copy(update={"tensors": ()}) for e in plan.edits]
+        apply_edits(model, edits, plan.tensors)
+        errors.append(float((model(unseen) - expected).square().mean()))
+    assert errors[0] < 0.2 * errors[1]
+
+
+def test_costs_do_not_change() -> None:
+    planner = WidthPlanner(cnn(), batches=[(IMAGES, LABELS)])
+    with_, without = (planner.plan(Budget(macs=0.3), replace=replace) for replace in ("calibrated", "zero"))
+    assert with_.result == without.result
+    assert with_.removed == without.removed
+    assert with_.tensors
+    assert not without.tensors
+
+
+def test_plan_from_disk_and_saved_model_agree(tmp_path: Path) -> None:
+    model = cnn()
+    plan = plan_width(model, Budget(macs=0.3), batches=[(IMAGES, LABELS)])
+    plan.save(tmp_path / "plan.json")
+    apply_plan(model, plan)
+    again = cnn()
+    apply_plan(again, Plan.load(tmp_path / "plan.json"))
+    assert torch.equal(again(IMAGES), model(IMAGES))
+    save_pruned(model, plan, tmp_path / "pruned")
+    assert torch.equal(load_pruned(tmp_path / "pruned", model=cnn(seed=5)).eval()(IMAGES), model(IMAGES))
+
+
+def test_composed_plans_keep_their_tensors() -> None:
+    model = cnn()
+    first = plan_width(model, Budget(macs=0.2), batches=[(IMAGES, LABELS)])
+    apply_plan(model, first)
+    second = plan_width(model, Budget(macs=0.2), batches=[(IMAGES, LABELS)])
+    apply_plan(model, second)
+    both = cnn()
+    apply_plan(both, first + second)
+    assert torch.equal(both(IMAGES), model(IMAGES))
+
+
+def test_refitted_plan_is_the_plan_of_the_other_weights() -> None:
+    """For the same units, on another model of the same structure."""
+    batches = [(IMAGES, LABELS)]
+    plan = plan_width(cnn(), Budget(macs=0.3), batches=batches)
+    other, by_hand = cnn(seed=5), cnn(seed=5)
+    with pytest.raises(ValueError, match="Pass refit=batches to fit them to this model"):
+        apply_plan(other, plan)
+    apply_plan(other, plan, refit=batches)
+    narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
+    found = fit_compensation(by_hand, narrowing, [ModelInputs((IMAGES,))])
+    tensors = {
+        key: values[key.partition(".")[2]]
+        for edit, values in zip(narrowing, found, strict=True)
+        for key in edit.tensors
+    }
+    source = plan.source.model_copy(update={"weights": None})
+    apply_plan(by_hand, plan.model_copy(update={"source": source}).with_tensors(tensors))
+    torch.testing.assert_close(other(IMAGES), by_hand(IMAGES), rtol=1e-4, atol=1e-4)
+
+
+def test_tensor_of_another_shape_is_refused() -> None:
+    model = cnn()
+    plan = plan_width(model, Budget(macs=0.3), batches=[(IMAGES, LABELS)])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    wrong = plan.with_tensors({key: value[:, 1:] for key, value in plan.tensors.items()})
+    with pytest.raises(ValueError, match=r"Expected the tensor for '.*weight' to say what it takes over from 'conv1'"):
+        apply_plan(model, wrong)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_tensor_for_a_weight_outside_the_group_is_refused() -> None:
+    model = cnn()
+    plan = plan_width(model, Budget(macs=0.3), batches=[(IMAGES, LABELS)])
+    number = next(i for i, edit in enumerate(plan.edits) if isinstance(edit, Narrow))
+    edits = list(plan.edits)
+    edits[number] = edits[number].model_copy(update={"group": edits[number].group[:1]})
+    edited = plan.model_copy(update={"edits": tuple(edits)}).with_tensors(plan.tensors)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"its group has no such 'layer1.0.conv1.weight'. Was the plan edited\?"):
+        apply_plan(model, edited)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_unknown_replacement() -> None:
+    with pytest.raises(ValueError, match="Expected replace among calibrated, zero, but got 'identity'"):
+        plan_width(cnn(), Budget(macs=0.1), batches=[(IMAGES, LABELS)], replace="identity")  # type: ignore[arg-type]
+
+
+class Sums(nn.Module):
+    """A layer with a bias reads a sum and adds to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(12, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(x + self.inner(input=x).relu())
+
+
+def test_reader_that_makes_units_of_its_own_group() -> None:
+    """Its bias gets the constant and is cut; and layers may be called by keyword."""
+    torch.manual_seed(0)
+    model, batches = Sums(), [(torch.randn(64, 12), torch.arange(64) % 4)]
+    apply_plan(model, plan_width(model, Budget(macs=0.3), batches=batches))
+    assert model.inner.bias.shape == model.first.bias.shape == (model.last.in_features,)
+
+
+def test_one_sample_says_nothing_about_the_rest() -> None:
+    """Nothing varies: only the constant is taken over."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(1, 6)
+    expected = net(x)
+    apply_plan(net, compensated_plan(net, x, {"0": [1, 5]}, [x]))
+    torch.testing.assert_close(net(x), expected)
+
+
+def test_rounds_are_refitted_one_after_the_other() -> None:
+    """On the same weights and samples, a refitted plan is the plan."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 3))
+    batches = [(torch.randn(256, 4), torch.randint(0, 3, (256,)))]
+    plan = plan_width(net, Budget(macs=0.6), batches=batches, rounds=3)
+    fitted, refitted = copy.deepcopy(net), copy.deepcopy(net)
+    apply_plan(fitted, plan)
+    apply_plan(refitted, plan, refit=batches)
+    torch.testing.assert_close(refitted(batches[0][0]), fitted(batches[0][0]), rtol=1e-3, atol=1e-4)

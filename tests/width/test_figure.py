@@ -1,0 +1,255 @@
+"""Figures of plans in width show what the plans do; groups are counted in the dense model's names."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.patches import FancyBboxPatch, Rectangle
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from prunerecover import Budget, Plan, apply_plan, plan_depth, plan_width
+from prunerecover.display.style import BLUE, LIGHT, VERMILION
+from prunerecover.model.paths import get_module
+from prunerecover.plan.edits import Narrow, Remove
+from prunerecover.plan.kept_groups import KeptGroup
+from prunerecover.plan.width_panel import COLORS, plot_kept
+from prunerecover.report.data import PlanSummary
+from prunerecover.report.render import _what_was_removed
+from prunerecover.width.figure import plot_rankings
+from prunerecover.width.signals.score_file import save_scores
+
+GROUPS = (
+    KeptGroup("stem", "channel", 8, 8),
+    KeptGroup("blocks.0.attn", "head", 1, 4),
+    KeptGroup("blocks.0.mlp", "neuron", 6, 8),
+    KeptGroup("blocks.1.mlp", "expert", 2, 16),
+)
+
+
+def narrow(unit: str, of: int, keep: int, kind: Any = "channel") -> Narrow:
+    return Narrow(unit=unit, kind=kind, of=of, keep=tuple(range(keep)), group=())
+
+
+def bars(axes: Axes) -> list[tuple[float, str]]:
+    """Height and colour of the bars in front, from left to right."""
+    found = sorted((p for p in axes.patches if isinstance(p, Rectangle)), key=lambda p: p.get_x())
+    return [(p.get_height(), to_hex(p.get_facecolor())) for p in found if to_hex(p.get_facecolor()) != LIGHT]
+
+
+def texts(labels: Any) -> list[str]:
+    return [label.get_text() for label in labels]
+
+
+def is_whole(figure: Figure) -> bool:
+    """Whether something is drawn and nothing is cut off at the edges."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=60)
+    buffer.seek(0)
+    image = imread(buffer)[..., :3]
+    edges = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+    return bool(image.min() < 0.5 and (edges == 1).all())
+
+
+# What is kept.
+
+
+def vit() -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=32, depth=4, num_heads=4, num_classes=4
+    ).eval()
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(16, 3, 16, 16, generator=generator), torch.arange(16) % 4)]
+
+
+def test_kept_groups_are_those_of_the_narrowed_model() -> None:
+    """Through two rounds of width with a block taken out in between."""
+    network, plan = vit(), Plan()
+    for step in ("width", "block", "width"):
+        if step == "width":
+            part = plan_width(network, Budget(params=0.2), batches=batches())
+        else:
+            part = plan_depth(network, remove={"block": 1}, batches=batches())
+            (gone,) = part.removed["block"]
+        apply_plan(network, part)
+        plan = plan + part
+    left = [f"blocks.{i}" for i in range(4) if f"blocks.{i}" != gone]
+    expected = {}
+    for number, block in enumerate(left):
+        narrowed = get_module(network, f"blocks.{number}")
+        expected[f"{block}.attn.qkv"] = (narrowed.attn.num_heads, 4)
+        expected[f"{block}.mlp.fc1"] = (narrowed.mlp.fc1.out_features, 128)
+    assert {group.name: (group.kept, group.size) for group in plan.kept_groups} == expected
+    assert [group.name for group in plan.kept_groups] == list(expected)
+
+
+def test_groups_that_lose_nothing_come_from_the_evidence() -> None:
+    evidence = {"kept": {"a": [4, 4], "b": [2, 6]}, "kinds": {"a": "head", "b": "channel"}}
+    plan = Plan(edits=(narrow("b", 6, 2),), evidence=evidence)
+    assert plan.kept_groups == (KeptGroup("a", "head", 4, 4), KeptGroup("b", "channel", 2, 6))
+    assert Plan(edits=plan.edits).kept_groups == (KeptGroup("b", "channel", 2, 6),)
+    assert Plan(evidence=evidence).kept_groups == ()
+
+
+def test_what_has_gone_as_a_whole_keeps_nothing_to_count() -> None:
+    edits = (narrow("blocks.1.attn.qkv", 4, 2, "head"), Remove(unit="blocks.1.attn", kind="attention"))
+    assert Plan(edits=edits).kept_groups == ()
+    assert "head" not in _what_was_removed(PlanSummary.of(Plan(edits=edits)))
+
+
+def test_reports_count_units_per_group() -> None:
+    plan = Plan(edits=(narrow("fc1", 40, 30, "neuron"), narrow("fc1", 30, 20, "neuron"), narrow("fc2", 1960, 960)))
+    summary = PlanSummary.of(plan)
+    text = _what_was_removed(summary)
+    assert "- neuron: 20 of 40 (50%): `fc1` 20 of 40\n- channel: 1,000 of 1,960 (51%): `fc2` 1000 of 1960\n" in text
+    assert not summary.leaves
+    assert PlanSummary.model_validate_json(summary.model_dump_json()) == summary
+
+
+# Bars.
+
+
+def test_bars_are_the_kept_shares_in_order() -> None:
+    figure = plot_kept(GROUPS)
+    (axes,) = figure.axes
+    expected = [(1.0, "channel"), (0.25, "head"), (0.75, "neuron"), (0.125, "expert")]
+    assert bars(axes) == [(share, COLORS[kind]) for share, kind in expected]
+    assert texts(axes.get_xticklabels()) == ["stem", "blocks.0.attn", "blocks.0.mlp", "blocks.1.mlp"]
+    assert texts(axes.texts) == ["8 of 8", "1 of 4", "6 of 8", "2 of 16"]
+    assert axes.get_title(loc="left") == "Removed: channel 0 of 8, head 3 of 4, neuron 2 of 8, expert 14 of 16"
+    legend = texts(figure.legends[0].get_texts())
+    assert legend == ["channels kept", "heads kept", "neurons kept", "experts kept", "gone"]
+    assert is_whole(figure)
+
+
+def test_what_names_share_is_said_once() -> None:
+    (axes,) = plot_kept(GROUPS[1:]).axes
+    assert texts(axes.get_xticklabels()) == ["0.attn", "0.mlp", "1.mlp"]
+    assert axes.get_xlabel() == "blocks"
+
+
+def test_many_groups_are_not_all_named() -> None:
+    groups = [KeptGroup(f"layer{i}.conv", "channel", 1 + i % 8, 8) for i in range(130)]
+    figure = plot_kept(groups, title="many")
+    (axes,) = figure.axes
+    assert [height for height, _ in bars(axes)] == [group.share for group in groups]
+    assert texts(axes.get_xticklabels())[:2] == ["layer0.conv", "layer3.conv"]
+    assert not axes.texts
+    assert axes.get_title(loc="left") == "many"
+    assert figure.get_figwidth() <= 16
+    assert is_whole(figure)
+
+
+def test_no_group_is_an_error() -> None:
+    with pytest.raises(ValueError, match="Expected at least one group to draw, but got none. Does the plan narrow"):
+        plot_kept([])
+
+
+# Plans.
+
+
+def test_a_plan_in_width_is_drawn_as_bars(tmp_path: Path) -> None:
+    plan = plan_width(vit(), Budget(macs=0.3), batches=batches())
+    figure = plan.plot(tmp_path / "plan.png")
+    (axes,) = figure.axes
+    assert bars(axes) == [(group.share, COLORS[group.kind]) for group in plan.kept_groups]
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plan_in_depth_and_width_has_both_panels() -> None:
+    network = vit()
+    depth = plan_depth(network, remove={"activation": 1, "attention": 1}, batches=batches())
+    apply_plan(network, depth)
+    width = plan_width(network, Budget(macs=0.2), batches=batches())
+    figure = (depth + width).plot()
+    above, below = figure.axes
+    (alone,) = depth.plot().axes
+    cells = [[p.get_facecolor() for p in axes.patches if isinstance(p, FancyBboxPatch)] for axes in (above, alone)]
+    assert cells[0] == cells[1]
+    assert [share for share, _ in bars(below)] == [group.share for group in (depth + width).kept_groups]
+    assert above.get_title(loc="left") == alone.get_title(loc="left")
+    assert below.get_title(loc="left").startswith("Removed: head ")
+    assert is_whole(figure)
+
+
+# The two rankings.
+
+
+def scores(size: int, seed: int) -> Tensor:
+    return torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def by_removal(name: str, size: int, depth: int, low: Tensor) -> Narrow:
+    keep = low.argsort()[depth:].sort().values.tolist()
+    return Narrow(unit=name, kind="channel", of=size, keep=tuple(keep), group=())
+
+
+def points(axes: Axes, color: str) -> set[tuple[float, float]]:
+    dots = [c for c in axes.collections if isinstance(c, PathCollection)]
+    found = [tuple(at) for c in dots if to_hex(c.get_facecolor()[0]) == color for at in np.asarray(c.get_offsets())]
+    return set(found)
+
+
+def test_rankings_show_every_unit_and_what_goes() -> None:
+    low, high = {"a": scores(20, 0), "b": scores(12, 1)}, {"a": scores(20, 2), "b": scores(12, 3)}
+    plan = Plan(edits=(by_removal("a", 20, 8, low["a"]), by_removal("b", 12, 5, low["b"])))
+    figure = plot_rankings(plan, low, high, names=("U", "R"))
+    for axes, name, depth in zip(figure.axes, "ab", (8, 5), strict=True):
+        order, protected = low[name].argsort().tolist(), high[name].argsort(descending=True).tolist()
+        everywhere = {unit: (order.index(unit), protected.index(unit)) for unit in order}
+        assert points(axes, VERMILION) == {everywhere[unit] for unit in order[:depth]}
+        assert points(axes, BLUE) == {everywhere[unit] for unit in order[depth:]}
+        overlap = len(set(order[:depth]) & set(protected[:depth]))
+        assert axes.get_title(loc="left") == f"{name}\n{depth} of {len(order)} go, ToD {overlap / depth:.2f}"
+        (corner,) = axes.patches
+        inside = [p for p in points(axes, VERMILION) if p[1] < corner.get_y() + corner.get_height()]
+        assert len(inside) == overlap
+    assert figure.get_supxlabel() == "Rank by U: lowest first"
+    assert figure.get_supylabel() == "Rank by R: highest on top"
+    assert is_whole(figure)
+
+
+def test_rankings_of_many_groups_are_spread_over_the_depth() -> None:
+    low = {f"layer{i}": scores(8, i) for i in range(33)}
+    plan = Plan(edits=tuple(by_removal(name, 8, 2, values) for name, values in low.items()))
+    figure = plot_rankings(plan, low, low)
+    drawn = [axes.get_title(loc="left").partition("\n")[0] for axes in figure.axes]
+    assert drawn == [f"layer{i}" for i in range(0, 33, 4)]
+    one = plot_rankings(plan, low, low, groups=["layer7"])
+    assert len(one.axes) == 1
+    assert is_whole(one)
+
+
+def test_rankings_of_other_groups_are_refused() -> None:
+    plan = Plan(edits=(by_removal("a", 4, 1, scores(4, 0)),))
+    with pytest.raises(ValueError, match="Expected groups that the plan narrows and that are scored, such as a, but"):
+        plot_rankings(plan, {"a": scores(4, 0)}, {"a": scores(4, 1)}, groups=["b"])
+    with pytest.raises(ValueError, match="such as none, but got no group"):
+        plot_rankings(Plan(), {}, {})
+
+
+def test_scores_read_back_exactly(tmp_path: Path) -> None:
+    saved = {"u_score": {"a.b": scores(3, 0), "c": scores(2, 1)}, "r_score": {"a.b": scores(3, 2), "c": scores(2, 3)}}
+    save_scores(tmp_path / "scores.safetensors", saved)
+    found = load_file(tmp_path / "scores.safetensors")
+    assert found.keys() == {"u_score/a.b", "u_score/c", "r_score/a.b", "r_score/c"}
+    assert all(
+        torch.equal(found[f"{signal}/{name}"], values)
+        for signal, by_group in saved.items()
+        for name, values in by_group.items()
+    )

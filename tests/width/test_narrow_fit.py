@@ -1,0 +1,273 @@
+"""Narrowing in the middle of a fit: resumed equals uninterrupted, and everything that pairs parameters follows."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.models.habits import Plain, dataset, loader
+from cases.paths import ROOT, TESTS
+from cases.width.narrow import SmallCnn, first_conv
+from cases.width.narrow_fits import CNN, RESIDUAL, VIT, Cnn, Compiled, NarrowAt, ResidualCnn
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
+
+from prunerecover import Plan, load_pruned
+from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport
+from prunerecover.callbacks.ledger.ledger import KEY, Ledger
+from prunerecover.callbacks.surgery.artifacts import save_merged
+from prunerecover.callbacks.surgery.operate import operate
+from prunerecover.model.replacements import Replacement
+from prunerecover.surgery.provenance import plan_for
+
+Vit = partial(Plain, depth=3, num_heads=4)
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+
+
+def fit(folder, make=Cnn, edits=CNN, callbacks=(), resume=None, epochs=4, **trainer):
+    """Train with fixed seeds; checkpoints of every epoch lie in the folder."""
+    pl.seed_everything(7, verbose=False)
+    module = make()
+    every = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    runner = pl.Trainer(max_epochs=epochs, callbacks=[NarrowAt(edits), *callbacks, every], **{**QUIET, **trainer})
+    runner.fit(module, loader(), loader(shuffle=False), ckpt_path=resume)
+    return module, runner
+
+
+def assert_same(left: torch.nn.Module, right: torch.nn.Module) -> None:
+    a, b = left.state_dict(), right.state_dict()
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def resumed_equals_uninterrupted(folder, epochs, callbacks=list, **settings):
+    whole, runner = fit(folder / "whole", callbacks=callbacks(), **settings)
+    assert [event["epoch"] for event in Ledger.of(whole).events if event["by"] == "NarrowAt"] == [1, 2]
+    for epoch in epochs:
+        resume = folder / "whole" / f"epoch={epoch}.ckpt"
+        part, again = fit(folder / f"from{epoch}", resume=resume, callbacks=callbacks(), **settings)
+        assert_same(whole, part)
+        for one, other in zip(runner.optimizers, again.optimizers, strict=True):
+            states = (list(optimizer.state_dict()["state"].values()) for optimizer in (one, other))
+            for a, b in zip(*states, strict=True):
+                assert a.keys() == b.keys()
+                assert all(torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name])) for name in a)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler"),
+    [
+        ("adamw", "cosine"),
+        ("sgd", "onecycle"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("sgd", "plateau"), ("adamw", "onecycle"))),
+    ],
+)
+def test_resumed_equals_uninterrupted(tmp_path, optimizer, scheduler):
+    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), make=lambda: Cnn(optimizer, scheduler))
+
+
+def test_resumed_equals_uninterrupted_with_a_rewritten_shortcut(tmp_path):
+    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), make=ResidualCnn, edits=RESIDUAL)
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted_with_heads_and_neurons(tmp_path):
+    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), make=Vit, edits=VIT)
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted_with_depth_behind_width(tmp_path):
+    def depth():
+        units = {"remove": {"attention": 1, "activation": 1}, "ignore": "blocks.1.attn"}
+        return [DepthPrune(**units, schedule={"start": 3}, calibration=16)]
+
+    resumed_equals_uninterrupted(tmp_path, (1, 2), make=Vit, edits=VIT, callbacks=depth)
+    merged = load_pruned(tmp_path / "whole" / "pruned")
+    assert merged.blocks[1].attn.num_heads == 3
+    assert isinstance(merged.blocks[0].attn, Replacement) or isinstance(merged.blocks[2].attn, Replacement)
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted_when_compiled(tmp_path):
+    resumed_equals_uninterrupted(tmp_path, (0, 1), make=Compiled)
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted_with_distillation(tmp_path):
+    distil = lambda: [DistillRecover(features=True)]  # noqa: E731
+    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), make=Vit, edits=VIT, callbacks=distil)
+
+
+def test_report_of_a_narrowed_network(tmp_path):
+    module, _ = fit(tmp_path, make=Vit, edits=VIT, callbacks=[PruneReport(tmp_path / "report", pairs=1)])
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "- head: 1 of 4 (25%): `blocks.1.attn` 1 of 4" in text
+    assert Plan.load(tmp_path / "report" / "plan.json").edits == Ledger.of(module).plans["net"].edits
+    assert (tmp_path / "report" / "layers.png").is_file()
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted_with_weight_averaging(tmp_path):
+    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), callbacks=lambda: [EMAWeightAveraging(decay=0.9)])
+
+
+def test_moments_are_cut_and_steps_go_on(tmp_path):
+    """Without them the optimizer would start anew at every surgery."""
+    seen = {}
+
+    class Look(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            if trainer.current_epoch == 0:
+                seen["before"] = self.state(trainer, pl_module)
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.current_epoch == 1 and batch_idx == 0:
+                seen["after"] = self.state(trainer, pl_module)
+
+        @staticmethod
+        def state(trainer, pl_module):
+            (optimizer,) = trainer.optimizers
+            names = {p: name for name, p in pl_module.net.named_parameters()}
+            return {names[p]: {k: v.clone() for k, v in s.items()} for p, s in optimizer.state.items()}
+
+    module, runner = fit(tmp_path, callbacks=[Look()])
+    keep = list(first_conv().keep)
+    for name, index in (("conv1.weight", (keep,)), ("conv2.weight", (slice(None), keep)), ("head.bias", ())):
+        before, after = seen["before"][name], seen["after"][name]
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(after[moment], before[moment][index])
+        assert after["step"] == before["step"] == 6
+    (optimizer,) = runner.optimizers
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    assert held == set(optimizer.state) == set(module.parameters())
+    assert all(p.ndim > 1 for p in optimizer.param_groups[0]["params"])
+
+
+def test_best_may_be_less_pruned_than_the_live_module(tmp_path):
+    module, runner = fit(tmp_path)
+    fresh, again = fit(tmp_path / "again")
+    for epoch in (1, 0, 3, 2):
+        path = tmp_path / f"epoch={epoch}.ckpt"
+        live = runner.test(module, loader(shuffle=False), ckpt_path=path, verbose=False)
+        width = {0: 8, 1: 5, 2: 4, 3: 4}[epoch]
+        assert module.net.conv1.weight.shape[0] == module.net.bn1.num_features == width
+        other = again.test(fresh, loader(shuffle=False), ckpt_path=path, verbose=False)
+        new = pl.Trainer(callbacks=[NarrowAt({})], **QUIET)
+        assert live == other == new.test(Cnn(), loader(shuffle=False), ckpt_path=path, verbose=False)
+
+
+def test_best_checkpoint_is_of_the_narrowed_model(tmp_path):
+    best = ModelCheckpoint(tmp_path / "best", monitor="val_loss", mode="max", filename="{epoch}")
+    module, runner = fit(tmp_path, callbacks=[best])
+    assert int(Path(best.best_model_path).stem.partition("=")[2]) >= 2
+    runner.test(module, loader(shuffle=False), ckpt_path=best.best_model_path, verbose=False)
+
+
+@pytest.mark.parametrize(
+    "average",
+    [lambda: EMAWeightAveraging(decay=0.5), lambda: StochasticWeightAveraging(1e-3, swa_epoch_start=1)],
+    ids=["ema", "swa"],
+)
+def test_averaged_copies_follow(tmp_path, average):
+    callback, shapes = average(), []
+
+    class Look(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            averaged = callback._average_model
+            averaged = getattr(averaged, "module", averaged)
+            shapes.append([p.shape for p in averaged.parameters()] == [p.shape for p in pl_module.parameters()])
+
+    module, _ = fit(tmp_path, callbacks=[callback, Look()])
+    assert len(shapes) >= 24  # at the end SWA runs through the data once more, for BatchNorm
+    assert all(shapes)
+    assert module.net(dataset().tensors[0]).shape == (48, 4)
+    assert module.net.conv1.out_channels == 4
+
+
+def test_ledger_survives_pickles_and_copies(tmp_path):
+    module, _ = fit(tmp_path)
+    module.trainer = None
+    checkpoint = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
+    for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        again.on_load_checkpoint({KEY: checkpoint[KEY]})
+        again.load_state_dict(checkpoint["state_dict"])
+        assert again.net.conv1.out_channels == 8
+        assert module.net.conv1.out_channels == 4
+
+
+def test_mixed_precision_needs_nothing(tmp_path):
+    module, _ = fit(tmp_path, precision="bf16-mixed")
+    assert module.net.conv1.weight.dtype == torch.float32
+    assert module.net.conv1.out_channels == 4
+
+
+def test_checkpoints_open_without_the_run(tmp_path):
+    module, runner = fit(tmp_path)
+    images, expected = dataset().tensors[0], module.net.eval()(dataset().tensors[0])
+    runner.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    for path in (tmp_path / "epoch=3.ckpt", tmp_path / "weights.ckpt"):
+        assert torch.equal(load_pruned(path, SmallCnn(in_channels=1, classes=4))(images), expected)
+        assert torch.equal(load_pruned(path, Cnn).eval().net(images), expected)
+    with pytest.raises(ValueError, match="a plan that says how to build its dense model"):
+        load_pruned(tmp_path / "epoch=3.ckpt")
+
+
+def test_vit_checkpoint_is_rebuilt_from_its_constructor(tmp_path):
+    module, _ = fit(tmp_path, make=Vit, edits=VIT)
+    images = dataset().tensors[0]
+    assert torch.equal(load_pruned(tmp_path / "epoch=3.ckpt")(images), module.net.eval()(images))
+
+
+def test_merged_copy_of_a_network_with_nothing_to_merge(tmp_path):
+    module, _ = fit(tmp_path)
+    save_merged(module, tmp_path)
+    images = dataset().tensors[0]
+    again = load_pruned(tmp_path / "pruned", SmallCnn(in_channels=1, classes=4))
+    assert torch.equal(again(images), module.net.eval()(images))
+
+
+def test_console_says_what_went(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
+        module, _ = fit(tmp_path)
+    assert "epoch 1, removed conv1[1, 4, 5]; " in caplog.text
+    assert [len(event["units"]) for event in Ledger.of(module).events] == [3, 3]
+    params = sum(p.numel() for p in module.net.parameters())
+    assert Ledger.of(module).events[-1]["params"] == params
+    assert f"{params:,} parameters left" in caplog.text
+
+
+def test_plan_for_another_network_changes_nothing(tmp_path):
+    class Wrong(NarrowAt):
+        def on_train_epoch_start(self, trainer, pl_module):
+            plan = plan_for(SmallCnn(), [first_conv()], method="test")
+            with pytest.raises(ValueError, match="this model's tensors have other names or sizes"):
+                operate(trainer, pl_module, "net", plan)
+
+    pl.seed_everything(7, verbose=False)
+    module = Cnn()
+    runner = pl.Trainer(max_epochs=1, callbacks=[Wrong({})], default_root_dir=tmp_path, **QUIET)
+    runner.fit(module, loader())
+    assert module.net.conv1.out_channels == 8
+    assert set(runner.optimizers[0].state) == set(module.parameters())
+
+
+@pytest.mark.slow
+def test_a_new_process_opens_the_checkpoint(tmp_path):
+    module, _ = fit(tmp_path)
+    script = (
+        f"import sys; sys.path[:0] = [{str(TESTS)!r}, {str(ROOT)!r}]\n"
+        "import torch; from prunerecover import load_pruned\n"
+        "from cases.models.habits import dataset; from cases.width.narrow_fits import Cnn\n"
+        "torch.set_num_threads(1); module = load_pruned(sys.argv[1], Cnn)\n"
+        "torch.save(module.eval().net(dataset().tensors[0]), sys.argv[2])"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "epoch=3.ckpt"), str(tmp_path / "out.pt")], check=True)
+    found = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert torch.equal(found, module.net.eval()(dataset().tensors[0]))

@@ -1,0 +1,232 @@
+"""`plan_width` meets its budgets, and leaves a model that equals the masked one."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from cases.width.plan_width import IMAGE, Batches, cnn, labelled_batches, removed_share, vit
+from cases.width.scores import removable
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover import Budget, Plan, apply_plan, find_groups, plan_depth, plan_width, recalibrate_batchnorm
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.width.planner import WidthPlanner
+
+
+@pytest.fixture
+def batches() -> Batches:
+    return labelled_batches()
+
+
+@pytest.mark.parametrize("allocation", ["per_cost", "tolerance", "uniform", "global"])
+@pytest.mark.parametrize("cost", ["macs", "params"])
+def test_budgets_are_met_to_a_unit(batches: Batches, allocation: Any, cost: str) -> None:
+    model = cnn()
+    planner = WidthPlanner(model, batches=batches)
+    for share in (0.1, 0.3, 0.5):
+        plan = planner.plan(Budget(**{cost: share}), allocation=allocation)
+        assert share <= removed_share(model, plan, cost) < share + 0.03  # ResNet-8's widest unit is 3% of it
+
+
+@pytest.mark.parametrize("allocation", ["per_cost", "tolerance", "uniform", "global"])
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("budget", [Budget(remove={"channel": 31}), Budget(ratio={"channel": 0.2})])
+def test_budgets_in_units_are_met_exactly(batches: Batches, allocation: Any, rounds: int, budget: Budget) -> None:
+    model = cnn()
+    plan = plan_width(model, budget, batches=batches, allocation=allocation, rounds=rounds)
+    available = sum(group.size for group in find_groups(model, IMAGE).groups)
+    assert (
+        sum(len(edit.gone) for edit in plan.edits if edit.op == "narrow")
+        == budget.counts({"channel": available})["channel"]
+    )
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)], ids=["inference", "bf16"]
+)
+def test_the_mode_that_the_caller_is_in_does_not_matter(batches: Batches, mode: Any) -> None:
+    model = cnn()
+    plan = plan_width(model, Budget(macs=0.3), batches=batches, rounds=2)
+    with mode:
+        given = [(x.clone(), y.clone()) for x, y in batches]  # inference tensors, in inference mode
+        assert plan_width(model, Budget(macs=0.3), batches=given, rounds=2) == plan
+        planner = WidthPlanner(model, batches=given)
+        planner.scores("gate_taylor")
+        found = planner.plan(Budget(macs=0.3))
+        assert find_groups(model, IMAGE).groups == planner.groups
+        apply_plan(model, found)
+    assert found == plan_width(cnn(), Budget(macs=0.3), batches=batches)
+    assert not any(p.is_inference() for p in model.parameters())
+
+
+class Detector(nn.Module):
+    """Takes a list of images, and targets that are not read in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = cnn()
+
+    def forward(self, images: list[Tensor] | Tensor, targets: list[dict[str, Tensor]] | None = None) -> Tensor:
+        return self.backbone(torch.stack(list(images)))
+
+
+@pytest.mark.parametrize("allocation", ["per_cost", "tolerance"])
+def test_lists_of_images_plan_as_batched_ones(batches: Batches, allocation: Any) -> None:
+    def plan(inputs: list[Any]) -> Plan:
+        pairs = list(zip(inputs, [y for _, y in batches], strict=True))
+        return plan_width(Detector(), Budget(macs=0.3), batches=pairs, allocation=allocation)
+
+    assert plan([[*x] for x, _ in batches]).edits == plan([x for x, _ in batches]).edits
+
+
+def test_budgets_in_units_leave_other_kinds_alone(batches: Batches) -> None:
+    plan = plan_width(vit(), Budget(remove={"neuron": 7}), batches=batches)
+    assert {edit.kind for edit in plan.edits} == {"neuron"}
+    planner = WidthPlanner(vit(), batches=batches)
+    assert {edit.kind for edit in planner.plan(Budget(remove={"head": 2})).edits} == {"head"}
+
+
+def check_against_masked(model: nn.Module, plan: Plan) -> None:
+    """Apply a plan; what is gone adds nothing: its BatchNorms are zero, and so are its rows of padded shortcuts."""
+    masked = copy.deepcopy(model)
+    apply_edits(masked, [edit for edit in plan.edits if edit.op == "rewrite"])
+    for edit in plan.edits:
+        for part in edit.group if edit.op == "narrow" else ():
+            holder, _, name = part.tensor.rpartition(".")
+            if part.makes and ("bn" in holder or "shortcut" in holder) and not name.startswith("running"):
+                with torch.no_grad():
+                    masked.get_submodule(holder).state_dict(keep_vars=True)[name][list(edit.gone)] = 0.0
+    apply_plan(model, plan)
+    images = torch.randn(4, 3, 32, 32)
+    torch.testing.assert_close(model(images), masked(images), rtol=1e-4, atol=1e-4)
+
+
+def test_narrowed_equals_masked(batches: Batches) -> None:
+    model = cnn()
+    check_against_masked(model, plan_width(model, Budget(macs=0.4), batches=batches, replace="zero"))
+
+
+def test_what_was_narrowed_once_can_be_narrowed_again(batches: Batches) -> None:
+    """Rewritten shortcuts go on tying the residual channels, and let them go."""
+
+    def ties(model: nn.Module) -> dict[str, tuple[Any, ...]]:
+        return {g.name: (g.kind, g.sites, [s.tensor for s in g.slices]) for g in find_groups(model, IMAGE).groups}
+
+    model = cnn()
+    before = ties(model)
+    check_against_masked(model, plan_width(model, Budget(macs=0.3), batches=batches, replace="zero"))
+    assert ties(model) == before
+    again = plan_width(model, Budget(macs=0.5), batches=batches, replace="zero")
+    assert {"conv1", "layer2.0.conv2", "layer3.0.conv2"} <= {edit.unit for edit in again.edits}
+    check_against_masked(model, again)
+    assert ties(model) == before
+
+
+def test_the_model_is_bit_identical_afterwards(batches: Batches) -> None:
+    model = cnn().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    for allocation in ("per_cost", "tolerance"):
+        plan_width(model, Budget(macs=0.3), batches=batches, allocation=allocation)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_least_salient_goes_first(batches: Batches) -> None:
+    """Within a group, what stays has the higher scores; between groups of equal cost, too."""
+    model = cnn()
+    planner = WidthPlanner(model, batches=batches)
+    plan = planner.plan(Budget(macs=0.3))
+    (scores,) = planner.scores("gate_taylor")
+    for edit in plan.edits:
+        if edit.op == "narrow":
+            kept, gone = scores[edit.unit][list(edit.keep)], scores[edit.unit][list(edit.gone)]
+            assert kept.min() >= gone.max()
+
+
+def test_tolerance_by_the_book(batches: Batches) -> None:
+    model = cnn()
+    planner = WidthPlanner(model, batches=batches)
+    plan = planner.plan(allocation="tolerance", tolerance=0.3)
+    low, high = planner.scores("u_score", "r_score")
+    for group in planner.groups:
+        left, size = plan.evidence["kept"][group.name]
+        assert size - left == min(removable(low[group.name], high[group.name], 0.3), size - 1)
+    assert plan.evidence["tolerance"] == 0.3
+    assert plan.made_by.method == "width/tolerance"
+    for entered, bound in plan.evidence["protected_mass"].values():
+        assert entered <= bound + 1e-12
+
+
+def test_heads_and_neurons_of_a_vit(batches: Batches) -> None:
+    model = vit()
+    plan = plan_width(model, Budget(macs=0.4), batches=batches, allocation="uniform")
+    assert set(plan.removed) == {"head", "neuron"}
+    only = plan_width(model, Budget(macs=0.2), batches=batches, kinds=("neuron",), ignore="blocks.0.*")
+    assert set(only.removed) == {"neuron"}
+    assert all(name.startswith("blocks.1.") for name in only.removed["neuron"])
+
+
+def test_depth_and_width_add_up(batches: Batches) -> None:
+    model, images = vit(), torch.randn(2, 3, 32, 32)
+    first = plan_depth(model, remove={"activation": 1}, batches=batches, replace="identity")
+    apply_plan(model, first)
+    second = plan_width(model, Budget(macs=0.2), batches=batches)
+    apply_plan(model, second)
+    both = vit()
+    apply_plan(both, first + second)
+    assert torch.equal(both(images), model(images))
+
+
+def test_plan_narrows_alike_in_a_new_process(batches: Batches, tmp_path: Any) -> None:
+    model, images = cnn(), torch.randn(2, 3, 32, 32)
+    torch.save(model.state_dict(), tmp_path / "dense.pt")
+    plan_width(model, Budget(macs=0.4), batches=batches).save(tmp_path / "plan.json")
+    apply_plan(model, Plan.load(tmp_path / "plan.json"))
+    torch.save(images, tmp_path / "images.pt")
+    script = f"""
+import torch
+from prunerecover import Plan, apply_plan
+from prunerecover.recipes.networks.cifar_resnet import CifarResNet
+torch.set_num_threads({torch.get_num_threads()})
+model = CifarResNet(blocks=1, num_classes=4).eval()
+model.load_state_dict(torch.load("{tmp_path}/dense.pt"))
+apply_plan(model, Plan.load("{tmp_path}/plan.json"))
+torch.save(model(torch.load("{tmp_path}/images.pt")).detach(), "{tmp_path}/logits.pt")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), model(images).detach())
+
+
+def test_recalibrated_model_is_ready_to_train(batches: Batches) -> None:
+    model = cnn()
+    apply_plan(model, plan_width(model, Budget(params=0.5), batches=batches))
+    recalibrate_batchnorm(model, batches)
+    F.cross_entropy(model.train()(batches[0][0]), batches[0][1]).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_auxiliary_heads_of_training_still_run(batches: Batches) -> None:
+    """What only a forward pass in training mode calls reads the units, too."""
+
+    class Auxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU())
+            self.head, self.aux = nn.Linear(16, 4), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            features = self.body(x).mean((2, 3))
+            return (self.head(features), self.aux(features)) if self.training else self.head(features)
+
+    model = Auxiliary()
+    apply_plan(model, plan_width(model, Budget(macs=0.4), batches=batches))
+    assert [logits.shape for logits in model.train()(batches[0][0])] == [(16, 4), (16, 4)]
