@@ -192,7 +192,10 @@ class TrialRunner:
 
     def _key(self, trial: Trial) -> str:
         edits = [edit.model_dump(mode="json") for edit in trial.plan.edits]
-        values = {name: value for name, value in self.module.hparams.items() if isinstance(value, int | float | str)}
+        given = (
+            self.module.hparams.items()
+        )  # names with an underscore are LightningCLI's: where the class is imported from
+        values = {name: v for name, v in given if isinstance(v, int | float | str) and not name.startswith("_")}
         samples = trial.plan.evidence.get("samples")
         told = [edits, samples, self._weights, values, trial.seed, asdict(self.settings)]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]

@@ -196,11 +196,14 @@ def test_a_report_reads_back(tmp_path: Path) -> None:
     assert "Parameters" in report.to_markdown()
 
 
-def test_a_search_goes_on_from_its_trials(tmp_path: Path) -> None:
-    """All trials are known, so none is run, and the plan is the same."""
+def test_a_search_finds_the_plan_that_it_found(tmp_path: Path) -> None:
+    """Old records stay and count as they are, and the plan is the same.
+
+    They are run again all the same: their keys hold where the recipe's class was to be imported from.
+    """
     shutil.copy(OLD / "boundary.trials.jsonl", tmp_path)
     found = Plan.load(cases.search(cases.dense("boundary.json", OLD), tmp_path))
-    assert (tmp_path / "boundary.trials.jsonl").read_text() == (OLD / "boundary.trials.jsonl").read_text()
+    assert (tmp_path / "boundary.trials.jsonl").read_text().startswith((OLD / "boundary.trials.jsonl").read_text())
     wanted = Plan.load(OLD / "boundary.json")
     assert found.edits == wanted.edits
     assert found.evidence["trials"] == wanted.evidence["trials"]
