@@ -13,7 +13,7 @@ from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.optimizer_groups import check_held
 from prunerecover.callbacks.pruning import SHARDED, PruningCallback
-from prunerecover.callbacks.surgery.adapters import fold, lay
+from prunerecover.callbacks.surgery.adapters import inject_adapters_in_trainer, merge_adapters_in_trainer
 from prunerecover.callbacks.surgery.artifacts import artifact_folder, is_dry_run, save_merged
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.recovery.lora import LoraSettings, plan_adapters
@@ -22,13 +22,13 @@ from prunerecover.recovery.lora import LoraSettings, plan_adapters
 class LoRARecover(LedgerCallback):
     """Freeze the linears of a network inside any LightningModule, and train low-rank adapters on them.
 
-    Adapters are laid before the first step of epoch `start`, after all surgery of that epoch, whatever the order of the
-    callbacks. They join the optimizer groups of the weights under them, so learning rates, schedules and weight decay
-    go on; what is frozen leaves the optimizer with its moments. A surgery that comes later folds the adapters into the
-    weights, works on the plain network, and finds fresh adapters laid on what it left.
+    Adapters are injected before the first step of epoch `start`, after all surgery of that epoch, whatever the order of
+    the callbacks. They join the optimizer groups of the weights under them, so learning rates, schedules and weight
+    decay go on; what is frozen leaves the optimizer with its moments. A surgery that comes later merges the adapters
+    into the weights, works on the plain network, and finds fresh adapters injected on what it left.
 
     Checkpoints hold the adapters, and say where they are. The live module keeps them after the fit. What is saved as
-    `pruned/` beside the checkpoints, and what `load_pruned` makes of a checkpoint, has them folded into ordinary
+    `pruned/` beside the checkpoints, and what `load_pruned` makes of a checkpoint, has them merged into ordinary
     weights.
 
     Args:
@@ -94,7 +94,7 @@ class LoRARecover(LedgerCallback):
         if isinstance(trainer.strategy, SHARDED):
             raise ValueError(
                 f"Expected a strategy that keeps the model whole, but got {type(trainer.strategy).__name__}, which "
-                "shards it before adapters could be laid. Use DDP or one device; adapters need little memory."
+                "shards it before adapters could be injected. Use DDP or one device; adapters need little memory."
             )
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -109,32 +109,32 @@ class LoRARecover(LedgerCallback):
                 f"Expected one LoRARecover for the network at '{target}', but got {len(alike)}. Remove one, or give "
                 "one of them another target."
             )
-        laid = ledger.adapters.get(target)
-        if laid is None:
+        injected = ledger.adapters.get(target)
+        if injected is None:
             plan_adapters(network, self.settings)
             self._check_start(trainer)
             return
         check_held(trainer.optimizers, network)
-        if ledger.from_checkpoint and laid.settings != self.settings:
+        if ledger.from_checkpoint and injected.settings != self.settings:
             raise ValueError(
-                f"Expected LoRARecover with the arguments of the run that is resumed ({laid.settings}), but got "
+                f"Expected LoRARecover with the arguments of the run that is resumed ({injected.settings}), but got "
                 f"{self.settings}. Resume with the same ones, or load_pruned the checkpoint and start a new fit."
             )
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Lay adapters when it is time, and anew after a surgery has folded them."""
+        """Inject adapters when it is time, and anew after a surgery has merged them."""
         if trainer.current_epoch < self.start and not is_dry_run(trainer):
             return
         ledger, target = Ledger.of(pl_module), self.network_path(trainer, pl_module)
-        laid = ledger.adapters.get(target)
-        if laid is not None and laid.settings == self.settings:
+        injected = ledger.adapters.get(target)
+        if injected is not None and injected.settings == self.settings:
             return
-        fold(trainer, pl_module, target)  # those of an earlier fit with other settings
+        merge_adapters_in_trainer(trainer, pl_module, target)  # those of an earlier fit with other settings
         network = unwrap(get_module(pl_module, target))
         adapters = plan_adapters(network, self.settings)
-        lay(trainer, pl_module, target, adapters, self.seed)
+        inject_adapters_in_trainer(trainer, pl_module, target, adapters, self.seed)
         count = sum(p.numel() for p in network.parameters())
         trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
         rank_zero_info(
@@ -143,7 +143,7 @@ class LoRARecover(LedgerCallback):
         )
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save a copy with the adapters folded beside the checkpoints, unless a pruning callback decides about that."""
+        """Save a copy with the adapters merged beside the checkpoints, unless a pruning callback decides about that."""
         folder = artifact_folder(trainer)
         pruning = any(isinstance(c, PruningCallback) for c in trainer.callbacks)  # type: ignore[attr-defined]
         if folder is not None and not pruning and trainer.is_global_zero:

@@ -19,16 +19,16 @@ from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_i
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
 from prunerecover.callbacks.scheduled import ScheduledCallback
-from prunerecover.callbacks.surgery.adapters import fold
+from prunerecover.callbacks.surgery.adapters import merge_adapters_in_trainer
 from prunerecover.callbacks.surgery.announce import announce, warn_of_launcher
+from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer, merge_in_trainer
 from prunerecover.callbacks.surgery.artifacts import artifact_folder, is_dry_run, save_merged
-from prunerecover.callbacks.surgery.operate import merge_now, operate
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.apply_edits import check_source, check_tensors
-from prunerecover.surgery.saved_cost import taken_by
+from prunerecover.surgery.saved_cost import budget_used
 
 SHARDED = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 
@@ -140,17 +140,17 @@ class PruningCallback(ScheduledCallback):
         target, started = self.find(pl_module), time.perf_counter()
         with isolated():
             seed_all(self.seed)  # a training step that scores may draw noise, and a resumed run has drawn less by now
-            fold(trainer, pl_module, target)
+            merge_adapters_in_trainer(trainer, pl_module, target)
             plan = self._decide(trainer, pl_module, target, budget)
             seconds = time.perf_counter() - started if self.plan is None else None
             plan = trainer.strategy.broadcast(plan)  # decided once: ranks must not differ by a rounding error
             taken = trainer.strategy.broadcast(self._taken(trainer, pl_module, target, plan))
             before = self.keep(unwrap(get_module(pl_module, target)), plan)
-            operate(trainer, pl_module, target, plan)
+            apply_in_trainer(trainer, pl_module, target, plan)
             if plan.edits:
                 self.after_surgery(trainer, pl_module, target, plan, before)
             if plan.edits and self.merge == "at_surgery":
-                merge_now(trainer, pl_module, target)
+                merge_in_trainer(trainer, pl_module, target)
         announce(trainer, Ledger.of(pl_module), self._key(trainer), target, plan, seconds, taken)
 
     def _taken(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan) -> dict[str, float]:
@@ -161,11 +161,11 @@ class PruningCallback(ScheduledCallback):
         def example() -> CapturedInputs:
             return capture_inputs(trainer, pl_module, target, self.calibration, self.seed)[0]
 
-        return taken_by(plan, self.budget, unwrap(get_module(pl_module, target)), example, self.seed)
+        return budget_used(plan, self.budget, unwrap(get_module(pl_module, target)), example, self.seed)
 
     def _decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
         if budget is not None:
-            budget = budget.beyond(event["taken"] for event in Ledger.of(pl_module).made_by(self._key(trainer)))
+            budget = budget.remaining(event["taken"] for event in Ledger.of(pl_module).made_by(self._key(trainer)))
             if budget is None:  # surgeries before have taken as much
                 return Plan()
         if self.plan is None:
@@ -194,10 +194,10 @@ class PruningCallback(ScheduledCallback):
         if not ledger.is_dense and found != self.plan.source.tensors:  # pruned before: by this plan, or by a fit
             return
         self._begin(trainer, pl_module)
-        fold(trainer, pl_module, target)
-        operate(trainer, pl_module, target, self.plan)
+        merge_adapters_in_trainer(trainer, pl_module, target)
+        apply_in_trainer(trainer, pl_module, target, self.plan)
         if self.plan.edits and self.merge == "at_surgery":
-            merge_now(trainer, pl_module, target)
+            merge_in_trainer(trainer, pl_module, target)
         self.after_surgery_without_data(unwrap(get_module(pl_module, target)))
         announce(trainer, ledger, self._key(trainer), target, self.plan)
 
@@ -240,6 +240,6 @@ class PruningCallback(ScheduledCallback):
 
 
 def _fits_weights(plan: Plan, network: nn.Module) -> bool:
-    """Whether there is nothing to fit anew. Missing tensors are not fitted in silence: `operate` refuses."""
+    """Whether there is nothing to fit anew. Missing tensors are not fitted in silence: `apply_in_trainer` refuses."""
     complete = set(plan.needed_tensors) <= set(plan.tensors)
     return not plan.needed_tensors or not complete or plan.source.weights in (None, weights_hash(network))

@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.calibration.width_inputs import width_inputs
-from prunerecover.callbacks.ledger.averaged_copies import shadow_modules
+from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.pruning import SHARDED, PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
-from prunerecover.model.copies import clone_of
+from prunerecover.model.copies import deep_copy
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Narrow, Rewrite
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery import reconstruction
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
-from prunerecover.width.arguments import Allocation, Replacement, check_arguments
+from prunerecover.width.arguments import Allocation, WidthReplace, check_arguments
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.plan_width import plan_width
@@ -79,7 +79,7 @@ class WidthPrune(PruningCallback):
         loss: Callable[[nn.Module, Any], Tensor] | None = None,
         labels: Callable[[Any], Tensor] | None = None,
         kinds: Sequence[str] = FOUND_KINDS,
-        replace: Replacement = "calibrated",
+        replace: WidthReplace = "calibrated",
         reconstruct: bool | None = None,
         schedule: PruneSchedule | dict[str, Any] | None = None,
         calibration: int = 256,
@@ -153,7 +153,7 @@ class WidthPrune(PruningCallback):
         """Return a copy of the network, which the narrowed one is reconstructed after."""
         narrowed = any(isinstance(edit, Narrow) and edit.kind != "expert" for edit in plan.edits)
         wanted = bool(batchnorms(network)) if self.reconstruct is None else self.reconstruct
-        return clone_of(network) if wanted and narrowed and _only_narrows(plan) else None
+        return deep_copy(network) if wanted and narrowed and _only_narrows(plan) else None
 
     def after_surgery(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
@@ -170,8 +170,8 @@ class WidthPrune(PruningCallback):
             self._reconstruct(trainer, pl_module, target, plan, before, inputs)
         statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
         _take_from_first(trainer, statistics)
-        for shadow in shadow_modules(pl_module):  # an average of old statistics is one of other activations
-            averaged = dict(unwrap(get_module(shadow, target)).named_buffers())
+        for average in averaged_copies(pl_module):  # an average of old statistics is one of other activations
+            averaged = dict(unwrap(get_module(average, target)).named_buffers())
             for name, value in statistics.items():
                 averaged[name].copy_(value)
 
@@ -185,12 +185,12 @@ class WidthPrune(PruningCallback):
         inputs: list[CapturedInputs],
     ) -> None:
         """Reconstruct the network; averages of what it was move along."""
-        network, shadows = unwrap(get_module(pl_module, target)), shadow_modules(pl_module)
-        narrowed = {name: p.detach().clone() for name, p in network.named_parameters()} if shadows else {}
+        network, averages = unwrap(get_module(pl_module, target)), averaged_copies(pl_module)
+        narrowed = {name: p.detach().clone() for name, p in network.named_parameters()} if averages else {}
         reconstruction.reconstruct(network, before, plan, inputs, seed=self.seed)
         _take_from_first(trainer, dict(network.named_parameters()))
-        for shadow in shadows:
-            averaged = dict(unwrap(get_module(shadow, target)).named_parameters())
+        for average in averages:
+            averaged = dict(unwrap(get_module(average, target)).named_parameters())
             for name, parameter in network.named_parameters():
                 averaged[name].data += (parameter.detach() - narrowed[name]).to(averaged[name].device)
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.depth.units import find_units
 from prunerecover.model.batches import Batches, CalibrationSet, split_batches
-from prunerecover.model.copies import twin_of
-from prunerecover.model.evaluation import device_of, observing, ordinary_arithmetic, uncompiled
+from prunerecover.model.copies import share_copy
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.dense_names import removed_units
@@ -61,9 +61,9 @@ def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int = 0) ->
     model = unwrap(model)
     check_source(model, plan)
     tensors: dict[str, Tensor] = {}
-    with ordinary_arithmetic(), observing(model), uncompiled():
+    with ordinary_arithmetic(), evaluating(model), uncompiled():
         samples = split_batches(batches, device_of(model), seed)
-        work = twin_of(model)
+        work = share_copy(model)
         for stage in _stages(plan.edits):
             tensors |= _fit_stage(work, stage, samples, seed)
             apply_edits(work, stage, tensors)

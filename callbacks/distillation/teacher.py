@@ -14,7 +14,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.artifacts import artifact_folder
 from prunerecover.checkpoint.pruned_folder import load_pruned
 from prunerecover.model.paths import get_module, unwrap
-from prunerecover.recovery.lora import fold_adapters
+from prunerecover.recovery.lora import merge_adapters
 from prunerecover.surgery.apply_edits import undo
 
 
@@ -23,7 +23,7 @@ def copy_dense(module: pl.LightningModule, target: str) -> nn.Module:
     ledger = Ledger.of(module)
     network, journal = copy.deepcopy((unwrap(get_module(module, target)), ledger.journals.get(target)))
     if target in ledger.adapters:
-        fold_adapters(network, ledger.adapters[target])
+        merge_adapters(network, ledger.adapters[target])
     if journal is not None:
         undo(network, journal)
     return freeze(network)

@@ -12,10 +12,10 @@ import re
 import lightning.pytorch as pl
 from torch.optim.swa_utils import AveragedModel
 
-AVERAGED = re.compile(r"(^|_)(ema|swa|avg|average|averaged|shadow)(_|$)")
+AVERAGED = re.compile(r"(^|_)(ema|swa|avg|average|averaged|average)(_|$)")
 
 
-def shadow_modules(module: pl.LightningModule) -> list[pl.LightningModule]:
+def averaged_copies(module: pl.LightningModule) -> list[pl.LightningModule]:
     """Return the averaged copies of `module` that callbacks of its trainer hold."""
     trainer = module._trainer
     if trainer is None:

@@ -16,7 +16,7 @@ class LedgerCallback(pl.Callback):
     Attributes:
         target: Path of the network inside the LightningModule; None: see `network_path`.
         prunes: Whether this callback removes something.
-        adapts: Whether it lays adapters.
+        adapts: Whether it injects adapters.
     """
 
     target: str | None = None

@@ -17,12 +17,12 @@ from torch import nn
 
 from prunerecover.callbacks.ledger import optimizer_groups as optimizers
 from prunerecover.callbacks.ledger import random_state
-from prunerecover.callbacks.ledger.averaged_copies import shadow_modules
+from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import Plan
-from prunerecover.recovery.lora import Adapters, fold_adapters, frozen_parameters, lay_adapters
+from prunerecover.recovery.lora import Adapters, frozen_parameters, inject_adapters, merge_adapters
 from prunerecover.surgery.apply_edits import Applied, apply_edits, check_source, undo
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.optimizer_update import update_optimizer
@@ -44,7 +44,7 @@ class Ledger:
             "taken": of a budget for several}.
         begun: What each callback found when its schedule began: {"events": how many were its own, "units": per kind}.
         teachers: File and hash of the dense teacher of each network, once it was saved.
-        adapters: What is laid on each network after all its edits; folded before the next edit.
+        adapters: What is injected on each network after all its edits; merged before the next edit.
         places: Where optimizers held what those adapters froze, by network and name.
         from_checkpoint: Whether the last file read held a ledger; None: no file was read.
         pending: What the file says about optimizers and random states, until the fit starts.
@@ -56,7 +56,7 @@ class Ledger:
     begun: dict[str, dict[str, Any]] = field(default_factory=dict)
     teachers: dict[str, dict[str, str]] = field(default_factory=dict)
     adapters: dict[str, Adapters] = field(default_factory=dict)
-    places: dict[str, optimizers.Places] = field(default_factory=dict)
+    places: dict[str, optimizers.GroupPositions] = field(default_factory=dict)
     from_checkpoint: bool | None = None
     pending: dict[str, Any] = field(default_factory=dict)
 
@@ -100,15 +100,15 @@ class Ledger:
         self.plans[target] = composed
         return applied
 
-    def lay(self, module: pl.LightningModule, target: str, adapters: Adapters, seed: int = 0) -> Applied:
-        """Lay adapters on the network at `target`, and write it down."""
-        applied = lay_adapters(get_module(module, target), adapters, seed)
+    def inject(self, module: pl.LightningModule, target: str, adapters: Adapters, seed: int = 0) -> Applied:
+        """Inject adapters on the network at `target`, and write it down."""
+        applied = inject_adapters(get_module(module, target), adapters, seed)
         self.adapters[target] = adapters
         return applied
 
-    def fold(self, module: pl.LightningModule, target: str, *, structure_only: bool = False) -> Applied:
-        """Fold the adapters of the network at `target` into it; see `fold_adapters`."""
-        applied = fold_adapters(get_module(module, target), self.adapters[target], structure_only=structure_only)
+    def merge(self, module: pl.LightningModule, target: str, *, structure_only: bool = False) -> Applied:
+        """Merge the adapters of the network at `target` into it; see `merge_adapters`."""
+        applied = merge_adapters(get_module(module, target), self.adapters[target], structure_only=structure_only)
         del self.adapters[target]
         return applied
 
@@ -116,7 +116,7 @@ class Ledger:
         """Return a copy of the network at `target` without adapters, which computes the same."""
         network = copy.deepcopy(unwrap(get_module(module, target)))
         if target in self.adapters:
-            fold_adapters(network, self.adapters[target])
+            merge_adapters(network, self.adapters[target])
         return network
 
     @property
@@ -161,11 +161,11 @@ class Ledger:
         adapters = {target: Adapters.from_dict(data) for target, data in record.get("adapters", {}).items()}
         if _edits(self.plans) != _edits(plans) or self.adapters != adapters:
             for target in list(self.adapters):
-                self.fold(module, target, structure_only=True)
+                self.merge(module, target, structure_only=True)
             if _edits(self.plans) != _edits(plans):
                 self._replay(module, plans)
-            for target, laid in adapters.items():
-                self.lay(module, target, laid)
+            for target, injected in adapters.items():
+                self.inject(module, target, injected)
         self.plans = plans
         self.places = copy.deepcopy(record.get("places", {}))
         self.events = copy.deepcopy(record.get("events", []))
@@ -198,7 +198,7 @@ class Ledger:
             optimizers.rebind(trainer.optimizers, module, self.pending["optimizers"])
         for target, adapters in self.adapters.items():  # new optimizers may hold all parameters that there are
             frozen = frozen_parameters(get_module(module, target), adapters)
-            self.places[target] = self.places.get(target, {}) | optimizers.places_of(trainer.optimizers, frozen)
+            self.places[target] = self.places.get(target, {}) | optimizers.positions_of(trainer.optimizers, frozen)
             for optimizer in trainer.optimizers:
                 update_optimizer(optimizer, Applied(removed=frozen))
         if trainer.fit_loop._combined_loader is None:
@@ -231,7 +231,7 @@ class _Hook:
         if self.name == "on_save_checkpoint":
             checkpoint[KEY] = ledger.record(self.module)
         else:
-            for module in (self.module, *shadow_modules(self.module)):
+            for module in (self.module, *averaged_copies(self.module)):
                 Ledger.of(module).restore(module, checkpoint.get(KEY))
             trainer = self.module._trainer
             if trainer is not None and trainer.state.fn == "fit":

@@ -13,7 +13,7 @@ from prunerecover.surgery.apply_edits import Applied
 from prunerecover.surgery.optimizer_update import join_group, update_optimizer
 
 GroupNames = list[list[list[str]]]
-Places = dict[str, list[int]]  # by name: number of an optimizer and of a group in it
+GroupPositions = dict[str, list[int]]  # by name: number of an optimizer and of a group in it
 
 
 def check_held(optimizers: Sequence[Optimizer], network: nn.Module) -> None:
@@ -76,7 +76,7 @@ def check_joinable(optimizers: Sequence[Optimizer], network: nn.Module) -> None:
         )
 
 
-def take_adapters(optimizers: Sequence[Optimizer], network: nn.Module, laid: Applied) -> Places:
+def take_adapters(optimizers: Sequence[Optimizer], network: nn.Module, injected: Applied) -> GroupPositions:
     """Let adapters join the groups of the weights under them; what they froze leaves.
 
     Adapters on weights that no optimizer holds, because the user froze them, join the first group that holds any
@@ -87,21 +87,21 @@ def take_adapters(optimizers: Sequence[Optimizer], network: nn.Module, laid: App
     """
     held = _held(optimizers)
     other = next((p for p in network.parameters() if p in held), None)
-    places = places_of(optimizers, laid.removed)
+    places = positions_of(optimizers, injected.removed)
     if other is not None:
-        joining = {name: (new, like if like in held else other) for name, (new, like) in laid.added.items()}
+        joining = {name: (new, like if like in held else other) for name, (new, like) in injected.added.items()}
         for optimizer in optimizers:
-            update_optimizer(optimizer, replace(laid, added=joining))
+            update_optimizer(optimizer, replace(injected, added=joining))
     return places
 
 
 def return_adapters(
-    optimizers: Sequence[Optimizer], folded: Applied, thawed: Mapping[str, Parameter], places: Places
+    optimizers: Sequence[Optimizer], merged: Applied, thawed: Mapping[str, Parameter], places: GroupPositions
 ) -> None:
     """Let adapters leave and what they froze return to where it was, with its moments to begin anew."""
     for optimizer in optimizers:
-        update_optimizer(optimizer, folded)
-    back = places_of(optimizers, thawed)
+        update_optimizer(optimizer, merged)
+    back = positions_of(optimizers, thawed)
     for name, (number, group) in places.items():
         if name not in back and number < len(optimizers) and group < len(optimizers[number].param_groups):
             join_group(optimizers[number], optimizers[number].param_groups[group], {name: thawed[name]})
@@ -111,7 +111,7 @@ def _held(optimizers: Iterable[Optimizer]) -> set[Parameter]:
     return {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
 
-def places_of(optimizers: Iterable[Optimizer], parameters: Mapping[str, Parameter]) -> Places:
+def positions_of(optimizers: Iterable[Optimizer], parameters: Mapping[str, Parameter]) -> GroupPositions:
     """Return where parameters are; without those that no optimizer holds."""
     names = {parameter: name for name, parameter in parameters.items()}
     return {

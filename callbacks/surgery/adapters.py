@@ -1,4 +1,4 @@
-"""Lay adapters and fold them in the middle of a fit: in the module, its optimizers, its shadow copies and DDP."""
+"""Inject adapters and merge them in the middle of a fit: in the module, its optimizers, its averaged copies and DDP."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from prunerecover.callbacks.ledger import optimizer_groups as optimizers
-from prunerecover.callbacks.ledger.averaged_copies import shadow_modules
+from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.surgery.operate import rewrap
+from prunerecover.callbacks.surgery.apply_in_trainer import rewrap
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.recovery.lora import Adapters, frozen_parameters
 
 
-def lay(trainer: pl.Trainer, module: pl.LightningModule, target: str, adapters: Adapters, seed: int) -> None:
-    """Lay adapters on the plain network at `target`; optimizers hold them instead of what they freeze.
+def inject_adapters_in_trainer(
+    trainer: pl.Trainer, module: pl.LightningModule, target: str, adapters: Adapters, seed: int
+) -> None:
+    """Inject adapters on the plain network at `target`; optimizers hold them instead of what they freeze.
 
     Raises:
         RuntimeError: If no optimizer holds any parameter of the network; nothing is changed then.
@@ -24,29 +26,29 @@ def lay(trainer: pl.Trainer, module: pl.LightningModule, target: str, adapters: 
     optimizers.check_joinable(trainer.optimizers, network)
     optimizers.forget_gradients(trainer.optimizers)
     with torch.inference_mode(False):
-        laid = ledger.lay(module, target, adapters, seed)
-        for shadow in shadow_modules(module):
-            Ledger.of(shadow).lay(shadow, target, adapters, seed)
-    ledger.places[target] = optimizers.take_adapters(trainer.optimizers, network, laid)
+        injected = ledger.inject(module, target, adapters, seed)
+        for average in averaged_copies(module):
+            Ledger.of(average).inject(average, target, adapters, seed)
+    ledger.places[target] = optimizers.take_adapters(trainer.optimizers, network, injected)
     rewrap(trainer)
 
 
-def fold(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> None:
-    """Fold the adapters of the network at `target`, if it has any: surgery begins from a plain network."""
+def merge_adapters_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> None:
+    """Merge the adapters of the network at `target`, if it has any: surgery begins from a plain network."""
     ledger = Ledger.of(module)
     if target not in ledger.adapters:
         return
     network, adapters = unwrap(get_module(module, target)), ledger.adapters[target]
     if trainer.state.fn == "fit" and not any(getattr(c, "adapts", False) for c in trainer.callbacks):  # type: ignore[attr-defined]
         rank_zero_warn(
-            f"The adapters on the network at '{target}' are folded for its surgery, and no callback here lays new "
+            f"The adapters on the network at '{target}' are merged for its surgery, and no callback here injects new "
             "ones: from now on all of its weights train. Pass LoRARecover, as in the run that is resumed."
         )
     optimizers.forget_gradients(trainer.optimizers)
     with torch.inference_mode(False):
-        folded = ledger.fold(module, target)
-        for shadow in shadow_modules(module):
-            Ledger.of(shadow).fold(shadow, target)
+        merged = ledger.merge(module, target)
+        for average in averaged_copies(module):
+            Ledger.of(average).merge(average, target)
     thawed = frozen_parameters(network, adapters)
-    optimizers.return_adapters(trainer.optimizers, folded, thawed, ledger.places.pop(target, {}))
+    optimizers.return_adapters(trainer.optimizers, merged, thawed, ledger.places.pop(target, {}))
     rewrap(trainer)

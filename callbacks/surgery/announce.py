@@ -36,7 +36,7 @@ def announce(
         target: Path of the network.
         plan: What was done, before any merging.
         seconds: That it took to decide; None if that was done elsewhere.
-        taken: Of the budget that surgeries share; see `taken_by`.
+        taken: Of the budget that surgeries share; see `budget_used`.
     """
     units = [name for names in plan.removed.values() for name in names]
     if not units:

@@ -46,7 +46,7 @@ def save_plan(folder: Path, name: str, plan: Plan) -> None:
 def save_merged(module: pl.LightningModule, folder: Path) -> None:
     """Write a merged copy of each pruned or adapted network as pruned/ (pruned/<its path>, if there are several).
 
-    Adapters are folded first, then linears merge. Where somebody else's files are in the way, the name gets a number: a
+    Adapters are merged first, then linears merge. Where somebody else's files are in the way, the name gets a number: a
     fit must not fail at its end.
     """
     ledger = Ledger.of(module)

@@ -1,4 +1,4 @@
-"""What a budget allows BoundaryDPT: which numbers of attentions and activations, and which if that was not enough."""
+"""The splits that a budget of BoundaryDPT allows, and further ones if what units leave costs too much."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prunerecover.boundary.designs import ROUNDING, Split, affordable_splits, feasible_splits
 from prunerecover.depth.planner import DepthPlanner
-from prunerecover.depth.search import numbers
+from prunerecover.depth.search import count_by_kind
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 
@@ -21,7 +21,7 @@ def layers_of(planner: DepthPlanner) -> tuple[int, int]:
     Raises:
         ValueError: If it has none of a type.
     """
-    attention, activation = (numbers(planner.units).get(kind, 0) for kind in TYPES)
+    attention, activation = (count_by_kind(planner.units).get(kind, 0) for kind in TYPES)
     if not attention or not activation:
         raise ValueError(
             f"Expected attentions and activations to choose from, but got {attention} and {activation} that may go. "

@@ -22,12 +22,12 @@ from prunerecover.families.describe import describe
 from prunerecover.families.layout import Branch
 from prunerecover.model.batches import CalibrationSet, ModelInputs, without_padding
 from prunerecover.model.block_runner import BlockRunner
-from prunerecover.model.copies import twin_of
+from prunerecover.model.copies import share_copy
 from prunerecover.model.hooks import recording
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Remove, Replace
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.apply_edits import applied_for_now
+from prunerecover.surgery.apply_edits import temporarily_applied
 
 REPLACEMENTS = ("calibrated", "zero", "identity")
 FITTED = ("attention", "mlp", "activation")
@@ -45,7 +45,7 @@ class Choice:
 
 
 @dataclass
-class _Front:
+class _HiddenStates:
     """Hidden states that enter block number `at`, per batch; None enters the first.
 
     Attributes:
@@ -86,7 +86,7 @@ class Calibrator:
         self.dense_outputs = [without_padding(self.runner.finish(b, 0, None), b) for b in samples.held_out]
         self.fits = replace == "calibrated" and samples.enough and any(u.kind in FITTED for u in units)
         if self.fits:
-            self._dense = BlockRunner(twin_of(model), self.layout.container)
+            self._dense = BlockRunner(share_copy(model), self.layout.container)
             self._weights = token_weights(self.runner, samples.fit, seed)
 
     def score(self, units: Sequence[Unit], present: Sequence[Choice] = ()) -> dict[str, Choice]:
@@ -130,13 +130,13 @@ class Calibrator:
                     advance()
         return chosen
 
-    def _fitted(self, index: int, front: _Front, unit: Unit, leaves: Mapping[str, str] | None) -> Choice:
+    def _fitted(self, index: int, front: _HiddenStates, unit: Unit, leaves: Mapping[str, str] | None) -> Choice:
         fits = self._pass(index, front, [unit])
         return self._best(index, front, unit, fits, None if leaves is None else leaves[unit.name])
 
-    def _front(self, same: bool) -> _Front:
+    def _front(self, same: bool) -> _HiddenStates:
         n = len(self.samples.fit)
-        return _Front([None] * n, [None] * n, [None] * len(self.samples.held_out), same)
+        return _HiddenStates([None] * n, [None] * n, [None] * len(self.samples.held_out), same)
 
     def _by_block(self, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
         """Yield each block that holds a unit, with its units in the order in which they go."""
@@ -144,7 +144,7 @@ class Calibrator:
         for index in sorted(set(homes.values())):
             yield index, sorted((u for u in units if homes[u.name] == index), key=lambda u: ORDER[u.kind])
 
-    def _pass(self, index: int, front: _Front, units: Sequence[Unit]) -> dict[str, Fit]:
+    def _pass(self, index: int, front: _HiddenStates, units: Sequence[Unit]) -> dict[str, Fit]:
         """Run one block on the fitting samples, dense and pruned, and sum up what the units' fits need."""
         if not self.fits:
             return {}
@@ -164,7 +164,7 @@ class Calibrator:
                 fit.add(seen, after[fit.branch.kind], self._weights[index][i])
         return fits
 
-    def _advance(self, front: _Front, to: int) -> None:
+    def _advance(self, front: _HiddenStates, to: int) -> None:
         """Move the front on to block `to`; what `_pass` has left is not computed again."""
         if to == front.at:
             return
@@ -178,7 +178,7 @@ class Calibrator:
         front.at, front.after_fit, front.after_dense = to, [], []
 
     def _best(
-        self, index: int, front: _Front, unit: Unit, fits: Mapping[str, Fit], leaves: str | None = None
+        self, index: int, front: _HiddenStates, unit: Unit, fits: Mapping[str, Fit], leaves: str | None = None
     ) -> Choice:
         """Return the candidate of least output divergence; ties go to the first."""
         choices = []
@@ -220,7 +220,7 @@ class Calibrator:
             return
         if isinstance(edit, Replace):
             edit = edit.model_copy(update={"tensors": tuple(candidate.values)})
-        with applied_for_now(self.model, edit, candidate.values):
+        with temporarily_applied(self.model, edit, candidate.values):
             yield
 
 

@@ -21,7 +21,7 @@ from prunerecover.plan.edits import Edit, Remove, Replace
 from prunerecover.plan.units import Unit
 
 RIDGES = (0.3, 3.0)  # relative to the mean variance of the regressors; chosen on held-out samples
-Seen = Mapping[str, Tensor]
+Recorded = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Fit(Protocol):
     def paths(self) -> tuple[str, ...]:
         """Modules whose inputs and outputs `add` reads, as `<path>.in` and `<path>.out`."""
 
-    def add(self, seen: Seen, target: Tensor, weight: Tensor) -> None:
+    def add(self, seen: Recorded, target: Tensor, weight: Tensor) -> None:
         """Add one batch: what was seen in the pruned model, the dense model's state after the branch, token weights."""
 
     def candidates(self) -> list[Candidate]:
@@ -81,7 +81,7 @@ class ActivationFit:
         """The residual stream, and what enters and leaves the activation."""
         return self.branch.stream, self.forward.first, self.forward.activation
 
-    def add(self, seen: Seen, target: Tensor, weight: Tensor) -> None:
+    def add(self, seen: Recorded, target: Tensor, weight: Tensor) -> None:
         """Add one batch."""
         weight = weight.flatten()
         act, wanted = self.forward.activation, target - seen[f"{self.branch.stream}.in"]
@@ -127,7 +127,7 @@ class BranchFit:
         """The residual stream, and what enters the branch."""
         return self.branch.stream, self.branch.path
 
-    def add(self, seen: Seen, target: Tensor, weight: Tensor) -> None:
+    def add(self, seen: Recorded, target: Tensor, weight: Tensor) -> None:
         """Add one batch."""
         wanted = target - seen[f"{self.branch.stream}.in"]
         self._affine.add(_rows(seen[f"{self.branch.path}.in"]), _rows(wanted), weight.flatten())

@@ -1,7 +1,7 @@
 """Read a Lightning checkpoint without Lightning: the ledger that callbacks left in it, and the networks' weights.
 
 The ledger is plain data under the key "prunerecover": {"schema", "plans": {path of a network in the LightningModule:
-plan}, "adapters": {path: what is laid on it after all edits}}; other entries are the callbacks' own. Files are read
+plan}, "adapters": {path: what is injected on it after all edits}}; other entries are the callbacks' own. Files are read
 with `weights_only`, so nothing in them is executed.
 """
 
@@ -33,7 +33,7 @@ class LightningFile:
         path: The file.
         plans: All edits so far of each network, by its path in the LightningModule; "" is the module itself.
         weights: The whole state dict, by canonical name.
-        adapters: What is laid on each network after its edits, by the same paths.
+        adapters: What is injected on each network after its edits, by the same paths.
     """
 
     path: Path

@@ -23,7 +23,7 @@ from prunerecover.families.constructors import build, constructor_of
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
-from prunerecover.recovery.lora import Adapters, fold_adapters, has_adapters, lay_adapters
+from prunerecover.recovery.lora import Adapters, has_adapters, inject_adapters, merge_adapters
 from prunerecover.surgery.apply_edits import apply_edits, check_source, undo
 from prunerecover.surgery.provenance import source_of
 
@@ -70,7 +70,7 @@ def save_pruned(model: nn.Module, plan: Plan, path: str | Path) -> Path:
 
 
 def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = None) -> nn.Module:
-    """Make a pruned model again, with the weights in the dtype of the file; adapters in it are folded.
+    """Make a pruned model again, with the weights in the dtype of the file; adapters in it are merged.
 
     Args:
         path: A folder of `save_pruned`, or a checkpoint that a Trainer with one of our callbacks saved.
@@ -100,7 +100,7 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
     network = _dense(plan, path) if model is None else unwrap(model)
     _prune_and_fill(network, plan, weights, path, adapters)
     if adapters is not None:
-        fold_adapters(network, adapters)
+        merge_adapters(network, adapters)
     return network.eval()
 
 
@@ -213,7 +213,7 @@ def _prune_and_fill(
 ) -> None:
     """Replay the plan's structure on a dense network and load the weights; after an error it is as it was.
 
-    Adapters are laid, and hold their weights afterwards.
+    Adapters are injected, and hold their weights afterwards.
     """
     check_source(network, plan)
     applied = apply_edits(network, plan.edits)
@@ -225,11 +225,11 @@ def _prune_and_fill(
                 f"they leave another ({found[:12]}). Was the file edited?"
             )
         if adapters is not None:
-            lay_adapters(network, adapters)
+            inject_adapters(network, adapters)
         check_fit(network, weights.tensors, str(path))
     except ValueError:
         if adapters is not None and has_adapters(network):
-            fold_adapters(network, adapters, structure_only=True)
+            merge_adapters(network, adapters, structure_only=True)
         undo(network, applied.journal)
         raise
     fill(network, weights)
@@ -253,5 +253,5 @@ def _load_module(cls: Any, file: LightningFile) -> nn.Module:
             "it loaded others. Build the network yourself, and pass it: load_pruned(path, network)."
         )
     for target, adapters in file.adapters.items():
-        fold_adapters(get_module(module, target), adapters)
+        merge_adapters(get_module(module, target), adapters)
     return module

@@ -25,7 +25,7 @@ from torch import nn
 
 from prunerecover.cost.statistics import Interval, median_interval
 from prunerecover.model.batches import ModelInputs, as_inputs, call
-from prunerecover.model.evaluation import device_of, observing
+from prunerecover.model.evaluation import device_of, evaluating
 
 Stopwatch = Callable[[Callable[[], object]], float]  # runs the function and returns seconds
 
@@ -86,7 +86,7 @@ def latency_ratio(
     inputs = as_inputs(example_inputs).to(device)
     seconds = stopwatch or stopwatch_for(device)
     runs = (partial(call, dense, inputs), partial(call, pruned, inputs))
-    with observing(dense, pruned), _quiet(threads) as held:
+    with evaluating(dense, pruned), _quiet(threads) as held:
         times = np.array([_timed_pair(runs, seconds, swapped=i % 2 == 1) for i in range(warmup + pairs)])[warmup:]
     medians = np.median(times, axis=0) * 1e3
     return LatencyRatio(
@@ -105,7 +105,7 @@ def median_latency(
 ) -> float:
     """Return the median time of one forward pass in milliseconds; `inputs` are on the model's device."""
     seconds = stopwatch_for(_shared_device(model))
-    with observing(model), _quiet(threads):
+    with evaluating(model), _quiet(threads):
         times = [seconds(partial(call, model, inputs)) for _ in range(warmup + repeats)]
     return float(np.median(times[warmup:])) * 1e3
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from prunerecover.model.batches import ModelInputs, as_inputs, call
-from prunerecover.model.evaluation import device_of, observing, uncompiled
+from prunerecover.model.evaluation import device_of, evaluating, uncompiled
 from prunerecover.model.paths import parent_path, unwrap
 
 Formula = Callable[..., int]  # FLOPs from the shapes of an operation's arguments
@@ -64,7 +64,7 @@ def macs_by_module(model: nn.Module, example_inputs: Any) -> dict[str, int]:
     """
     network = unwrap(model)
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
-    with every_kernel_visible(), observing(network), counter:
+    with every_kernel_visible(), evaluating(network), counter:
         if device_of(network).type == "meta":
             _call_without_values(network, as_inputs(example_inputs))
         else:

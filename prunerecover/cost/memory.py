@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.evaluation import observing, uncompiled
+from prunerecover.model.evaluation import evaluating, uncompiled
 
 
 def peak_activations(model: nn.Module, inputs: ModelInputs, device: torch.device) -> tuple[int, str]:
@@ -27,7 +27,7 @@ def peak_activations(model: nn.Module, inputs: ModelInputs, device: torch.device
 
     The CUDA peak counter of `device` is reset. `inputs` are on `device`.
     """
-    with observing(model):
+    with evaluating(model):
         if device.type == "cuda":
             return _allocator_peak(model, inputs, device), "cuda allocator"
         existing = (*model.parameters(), *model.buffers(), *tree_leaves((inputs.args, inputs.kwargs)))

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.depth.arguments import check_ignore, check_kinds_and_loss, check_names, listed
-from prunerecover.depth.search import Memory, bare_share, edits_of, greedy, one_shot
+from prunerecover.depth.search import SearchCache, edits_of, greedy, one_shot, saving_if_zeroed
 from prunerecover.depth.units import find_units
 from prunerecover.importance.context import Request
 from prunerecover.importance.registry import IMPORTANCES, check_scores
 from prunerecover.model.batches import Batches, ModelInputs, as_inputs, split_batches
-from prunerecover.model.evaluation import device_of, observing, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
@@ -56,23 +56,23 @@ class DepthPlanner:
         check_names(importance, replace, search)
         check_kinds_and_loss(importance, loss, kinds)
         self.batches = listed(batches)
-        with ordinary_arithmetic(), observing(self.model), uncompiled():
+        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             self.samples = split_batches(self.batches, device_of(self.model), seed)
             self.example = self.samples.held_out[0].select(torch.tensor([0]))
             found = find_units(self.model, [k for k in DEPTH_KINDS if k in kinds], self.example)
             check_ignore(self.ignore, find_units(self.model))
             self.units = tuple(u for u in found if not any(fnmatch(u.name, pattern) for pattern in self.ignore))
             self.calibrator = Calibrator(self.model, self.samples, self.units, replace, seed)
-        self._memory = Memory()
+        self._cache = SearchCache()
         self._scores: dict[str, float] | None = None
 
     def plan(self, budget: Budget) -> Plan:
         """Return the plan of one budget; see `plan_depth`."""
         search = self._search_for(budget)
         units = [u for u in self.units if u.kind in budget.kinds(DEPTH_KINDS)]
-        with ordinary_arithmetic(), observing(self.model), uncompiled():
+        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             if search == "greedy":
-                scores, chosen = greedy(self.calibrator, units, budget, self._memory)
+                scores, chosen = greedy(self.calibrator, units, budget, self._cache)
             else:
                 scores = self.rank()
                 timed = self._example_for(budget.share[0] if budget.share else None)
@@ -102,12 +102,12 @@ class DepthPlanner:
             cost: "macs", "params" or "latency", which is measured on the first batch.
         """
         units = [u for u in self.units if u.kind == kind][::2]
-        with ordinary_arithmetic(), observing(self.model), uncompiled():
-            return bare_share(self.calibrator, cost, self._example_for(cost))(units) / len(units)
+        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
+            return saving_if_zeroed(self.calibrator, cost, self._example_for(cost))(units) / len(units)
 
     def removed_share(self, plan: Plan, cost: str) -> float:
         """Return the share of the model's cost that goes with a plan, merged; `cost` as of `share_of_one`."""
-        with ordinary_arithmetic(), observing(self.model), uncompiled():
+        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             return removed_share(self.model, plan.edits, cost, self._example_for(cost), self.seed)
 
     def _example_for(self, cost: str | None) -> ModelInputs:
@@ -119,7 +119,7 @@ class DepthPlanner:
             request = Request(
                 self.model, self.units, tuple(self.batches), self.calibrator, self.loss, self.seed, self.replace
             )
-            with ordinary_arithmetic(), observing(self.model), uncompiled():
+            with ordinary_arithmetic(), evaluating(self.model), uncompiled():
                 self._scores = IMPORTANCES[self.importance](request)
             check_scores(self._scores, self.importance)
         return self._scores

@@ -17,7 +17,7 @@ from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Replace
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.merging import take_out_blocks
+from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.saved_cost import removed_share
 
 SCORED_TOGETHER = 4  # units that share the run through the blocks before them
@@ -45,10 +45,10 @@ def one_shot(
         ValueError: If the budget cannot be met.
     """
     if budget.share is None:
-        return calibrator.choose(select_by_count(units, scores, budget.counts(numbers(units))))
+        return calibrator.choose(select_by_count(units, scores, budget.counts(count_by_kind(units))))
     check_comparable(units, importance)
     cost, share = budget.share
-    bare = bare_share(calibrator, cost, example)
+    bare = saving_if_zeroed(calibrator, cost, example)
     goal = share
     while True:
         selected = select_by_cost(units, scores, cost, goal, bare)
@@ -63,7 +63,7 @@ def one_shot(
 
 
 @dataclass
-class Memory:
+class SearchCache:
     """What greedy searches for several budgets of one model have in common: they begin alike.
 
     Attributes:
@@ -93,7 +93,7 @@ class Memory:
 
 
 def greedy(
-    calibrator: Calibrator, units: Sequence[Unit], budget: Budget, memory: Memory
+    calibrator: Calibrator, units: Sequence[Unit], budget: Budget, cache: SearchCache
 ) -> tuple[dict[str, float], list[Choice]]:
     """Remove the unit of least divergence, fit all again, and score the others on the pruned model, in turn.
 
@@ -107,7 +107,7 @@ def greedy(
     Raises:
         ValueError: If the budget asks for more units than can go together.
     """
-    wanted = budget.counts(numbers(units))
+    wanted = budget.counts(count_by_kind(units))
     order: list[Unit] = []
     chosen: list[Choice] = []
     first: dict[str, float] = {}
@@ -117,10 +117,10 @@ def greedy(
             # What holds other units goes first: small units must not use up its places.
             holders = [u for u in left if u.kind == "block"] or [u for u in left if u.kind == "mlp"]
             if not known:
-                first = memory.score(calibrator, left, chosen)
+                first = cache.score(calibrator, left, chosen)
                 known |= first
-            order.append(_least(calibrator, holders or left, chosen, memory, known))
-            chosen = memory.choose(calibrator, order, chosen)
+            order.append(_least(calibrator, holders or left, chosen, cache, known))
+            chosen = cache.choose(calibrator, order, chosen)
             advance()
     short = {kind: n - sum(u.kind == kind for u in order) for kind, n in wanted.items()}
     short = {kind: n for kind, n in short.items() if n > 0}
@@ -132,14 +132,14 @@ def greedy(
 
 
 def _least(
-    calibrator: Calibrator, units: Sequence[Unit], gone: Sequence[Choice], memory: Memory, known: dict[str, float]
+    calibrator: Calibrator, units: Sequence[Unit], gone: Sequence[Choice], cache: SearchCache, known: dict[str, float]
 ) -> Unit:
     """Return the unit of least divergence, and note the scores that this took in `known`."""
     fresh: dict[str, float] = {}
     waiting = sorted(units, key=lambda u: known[u.name])
     while waiting and (not fresh or known[waiting[0].name] < min(fresh.values())):
         together, waiting = waiting[:SCORED_TOGETHER], waiting[SCORED_TOGETHER:]
-        fresh |= memory.score(calibrator, [u for u in units if u in together], gone)
+        fresh |= cache.score(calibrator, [u for u in units if u in together], gone)
     known |= fresh
     return min((u for u in units if u.name in fresh), key=lambda u: fresh[u.name])
 
@@ -159,10 +159,10 @@ def edits_of(model: nn.Module, chosen: Iterable[tuple[Unit, Candidate]]) -> tupl
             tensors |= {key: value.detach().float().cpu() for key, value in keyed.items()}
             edit = edit.model_copy(update={"tensors": tuple(keyed)})
         edits.append(edit)
-    return [*edits, *take_out_blocks(model, blocks)], tensors
+    return [*edits, *block_removals(model, blocks)], tensors
 
 
-def bare_share(calibrator: Calibrator, cost: str, example: ModelInputs) -> Callable[[Sequence[Unit]], float]:
+def saving_if_zeroed(calibrator: Calibrator, cost: str, example: ModelInputs) -> Callable[[Sequence[Unit]], float]:
     """Return a function that measures the share of the cost that goes with some units, as if they left nothing."""
     model, layout = calibrator.model, calibrator.layout
 
@@ -178,7 +178,7 @@ def bare_share(calibrator: Calibrator, cost: str, example: ModelInputs) -> Calla
     return share
 
 
-def numbers(units: Sequence[Unit]) -> dict[str, int]:
+def count_by_kind(units: Sequence[Unit]) -> dict[str, int]:
     """Return how many units there are of each kind."""
     return {kind: sum(u.kind == kind for u in units) for kind in {u.kind for u in units}}
 

@@ -22,7 +22,7 @@ from prunerecover.families.layout import Layout
 from prunerecover.importance.context import Loss
 from prunerecover.importance.losses import loss_of
 from prunerecover.model.batches import as_inputs
-from prunerecover.model.evaluation import observing
+from prunerecover.model.evaluation import evaluating
 from prunerecover.model.hooks import first_tensor
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.units import Unit
@@ -48,7 +48,7 @@ def gate_gradient(
     model = unwrap(model)
     costs = torch.zeros(len(units), dtype=torch.float64)
     samples, used = 0, False
-    with observing(model), gated(model, units, replace) as gates:
+    with evaluating(model), gated(model, units, replace) as gates:
         for batch in batches:
             n = as_inputs(batch).n_samples
             with torch.enable_grad():
@@ -72,8 +72,8 @@ def gated(model: nn.Module, units: Sequence[Unit], replace: str = "calibrated") 
     gates = [torch.ones((), device=device, requires_grad=True) for _ in units]
     with ExitStack() as stack:
         for unit, gate in zip(units, gates, strict=True):
-            hook = _Gate(gate, _hands_on(unit.kind, replace))
-            first, last = _ends(model, layout, unit, hook.hands_on)
+            hook = _Gate(gate, _passes_input(unit.kind, replace))
+            first, last = _ends(model, layout, unit, hook.passes_input)
             for handle in (
                 get_module(model, first).register_forward_pre_hook(hook.note, with_kwargs=True),
                 get_module(model, last).register_forward_hook(hook.apply),
@@ -82,17 +82,17 @@ def gated(model: nn.Module, units: Sequence[Unit], replace: str = "calibrated") 
         yield gates
 
 
-def _ends(model: nn.Module, layout: Layout, unit: Unit, hands_on: bool) -> tuple[str, str]:
+def _ends(model: nn.Module, layout: Layout, unit: Unit, passes_input: bool) -> tuple[str, str]:
     """Return the modules whose input and output are the unit's."""
     branch = layout.branch(unit.name) if unit.kind in ("attention", "mlp") else None
     if branch is None:
         return unit.name, unit.name
-    if not hands_on:
+    if not passes_input:
         return branch.path, branch.last
     return branch.path, (branch.path, *through_last_matrix(model, branch.then))[-1]
 
 
-def _hands_on(kind: str, replace: str) -> bool:
+def _passes_input(kind: str, replace: str) -> bool:
     """Whether what a unit leaves hands its input on; it gives zero otherwise."""
     return kind == "block" or replace == "identity" or (kind == "activation" and replace == "calibrated")
 
@@ -100,13 +100,13 @@ def _hands_on(kind: str, replace: str) -> bool:
 class _Gate:
     """Opens and closes one unit."""
 
-    def __init__(self, gate: Tensor, hands_on: bool) -> None:
-        self.gate, self.hands_on = gate, hands_on
+    def __init__(self, gate: Tensor, passes_input: bool) -> None:
+        self.gate, self.passes_input = gate, passes_input
         self.left: Tensor | None = None
 
     def note(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what the unit would hand on."""
-        self.left = first_tensor(args, kwargs).detach() if self.hands_on else None
+        self.left = first_tensor(args, kwargs).detach() if self.passes_input else None
 
     def apply(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Return the output as the gate lets it through."""

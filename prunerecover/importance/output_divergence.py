@@ -14,7 +14,7 @@ from torch import nn
 
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.model.batches import split_batches
-from prunerecover.model.evaluation import device_of, observing
+from prunerecover.model.evaluation import device_of, evaluating
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.units import Unit
 
@@ -33,7 +33,7 @@ def output_divergence(
     """
     model = unwrap(model)
     samples = split_batches(batches, device_of(model), seed)
-    with observing(model):
+    with evaluating(model):
         return divergences(Calibrator(model, samples, units, replace, seed), units)
 
 

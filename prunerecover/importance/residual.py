@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from prunerecover.families.describe import describe
 from prunerecover.families.layout import Layout
 from prunerecover.model.batches import as_inputs, call, is_padding
-from prunerecover.model.evaluation import device_of, observing
+from prunerecover.model.evaluation import device_of, evaluating
 from prunerecover.model.hooks import recording
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.units import Unit
@@ -42,7 +42,7 @@ def mean_over_tokens(
     layout = describe(model)
     modules = {path: get_module(model, path) for unit in units for path in _paths(layout, unit)}
     sums, tokens = dict.fromkeys((u.name for u in units), 0.0), 0
-    with observing(model):
+    with evaluating(model):
         for batch in batches:
             inputs = as_inputs(batch).to(device_of(model))
             with recording(modules) as seen:

@@ -19,7 +19,7 @@ from prunerecover.importance.context import Loss
 from prunerecover.importance.losses import loss_of
 from prunerecover.importance.parameters import unit_parameters
 from prunerecover.model.batches import as_inputs
-from prunerecover.model.evaluation import observing
+from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.units import Unit
 
@@ -39,7 +39,7 @@ def taylor(model: nn.Module, units: Sequence[Unit], batches: Sequence[Any], loss
     model = unwrap(model)
     owned = unit_parameters(model, units)
     parameters = list(dict.fromkeys(p for own in owned.values() for p in own))
-    with observing(model), trainable(parameters):
+    with evaluating(model), trainable(parameters):
         gradients = _mean_gradients(model, parameters, batches, loss)
     salience = {p: float((p.detach().double() * g).abs().sum()) for p, g in zip(parameters, gradients, strict=True)}
     return {name: sum(salience[p] for p in own) for name, own in owned.items()}

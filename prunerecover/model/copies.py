@@ -30,17 +30,17 @@ def meta_copy(model: nn.Module) -> nn.Module:
     return _copy(model, bare)
 
 
-def twin_of(model: nn.Module) -> nn.Module:
+def share_copy(model: nn.Module) -> nn.Module:
     """Copy the structure and share parameters and buffers: surgery on the one leaves the other as it is.
 
     >>> net = nn.Linear(2, 3)
-    >>> twin_of(net).weight is net.weight
+    >>> share_copy(net).weight is net.weight
     True
     """
     return _copy(model, lambda tensor: tensor)
 
 
-def clone_of(model: nn.Module) -> nn.Module:
+def deep_copy(model: nn.Module) -> nn.Module:
     """Copy a model with its values: nothing that happens to the one is seen in the other."""
 
     def own(tensor: Tensor) -> Tensor:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def observing(*models: nn.Module) -> Iterator[None]:
+def evaluating(*models: nn.Module) -> Iterator[None]:
     """Evaluate `models` inside a `with` block; afterwards they are bit for bit what they were.
 
     >>> net = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
-    >>> with observing(net):
+    >>> with evaluating(net):
     ...     net.training
     False
     >>> net.training

@@ -105,13 +105,13 @@ class Budget:
         shares: list[Any] = [total * i / n for i in steps]
         return [replace(self, **{name: share}) for share in shares]
 
-    def beyond(self, taken: Iterable[Mapping[str, float]]) -> Budget | None:
+    def remaining(self, taken: Iterable[Mapping[str, float]]) -> Budget | None:
         """Return what is still to go, relative to what is left; None if steps before have taken as much.
 
         Args:
             taken: By each of them: units by kind, or by cost the share of what there was before it.
 
-        >>> Budget(macs=0.5).beyond([{"macs": 0.25}]).macs  # a quarter of the first model is a third of what is left
+        >>> Budget(macs=0.5).remaining([{"macs": 0.25}]).macs  # a quarter of the first model is a third of what is left
         0.3333333333333333
         """
         if self.share is None:

@@ -46,7 +46,7 @@ def removed_units(edits: Iterable[Edit]) -> tuple[RemovedUnit, ...]:
             name = numbers.dense_name(edit.unit)
             found.append(RemovedUnit(name, edit.kind, "nothing" if edit.kind == "block" else edit.leaves))
             if edit.kind == "block":
-                numbers.take_out(name)
+                numbers.remove_block(name)
     return tuple(found)
 
 
@@ -90,7 +90,7 @@ class DenseNames:
                 return ".".join([container, str(index), *rest])
         return name
 
-    def take_out(self, block: str) -> None:
+    def remove_block(self, block: str) -> None:
         """Note that a block of the dense model is gone: those behind it move up."""
         container, _, number = block.rpartition(".")
         self.taken[container] = sorted([*self.taken.get(container, []), int(number)])

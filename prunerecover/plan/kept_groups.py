@@ -14,7 +14,7 @@ from prunerecover.plan.dense_names import DenseNames
 from prunerecover.plan.edits import Edit, Narrow, Remove
 from prunerecover.plan.groups import WidthKind
 
-Key = tuple[str, str]  # name in the dense model, and kind
+GroupKey = tuple[str, str]  # name in the dense model, and kind
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def kept_groups(edits: Iterable[Edit], evidence: Mapping[str, Any]) -> tuple[Kep
     (KeptGroup(name='fc1', kind='neuron', kept=2, size=4),)
     """
     names = DenseNames()
-    found: dict[Key, KeptGroup] = {}
-    listed: dict[Key, KeptGroup] = {}
+    found: dict[GroupKey, KeptGroup] = {}
+    listed: dict[GroupKey, KeptGroup] = {}
     gone: list[str] = []
     for edit in edits:
         if isinstance(edit, Narrow):
@@ -68,12 +68,12 @@ def kept_groups(edits: Iterable[Edit], evidence: Mapping[str, Any]) -> tuple[Kep
         elif isinstance(edit, Remove):
             gone.append(names.dense_name(edit.unit))
             if edit.kind == "block":
-                names.take_out(gone[-1])
+                names.remove_block(gone[-1])
     groups = [found.get(key, listed.get(key)) for key in _in_order(list(listed), list(found))]
     return tuple(g for g in groups if g and not any(f"{g.name}.".startswith(f"{unit}.") for unit in gone))
 
 
-def _in_order(listed: list[Key], narrowed: list[Key]) -> list[Key]:
+def _in_order(listed: list[GroupKey], narrowed: list[GroupKey]) -> list[GroupKey]:
     """Return the groups as listed, and the others, of which no unit can go any more, behind those narrowed before."""
     place = 0
     for key in narrowed:
@@ -83,7 +83,7 @@ def _in_order(listed: list[Key], narrowed: list[Key]) -> list[Key]:
     return listed
 
 
-def _listed(evidence: Mapping[str, Any], names: DenseNames) -> dict[Key, KeptGroup]:
+def _listed(evidence: Mapping[str, Any], names: DenseNames) -> dict[GroupKey, KeptGroup]:
     """Return the groups of the evidence, as they are when nothing narrows them."""
     sizes, kinds = evidence.get("kept", {}), evidence.get("kinds", {})
     if not isinstance(sizes, Mapping) or not isinstance(kinds, Mapping):

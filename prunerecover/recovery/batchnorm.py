@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunerecover.model.batches import as_inputs, call, without_labels
-from prunerecover.model.evaluation import device_of, observing, uncompiled
+from prunerecover.model.evaluation import device_of, evaluating, uncompiled
 from prunerecover.model.paths import unwrap
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -41,7 +41,7 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
         return
     momenta = [norm.momentum for norm in norms]
     try:
-        with observing(network), uncompiled():
+        with evaluating(network), uncompiled():
             for norm in norms:
                 norm.momentum = None
                 norm.reset_running_stats()
@@ -80,7 +80,7 @@ def _run(network: nn.Module, batches: Iterable[Any]) -> None:
 
 
 def _statistics(path: str, norm: _BatchNorm) -> dict[str, Tensor]:
-    """Copy what was estimated, before `observing` puts the old values back; nothing for a layer that was not called."""
+    """Copy the estimates before `evaluating` puts the old values back; nothing for a layer that was not called."""
     if not norm.num_batches_tracked:
         return {}
     for name in STATISTICS:

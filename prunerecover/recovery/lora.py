@@ -1,9 +1,9 @@
-"""Low-rank adapters (LoRA, Hu 2021, arXiv 2106.09685) by peft: laid on a plain network, and folded into it exactly.
+"""Low-rank adapters (LoRA, Hu 2021, arXiv 2106.09685) by peft: injected on a plain network, and merged into it exactly.
 
-While adapters are laid, a linear W computes W x + (alpha / rank) B A x, where only A and B train. They sit inside the
-network, whose other names and objects stay; folding adds the product to W and leaves no module of peft behind. Surgery
-works on plain networks, so adapters are folded before it and laid anew afterwards. Not covered: fused experts, linears
-that share a weight, DoRA and other variants.
+While adapters are injected, a linear W computes W x + (alpha / rank) B A x, where only A and B train. They sit inside
+the network, whose other names and objects stay; merging adds the product to W and leaves no module of peft behind.
+Surgery works on plain networks, so adapters are merged before it and injected anew afterwards. Not covered: fused
+experts, linears that share a weight, DoRA and other variants.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LoraSettings(BaseModel):
 
 
 class Adapters(BaseModel):
-    """Adapters on one network, as data: what a checkpoint needs to lay them again.
+    """Adapters on one network, as data: what a checkpoint needs to inject them again.
 
     Attributes:
         settings: How they are made.
@@ -108,7 +108,7 @@ def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:
     return Adapters(settings=settings, modules=tuple(chosen), frozen=tuple(frozen), source=source_of(network))
 
 
-def lay_adapters(network: nn.Module, adapters: Adapters, seed: int = 0) -> Applied:
+def inject_adapters(network: nn.Module, adapters: Adapters, seed: int = 0) -> Applied:
     """Put adapters into a network, in place; B is zero, so its output stays what it was. The random state, too.
 
     Args:
@@ -142,12 +142,12 @@ def lay_adapters(network: nn.Module, adapters: Adapters, seed: int = 0) -> Appli
     return Applied({name: named[name] for name in adapters.frozen}, added)
 
 
-def fold_adapters(network: nn.Module, adapters: Adapters, *, structure_only: bool = False) -> Applied:
+def merge_adapters(network: nn.Module, adapters: Adapters, *, structure_only: bool = False) -> Applied:
     """Add the adapters' products to the weights and take the adapters out, in place; what they froze trains again.
 
     Args:
-        network: With exactly these adapters laid.
-        adapters: As they were laid.
+        network: With exactly these adapters injected.
+        adapters: As they were injected.
         structure_only: Leave the weights to a checkpoint.
 
     Returns:
@@ -160,7 +160,7 @@ def fold_adapters(network: nn.Module, adapters: Adapters, *, structure_only: boo
     for path in adapters.modules:
         if not _is_of_peft(get_module(network, path)):
             raise ValueError(
-                f"Expected an adapter at '{path}' of {type(network).__name__}, but it is plain. Was it folded before?"
+                f"Expected an adapter at '{path}' of {type(network).__name__}, but it is plain. Was it merged before?"
             )
     removed: dict[str, Parameter] = {}
     added: dict[str, tuple[Parameter, Parameter]] = {}
@@ -212,7 +212,7 @@ def _inject(network: nn.Module, adapters: Adapters) -> None:
         fan_in_fan_out=transposed,
     )
     inject_adapter_in_model(config, network)
-    vars(network).pop("peft_config", None)  # would say that there are adapters when they are long folded
+    vars(network).pop("peft_config", None)  # would say that there are adapters when they are long merged
 
 
 def _check_there(network: nn.Module, adapters: Adapters, named: Mapping[str, Parameter]) -> None:

@@ -69,7 +69,7 @@ def adaptable(network: nn.Module) -> list[str]:
 
 
 def _is_exact(module: nn.Module) -> bool:
-    """Whether an adapter on this module computes what folding it makes of the weight; subclasses may compute else."""
+    """Whether an adapter on this module computes what merging it makes of the weight; subclasses may compute else."""
     if type(module) is nn.Conv2d:
         return module.groups == 1 and set(module.dilation) == {1} and module.padding_mode == "zeros"
     return type(module) is nn.Linear or type(module).__name__ == "Conv1D"

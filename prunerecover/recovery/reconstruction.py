@@ -33,7 +33,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from prunerecover.calibration.moments import Moments
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import Batches, ModelInputs, as_inputs, call, without_labels
-from prunerecover.model.evaluation import device_of, observing, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.batchnorm import batchnorms, recalibrate_batchnorm
@@ -68,7 +68,7 @@ def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches
         raise ValueError(
             "Expected at least one batch to reconstruct on, but got none. Was a generator consumed before?"
         )
-    with uncompiled(), observing(network, reference), torch.no_grad():
+    with uncompiled(), evaluating(network, reference), torch.no_grad():
         calls = calls_of(network, reference, rows, samples[0])
         check_between(network, reference, rows, calls)
     with _all_or_nothing([p for path in calls for p in get_module(network, path).parameters()]):
@@ -100,7 +100,7 @@ def _fit_all(
     generator = torch.Generator().manual_seed(seed)
     with (
         uncompiled(),
-        observing(network, dense),
+        evaluating(network, dense),
         torch.no_grad(),
         _normalising_by_batch(network, samples),
         progress("reconstructing layers", len(calls)) as advance,

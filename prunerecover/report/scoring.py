@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prunerecover.model.batches import as_inputs, call, predictions_of, split_labels
-from prunerecover.model.evaluation import device_of, observing
+from prunerecover.model.evaluation import device_of, evaluating
 
 Metric = Callable[[Tensor, Tensor], Tensor]  # predictions (N, ...) and labels (N, ...) -> scores (N,)
 
@@ -63,7 +63,7 @@ def score(
         TypeError: If a batch has no labels.
     """
     scores: list[dict[str, list[Tensor]]] = [{name: [] for name in metrics} for _ in models]
-    with observing(*models):
+    with evaluating(*models):
         for batch in batches:
             inputs, labels = split_labels(batch)
             for model, found in zip(models, scores, strict=True):

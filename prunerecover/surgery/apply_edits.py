@@ -20,7 +20,7 @@ from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.narrowing import Cuts
-from prunerecover.surgery.operations import Site, perform
+from prunerecover.surgery.operations import EditContext, apply_edit
 from prunerecover.surgery.routing import shared_counts
 from prunerecover.surgery.transformers_depth import renumber
 from prunerecover.surgery.transformers_width import follow_widths
@@ -61,39 +61,39 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
         ValueError: If an edit names something that is not there.
     """
     edits, before = list(edits), dict(model.named_parameters())
-    site = Site(model, tensors)
+    context = EditContext(model, tensors)
     try:
         for edit in edits:
-            perform(site, edit)
+            apply_edit(context, edit)
         renumber(model)
         narrowed = {edit.kind for edit in edits if isinstance(edit, Narrow)}
         if "expert" in narrowed:
             for (path, attribute), count in shared_counts(model).items():
-                site.journal.assign(model, path, attribute, count)
+                context.journal.set_attribute(model, path, attribute, count)
         if narrowed:
-            follow_widths(model, site.journal)
+            follow_widths(model, context.journal)
     except BaseException:
-        undo(model, site.journal)
+        undo(model, context.journal)
         raise
     after = dict(model.named_parameters())
     left = set(after.values())
     removed = {name: p for name, p in before.items() if p not in left}
-    added = {name: (p, site.like_of(p)) for name, p in after.items() if p in site.likes}
+    added = {name: (p, context.like_of(p)) for name, p in after.items() if p in context.likes}
     gone = set(removed.values())
-    origins = {p: site.origin_of(p) for p, _ in added.values()}
+    origins = {p: context.origin_of(p) for p, _ in added.values()}
     cuts = {p: (old, how) for p, (old, how) in origins.items() if old in gone}
-    return Applied(removed, added, site.journal, cuts)
+    return Applied(removed, added, context.journal, cuts)
 
 
 @contextmanager
-def applied_for_now(model: nn.Module, edit: Edit, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+def temporarily_applied(model: nn.Module, edit: Edit, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """Have one edit of a branch or activation in the model inside a `with` block; layers are not renumbered."""
-    site = Site(model, tensors)
+    context = EditContext(model, tensors)
     try:
-        perform(site, edit)
+        apply_edit(context, edit)
         yield
     finally:
-        site.journal.undo(model)
+        context.journal.undo(model)
 
 
 def undo(model: nn.Module, journal: Journal, keep: int = 0) -> None:

@@ -11,7 +11,7 @@ from prunerecover.plan.edits import Narrow
 from prunerecover.plan.groups import Slice, WidthKind
 
 
-def take_over(
+def absorb(
     weight: Tensor, bias: Tensor | None, part: Slice, edit: Narrow, matrix: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Return a reading weight and its bias with the removed units' part added to the kept ones'.

@@ -16,7 +16,7 @@ from prunerecover.surgery.transformers_depth import apply_config
 
 
 @dataclass(frozen=True)
-class Swapped:
+class ModuleReplaced:
     """The module `old` was at `path`."""
 
     path: str
@@ -24,7 +24,7 @@ class Swapped:
 
 
 @dataclass(frozen=True)
-class TakenOut:
+class BlockRemoved:
     """The block `old` was number `index` of the container at `path`, which then was in training mode or not."""
 
     path: str
@@ -34,14 +34,14 @@ class TakenOut:
 
 
 @dataclass(frozen=True)
-class Reconfigured:
+class ConfigsCopied:
     """Config objects were at `places`: the path of a module, the name in it, and the object."""
 
     places: tuple[tuple[str, str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Exchanged:
+class TensorReplaced:
     """The parameter or buffer `old` was at `places`: paths of modules, and its name in each."""
 
     places: tuple[tuple[str, str], ...]
@@ -49,7 +49,7 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
-class Assigned:
+class AttributeSet:
     """The attribute of the module at `path` was `previous`."""
 
     path: str
@@ -63,8 +63,8 @@ class Journal:
 
     >>> net = nn.Sequential(nn.ReLU(), nn.Tanh())
     >>> journal = Journal()
-    >>> journal.take_out(net, "", 0)
-    >>> journal.swap(net, "0", nn.Identity())
+    >>> journal.remove_block(net, "", 0)
+    >>> journal.replace_module(net, "0", nn.Identity())
     >>> journal.undo(net)
     >>> net
     Sequential(
@@ -73,26 +73,28 @@ class Journal:
     )
     """
 
-    entries: list[Swapped | TakenOut | Reconfigured | Exchanged | Assigned] = field(default_factory=list)
+    entries: list[ModuleReplaced | BlockRemoved | ConfigsCopied | TensorReplaced | AttributeSet] = field(
+        default_factory=list
+    )
 
-    def swap(self, model: nn.Module, path: str, new: nn.Module) -> None:
+    def replace_module(self, model: nn.Module, path: str, new: nn.Module) -> None:
         """Put `new` at `path`."""
-        self.entries.append(Swapped(path, set_module(model, path, new)))
+        self.entries.append(ModuleReplaced(path, set_module(model, path, new)))
 
-    def take_out(self, model: nn.Module, container: str, index: int) -> None:
+    def remove_block(self, model: nn.Module, container: str, index: int) -> None:
         """Remove one block; the later ones move up by one."""
         blocks = get_module(model, container)
         assert isinstance(blocks, nn.Sequential | nn.ModuleList)
         old = blocks[index]
         del blocks[index]
-        self.entries.append(TakenOut(container, index, old, blocks.training))
+        self.entries.append(BlockRemoved(container, index, old, blocks.training))
 
-    def configure(self, model: nn.Module, edits: dict[str, Any]) -> None:
+    def set_config(self, model: nn.Module, edits: dict[str, Any]) -> None:
         """Set entries of a transformers config."""
-        self.part_configs(model)
+        self.copy_configs(model)
         apply_config(model, edits)
 
-    def part_configs(self, model: nn.Module, *others: Any) -> None:
+    def copy_configs(self, model: nn.Module, *others: Any) -> None:
         """Give the model copies of its transformers configs, and of other objects: another model may hold them, too."""
         places = tuple(
             (path, name, value)
@@ -102,25 +104,25 @@ class Journal:
         )
         memo: dict[int, Any] = {}  # of all copies: one config may be an entry of another
         copies = [copy.deepcopy(old, memo) for *_, old in places]
-        self.entries.append(Reconfigured(places))
+        self.entries.append(ConfigsCopied(places))
         for (path, name, _), new in zip(places, copies, strict=True):
             setattr(get_module(model, path), name, new)
 
-    def exchange(self, model: nn.Module, places: Iterable[tuple[str, str]], new: Tensor) -> None:
+    def replace_tensor(self, model: nn.Module, places: Iterable[tuple[str, str]], new: Tensor) -> None:
         """Put a new parameter or buffer where another one is: under each name of a module, given by its path."""
         places = tuple(places)
         path, name = places[0]
-        self.entries.append(Exchanged(places, getattr(get_module(model, path), name)))
+        self.entries.append(TensorReplaced(places, getattr(get_module(model, path), name)))
         _put(model, places, new)
 
-    def assign(self, model: nn.Module, path: str, attribute: str, value: Any) -> None:
+    def set_attribute(self, model: nn.Module, path: str, attribute: str, value: Any) -> None:
         """Set an attribute of a module, or of its config (`config.name`)."""
         module = get_module(model, path)
         holder, name = holder_of(module, attribute)
         if holder is module:
-            self.entries.append(Assigned(path, attribute, getattr(holder, name)))
+            self.entries.append(AttributeSet(path, attribute, getattr(holder, name)))
         else:
-            self.part_configs(model, getattr(module, attribute.partition(".")[0]))
+            self.copy_configs(model, getattr(module, attribute.partition(".")[0]))
             holder, name = holder_of(module, attribute)
         setattr(holder, name, value)
 
@@ -129,18 +131,18 @@ class Journal:
         device = _device_of(model)
         while len(self.entries) > keep:
             entry = self.entries.pop()
-            if isinstance(entry, Swapped):
+            if isinstance(entry, ModuleReplaced):
                 set_module(model, entry.path, entry.old.to(device))
-            elif isinstance(entry, TakenOut):
+            elif isinstance(entry, BlockRemoved):
                 blocks = get_module(model, entry.path)
                 assert isinstance(blocks, nn.Sequential | nn.ModuleList)
                 if entry.training != blocks.training:  # else each part of the block keeps its own mode
                     entry.old.train(blocks.training)
                 blocks.insert(entry.index, entry.old.to(device))
-            elif isinstance(entry, Exchanged):
+            elif isinstance(entry, TensorReplaced):
                 _move(entry.old, device)
                 _put(model, entry.places, entry.old)
-            elif isinstance(entry, Assigned):
+            elif isinstance(entry, AttributeSet):
                 setattr(get_module(model, entry.path), entry.attribute, entry.previous)
             else:
                 for path, name, old in entry.places:
@@ -149,9 +151,9 @@ class Journal:
     def to_cpu(self) -> None:
         """Move what was removed to the CPU, where it waits for an undo without holding device memory."""
         for entry in self.entries:
-            if isinstance(entry, Swapped | TakenOut):
+            if isinstance(entry, ModuleReplaced | BlockRemoved):
                 entry.old.cpu()
-            elif isinstance(entry, Exchanged):
+            elif isinstance(entry, TensorReplaced):
                 _move(entry.old, torch.device("cpu"))
 
 

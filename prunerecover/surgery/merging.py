@@ -42,7 +42,7 @@ def merge_edits(model: nn.Module) -> list[Edit]:
     edits = [edit for block in layout.blocks for edit in _merge_feed_forward(model, block.feed_forward)]
     empty = [i for i, block in enumerate(layout.blocks) if _is_empty(get_module(model, block.path))]
     one_stays = empty[1:] if len(empty) == len(layout.blocks) else empty
-    return [*edits, *take_out_blocks(model, one_stays)]
+    return [*edits, *block_removals(model, one_stays)]
 
 
 def _merge_feed_forward(model: nn.Module, forward: FeedForward | None) -> list[Edit]:
@@ -63,7 +63,7 @@ def _is_empty(block: nn.Module) -> bool:
     return len(branches) == 2 and added and not any(True for _ in block.parameters())
 
 
-def take_out_blocks(model: nn.Module, indices: Sequence[int]) -> list[Edit]:
+def block_removals(model: nn.Module, indices: Sequence[int]) -> list[Edit]:
     """Return the edits that take whole blocks out, the last first, and keep a transformers config standard.
 
     Raises:

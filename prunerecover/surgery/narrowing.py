@@ -19,13 +19,13 @@ from torch.nn import Parameter
 from prunerecover.model.paths import get_module, holder_of, parent_path
 from prunerecover.plan.edits import Narrow
 from prunerecover.plan.groups import Slice
-from prunerecover.surgery.compensation import entries_per_unit, take_over
+from prunerecover.surgery.compensation import absorb, entries_per_unit
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.module_sizes import check_norm_groups, sizes_of
 from prunerecover.surgery.routing import check_routing
 
 STRIDED = {4: torch.channels_last, 5: torch.channels_last_3d}
-Place = tuple[str, str]  # path of a module, name in it
+TensorHolder = tuple[str, str]  # path of a module, name in it
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ def narrow(
     made: dict[Parameter, tuple[Parameter, Cuts]] = {}
     for key, (old, cuts) in found.items():
         new = _cut(old, cuts, values.get(key))
-        journal.exchange(model, places[key], new)
+        journal.replace_tensor(model, places[key], new)
         if isinstance(old, Parameter) and isinstance(new, Parameter):
             made[new] = (old, cuts)
     for (path, name), value in attributes.items():
-        journal.assign(model, path, name, value)
+        journal.set_attribute(model, path, name, value)
     return made
 
 
@@ -120,7 +120,7 @@ def _compensated(
                 f"got {tuple(matrix.shape)}. Does the .safetensors file belong to the plan?"
             )
         weight, bias = _tensor_at(model, path), getattr(get_module(model, parent_path(path)), "bias", None)
-        values[id(weight)], new = take_over(weight, bias, part, edit, matrix)
+        values[id(weight)], new = absorb(weight, bias, part, edit, matrix)
         if bias is not None and new is not None:
             biases.append((bias, new))
     return values, biases
@@ -191,9 +191,9 @@ def _check_apart(parts: list[Slice], edit: Narrow) -> None:
             )
 
 
-def _places(model: nn.Module, found: Mapping[int, Any]) -> dict[int, list[Place]]:
+def _places(model: nn.Module, found: Mapping[int, Any]) -> dict[int, list[TensorHolder]]:
     """Return every place of each tensor: tied tensors have several."""
-    places: dict[int, list[Place]] = {key: [] for key in found}
+    places: dict[int, list[TensorHolder]] = {key: [] for key in found}
     for path, module in model.named_modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if id(tensor) in found:
@@ -202,14 +202,14 @@ def _places(model: nn.Module, found: Mapping[int, Any]) -> dict[int, list[Place]
 
 
 def _sizes(
-    model: nn.Module, places: Mapping[int, list[Place]], found: Mapping[int, tuple[Tensor, Cuts]]
-) -> dict[Place, Any]:
+    model: nn.Module, places: Mapping[int, list[TensorHolder]], found: Mapping[int, tuple[Tensor, Cuts]]
+) -> dict[TensorHolder, Any]:
     """Return the attributes of all modules that hold one of the tensors, as they are once the tensors are cut."""
     changed: dict[str, dict[str, Cuts]] = defaultdict(dict)
     for key, where in places.items():
         for path, name in where:
             changed[path][name] = found[key][1]
-    sizes: dict[Place, Any] = {}
+    sizes: dict[TensorHolder, Any] = {}
     for path, cuts in changed.items():
         module = get_module(model, path)
         held = {n: t for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None}
@@ -225,13 +225,13 @@ def _shape(tensor: Tensor, cuts: Cuts) -> tuple[int, ...]:
     return tuple(lengths.get(dim, size) for dim, size in enumerate(tensor.shape))
 
 
-def _settings(model: nn.Module, edit: Narrow) -> dict[Place, Any]:
+def _settings(model: nn.Module, edit: Narrow) -> dict[TensorHolder, Any]:
     """Return the new values of the group's attributes.
 
     A module's own attribute loses what the removed units added, for it may count others, too. A config is shared by
     layers that are narrowed one after the other, so its entry becomes what the kept units add.
     """
-    settings: dict[Place, Any] = {}
+    settings: dict[TensorHolder, Any] = {}
     for setting in edit.settings:
         holder, name = holder_of(get_module(model, setting.module), setting.attribute)
         in_config = holder is not get_module(model, setting.module)

@@ -22,7 +22,7 @@ from prunerecover.surgery.narrowing import Cuts, narrow
 
 
 @dataclass
-class Site:
+class EditContext:
     """A model under surgery.
 
     Attributes:
@@ -53,7 +53,7 @@ class Site:
             cuts = (*earlier, *cuts)
         return parameter, cuts
 
-    def join(self, new: nn.Module, likes: Mapping[str, Parameter], values: Mapping[str, Tensor]) -> None:
+    def register(self, new: nn.Module, likes: Mapping[str, Parameter], values: Mapping[str, Tensor]) -> None:
         """Give new parameters their values, and the device, dtype and trainability of those they stand for."""
         for name, initial in list(new.named_parameters()):
             like = likes[name]
@@ -62,60 +62,60 @@ class Site:
             new.register_parameter(name, parameter)
             self.likes[parameter] = like
 
-    def swap(self, path: str, new: nn.Module) -> None:
+    def replace_module(self, path: str, new: nn.Module) -> None:
         """Put a module at a path."""
-        self.journal.swap(self.model, path, new)
+        self.journal.replace_module(self.model, path, new)
 
-    def drop(self, paths: Iterable[str]) -> None:
+    def replace_by_identity(self, paths: Iterable[str]) -> None:
         """Turn modules that have nothing left to do into identities."""
         for path in paths:
             if not isinstance(get_module(self.model, path), nn.Identity):
-                self.swap(path, nn.Identity())
+                self.replace_module(path, nn.Identity())
 
 
-def perform(site: Site, edit: Edit) -> None:
+def apply_edit(context: EditContext, edit: Edit) -> None:
     """Apply one edit.
 
     Raises:
         ValueError: If it names something that is not there.
     """
     if isinstance(edit, Config):
-        site.journal.configure(site.model, edit.set)
+        context.journal.set_config(context.model, edit.set)
     elif isinstance(edit, Merge):
-        _merge(site, edit)
+        _merge(context, edit)
     elif isinstance(edit, Narrow):
-        made = narrow(site.model, edit, site.journal, _compensation(site, edit))
-        site.cuts |= made
-        site.likes |= {new: old for new, (old, _) in made.items()}
+        made = narrow(context.model, edit, context.journal, _compensation(context, edit))
+        context.cuts |= made
+        context.likes |= {new: old for new, (old, _) in made.items()}
     elif isinstance(edit, Rewrite):
-        _rewrite(site, edit)
+        _rewrite(context, edit)
     elif edit.kind == "block":
-        _take_out(site, edit.unit)
+        _take_out(context, edit.unit)
     elif isinstance(edit, Remove):
-        branch = _branch(site.model, edit.unit, edit.kind)
-        site.swap(branch.path, Nothing(branch.returns))
-        site.drop(branch.followers)
+        branch = _branch(context.model, edit.unit, edit.kind)
+        context.replace_module(branch.path, Nothing(branch.returns))
+        context.replace_by_identity(branch.followers)
     elif edit.kind == "activation":
-        _replace_activation(site, edit)
+        _replace_activation(context, edit)
     else:
-        _replace_branch(site, edit)
+        _replace_branch(context, edit)
 
 
-def _rewrite(site: Site, edit: Rewrite) -> None:
-    shortcut = get_module(site.model, edit.unit)
+def _rewrite(context: EditContext, edit: Rewrite) -> None:
+    shortcut = get_module(context.model, edit.unit)
     held = [name for name, _ in chain(shortcut.named_parameters(), shortcut.named_buffers())]
     if held:
         raise ValueError(
             f"Expected '{edit.unit}' to be a shortcut without parameters, but this {type(shortcut).__name__} holds "
             f"{', '.join(held[:3])}. Was it rewritten before, or was the plan made for another model?"
         )
-    like = next((p for p in site.model.parameters() if p.is_floating_point()), torch.empty(0))
+    like = next((p for p in context.model.parameters() if p.is_floating_point()), torch.empty(0))
     new = ChannelMap(edit.in_channels, edit.out_channels, edit.stride, edit.first, like.device, like.dtype)
-    site.swap(edit.unit, new)
+    context.replace_module(edit.unit, new)
 
 
-def _take_out(site: Site, unit: str) -> None:
-    layout = describe(site.model)
+def _take_out(context: EditContext, unit: str) -> None:
+    layout = describe(context.model)
     depth = len(layout.blocks)
     prefix, _, number = unit.rpartition(".")
     if prefix != layout.container or not number.isdigit() or int(number) >= depth:
@@ -125,7 +125,7 @@ def _take_out(site: Site, unit: str) -> None:
         )
     if depth == 1:
         raise ValueError(f"Plan removes '{unit}', the last block of the model. Keep at least one.")
-    site.journal.take_out(site.model, layout.container, int(number))
+    context.journal.remove_block(context.model, layout.container, int(number))
 
 
 def _branch(model: nn.Module, unit: str, kind: str) -> Branch:
@@ -139,48 +139,48 @@ def _branch(model: nn.Module, unit: str, kind: str) -> Branch:
     return branch
 
 
-def _replace_activation(site: Site, edit: Replace) -> None:
-    forward = describe(site.model).feed_forward(edit.unit)
+def _replace_activation(context: EditContext, edit: Replace) -> None:
+    forward = describe(context.model).feed_forward(edit.unit)
     if forward is None or forward.state != "nonlinear":
         raise ValueError(
             f"Expected '{edit.unit}' to be the activation of a two-linear MLP, but it is not. "
             "Was it removed before, or was the plan made for another model?"
         )
-    first = get_module(site.model, forward.first)
+    first = get_module(context.model, forward.first)
     width, hidden = linear_shape(first)
     weight = first.get_parameter("weight")
     bias = first.bias if isinstance(first.bias, Parameter) else weight
     if edit.leaves == "affine":
         linear = nn.Linear(width, width, device="meta")  # drawing initial values would move the random state
         linear.weight, linear.bias = Parameter(torch.eye(width)), Parameter(torch.zeros(width))
-        site.join(linear, {"weight": weight, "bias": bias}, _values(site, edit))
-        site.swap(forward.first, linear)
-        site.drop((forward.activation, *forward.between, forward.second))
+        context.register(linear, {"weight": weight, "bias": bias}, _values(context, edit))
+        context.replace_module(forward.first, linear)
+        context.replace_by_identity((forward.activation, *forward.between, forward.second))
     elif edit.leaves == "slope_bias":
         slope_bias = SlopeBias(hidden)
-        site.join(slope_bias, {"slope": bias, "bias": bias}, _values(site, edit))
-        site.swap(forward.activation, slope_bias)
+        context.register(slope_bias, {"slope": bias, "bias": bias}, _values(context, edit))
+        context.replace_module(forward.activation, slope_bias)
     else:
-        site.swap(forward.activation, nn.Identity())
+        context.replace_module(forward.activation, nn.Identity())
 
 
-def _replace_branch(site: Site, edit: Replace) -> None:
-    branch = _branch(site.model, edit.unit, edit.kind)
-    matrix, vector = _matrix_and_vector(get_module(site.model, branch.path))
+def _replace_branch(context: EditContext, edit: Replace) -> None:
+    branch = _branch(context.model, edit.unit, edit.kind)
+    matrix, vector = _matrix_and_vector(get_module(context.model, branch.path))
     stand_in: nn.Module
     if edit.leaves == "identity":
         stand_in = PassThrough(branch.returns)
     elif edit.leaves == "affine":
         stand_in = Affine(branch.dim, branch.returns)
-        site.join(stand_in, {"weight": matrix, "bias": vector}, _values(site, edit))
+        context.register(stand_in, {"weight": matrix, "bias": vector}, _values(context, edit))
     else:
         stand_in = Constant(branch.dim, branch.returns)
-        site.join(stand_in, {"bias": vector}, _values(site, edit))
-    site.swap(branch.path, stand_in)
+        context.register(stand_in, {"bias": vector}, _values(context, edit))
+    context.replace_module(branch.path, stand_in)
     if edit.leaves == "identity":
-        site.drop(through_last_matrix(site.model, branch.then))
+        context.replace_by_identity(through_last_matrix(context.model, branch.then))
     else:
-        site.drop(branch.then if edit.leaves == "affine" else branch.followers)
+        context.replace_by_identity(branch.then if edit.leaves == "affine" else branch.followers)
 
 
 def through_last_matrix(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
@@ -195,26 +195,26 @@ def _matrix_and_vector(module: nn.Module) -> tuple[Parameter, Parameter]:
     return matrix, next((p for p in parameters if p.ndim == 1), matrix)
 
 
-def _compensation(site: Site, edit: Narrow) -> dict[str, Tensor]:
+def _compensation(context: EditContext, edit: Narrow) -> dict[str, Tensor]:
     """Return what weights take over, by their paths."""
-    if site.tensors is None:
+    if context.tensors is None:
         return {}
-    return {key.partition(".")[2]: site.tensors[key] for key in edit.tensors}
+    return {key.partition(".")[2]: context.tensors[key] for key in edit.tensors}
 
 
-def _values(site: Site, edit: Replace) -> dict[str, Tensor]:
-    if site.tensors is None:
+def _values(context: EditContext, edit: Replace) -> dict[str, Tensor]:
+    if context.tensors is None:
         return {}
-    return {key.rpartition(".")[2]: site.tensors[key] for key in edit.tensors}
+    return {key.rpartition(".")[2]: context.tensors[key] for key in edit.tensors}
 
 
-def _merge(site: Site, edit: Merge) -> None:
-    matrix, vector = _matrix_and_vector(get_module(site.model, edit.into))
-    new = merged_linear(site.model, edit)
-    site.join(new, {"weight": matrix, "bias": vector}, dict(new.named_parameters()))
-    site.swap(edit.into, new)
-    site.drop(path for path in edit.from_ if path != edit.into)
+def _merge(context: EditContext, edit: Merge) -> None:
+    matrix, vector = _matrix_and_vector(get_module(context.model, edit.into))
+    new = merged_linear(context.model, edit)
+    context.register(new, {"weight": matrix, "bias": vector}, dict(new.named_parameters()))
+    context.replace_module(edit.into, new)
+    context.replace_by_identity(path for path in edit.from_ if path != edit.into)
     if edit.norm is not None:
-        site.swap(edit.norm, without_affine(get_module(site.model, edit.norm)))
+        context.replace_module(edit.norm, without_affine(get_module(context.model, edit.norm)))
     if edit.scale is not None:
-        site.drop((edit.scale,))
+        context.replace_by_identity((edit.scale,))

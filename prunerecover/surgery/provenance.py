@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from prunerecover.cost.macs import count_macs
 from prunerecover.families.constructors import constructor_of
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.copies import meta_copy, twin_of
+from prunerecover.model.copies import meta_copy, share_copy
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import MadeBy, Plan, Result, Source
@@ -43,7 +43,7 @@ def plan_for(
     """
     if not edits:
         return Plan()
-    pruned = meta_copy(model) if example is None else twin_of(model)
+    pruned = meta_copy(model) if example is None else share_copy(model)
     apply_edits(pruned, edits)
     result = Result(
         tensors=tensors_hash(pruned),

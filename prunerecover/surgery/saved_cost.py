@@ -9,7 +9,7 @@ from torch import nn
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.copies import meta_copy, twin_of
+from prunerecover.model.copies import meta_copy, share_copy
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import Plan
@@ -37,7 +37,7 @@ def removed_share(model: nn.Module, edits: Sequence[Edit], cost: str, example: M
     return 1 - _params(after) / _params(before)
 
 
-def taken_by(
+def budget_used(
     plan: Plan, budget: Budget, model: nn.Module, example: Callable[[], ModelInputs], seed: int = 0
 ) -> dict[str, float]:
     """Return what a plan takes, in the terms of a budget: units by kind, or the share of the cost by its name.
@@ -56,7 +56,9 @@ def taken_by(
 
 
 def _merged(model: nn.Module, edits: Sequence[Edit], cost: str) -> nn.Module:
-    copy = meta_copy(model) if cost == "params" else twin_of(model)  # GPT-2's forward pass reads its input: not on meta
+    copy = (
+        meta_copy(model) if cost == "params" else share_copy(model)
+    )  # GPT-2's forward pass reads its input: not on meta
     apply_edits(copy, edits)
     apply_edits(copy, merge_edits(copy))
     return copy

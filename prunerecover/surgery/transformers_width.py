@@ -46,7 +46,7 @@ def follow_widths(model: nn.Module, journal: Journal) -> None:
         before, entries = len(journal.entries), _to_say(part)
         if not entries:
             continue
-        journal.part_configs(model)
+        journal.copy_configs(model)
         for holder, name, value in entries:
             setattr(part.get_submodule(holder).config, name, value)
         if constructor_of(part) is None:

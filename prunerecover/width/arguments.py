@@ -13,7 +13,7 @@ from prunerecover.width.groups.discovery import FOUND_KINDS, check_kinds
 from prunerecover.width.signals.signals import SIGNALS
 
 Allocation = Literal["per_cost", "tolerance", "uniform", "global"]
-Replacement = Literal["calibrated", "zero"]
+WidthReplace = Literal["calibrated", "zero"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def check_arguments(
         raise TypeError(
             f"Expected argument budget to be a Budget, but got {type(budget).__name__}. Use Budget(macs=0.3)."
         )
-    if replace not in get_args(Replacement):
-        raise ValueError(f"Expected replace among {', '.join(get_args(Replacement))}, but got '{replace}'.")
+    if replace not in get_args(WidthReplace):
+        raise ValueError(f"Expected replace among {', '.join(get_args(WidthReplace))}, but got '{replace}'.")
     if allocation not in get_args(Allocation):
         raise ValueError(f"Expected allocation among {', '.join(get_args(Allocation))}, but got '{allocation}'.")
     for name, value in (("removal", removal), ("protection", protection)):

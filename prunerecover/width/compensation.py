@@ -23,7 +23,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from prunerecover.calibration.moments import LARGEST, Moments
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.evaluation import observing, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.plan.groups import Group, Slice, WidthKind
@@ -80,7 +80,7 @@ def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[Mo
     """Return the moments of what readers read, from one pass; those that can take nothing over are left out."""
     readers = [reader for reader in readers if _can_take_over(model, reader)]
     moments: dict[Reader, Moments] = {}
-    with ordinary_arithmetic(), observing(model), uncompiled(), _collected(model, readers, moments):
+    with ordinary_arithmetic(), evaluating(model), uncompiled(), _collected(model, readers, moments):
         for inputs in batches if readers else ():  # experts have none
             call(model, inputs)
     return moments

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from prunerecover.calibration.divergence import mean_divergence
 from prunerecover.model.batches import ModelInputs, call, predictions_of
-from prunerecover.model.copies import clone_of, twin_of
-from prunerecover.model.evaluation import observing, uncompiled
+from prunerecover.model.copies import deep_copy, share_copy
+from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.plan.edits import Edit
 from prunerecover.recovery.batchnorm import batchnorms, recalibrate_batchnorm, several_samples
 from prunerecover.surgery.apply_edits import apply_edits
@@ -17,7 +17,7 @@ from prunerecover.surgery.apply_edits import apply_edits
 SAMPLES = 64
 
 
-class Trial:
+class NarrowedOutput:
     """Narrows copies of a model and compares their outputs with its own.
 
     Attributes:
@@ -27,7 +27,7 @@ class Trial:
 
     def __init__(self, model: nn.Module, batches: Sequence[ModelInputs]) -> None:
         self.model = model
-        self.batches = spread(batches, SAMPLES)
+        self.batches = subsample(batches, SAMPLES)
         try:
             self.dense = outputs(model, self.batches)
         except TypeError:  # no tensor to compare
@@ -38,26 +38,26 @@ class Trial:
 
     def divergence(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> float:
         """Return the mean divergence over samples once edits are applied to a copy, BatchNorm recalibrated."""
-        network = twin_of(self.model)
+        network = share_copy(self.model)
         apply_edits(network, edits, tensors)
         several = several_samples(self.batches)
         if several and batchnorms(network):
-            network = clone_of(network)  # whose statistics are not the model's own
+            network = deep_copy(network)  # whose statistics are not the model's own
             recalibrate_batchnorm(network, several)
         return mean_divergence(self.batches, self.dense, outputs(network, self.batches))
 
 
 def outputs(model: nn.Module, batches: Sequence[ModelInputs]) -> list[Tensor]:
     """Return what the model predicts for each batch, in evaluation mode; it is bit-identical afterwards."""
-    with observing(model), uncompiled():
+    with evaluating(model), uncompiled():
         return [predictions_of(call(model, batch)) for batch in batches]
 
 
-def spread(batches: Sequence[ModelInputs], samples: int) -> list[ModelInputs]:
+def subsample(batches: Sequence[ModelInputs], samples: int) -> list[ModelInputs]:
     """Return every k-th batch, so that about as many samples are left, of all classes where they are sorted by them.
 
     >>> import torch
-    >>> len(spread([ModelInputs((torch.zeros(32, 3),))] * 8, samples=64))
+    >>> len(subsample([ModelInputs((torch.zeros(32, 3),))] * 8, samples=64))
     2
     """
     total = sum(batch.n_samples for batch in batches)

@@ -9,18 +9,18 @@ from torch import nn
 
 from prunerecover.importance.context import Loss
 from prunerecover.model.batches import Batches
-from prunerecover.model.copies import clone_of
+from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.batchnorm import recalibrate_batchnorm, several_samples
 from prunerecover.surgery.apply_edits import apply_edits
-from prunerecover.surgery.saved_cost import taken_by
-from prunerecover.width.arguments import Allocation, Replacement, check_arguments
+from prunerecover.surgery.saved_cost import budget_used
+from prunerecover.width.arguments import Allocation, WidthReplace, check_arguments
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.planner import WidthPlanner
-from prunerecover.width.signals.u_score import Labels
+from prunerecover.width.signals.u_score import ClassLabels
 
 
 @ordinary_arithmetic()
@@ -30,13 +30,13 @@ def plan_width(
     *,
     batches: Batches,
     loss: Loss | None = None,
-    labels: Labels | None = None,
+    labels: ClassLabels | None = None,
     allocation: Allocation = "per_cost",
     removal: str | None = None,
     protection: str | None = None,
     tolerance: float | None = None,
     kinds: Sequence[str] = FOUND_KINDS,
-    replace: Replacement = "calibrated",
+    replace: WidthReplace = "calibrated",
     rounds: int = 1,
     ignore: Sequence[str] = (),
     seed: int = 0,
@@ -53,8 +53,8 @@ def plan_width(
         labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: those that the batches hold. For experts
             also classes of tokens, `(N, T)`: see `token_classes`.
         allocation: "per_cost" (the default): the least saliency per saved cost goes first; what a head counts for
-            beside a neuron, and so on, is tried (`best_weighing`). "tolerance": FAIR-Pruner's Tolerance of Difference.
-            "uniform": the same share of every group. "global": the least saliency first.
+            beside a neuron, and so on, is tried (`best_kind_weights`). "tolerance": FAIR-Pruner's Tolerance of
+            Difference. "uniform": the same share of every group. "global": the least saliency first.
         removal: For "tolerance": the signal whose low values propose what goes; None: "u_score".
         protection: The signal whose high values stay: None: "r_score" for "tolerance", "gate_taylor" otherwise. Signals
             are "u_score", "r_score", "gate_taylor", "fisher", "magnitude" and "random", and for experts "routing".
@@ -86,7 +86,7 @@ def plan_width(
     if rounds == 1:
         return WidthPlanner(model, **options).plan(budget, tolerance=tolerance, **how)
     assert budget is not None, "checked above"
-    return _in_rounds(clone_of(unwrap(model)), budget, rounds, options, how)
+    return _in_rounds(deep_copy(unwrap(model)), budget, rounds, options, how)
 
 
 def _in_rounds(network: nn.Module, budget: Budget, rounds: int, options: dict[str, Any], how: dict[str, Any]) -> Plan:
@@ -97,14 +97,14 @@ def _in_rounds(network: nn.Module, budget: Budget, rounds: int, options: dict[st
     several = several_samples(options["batches"]) or options["batches"]
     plan, kept, taken = Plan(), dict[str, list[int]](), list[dict[str, float]]()
     for whole in budget.in_steps(rounds):
-        part = whole.beyond(taken)
+        part = whole.remaining(taken)
         if part is None:  # rounds before have taken as much
             continue
         if taken:
             recalibrate_batchnorm(network, several)
         planner = WidthPlanner(network, **options)
         step = planner.plan(part, **how)
-        taken.append(taken_by(step, budget, network, planner.first_batch, options["seed"]))
+        taken.append(budget_used(step, budget, network, planner.first_batch, options["seed"]))
         apply_edits(network, step.edits, step.tensors)
         plan = plan + step
         for name, (left, size) in step.evidence.get("kept", {}).items():

@@ -21,7 +21,7 @@ from prunerecover.display.progress import progress
 from prunerecover.importance.context import Loss
 from prunerecover.importance.losses import supervised_loss
 from prunerecover.model.batches import Batches, ModelInputs, as_inputs, without_labels
-from prunerecover.model.copies import twin_of
+from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, ordinary_arithmetic
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
@@ -34,17 +34,23 @@ from prunerecover.width.allocation.by_saliency import global_ranking, per_cost, 
 from prunerecover.width.allocation.cost_model import CostModel, cost_model
 from prunerecover.width.allocation.diagnostics import tolerance_evidence
 from prunerecover.width.allocation.greedy_fill import Removed
-from prunerecover.width.allocation.kind_weights import WEIGHED, Weighing, best_weighing, trials, weighted
+from prunerecover.width.allocation.kind_weights import (
+    WEIGHED,
+    KindWeights,
+    best_kind_weights,
+    number_of_trials,
+    weighted,
+)
 from prunerecover.width.allocation.latency_budget import macs_for_latency
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
-from prunerecover.width.arguments import Allocation, Replacement, Rule, check_arguments
+from prunerecover.width.arguments import Allocation, Rule, WidthReplace, check_arguments
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
 from prunerecover.width.groups.discovery import FOUND_KINDS, find_groups
 from prunerecover.width.groups.unit_slices import Scores
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.narrowed_output import Trial
+from prunerecover.width.narrowed_output import NarrowedOutput
 from prunerecover.width.signals.signals import NEED_LOSS, signals
-from prunerecover.width.signals.u_score import Labels
+from prunerecover.width.signals.u_score import ClassLabels
 
 RULES = {"per_cost": per_cost, "uniform": uniform, "global": global_ranking}
 
@@ -64,7 +70,7 @@ class WidthPlanner:
         *,
         batches: Batches,
         loss: Loss | None = None,
-        labels: Labels | None = None,
+        labels: ClassLabels | None = None,
         kinds: Sequence[str] = FOUND_KINDS,
         ignore: Sequence[str] = (),
         seed: int = 0,
@@ -80,7 +86,7 @@ class WidthPlanner:
             Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)
             for s in found.rewrites
         )
-        rewritten = twin_of(self.model)
+        rewritten = share_copy(self.model)
         apply_edits(rewritten, self.rewrites)
         self.costs: CostModel = cost_model(rewritten, self.groups, self.example)
         self._scores: dict[str, Scores] = {}
@@ -129,7 +135,7 @@ class WidthPlanner:
         removal: str | None = None,
         protection: str | None = None,
         tolerance: float | None = None,
-        replace: Replacement = "calibrated",
+        replace: WidthReplace = "calibrated",
     ) -> Plan:
         """Return the plan of one budget; see `plan_width`."""
         check_arguments(budget, allocation, removal, protection, tolerance, replace, sorted(self.units))
@@ -155,7 +161,7 @@ class WidthPlanner:
             evidence={"kept": kept, "kinds": {g.name: g.kind for g in self.groups}, **evidence},
         )
 
-    def _removed(self, budget: Budget | None, rule: Rule, weighing: Weighing) -> tuple[Removed, dict[str, Any]]:
+    def _removed(self, budget: Budget | None, rule: Rule, weighing: KindWeights) -> tuple[Removed, dict[str, Any]]:
         if rule.removal is None:
             assert budget is not None, "only tolerances go without"
             (saliency,) = self.scores(*rule.signals)
@@ -170,17 +176,17 @@ class WidthPlanner:
         )
         return found.removed, tolerance_evidence(self.groups, low, high, found, self.costs)
 
-    def _weighing(self, budget: Budget | None, rule: Rule, replace: Replacement) -> Weighing:
+    def _weighing(self, budget: Budget | None, rule: Rule, replace: WidthReplace) -> KindWeights:
         """Return how saliencies count; as they are unless heads or experts may go beside others.
 
         For a share of the latency it is tried at as large a share of the MACs, if so many can go.
         """
-        plain = Weighing()
+        plain = KindWeights()
         if rule.allocation != "per_cost" or budget is None or budget.share is None:
             return plain
         cost, share = budget.share
         kinds = [kind for kind in self.units if kind != "expert" or cost == "params"]  # experts save no MACs
-        if len(kinds) < 2 or not set(kinds) & set(WEIGHED) or not self._trial.comparable:
+        if len(kinds) < 2 or not set(kinds) & set(WEIGHED) or not self._narrowed_output.comparable:
             return plain
         if cost == "latency":
             budget = Budget(macs=share)
@@ -189,15 +195,17 @@ class WidthPlanner:
             except ValueError:
                 return plain
         kinds.sort(key=self.units.__getitem__, reverse=True)
-        with progress("weighing kinds", trials(kinds)) as advance:
+        with progress("weighing kinds", number_of_trials(kinds)) as advance:
 
-            def divergence_at(weighing: Weighing) -> float:
+            def divergence_at(weighing: KindWeights) -> float:
                 advance()
-                return self._trial.divergence(*self._compensated(self._edits_at(budget, rule, weighing), replace))
+                return self._narrowed_output.divergence(
+                    *self._compensated(self._edits_at(budget, rule, weighing), replace)
+                )
 
-            return best_weighing(kinds, divergence_at)
+            return best_kind_weights(kinds, divergence_at)
 
-    def _in_macs(self, budget: Budget | None, rule: Rule, weighing: Weighing) -> Budget | None:
+    def _in_macs(self, budget: Budget | None, rule: Rule, weighing: KindWeights) -> Budget | None:
         """Return the budget of MACs whose plan saves the latency that a budget asks for; other budgets as they are."""
         if budget is None or budget.share is None or budget.share[0] != "latency":
             return budget
@@ -205,14 +213,14 @@ class WidthPlanner:
         edits_at = partial(self._edits_at, rule=rule, weighing=weighing)
         return macs_for_latency(self.model, budget.share[1], edits_at, self.first_batch(), self.seed)
 
-    def _edits_at(self, budget: Budget, rule: Rule, weighing: Weighing) -> tuple[Edit, ...]:
+    def _edits_at(self, budget: Budget, rule: Rule, weighing: KindWeights) -> tuple[Edit, ...]:
         return self._edits(self._removed(budget, rule, weighing)[0])
 
     def _edits(self, removed: Removed) -> tuple[Edit, ...]:
         narrowed = narrow_edits(self.groups, removed)
         return (*self.rewrites, *narrowed) if narrowed else ()
 
-    def _compensated(self, edits: Sequence[Edit], replace: Replacement) -> tuple[list[Edit], dict[str, Tensor]]:
+    def _compensated(self, edits: Sequence[Edit], replace: WidthReplace) -> tuple[list[Edit], dict[str, Tensor]]:
         """Return the edits with what reading weights take over."""
         narrowing = [edit for edit in edits if isinstance(edit, Narrow)]
         if replace == "zero" or not narrowing:
@@ -225,5 +233,5 @@ class WidthPlanner:
         return moments_of(self.model, readers_of(self.groups), [self._inputs(batch) for batch in self.batches])
 
     @cached_property
-    def _trial(self) -> Trial:
-        return Trial(self.model, [self._inputs(batch) for batch in self.batches])
+    def _narrowed_output(self) -> NarrowedOutput:
+        return NarrowedOutput(self.model, [self._inputs(batch) for batch in self.batches])

@@ -25,7 +25,7 @@ from prunerecover.plan.plan import Plan
 from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
 from prunerecover.recipes.plan_methods.width_page import page
 from prunerecover.width.allocation.cost_model import Cost
-from prunerecover.width.arguments import Allocation, Replacement, check_arguments
+from prunerecover.width.arguments import Allocation, WidthReplace, check_arguments
 from prunerecover.width.figure import plot_rankings
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.unit_slices import Scores, removal_positions
@@ -57,7 +57,7 @@ class WidthPlan(PlanMethod):
         protection: str,
         tolerance: float | None = None,
         kinds: list[str] | None,
-        replace: Replacement,
+        replace: WidthReplace,
         ignore: list[str] | None,
         seed: int,
     ) -> None:
@@ -151,7 +151,7 @@ class PerCostPlan(WidthPlan):
         ratio: dict[str, float] | None = None,
         protection: str = "gate_taylor",
         kinds: list[str] | None = None,
-        replace: Replacement = "calibrated",
+        replace: WidthReplace = "calibrated",
         ignore: list[str] | None = None,
         seed: int = 0,
     ) -> None:
@@ -197,7 +197,7 @@ class FairPlan(WidthPlan):
         removal: str = "u_score",
         protection: str = "r_score",
         kinds: list[str] | None = None,
-        replace: Replacement = "calibrated",
+        replace: WidthReplace = "calibrated",
         ignore: list[str] | None = None,
         seed: int = 0,
     ) -> None:

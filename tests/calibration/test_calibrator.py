@@ -21,7 +21,7 @@ from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.search import edits_of
 from prunerecover.depth.units import find_units
 from prunerecover.model.batches import as_inputs, split_batches
-from prunerecover.model.evaluation import observing
+from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edits import Remove
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import apply_edits
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 def calibrator_of(
     model: nn.Module, batches: Sequence[Any], kinds: Sequence[str], replace: str = "calibrated"
 ) -> Calibrator:
-    with observing(model):
+    with evaluating(model):
         return Calibrator(model, split_batches(batches, CPU), find_units(model, kinds), replace)
 
 
@@ -49,7 +49,7 @@ def test_score_of_every_unit_equals_brute_force(name: str) -> None:
     model, batches = build(name), batches_of(name)
     kinds = ("attention", "mlp", "activation") if name in UNGATED else ("attention", "mlp")
     calibrator = calibrator_of(model, batches, kinds)
-    with observing(model), unchanged(model):
+    with evaluating(model), unchanged(model):
         scores = calibrator.score(find_units(model, kinds))
     for choice in scores.values():
         edits, values = edits_of(model, [(choice.unit, choice.candidate)])
@@ -70,7 +70,7 @@ def test_chosen_candidate_is_the_best_of_all_by_full_forward_passes(name: str) -
         return options[unit.name]
 
     calibrator._candidates = noting  # type: ignore[method-assign]
-    with observing(model):
+    with evaluating(model):
         scores = calibrator.score(find_units(model, kinds))
     assert {len(found) for found in options.values()} <= {3, 4}
     for name_, choice in scores.items():
@@ -104,7 +104,7 @@ def test_fit_aims_at_the_dense_state_after_what_was_pruned_before(name: str) -> 
     units = [u for u in find_units(model, ("attention", "activation")) if ".1." in u.name]
     leaves = {u.name: "zero" if u.kind == "attention" else "affine" for u in units}
     calibrator = calibrator_of(model, batches, ("attention", "activation"))
-    with observing(model):
+    with evaluating(model):
         in_order = {c.unit.kind: c.candidate for c in calibrator.choose(units, leaves)}
         on_dense = calibrator.choose([u for u in units if u.kind == "activation"], leaves)[0].candidate
 
@@ -124,7 +124,7 @@ def test_calibrated_is_at_least_as_good_as_zero_for_every_unit() -> None:
     model, batches = build("timm_all"), batches_of("timm_all")
     kinds = ("attention", "mlp")
     fitted, zero = (calibrator_of(model, batches, kinds, replace) for replace in ("calibrated", "zero"))
-    with observing(model):
+    with evaluating(model):
         best, bare = fitted.score(find_units(model, kinds)), zero.score(find_units(model, kinds))
     assert all(best[name].divergence <= bare[name].divergence for name in bare)
 
@@ -213,7 +213,7 @@ def test_padding_counts_for_nothing() -> None:
     found = []
     for batch in (inputs, longer):
         calibrator = calibrator_of(model, [batch], kinds)
-        with observing(model):
+        with evaluating(model):
             found.append({n: c.divergence for n, c in calibrator.score(find_units(model, kinds)).items()})
     weights = calibrator._weights[0][0]
     assert not weights[:, 9:].any()
@@ -230,7 +230,7 @@ def test_padding_does_not_enter_the_divergence() -> None:
     scores = []
     for batch in (inputs, padded):
         calibrator = calibrator_of(model, [batch], ("block",))
-        with observing(model):
+        with evaluating(model):
             scores.append([c.divergence for c in calibrator.score(find_units(model, ("block",))).values()])
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
 
@@ -255,7 +255,7 @@ def test_known_choices_spare_fits_and_change_nothing(new: int, monkeypatch: pyte
     model, batches = build("timm_all"), batches_of("timm_all")
     kinds = ("attention", "activation")
     calibrator, units = calibrator_of(model, batches, kinds), find_units(model, kinds)[:6]
-    with observing(model):
+    with evaluating(model):
         anew = calibrator.choose(units)
         known = calibrator.choose([u for u in units if u is not units[new]])
         fitted: list[str] = []

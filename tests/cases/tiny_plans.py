@@ -11,7 +11,7 @@ from prunerecover.families.describe import describe
 from prunerecover.model.batches import logits_of
 from prunerecover.plan.edits import Edit, Remove, Replace
 from prunerecover.plan.plan import Plan
-from prunerecover.surgery.merging import take_out_blocks
+from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.provenance import plan_for
 
 Drop = tuple[int, str, str]  # block, kind, what it leaves
@@ -31,7 +31,7 @@ def tiny_plan(model: nn.Module, *drops: Drop) -> Plan:
             else Replace(unit=_unit(model, index, kind), kind=kind, leaves=leaves, tensors=tuple(fitted))
         )
         tensors |= fitted
-    edits += take_out_blocks(model, [index for index, kind, _ in drops if kind == "block"])
+    edits += block_removals(model, [index for index, kind, _ in drops if kind == "block"])
     return plan_for(model, edits, method="test", tensors=tensors)
 
 

@@ -17,7 +17,7 @@ from prunerecover.families.describe import describe
 from prunerecover.importance.parameters import unit_parameters
 from prunerecover.model import batches as b
 from prunerecover.model.block_runner import BlockRunner
-from prunerecover.model.evaluation import observing
+from prunerecover.model.evaluation import evaluating
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.paths import get_module, parent_path, set_module, unwrap
 from prunerecover.model.replacements import Affine, Constant, Nothing, PassThrough, Replacement, SlopeBias
@@ -247,7 +247,7 @@ def test_token_weights_equal_squared_gradients_of_each_block(name: str) -> None:
     model = build(name)
     inputs = b.as_inputs(batch_of(name))
     runner = BlockRunner(model, describe(model).container)
-    with observing(model):
+    with evaluating(model):
         weights = token_weights(runner, [inputs], seed=3)
     logits = output_of(model, batch_of(name))
     drawn = torch.multinomial(logits.flatten(0, -2).softmax(-1), 1, generator=torch.Generator().manual_seed(3))
@@ -269,7 +269,7 @@ def test_token_weights_equal_squared_gradients_of_each_block(name: str) -> None:
 def test_token_weights_average_one_and_have_a_floor() -> None:
     model = build("timm")
     runner = BlockRunner(model, "blocks")
-    with observing(model), unchanged(model):
+    with evaluating(model), unchanged(model):
         weights = token_weights(runner, [b.as_inputs(batch_of("timm")), b.as_inputs(batch_of("timm", 2, seed=5))])
     assert len(weights) == 4
     for block in weights:
@@ -283,7 +283,7 @@ def test_token_weights_average_one_and_have_a_floor() -> None:
 
 def test_regression_outputs_have_token_weights_too() -> None:
     model = tiny_timm(num_classes=1)
-    with observing(model):
+    with evaluating(model):
         weights = token_weights(BlockRunner(model, "blocks"), [b.as_inputs(batch_of("timm"))])
     assert all(torch.isfinite(w).all() for block in weights for w in block)
 
@@ -291,7 +291,7 @@ def test_regression_outputs_have_token_weights_too() -> None:
 def test_batches_of_several_lengths_are_weighted_by_content() -> None:
     model = build("llama")
     inputs = [b.as_inputs(batch_of("llama")), b.as_inputs({"input_ids": batch_of("llama")["input_ids"][:, :5]})]
-    with observing(model):
+    with evaluating(model):
         weights = token_weights(BlockRunner(model, describe(model).container), inputs)
     assert [w.shape for w in weights[1]] == [(4, 9), (4, 5)]
     assert not torch.equal(weights[1][0][0], weights[1][0][1])

@@ -13,8 +13,8 @@ from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.hooks import recording
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Remove
-from prunerecover.surgery.apply_edits import applied_for_now, apply_edits
-from prunerecover.surgery.merging import take_out_blocks
+from prunerecover.surgery.apply_edits import apply_edits, temporarily_applied
+from prunerecover.surgery.merging import block_removals
 
 
 def runner_of(model: nn.Module) -> BlockRunner:
@@ -33,7 +33,7 @@ def test_cached_sweep_equals_naive_sweep(name: str) -> None:
             edit = Remove(unit=block.attention.path, kind="attention")
             naive = build(name)
             apply_edits(naive, [edit])
-            with applied_for_now(model, edit, {}):
+            with temporarily_applied(model, edit, {}):
                 cached = runner.finish(inputs, index, hidden)
             assert torch.allclose(cached, output_of(naive, batch), atol=1e-5)
             hidden = runner.advance(inputs, index, hidden, index + 1)
@@ -47,7 +47,7 @@ def test_skipped_block_equals_removed_block(name: str) -> None:
         hidden = runner.advance(inputs, 0, None, 1)
         for index in (1, 2, 3):
             naive = build(name)
-            apply_edits(naive, take_out_blocks(naive, [index]))
+            apply_edits(naive, block_removals(naive, [index]))
             with runner.skipping([index]):
                 cached = runner.finish(inputs, 1, hidden)
             assert torch.allclose(cached, output_of(naive, batch), atol=1e-5)

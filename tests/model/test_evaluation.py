@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from prunerecover.cost.macs import count_macs
 from prunerecover.cost.memory import peak_activations
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.evaluation import device_of, observing, ordinary_arithmetic
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic
 
 
 class Restless(nn.Module):
@@ -69,7 +69,7 @@ def test_failing_forward_leaves_no_trace() -> None:
 def test_pending_backward_pass_survives() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     loss = model(torch.ones(2, 3)).sum()
-    with observing(model):
+    with evaluating(model):
         model(torch.zeros(2, 3))
     loss.backward()
     assert model[0].weight.grad is not None
@@ -77,7 +77,7 @@ def test_pending_backward_pass_survives() -> None:
 
 def test_gradients_are_off_inside_and_on_outside() -> None:
     model = nn.Linear(2, 2)
-    with observing(model):
+    with evaluating(model):
         assert not model(torch.ones(1, 2)).requires_grad
     assert model(torch.ones(1, 2)).requires_grad
 

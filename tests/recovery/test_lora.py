@@ -1,4 +1,4 @@
-"""Adapters on plain networks: laying changes no output, folding changes none, and nothing of them stays."""
+"""Adapters on plain networks: injecting changes no output, merging changes none, and nothing of them stays."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from prunerecover.model.paths import get_module
 from prunerecover.recovery.lora import (
     Adapters,
     LoraSettings,
-    fold_adapters,
     has_adapters,
-    lay_adapters,
+    inject_adapters,
+    merge_adapters,
     plan_adapters,
 )
 from prunerecover.recovery.lora_targets import adaptable
@@ -44,15 +44,15 @@ def test_laid_equals_plain_and_folded_equals_laid(name):
     attributes = set(vars(network))
     adapters = plan_adapters(network, SETTINGS)
     assert tensors_hash(network) == before
-    applied = lay_adapters(network, adapters)
+    applied = inject_adapters(network, adapters)
     assert torch.equal(torch.get_rng_state(), random)
     assert not any(module.training for module in network.modules())
     assert torch.equal(output_of(name, network), plain)
     stir(applied)
-    laid = output_of(name, network)
-    assert (laid - plain).abs().max() > 0.1
-    fold_adapters(network, adapters)
-    assert (output_of(name, network) - laid).abs().max() < 1e-5 * laid.abs().max()
+    injected = output_of(name, network)
+    assert (injected - plain).abs().max() > 0.1
+    merge_adapters(network, adapters)
+    assert (output_of(name, network) - injected).abs().max() < 1e-5 * injected.abs().max()
     assert tensors_hash(network) == before
     assert set(vars(network)) == attributes
     assert not has_adapters(network)
@@ -63,11 +63,11 @@ def test_folding_is_the_sum_of_weight_and_product():
     """By the formula, in double precision."""
     network = tiny_timm().double()
     adapters = plan_adapters(network, SETTINGS)
-    applied = lay_adapters(network, adapters)
+    applied = inject_adapters(network, adapters)
     stir(applied)
     weight = network.blocks[0].mlp.fc1.base_layer.weight.detach().clone()
     a, b = (applied.added[f"blocks.0.mlp.fc1.lora_{x}.default.weight"][0].detach() for x in "AB")
-    fold_adapters(network, adapters)
+    merge_adapters(network, adapters)
     torch.testing.assert_close(network.blocks[0].mlp.fc1.weight.detach(), weight + 2.0 * b @ a, rtol=1e-12, atol=1e-12)
 
 
@@ -77,10 +77,10 @@ def test_convolutions():
     images = torch.randn(2, 1, 8, 8)
     adapters = plan_adapters(network, LoraSettings(rank=2, alpha=4, target_modules=("0",)))
     assert set(adapters.frozen) == {"0.weight", "1.weight"}
-    stir(lay_adapters(network, adapters))
-    laid = network(images)
-    fold_adapters(network, adapters)
-    torch.testing.assert_close(network(images), laid)
+    stir(inject_adapters(network, adapters))
+    injected = network(images)
+    merge_adapters(network, adapters)
+    torch.testing.assert_close(network(images), injected)
 
 
 def test_what_cannot_be_folded_is_not_adapted():
@@ -98,7 +98,7 @@ def test_tied_heads_rest_and_others_train():
     """Where the head is the embedding, it is frozen with it."""
     for network, trains in ((tiny_gpt2(), False), (tiny_llama(), True)):
         assert (network.lm_head.weight is network.get_input_embeddings().weight) is not trains
-        lay_adapters(network, plan_adapters(network, SETTINGS))
+        inject_adapters(network, plan_adapters(network, SETTINGS))
         assert network.lm_head.weight.requires_grad is trains
         assert network.get_input_embeddings().weight.requires_grad is False
 
@@ -120,9 +120,9 @@ def test_own_choice_of_what_is_frozen_comes_back():
     network.blocks[0].requires_grad_(False)
     flags = {name: p.requires_grad for name, p in network.named_parameters()}
     adapters = plan_adapters(network, SETTINGS)
-    lay_adapters(network, adapters)
+    inject_adapters(network, adapters)
     assert not network.blocks[0].norm1.weight.requires_grad
-    fold_adapters(network, adapters)
+    merge_adapters(network, adapters)
     assert {name: p.requires_grad for name, p in network.named_parameters()} == flags
 
 
@@ -134,15 +134,15 @@ def test_in_a_plain_loop_after_surgery():
     update_optimizer(optimizer, apply)
     adapters = plan_adapters(network, SETTINGS)
     assert len(adapters.modules) == 4 * 4 - 2
-    update_optimizer(optimizer, lay_adapters(network, adapters))
+    update_optimizer(optimizer, inject_adapters(network, adapters))
     assert set(optimizer.param_groups[0]["params"]) == {p for p in network.parameters() if p.requires_grad}
     frozen = copy.deepcopy(network.blocks[1].mlp.fc1.base_layer.weight)
     network(tiny_images()).square().sum().backward()
     optimizer.step()
     assert torch.equal(network.blocks[1].mlp.fc1.base_layer.weight, frozen)
-    laid = output_of("timm", network)
-    update_optimizer(optimizer, fold_adapters(network, adapters))
-    torch.testing.assert_close(output_of("timm", network), laid, rtol=1e-4, atol=1e-4)
+    injected = output_of("timm", network)
+    update_optimizer(optimizer, merge_adapters(network, adapters))
+    torch.testing.assert_close(output_of("timm", network), injected, rtol=1e-4, atol=1e-4)
     held = set(optimizer.param_groups[0]["params"])
     assert held >= {get_module(network, path).weight for path in adapters.modules}
     assert held <= set(network.parameters())
@@ -162,10 +162,10 @@ def test_folding_what_is_folded():
     network = tiny_timm()
     adapters = plan_adapters(network, SETTINGS)
     with pytest.raises(ValueError, match=r"Expected an adapter at 'blocks.0.attn.qkv' .* but it is plain"):
-        fold_adapters(network, adapters)
-    lay_adapters(network, adapters)
+        merge_adapters(network, adapters)
+    inject_adapters(network, adapters)
     with pytest.raises(ValueError, match=r"adapters were planned for, but this VisionTransformer has"):
-        lay_adapters(network, adapters)
+        inject_adapters(network, adapters)
 
 
 def test_laying_on_another_network():
@@ -174,5 +174,5 @@ def test_laying_on_another_network():
     with pytest.raises(
         ValueError, match=r"this VisionTransformer has no plain 'blocks.3.attn.qkv'. Was it pruned since"
     ):
-        lay_adapters(network, adapters)
+        inject_adapters(network, adapters)
     assert not has_adapters(network)

@@ -98,7 +98,7 @@ def test_resuming_with_other_arguments(tmp_path):
 
 def test_surgery_without_it_is_said(tmp_path):
     fit(tmp_path, lora(), depth(schedule={"start": 2}))
-    with pytest.warns(UserWarning, match=r"at 'net' are folded for its surgery, and no callback here lays new ones"):
+    with pytest.warns(UserWarning, match=r"at 'net' are merged for its surgery, and no callback here injects new ones"):
         module, _ = fit(tmp_path / "a", depth(schedule={"start": 2}), resume=tmp_path / "epoch=0.ckpt")
     assert not has_adapters(module.net)
     assert all(p.requires_grad for p in module.net.parameters())

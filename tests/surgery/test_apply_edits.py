@@ -14,7 +14,7 @@ from torch import nn
 from prunerecover.apply import apply_plan
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.families.describe import describe
-from prunerecover.model.copies import meta_copy, twin_of
+from prunerecover.model.copies import meta_copy, share_copy
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Config, Edit, Merge, Remove, Replace
@@ -309,10 +309,10 @@ def test_copies_leave_hooks_and_compiled_calls_behind() -> None:
     model = build("timm")
     model.register_forward_hook(lambda *_: None)
     model.compile()
-    for copied in (meta_copy(model), twin_of(model)):
+    for copied in (meta_copy(model), share_copy(model)):
         assert not copied._forward_hooks
         assert copied._compiled_call_impl is None
-    assert twin_of(model).head.weight is model.head.weight
+    assert share_copy(model).head.weight is model.head.weight
     assert model._compiled_call_impl is not None
 
 

@@ -14,7 +14,7 @@ from prunerecover.model.linears import matrix_and_bias
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Remove, Replace
 from prunerecover.surgery.apply_edits import apply_edits
-from prunerecover.surgery.merging import merge, take_out_blocks
+from prunerecover.surgery.merging import block_removals, merge
 
 TENSORS = {"slope_bias": ("slope", "bias"), "affine": ("weight", "bias"), "identity": ()}
 
@@ -128,4 +128,4 @@ def test_half_precision_merges_in_double() -> None:
 
 def test_all_blocks_cannot_be_taken_out() -> None:
     with pytest.raises(ValueError, match="at least one block to stay, but all 4 are to be removed"):
-        take_out_blocks(build("timm"), [0, 1, 2, 3])
+        block_removals(build("timm"), [0, 1, 2, 3])

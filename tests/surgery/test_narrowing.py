@@ -27,7 +27,7 @@ from cases.width.narrow import (
 from torch import Tensor, nn
 
 from prunerecover.apply import apply_plan
-from prunerecover.model.copies import meta_copy, twin_of
+from prunerecover.model.copies import meta_copy, share_copy
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.plan.groups import Setting, Slice
 from prunerecover.plan.plan import Plan
@@ -78,7 +78,7 @@ def test_plan_survives_json_and_applies_anywhere(name: str) -> None:
     model, bare, half = case.build(), meta_copy(case.build()), case.build().bfloat16().requires_grad_(False)
     plan = Plan.from_dict(json.loads(json.dumps(plan_for(model, case.edits, method="test").to_dict())))
     assert plan.edits == case.edits
-    twin = twin_of(model)
+    twin = share_copy(model)
     with unchanged(model):
         apply_plan(twin, plan)
     apply_plan(model, plan)

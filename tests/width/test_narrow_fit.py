@@ -22,8 +22,8 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Sto
 from prunerecover import Plan, load_pruned
 from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport
 from prunerecover.callbacks.ledger.ledger import KEY, Ledger
+from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer
 from prunerecover.callbacks.surgery.artifacts import save_merged
-from prunerecover.callbacks.surgery.operate import operate
 from prunerecover.model.replacements import Replacement
 from prunerecover.surgery.provenance import plan_for
 
@@ -248,7 +248,7 @@ def test_plan_for_another_network_changes_nothing(tmp_path):
         def on_train_epoch_start(self, trainer, pl_module):
             plan = plan_for(SmallCnn(), [first_conv()], method="test")
             with pytest.raises(ValueError, match="this model's tensors have other names or sizes"):
-                operate(trainer, pl_module, "net", plan)
+                apply_in_trainer(trainer, pl_module, "net", plan)
 
     pl.seed_everything(7, verbose=False)
     module = Cnn()

@@ -29,10 +29,10 @@ def test_latency_budget_is_measured(make: Any, batches: Batches, monkeypatch: py
     dense = count_macs(model, IMAGE)
 
     def clock(network: nn.Module, edits: Any, cost: str, example: Any, seed: int = 0) -> float:
-        from prunerecover.model.copies import twin_of
+        from prunerecover.model.copies import share_copy
         from prunerecover.surgery.apply_edits import apply_edits
 
-        copied = twin_of(network)
+        copied = share_copy(network)
         apply_edits(copied, edits)
         assert cost == "latency"
         return 1 - count_macs(copied, IMAGE) / dense

@@ -15,7 +15,7 @@ import torch
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.groups import Group
 from prunerecover.width.allocation.cost_model import Cost, CostModel
-from prunerecover.width.allocation.greedy_fill import NEVER, Key, Removed, Target, fill, room
+from prunerecover.width.allocation.greedy_fill import NEVER, PriorityKey, RemovalTarget, Removed, fill, max_removable
 from prunerecover.width.groups.unit_slices import Scores, removal_order
 
 Per = Literal["macs", "params", "both", "units"]
@@ -54,7 +54,7 @@ def per_cost(
         ValueError: If the groups cannot meet the budget, saliencies do not fit the groups or are negative, or an
             argument is out of range.
     """
-    target = Target.of(budget, groups, costs)
+    target = RemovalTarget.of(budget, groups, costs)
     per = per or ("units" if target.in_units else "macs" if target.what == "macs" else "both")
     if not 0 <= damping < math.inf:
         raise ValueError(f"Expected damping to be finite and at least 0, but got {damping}.")
@@ -79,7 +79,7 @@ def global_ranking(
     def key(name: str, gone: int, units: int, saving: Cost) -> float:
         return sum(ranked[name][gone : gone + units]) / units
 
-    return _allocate(groups, saliency, costs, Target.of(budget, groups, costs), key, most)
+    return _allocate(groups, saliency, costs, RemovalTarget.of(budget, groups, costs), key, most)
 
 
 def uniform(
@@ -96,7 +96,7 @@ def uniform(
     def key(name: str, gone: int, units: int, saving: Cost) -> float:
         return (gone + units / 2) / sizes[name]
 
-    return _allocate(groups, saliency, costs, Target.of(budget, groups, costs), key, most)
+    return _allocate(groups, saliency, costs, RemovalTarget.of(budget, groups, costs), key, most)
 
 
 def share_saved(saving: Cost, full: Cost, per: Literal["macs", "params", "both"]) -> float:
@@ -116,9 +116,9 @@ def lowest(groups: Sequence[Group], saliency: Scores, counts: Mapping[str, int])
 
 
 def _allocate(
-    groups: Sequence[Group], saliency: Scores, costs: CostModel, target: Target, key: Key, most: float
+    groups: Sequence[Group], saliency: Scores, costs: CostModel, target: RemovalTarget, key: PriorityKey, most: float
 ) -> Removed:
-    counts = fill(costs, target, key, end={group.name: room(group, most) for group in target.groups})
+    counts = fill(costs, target, key, end={group.name: max_removable(group, most) for group in target.groups})
     return lowest(groups, saliency, counts)
 
 

@@ -39,7 +39,7 @@ class Cost(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Width:
+class NarrowingDim:
     """A dimension of a tensor that narrows.
 
     Attributes:
@@ -58,7 +58,7 @@ class Width:
 
 
 @dataclass(frozen=True)
-class Block:
+class NarrowingParameter:
     """A parameter that narrows.
 
     Attributes:
@@ -69,7 +69,7 @@ class Block:
 
     entries: int
     positions: int | Fraction
-    widths: tuple[Width, ...]
+    widths: tuple[NarrowingDim, ...]
 
     def cost(self, gone: Mapping[str, int]) -> tuple[int | Fraction, int]:
         """Return its MACs and entries once so many units of each group are gone."""
@@ -96,7 +96,7 @@ class CostModel:
     full: Cost
     sizes: dict[str, int]
     linear: dict[str, tuple[int | Fraction, int]]
-    blocks: dict[str, tuple[Block, ...]]
+    blocks: dict[str, tuple[NarrowingParameter, ...]]
 
     def total(self, kept: Mapping[str, int]) -> Cost:
         """Return the cost with so many units kept per group; groups that are not named keep all.
@@ -153,10 +153,10 @@ def cost_model(model: nn.Module, groups: Sequence[Group], example_inputs: Any) -
     macs = macs_by_module(network, as_inputs(example_inputs).select(torch.tensor([0])))
     positions = _positions(network, groups, macs)
     linear: dict[str, tuple[int | Fraction, int]] = {group.name: (group.products, 0) for group in groups}
-    blocks: dict[str, list[Block]] = {group.name: [] for group in groups}
+    blocks: dict[str, list[NarrowingParameter]] = {group.name: [] for group in groups}
     for tensor, widths in _narrowing(network, groups):
         entries = tensor.numel() // math.prod(width.full for width in widths)
-        block = Block(entries, positions.get(id(tensor), 0), widths)
+        block = NarrowingParameter(entries, positions.get(id(tensor), 0), widths)
         if len(widths) > 1:
             for name in dict.fromkeys(name for width in widths for name in width.per_unit):
                 blocks[name].append(block)
@@ -194,7 +194,7 @@ def _positions(network: nn.Module, groups: Sequence[Group], macs: Mapping[str, i
     return found
 
 
-def _narrowing(network: nn.Module, groups: Sequence[Group]) -> list[tuple[Tensor, tuple[Width, ...]]]:
+def _narrowing(network: nn.Module, groups: Sequence[Group]) -> list[tuple[Tensor, tuple[NarrowingDim, ...]]]:
     """Return the parameters that groups narrow with their narrowing dimensions; tied ones once."""
     parameters = {id(p) for p in network.parameters()}
     tensors: dict[int, Tensor] = {}
@@ -217,9 +217,9 @@ def _narrowing(network: nn.Module, groups: Sequence[Group]) -> list[tuple[Tensor
     ]
 
 
-def _width(tensor: Tensor, dim: int, parts: Mapping[str, set[tuple[int, int]]], routed: bool) -> Width:
+def _width(tensor: Tensor, dim: int, parts: Mapping[str, set[tuple[int, int]]], routed: bool) -> NarrowingDim:
     per_unit = {name: sum(span for _, span in found) for name, found in parts.items()}
-    return Width(tensor.shape[dim], per_unit, for_macs=not routed)
+    return NarrowingDim(tensor.shape[dim], per_unit, for_macs=not routed)
 
 
 def _checked_dim(tensor: Tensor, part: Slice, group: Group) -> int:

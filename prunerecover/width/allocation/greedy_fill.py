@@ -19,7 +19,7 @@ from prunerecover.plan.groups import Group, WidthKind
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 
 Removed = dict[str, Tensor]  # by group name: indices of the units that go, ascending
-Key = Callable[[str, int, int, Cost], float]  # group, units gone, units to go next, what they save; inf: never
+PriorityKey = Callable[[str, int, int, Cost], float]  # group, units gone, units to go next, what they save; inf: never
 NEVER = float("inf")
 
 
@@ -33,7 +33,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Target:
+class RemovalTarget:
     """What has to go: `amount` of all that there are of "macs" or "params", or of the units of one kind.
 
     Attributes:
@@ -46,7 +46,7 @@ class Target:
     groups: tuple[Group, ...]
 
     @classmethod
-    def of(cls, budget: Budget, groups: Sequence[Group], costs: CostModel) -> Target:
+    def of(cls, budget: Budget, groups: Sequence[Group], costs: CostModel) -> RemovalTarget:
         """Read a budget.
 
         Raises:
@@ -97,7 +97,7 @@ def kind_of(budget: Budget) -> str:
     return kinds[0]
 
 
-def room(group: Group, most: float) -> int:
+def max_removable(group: Group, most: float) -> int:
     """Return how many units a group may lose: at most a share, leaving `at_least` and a number that `multiple` divides.
 
     Raises:
@@ -115,7 +115,11 @@ def allowed(group: Group, count: int) -> int:
 
 
 def fill(
-    costs: CostModel, target: Target, key: Key, end: Mapping[str, int], start: Mapping[str, int] | None = None
+    costs: CostModel,
+    target: RemovalTarget,
+    key: PriorityKey,
+    end: Mapping[str, int],
+    start: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Return how many units of each of the target's groups go, so that it is just met.
 
@@ -151,7 +155,7 @@ def fill(
     return gone
 
 
-def _check_met(target: Target, saved: int) -> None:
+def _check_met(target: RemovalTarget, saved: int) -> None:
     if saved < target.amount:
         can = str(saved) if target.in_units else f"{saved / target.full:.1%}"
         routed = max((group for group in target.groups if group.kind == "expert"), key=_needed, default=None)
@@ -171,18 +175,20 @@ def _push(heap: list[tuple[float, int]], number: int, step: Step | None) -> None
         heapq.heappush(heap, (step.key, number))
 
 
-def _next(group: Group, costs: CostModel, key: Key, gone: Mapping[str, int], end: Mapping[str, int]) -> Step | None:
+def _next(
+    group: Group, costs: CostModel, key: PriorityKey, gone: Mapping[str, int], end: Mapping[str, int]
+) -> Step | None:
     left = group.size - gone[group.name]
     units = left % group.multiple or group.multiple
     return _step(group, units, costs, key, gone) if gone[group.name] + units <= end[group.name] else None
 
 
-def _step(group: Group, units: int, costs: CostModel, key: Key, gone: Mapping[str, int]) -> Step:
+def _step(group: Group, units: int, costs: CostModel, key: PriorityKey, gone: Mapping[str, int]) -> Step:
     saving = costs.saving(group.name, gone, units)
     return Step(units, saving, key(group.name, gone[group.name], units, saving))
 
 
-def _give_back(costs: CostModel, target: Target, key: Key, gone: dict[str, int], saved: int) -> None:
+def _give_back(costs: CostModel, target: RemovalTarget, key: PriorityKey, gone: dict[str, int], saved: int) -> None:
     """Take back, in `gone`, the units with the highest keys that are not needed to meet the target."""
     while True:
         last = {
@@ -204,7 +210,7 @@ def _taken_last(group: Group, gone: int) -> int:
     return min(gone, first if gone == first else group.multiple)
 
 
-def saved_by(costs: CostModel, target: Target, gone: Mapping[str, int]) -> int:
+def saved_by(costs: CostModel, target: RemovalTarget, gone: Mapping[str, int]) -> int:
     """Return what counts of so many units per group."""
     if target.in_units:
         return sum(gone.get(group.name, 0) for group in target.groups)

@@ -21,7 +21,7 @@ FACTORS = (0.25, 4.0, 16.0), (0.5, 2.0)  # of a rate: first far, then near what 
 
 
 @dataclass(frozen=True)
-class Weighing:
+class KindWeights:
     """How saliencies count.
 
     Attributes:
@@ -33,23 +33,23 @@ class Weighing:
     damping: float = 0.0
 
 
-def best_weighing(kinds: Sequence[str], divergence_at: Callable[[Weighing], float]) -> Weighing:
+def best_kind_weights(kinds: Sequence[str], divergence_at: Callable[[KindWeights], float]) -> KindWeights:
     """Return a rate for every kind, found for one after the other, and whether groups are damped.
 
-    It takes `trials(kinds)`, whatever they bring, so that processes that plan together stay together.
+    It takes `number_of_trials(kinds)`, whatever they bring, so that processes that plan together stay together.
 
     Args:
         kinds: The first one's rate is 1, and that of the others as long as it is not their turn. Damping is 1, and
             last of all 0 is tried.
         divergence_at: How far the output is from the dense model's, if units are chosen by a weighing.
 
-    >>> best_weighing(["neuron", "head"], lambda tried: abs(tried.rates["head"] - 9) + tried.damping)
-    Weighing(rates={'neuron': 1.0, 'head': 8.0}, damping=0.0)
+    >>> best_kind_weights(["neuron", "head"], lambda tried: abs(tried.rates["head"] - 9) + tried.damping)
+    KindWeights(rates={'neuron': 1.0, 'head': 8.0}, damping=0.0)
     """
-    best = Weighing(dict.fromkeys(kinds, 1.0), damping=1.0)
+    best = KindWeights(dict.fromkeys(kinds, 1.0), damping=1.0)
     least = _or_infinite(divergence_at(best))
 
-    def keep_the_best(others: Sequence[Weighing]) -> None:
+    def keep_the_best(others: Sequence[KindWeights]) -> None:
         nonlocal best, least
         for tried in others:
             found = _or_infinite(divergence_at(tried))
@@ -63,10 +63,10 @@ def best_weighing(kinds: Sequence[str], divergence_at: Callable[[Weighing], floa
     return best
 
 
-def trials(kinds: Sequence[str]) -> int:
-    """Return how often `best_weighing` asks for a divergence.
+def number_of_trials(kinds: Sequence[str]) -> int:
+    """Return how often `best_kind_weights` asks for a divergence.
 
-    >>> trials(["neuron", "head"])
+    >>> number_of_trials(["neuron", "head"])
     7
     """
     return 2 + sum(map(len, FACTORS)) * (len(kinds) - 1)
@@ -77,7 +77,7 @@ def weighted(groups: Sequence[Group], saliency: Scores, rates: Mapping[str, floa
     return {group.name: saliency[group.name] * rates.get(group.kind, 1.0) for group in groups}
 
 
-def _at_another_rate(weighing: Weighing, kind: str, factor: float) -> Weighing:
+def _at_another_rate(weighing: KindWeights, kind: str, factor: float) -> KindWeights:
     return replace(weighing, rates={**weighing.rates, kind: weighing.rates[kind] * factor})
 
 

@@ -20,7 +20,7 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.groups import Group
 from prunerecover.width.allocation.by_saliency import check_scores, lowest
 from prunerecover.width.allocation.cost_model import Cost, CostModel
-from prunerecover.width.allocation.greedy_fill import Removed, Target, allowed, fill, room, saved_by
+from prunerecover.width.allocation.greedy_fill import RemovalTarget, Removed, allowed, fill, max_removable, saved_by
 from prunerecover.width.allocation.tolerance import curves, depths
 from prunerecover.width.groups.unit_slices import Scores, removal_positions
 
@@ -74,7 +74,7 @@ def tolerance_allocation(
         check_scores(group, protection)
     removal = removal_positions(groups, removal)
     if budget is not None and costs is not None:
-        target = Target.of(budget, groups, costs)
+        target = RemovalTarget.of(budget, groups, costs)
         counts, tolerance, share = _for_budget(Solver(target.groups, removal, protection, most), costs, target)
         return ToleranceAllocation(lowest(groups, removal, counts), tolerance, share)
     assert tolerance is not None, "checked above"
@@ -82,7 +82,7 @@ def tolerance_allocation(
     return ToleranceAllocation(lowest(groups, removal, found), tolerance, 1.0)
 
 
-def _for_budget(solver: Solver, costs: CostModel, target: Target) -> tuple[dict[str, int], float, float]:
+def _for_budget(solver: Solver, costs: CostModel, target: RemovalTarget) -> tuple[dict[str, int], float, float]:
     """Return how many units of each of the target's groups go, the tolerance, and how far they go to its depths."""
     low: dict[str, int] = dict.fromkeys(solver.rooms, 0)
     high, tolerance = solver.depths(0.0), 0.0
@@ -99,7 +99,7 @@ def _for_budget(solver: Solver, costs: CostModel, target: Target) -> tuple[dict[
     return counts, tolerance, share
 
 
-def _bracket(solver: Solver, costs: CostModel, target: Target) -> tuple[dict[str, int], dict[str, int], float]:
+def _bracket(solver: Solver, costs: CostModel, target: RemovalTarget) -> tuple[dict[str, int], dict[str, int], float]:
     """Bisect for two neighbouring tolerances around the budget: depths below, depths above, and the upper one.
 
     If all depths together are not enough, `fill` says so.
@@ -121,7 +121,7 @@ class Solver:
 
     def __init__(self, groups: Sequence[Group], removal: Scores, protection: Scores, most: float = MOST) -> None:
         self.groups = groups
-        self.rooms = {group.name: room(group, most) for group in groups}
+        self.rooms = {group.name: max_removable(group, most) for group in groups}
         self.curves = curves({group.name: removal[group.name] for group in groups}, protection)
 
     def depths(self, tolerance: float) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Turn what a forward pass tied together into groups.
 
-The sets of labels tied to each other are the units. Units with entries in the same tensors form a group, if the entries
+The sets of ids tied to each other are the units. Units with entries in the same tensors form a group, if the entries
 lie evenly (`Slice`), some product with weights makes them and another reads them.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.groups import Group, Setting, Site, Slice, WidthKind
 from prunerecover.width.tracing.dimension_ids import Owner
-from prunerecover.width.tracing.trace import Product, Seen, Trace
+from prunerecover.width.tracing.trace import Location, Product, Trace
 
 Form = tuple[tuple[int, ...], int]
 
@@ -46,24 +46,24 @@ def assemble(model: nn.Module, trace: Trace, samples: int) -> tuple[Group, ...]:
 
 @dataclass
 class _Units:
-    """The components of a trace's labels, and their entries."""
+    """The components of a trace's ids, and their entries."""
 
     trace: Trace
 
     @cached_property
     def component(self) -> np.ndarray:
-        """The component of each label; 0 is rigid."""
-        return self.trace.labels.components()
+        """The component of each id; 0 is rigid."""
+        return self.trace.ids.components()
 
     @cached_property
     def owner(self) -> np.ndarray:
-        """The index of each label's owner."""
-        sizes = [1, *(owner.size for owner in self.trace.labels.owners)]
+        """The index of each id's owner."""
+        sizes = [1, *(owner.size for owner in self.trace.ids.owners)]
         return np.repeat(np.arange(-1, len(sizes) - 1), sizes)
 
     def alike(self) -> Iterable[np.ndarray]:
-        """Yield, for each group, its components in the order of their first labels."""
-        owners = len(self.trace.labels.owners)
+        """Yield, for each group, its components in the order of their first ids."""
+        owners = len(self.trace.ids.owners)
         free = np.flatnonzero(self.component)
         keys, counts = np.unique(self.component[free] * owners + self.owner[free], return_counts=True)
         footprints: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -78,15 +78,15 @@ class _Units:
             if len(members) > 1:
                 yield np.array(sorted(members, key=position.__getitem__))
 
-    def tensor_of(self, labels: Tensor) -> str:
-        """The tensor that labels of one dimension belong to."""
-        owner: Owner = self.trace.labels.owners[self.owner[int(labels[0])]]
+    def tensor_of(self, ids: Tensor) -> str:
+        """The tensor that ids of one dimension belong to."""
+        owner: Owner = self.trace.ids.owners[self.owner[int(ids[0])]]
         return owner.tensor
 
     @cached_property
     def marked(self) -> dict[str, np.ndarray]:
-        """Whether each label is "read" by a product, belongs to a "stream", or is "normalised" over."""
-        return {what: self.trace.labels.marked(what) for what in ("read", "stream", "normalised")}
+        """Whether each id is "read" by a product, belongs to a "stream", or is "normalised" over."""
+        return {what: self.trace.ids.marked(what) for what in ("read", "stream", "normalised")}
 
 
 def linear_form(units: np.ndarray, size: int) -> Form | None:
@@ -145,8 +145,8 @@ def _group(model: nn.Module, units: _Units, members: np.ndarray, samples: int) -
     return dense[0][0], group
 
 
-def _touches(unit_of: np.ndarray, labels: Tensor) -> bool:
-    return bool((unit_of[labels.numpy()] >= 0).any())
+def _touches(unit_of: np.ndarray, ids: Tensor) -> bool:
+    return bool((unit_of[ids.numpy()] >= 0).any())
 
 
 def _kind(model: nn.Module, units: _Units, unit_of: np.ndarray, dense: list[Product]) -> WidthKind | None:
@@ -155,7 +155,7 @@ def _kind(model: nn.Module, units: _Units, unit_of: np.ndarray, dense: list[Prod
     def marked(what: str) -> bool:
         return bool((unit_of[units.marked[what]] >= 0).any())
 
-    attentions = [a for a in units.trace.attentions if _touches(unit_of, a.labels)]
+    attentions = [a for a in units.trace.attentions if _touches(unit_of, a.ids)]
     if attentions:
         whole = any(isinstance(get_module(model, a.path), nn.MultiheadAttention) for a in attentions)
         return None if whole else "head"
@@ -167,7 +167,7 @@ def _kind(model: nn.Module, units: _Units, unit_of: np.ndarray, dense: list[Prod
 
 
 def _slices(trace: Trace, units: _Units, unit_of: np.ndarray, size: int) -> tuple[Slice, ...] | None:
-    owners: list[Owner] = trace.labels.owners
+    owners: list[Owner] = trace.ids.owners
     slices = []
     for index in np.unique(units.owner[unit_of >= 0]).tolist():
         owner = owners[index]
@@ -182,14 +182,14 @@ def _slices(trace: Trace, units: _Units, unit_of: np.ndarray, size: int) -> tupl
 
 def _sites(trace: Trace, kind: WidthKind, unit_of: np.ndarray, size: int) -> tuple[Site, ...]:
     """Where units are seen: heads and neurons in what the only module that reads them is given, others as addends."""
-    readers = [seen for seen, read in trace.readers if _touches(unit_of, read) and _touches(unit_of, seen.labels)]
+    readers = [seen for seen, read in trace.readers if _touches(unit_of, read) and _touches(unit_of, seen.ids)]
     alone = len({seen.path for seen in readers}) == 1
     seen = readers[:1] if kind == "head" or (kind == "neuron" and alone) else trace.addends
     return tuple(dict.fromkeys(site for s in seen if (site := _site(s, unit_of, size)) is not None))
 
 
-def _site(seen: Seen, unit_of: np.ndarray, size: int) -> Site | None:
-    form = linear_form(unit_of[seen.labels.numpy()], size)
+def _site(seen: Location, unit_of: np.ndarray, size: int) -> Site | None:
+    form = linear_form(unit_of[seen.ids.numpy()], size)
     if form is None or len(form[0]) > 1:
         return None
     return Site(module=seen.path, of=seen.of, dim=seen.dim, offset=form[0][0], span=form[1])
@@ -200,10 +200,10 @@ def _settings(model: nn.Module, trace: Trace, unit_of: np.ndarray, size: int) ->
     settings = []
     for count in trace.counts:
         value = getattr(get_module(model, count.path), count.attribute, None)
-        if isinstance(value, int) and value % size == 0 and (unit_of[count.labels.numpy()] >= 0).all():
+        if isinstance(value, int) and value % size == 0 and (unit_of[count.ids.numpy()] >= 0).all():
             settings.append(Setting(module=count.path, attribute=count.attribute, per_unit=value // size))
     for attention in trace.attentions:
-        if not _touches(unit_of, attention.labels):
+        if not _touches(unit_of, attention.ids):
             continue
         for name, value in vars(get_module(model, attention.path)).items():
             if name in (*HEADS, *KEY_VALUE_HEADS, *SIZES) and type(value) is int and value % size == 0:
@@ -225,7 +225,7 @@ def _repeated(model: nn.Module, kind: WidthKind, slices: tuple[Slice, ...], size
 def _macs_per_unit(trace: Trace, unit_of: np.ndarray, samples: int) -> int:
     total = 0
     for attention in trace.attentions:
-        total += attention.macs * int((unit_of[attention.labels.numpy()] == 0).sum())
+        total += attention.macs * int((unit_of[attention.ids.numpy()] == 0).sum())
     return total // samples
 
 

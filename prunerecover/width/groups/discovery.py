@@ -26,7 +26,7 @@ from typing import Any, get_args
 from torch import nn
 
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
-from prunerecover.model.copies import twin_of
+from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.groups import Group, WidthKind
@@ -40,7 +40,7 @@ FOUND_KINDS = ("channel", "head", "neuron")
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundGroups:
     """What can be narrowed.
 
     Attributes:
@@ -55,7 +55,7 @@ class Found:
 @ordinary_arithmetic()
 def find_groups(
     model: nn.Module, example_inputs: Any, kinds: Sequence[str] = FOUND_KINDS, ignore: str | Sequence[str] = ()
-) -> Found:
+) -> FoundGroups:
     """Find the groups of a model.
 
     Heads of `nn.MultiheadAttention` are left out: its code cuts queries, keys and values out of one weight by
@@ -88,7 +88,7 @@ def find_groups(
         raise ValueError(_nothing_found(model, kinds, found, watched.unknown))
     kept = _without_ignored(groups, (ignore,) if isinstance(ignore, str) else tuple(ignore))
     tensors = {part.tensor for group in kept for part in group.slices}
-    return Found(kept, tuple(r for r in watched.rewrites if f"{r.path}.weight" in tensors))
+    return FoundGroups(kept, tuple(r for r in watched.rewrites if f"{r.path}.weight" in tensors))
 
 
 def check_kinds(kinds: Sequence[str]) -> None:
@@ -109,7 +109,7 @@ class _Watched:
 
 def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
     inputs = inputs.to(device_of(model))
-    twin = twin_of(model)
+    twin = share_copy(model)
     with uncompiled():
         rewrites = _first_run(twin, inputs)
         as_convolutions(twin, rewrites)

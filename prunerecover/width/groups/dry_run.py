@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.copies import twin_of
-from prunerecover.model.evaluation import observing
+from prunerecover.model.copies import share_copy
+from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.groups import Group
 from prunerecover.width.tracing.tracer import trace_model
 
-Place = tuple[str, int]
+TensorDim = tuple[str, int]
 
 
 def that_narrow(model: nn.Module, inputs: ModelInputs, groups: Sequence[Group]) -> tuple[Group, ...]:
@@ -68,15 +68,15 @@ def _that_survive(model: nn.Module, inputs: ModelInputs, groups: Sequence[Group]
         return None
     if not _trains(narrowed, inputs) and _trains(model, inputs):
         return None
-    component = trace.labels.components()
+    component = trace.ids.components()
     sizes = np.bincount(component)
-    starts = {(owner.tensor, owner.dim): owner.start for owner in trace.labels.owners}
+    starts = {(owner.tensor, owner.dim): owner.start for owner in trace.ids.owners}
     return tuple(g for g in groups if _intact(g, kept[g], stays, component, sizes, starts))
 
 
 def _trains(model: nn.Module, inputs: ModelInputs) -> bool:
     """Whether a forward pass in training mode succeeds; nothing of it is left behind."""
-    with observing(model):
+    with evaluating(model):
         model.train()
         try:
             call(model, inputs)
@@ -94,7 +94,7 @@ def _numbers(groups: Sequence[Group]) -> dict[Group, int]:
     """
     places = [[(part.tensor, part.dim) for part in group.slices if part.makes] for group in groups]
     total = Counter(place for own in places for place in own)
-    seen: Counter[Place] = Counter()
+    seen: Counter[TensorDim] = Counter()
     kept: dict[Group, int] = {}
     for i, group in enumerate(groups):
         seen.update(places[i])
@@ -104,10 +104,10 @@ def _numbers(groups: Sequence[Group]) -> dict[Group, int]:
     return kept
 
 
-def _positions_that_stay(model: nn.Module, kept: Mapping[Group, int]) -> dict[Place, np.ndarray]:
+def _positions_that_stay(model: nn.Module, kept: Mapping[Group, int]) -> dict[TensorDim, np.ndarray]:
     """For each dimension that is narrowed, whether each index stays, when each group keeps its first units."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    stays: dict[Place, np.ndarray] = {}
+    stays: dict[TensorDim, np.ndarray] = {}
     for group, units in kept.items():
         removed = torch.arange(units, group.size)
         for part in group.slices:
@@ -119,12 +119,12 @@ def _positions_that_stay(model: nn.Module, kept: Mapping[Group, int]) -> dict[Pl
 def _intact(
     group: Group,
     units: int,
-    stays: Mapping[Place, np.ndarray],
+    stays: Mapping[TensorDim, np.ndarray],
     component: np.ndarray,
     sizes: np.ndarray,
-    starts: Mapping[Place, int],
+    starts: Mapping[TensorDim, int],
 ) -> bool:
-    """Whether each unit still is one free set of tied labels, with all its entries and no others.
+    """Whether each unit still is one free set of tied ids, with all its entries and no others.
 
     A single unit that is left cannot be told from a fixed size, so that it runs must do.
     """
@@ -133,7 +133,7 @@ def _intact(
     rows = []
     for part in group.slices:
         place = part.tensor, part.dim
-        if place in starts:  # a dimension of one index has no labels
+        if place in starts:  # a dimension of one index has no ids
             position = np.cumsum(stays[place]) - 1
             within = np.add.outer(np.array(part.offsets), np.arange(part.span)).flatten()
             old = np.add.outer(np.arange(units) * part.span, within)
@@ -144,9 +144,9 @@ def _intact(
     return whole and bool(first.all()) and len(set(first.tolist())) == units
 
 
-def _narrow_copy(model: nn.Module, kept: Mapping[Group, int], stays: Mapping[Place, np.ndarray]) -> nn.Module:
+def _narrow_copy(model: nn.Module, kept: Mapping[Group, int], stays: Mapping[TensorDim, np.ndarray]) -> nn.Module:
     """Copy a model with fewer units; what is not narrowed is shared."""
-    twin = twin_of(model)
+    twin = share_copy(model)
     tensors: dict[str, Tensor] = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
     new = {name: tensors[name].detach() for name, _ in stays}
     for (name, dim), mask in stays.items():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.evaluation import observing
+from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import set_module
 from prunerecover.model.replacements import ChannelMap
 
@@ -47,7 +47,7 @@ class PaddedShortcut:
 def find_padded_shortcuts(model: nn.Module, inputs: ModelInputs) -> tuple[PaddedShortcut, ...]:
     """Find them by what they do, in one forward pass; the model is bit-identical afterwards."""
     seen: dict[str, tuple[nn.Module, Tensor, torch.Size]] = {}
-    with observing(model), _shapes(model, seen):
+    with evaluating(model), _shapes(model, seen):
         call(model, inputs)
         found = (_read(path, *what) for path, what in seen.items())
         return tuple(shortcut for shortcut in found if shortcut is not None)

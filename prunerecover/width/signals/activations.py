@@ -23,14 +23,14 @@ from prunerecover.importance.context import Loss
 from prunerecover.importance.losses import loss_of
 from prunerecover.importance.taylor import trainable
 from prunerecover.model.batches import ModelInputs, as_inputs, call, is_padding, without_labels
-from prunerecover.model.evaluation import device_of, observing, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.groups import Group, Site
 from prunerecover.width.signals.routed import Routed, read_call
 
 
 @dataclass(frozen=True)
-class Place:
+class SiteCall:
     """A group's site in one call of its module: modules that are shared are called several times."""
 
     group: str
@@ -56,13 +56,13 @@ class Consumer:
     def begin(self, batch: Any, n: int) -> None:
         """Take note of a batch of `n` samples, as the user gave it, before the model runs."""
 
-    def see(self, place: Place, values: Tensor) -> None:
+    def see(self, site_call: SiteCall, values: Tensor) -> None:
         """Read activations, `(n, size, entries per unit)`; they may be overwritten as soon as this returns."""
 
-    def route(self, place: Place, routed: Routed) -> None:
+    def route(self, site_call: SiteCall, routed: Routed) -> None:
         """Read what a router chose, at a site of routed experts."""
 
-    def end(self, n: int, gates: dict[Place, Tensor], gradients: dict[Parameter, Tensor]) -> None:
+    def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
         """Read gradients of the batch's mean loss: of the gates, `(n, size * channels per unit)`, and of parameters."""
 
 
@@ -95,7 +95,7 @@ def stream(
         )
     taps = _Taps(model, groups, consumers)
     seen = False
-    with ordinary_arithmetic(), observing(model), uncompiled(), trainable(parameters), taps.attached():
+    with ordinary_arithmetic(), evaluating(model), uncompiled(), trainable(parameters), taps.attached():
         for batch in batches:
             seen = True
             taps.start(as_inputs(batch))
@@ -111,7 +111,7 @@ def stream(
 
 def _run(
     model: nn.Module, batch: Any, loss: Loss | None, taps: _Taps, parameters: Sequence[Parameter]
-) -> tuple[dict[Place, Tensor], dict[Parameter, Tensor]]:
+) -> tuple[dict[SiteCall, Tensor], dict[Parameter, Tensor]]:
     if loss is not None:
         return _gradients(model, batch, loss, taps, parameters)
     call(model, as_inputs(without_labels(batch)).to(device_of(model)))
@@ -120,7 +120,7 @@ def _run(
 
 def _gradients(
     model: nn.Module, batch: Any, loss: Loss, taps: _Taps, parameters: Sequence[Parameter]
-) -> tuple[dict[Place, Tensor], dict[Parameter, Tensor]]:
+) -> tuple[dict[SiteCall, Tensor], dict[Parameter, Tensor]]:
     with torch.enable_grad():
         value = loss_of(model, batch, loss)
         sources = [*taps.gates.values(), *parameters]
@@ -132,8 +132,8 @@ def _gradients(
         )
     n_gates = len(taps.gates)
     gates = {
-        place: _per_sample(torch.zeros_like(gate) if gradient is None else gradient, taps.n)
-        for (place, gate), gradient in zip(taps.gates.items(), found[:n_gates], strict=True)
+        site_call: _per_sample(torch.zeros_like(gate) if gradient is None else gradient, taps.n)
+        for (site_call, gate), gradient in zip(taps.gates.items(), found[:n_gates], strict=True)
     }
     reached = zip(parameters, found[n_gates:], strict=True)
     return gates, {p: gradient for p, gradient in reached if gradient is not None}
@@ -145,7 +145,7 @@ class _Taps:
     def __init__(self, model: nn.Module, groups: Sequence[Group], consumers: Sequence[Consumer]) -> None:
         self.n = 0
         self.inputs = ModelInputs()
-        self.gates: dict[Place, Tensor] = {}
+        self.gates: dict[SiteCall, Tensor] = {}
         self.calls: dict[tuple[str, Site], int] = {}
         self.gated = any(consumer.gated for consumer in consumers)
         self.sites: list[tuple[nn.Module, Group, Site, list[Consumer]]] = []
@@ -206,37 +206,39 @@ class _Taps:
         def hook(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             routed = read_call(site.module, experts, args, kwargs, group.size, self.n)
             routed = replace(routed, padding=is_padding(self.inputs, routed.padding))
-            place = self._next_place(group, site)
+            site_call = self._next_call(group, site)
             for consumer in watching:
-                consumer.route(place, routed)
-            return routed.gated(self._gate(place, self.n, group.size, routed.chosen_weights)) if self._gating else None
+                consumer.route(site_call, routed)
+            return (
+                routed.gated(self._gate(site_call, self.n, group.size, routed.chosen_weights)) if self._gating else None
+            )
 
         return hook
 
     def _tap(self, tensor: Tensor, group: Group, site: Site, watching: list[Consumer]) -> Tensor:
-        place = self._next_place(group, site)
+        site_call = self._next_call(group, site)
         self._check(tensor, group, site)
         if watching:
             values = units_of(tensor.detach(), site, group.size, self.n)
             for consumer in watching:
-                consumer.see(place, values)
+                consumer.see(site_call, values)
         if not self._gating:
             return tensor
         gates = group.size * (site.span if group.kind == "head" else 1)
-        return tensor * _spread(self._gate(place, tensor.shape[0], gates, tensor), tensor, site, group.size)
+        return tensor * _spread(self._gate(site_call, tensor.shape[0], gates, tensor), tensor, site, group.size)
 
     @property
     def _gating(self) -> bool:
         return self.gated and torch.is_grad_enabled()
 
-    def _next_place(self, group: Group, site: Site) -> Place:
+    def _next_call(self, group: Group, site: Site) -> SiteCall:
         number = self.calls.get((group.name, site), 0)
         self.calls[group.name, site] = number + 1
-        return Place(group.name, site, number)
+        return SiteCall(group.name, site, number)
 
-    def _gate(self, place: Place, rows: int, gates: int, like: Tensor) -> Tensor:
+    def _gate(self, site_call: SiteCall, rows: int, gates: int, like: Tensor) -> Tensor:
         gate = torch.ones(rows, gates, dtype=like.dtype, device=like.device, requires_grad=True)
-        self.gates[place] = gate
+        self.gates[site_call] = gate
         return gate
 
     def _check(self, tensor: Tensor, group: Group, site: Site) -> None:

@@ -20,7 +20,7 @@ from prunerecover.importance.context import Loss
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.unit_slices import Scores, check_names, made_parameters, sum_per_unit
-from prunerecover.width.signals.activations import Consumer, Place, stream
+from prunerecover.width.signals.activations import Consumer, SiteCall, stream
 
 
 def r_score(model: nn.Module, groups: Sequence[Group], batches: Iterable[Any], loss: Loss) -> Scores:
@@ -76,7 +76,7 @@ class WeightTaylor(Consumer):
         self.sums = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in groups}
         self.samples = 0
 
-    def end(self, n: int, gates: dict[Place, Tensor], gradients: dict[Parameter, Tensor]) -> None:
+    def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
         """Add the products of a batch; per unit, so that no gradient is kept."""
         products = {name: self._product(p, gradients[p], n) for name, p in self.made.items() if p in gradients}
         for group in self.groups:
@@ -114,10 +114,10 @@ class GateTaylor(Consumer):
         self.sums = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in groups}
         self.samples = 0
 
-    def end(self, n: int, gates: dict[Place, Tensor], gradients: dict[Parameter, Tensor]) -> None:
+    def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
         """Add a batch; `n` times the gradient of the mean loss is that of the sample's own loss."""
-        for place, gradient in gates.items():
-            own = self.sums[place.group]
+        for site_call, gradient in gates.items():
+            own = self.sums[site_call.group]
             own += (n * gradient).double().abs().sum(0).view(len(own), -1).sum(1).cpu()
         self.samples += n
 

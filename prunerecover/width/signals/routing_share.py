@@ -10,7 +10,7 @@ from torch import nn
 
 from prunerecover.plan.groups import Group, Site
 from prunerecover.width.groups.unit_slices import Scores, check_names
-from prunerecover.width.signals.activations import Consumer, Place, stream
+from prunerecover.width.signals.activations import Consumer, SiteCall, stream
 from prunerecover.width.signals.routed import Routed
 
 
@@ -45,10 +45,10 @@ class RoutingShare(Consumer):
         """Whether a site shows what a router chooses."""
         return site.of == "routing"
 
-    def route(self, place: Place, routed: Routed) -> None:
+    def route(self, site_call: SiteCall, routed: Routed) -> None:
         """Add a batch."""
-        self.visits[place.group] += routed.visits().cpu()
-        self.tokens[place.group] += int((~routed.padding).sum())
+        self.visits[site_call.group] += routed.visits().cpu()
+        self.tokens[site_call.group] += int((~routed.padding).sum())
 
     def scores(self) -> Scores:
         """Return the shares."""

@@ -15,7 +15,7 @@ from prunerecover.width.signals.activations import Consumer, stream
 from prunerecover.width.signals.data_free import magnitude, random
 from prunerecover.width.signals.first_order import FisherDiagonal, GateTaylor, WeightTaylor
 from prunerecover.width.signals.routing_share import RoutingShare
-from prunerecover.width.signals.u_score import Labels, merged, u_passes
+from prunerecover.width.signals.u_score import ClassLabels, merged, u_passes
 
 SIGNALS = ("u_score", "r_score", "gate_taylor", "fisher", "routing", "magnitude", "random")
 NEED_LOSS = ("r_score", "gate_taylor", "fisher")
@@ -28,7 +28,7 @@ def signals(
     names: Sequence[str],
     *,
     loss: Loss | None = None,
-    labels: Labels | None = None,
+    labels: ClassLabels | None = None,
     directions: int | None = None,
     per_class: int | None = None,
     seed: int = 0,

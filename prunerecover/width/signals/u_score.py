@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from prunerecover.model.batches import as_inputs, split_labels
 from prunerecover.plan.groups import Group, Site
 from prunerecover.width.groups.unit_slices import Scores, check_names
-from prunerecover.width.signals.activations import Consumer, Place, stream
+from prunerecover.width.signals.activations import Consumer, SiteCall, stream
 from prunerecover.width.signals.routed import Routed
 from prunerecover.width.signals.token_classes import TOKEN_CLASSES, Observations, observations, with_few_classes
 from prunerecover.width.signals.wasserstein import class_separation
 
-Labels = Callable[[Any], Tensor]
+ClassLabels = Callable[[Any], Tensor]
 MAP_DIRECTIONS = 128
 TOKEN_DIRECTIONS = 64
 PROJECTIONS = 2**31  # bytes
@@ -38,7 +38,7 @@ def u_score(
     model: nn.Module,
     groups: Sequence[Group],
     batches: Sequence[Any],
-    labels: Labels | None = None,
+    labels: ClassLabels | None = None,
     directions: int | None = None,
     seed: int = 0,
     per_class: int | None = None,
@@ -70,7 +70,7 @@ def u_score(
 def u_passes(
     groups: Sequence[Group],
     batches: Sequence[Any],
-    labels: Labels | None = None,
+    labels: ClassLabels | None = None,
     directions: int | None = None,
     seed: int = 0,
     per_class: int | None = None,
@@ -105,8 +105,8 @@ def merged(groups: Sequence[Group], passes: Sequence[Projections]) -> Scores:
     """Return the largest distance of each unit over the sites of its group."""
     scores = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in groups}
     for consumer in passes:
-        for place, distances in consumer.separations():
-            scores[place.group] = torch.maximum(scores[place.group], distances)
+        for site_call, distances in consumer.separations():
+            scores[site_call.group] = torch.maximum(scores[site_call.group], distances)
     return scores
 
 
@@ -116,7 +116,7 @@ class Projections(Consumer):
     def __init__(
         self,
         watched: Sequence[tuple[str, Site]],
-        labels: Labels,
+        labels: ClassLabels,
         directions: int | None,
         seed: int,
         per_class: int | None,
@@ -129,9 +129,9 @@ class Projections(Consumer):
         self.used: Tensor | None = None  # which of them; None: all
         self.classes: list[Tensor] = []
         self.counts: Counter[int] = Counter()
-        self.values: dict[Place, list[Tensor]] = {}
+        self.values: dict[SiteCall, list[Tensor]] = {}
         self.bases: dict[tuple[int, int], Tensor] = {}
-        self.entries: dict[Place, int] = {}  # numbers per unit and sample
+        self.entries: dict[SiteCall, int] = {}  # numbers per unit and sample
 
     def watches(self, group: Group, site: Site) -> bool:
         """Whether a site is among those of this pass."""
@@ -153,36 +153,36 @@ class Projections(Consumer):
             classes = classes[self.used]
         self.classes.append(classes)
 
-    def see(self, place: Place, values: Tensor) -> None:
+    def see(self, site_call: SiteCall, values: Tensor) -> None:
         """Project `(n, size, entries)` on the site's directions."""
         if self.used is not None:
             values = values[self.used.to(values.device)]
         if values.dtype not in (torch.float32, torch.float64):
             values = values.float()
         entries = values.shape[2]
-        if self.entries.setdefault(place, entries) != entries:
+        if self.entries.setdefault(site_call, entries) != entries:
             raise ValueError(
-                f"Expected the same number of positions in every batch at '{place.site.module}', but got units of "
-                f"{self.entries[place]} and of {entries} numbers. Pad or resize the inputs to one size."
+                f"Expected the same number of positions in every batch at '{site_call.site.module}', but got units of "
+                f"{self.entries[site_call]} and of {entries} numbers. Pad or resize the inputs to one size."
             )
-        projected = values.double() if entries == 1 else values @ self._basis(place.site, entries).to(values)
-        self.values.setdefault(place, []).append(projected)
+        projected = values.double() if entries == 1 else values @ self._basis(site_call.site, entries).to(values)
+        self.values.setdefault(site_call, []).append(projected)
 
-    def route(self, place: Place, routed: Routed) -> None:
+    def route(self, site_call: SiteCall, routed: Routed) -> None:
         """Average what experts add over the tokens of each observation, on the site's directions."""
         part_of = routed.sample_of if self.seen.of_token is None else self.seen.of_token
         if part_of.shape != routed.padding.shape:
             raise ValueError(
                 f"Expected labels for samples, or for each of the {routed.padding.numel()} tokens that reach "
-                f"'{place.site.module}', but got {part_of.numel()}. Pass labels=, a function batch -> (N,) classes."
+                f"'{site_call.site.module}', but got {part_of.numel()}. Pass labels=, a function batch -> (N,) classes."
             )
-        means = routed.means(part_of, len(self.seen.classes), self._basis(place.site, routed.width))
-        self.values.setdefault(place, []).append((means if self.used is None else means[self.used]).cpu())
+        means = routed.means(part_of, len(self.seen.classes), self._basis(site_call.site, routed.width))
+        self.values.setdefault(site_call, []).append((means if self.used is None else means[self.used]).cpu())
 
-    def separations(self) -> list[tuple[Place, Tensor]]:
-        """Return, per place, the largest distances between classes, `(size,)`."""
+    def separations(self) -> list[tuple[SiteCall, Tensor]]:
+        """Return, per call of a site, the largest distances between classes, `(size,)`."""
         labels = torch.cat(self.classes)
-        return [(place, class_separation(torch.cat(parts), labels)) for place, parts in self.values.items()]
+        return [(site_call, class_separation(torch.cat(parts), labels)) for site_call, parts in self.values.items()]
 
     def _has_room(self, label: int) -> bool:
         self.counts[label] += 1

@@ -1,10 +1,10 @@
-"""Labels: one number per index of each dimension of each parameter, tied together wherever a forward pass ties them.
+"""Dimension ids: one number per index of each dimension of each parameter, tied wherever a forward pass ties them.
 
-What a tensor carries is a tuple of maps. A map holds the label of every element along the dimensions that it varies in
+What a tensor carries is a tuple of maps. A map holds the id of every element along the dimensions that it varies in
 and has size 1 elsewhere, so it broadcasts to the tensor's shape: `(1, C, 1, 1)` for the channels of images,
 `(1, 1, H, D)` for queries viewed as heads. The maps of one tensor vary in different dimensions.
 
-Two labels that are tied can only be removed together; labels tied to `RIGID` cannot be removed at all. So whatever
+Two ids that are tied can only be removed together; ids tied to `RIGID` cannot be removed at all. So whatever
 is not understood is made rigid, and the worst that can happen is that a unit is not found.
 """
 
@@ -23,7 +23,7 @@ Maps = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Owner:
-    """The dimension of a parameter or buffer that labels were made for: its indices have `start`, `start + 1`, ..."""
+    """The dimension of a parameter or buffer that ids were made for: its indices have `start`, `start + 1`, ..."""
 
     tensor: str
     dim: int
@@ -32,13 +32,13 @@ class Owner:
 
 
 @dataclass
-class Labels:
-    """All labels of one forward pass, and what ties them.
+class DimensionIds:
+    """All ids of one forward pass, and what ties them.
 
     Attributes:
-        owners: In order of their labels.
-        marks: Labels by what was noticed of them.
-        count: How many labels there are, `RIGID` included.
+        owners: In order of their ids.
+        marks: DimensionIds by what was noticed of them.
+        count: How many ids there are, `RIGID` included.
     """
 
     owners: list[Owner] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Labels:
     _ties: list[Tensor] = field(default_factory=list)
 
     def of_tensor(self, name: str, tensor: Tensor) -> Maps:
-        """Make labels for each dimension of a parameter or buffer that has more than one index."""
+        """Make ids for each dimension of a parameter or buffer that has more than one index."""
         maps = []
         for dim, size in enumerate(tensor.shape):
             if size > 1:
@@ -58,47 +58,47 @@ class Labels:
         return tuple(maps)
 
     def tie(self, a: Tensor, b: Tensor) -> None:
-        """Tie the labels of two maps, element by element after broadcasting."""
+        """Tie the ids of two maps, element by element after broadcasting."""
         pairs = torch.stack([(a + 0 * b).flatten(), (b + 0 * a).flatten()])
         pairs = pairs[:, pairs[0] != pairs[1]]
         if pairs.numel():
             self._ties.append(torch.unique(pairs, dim=1) if pairs.shape[1] > self.count else pairs)
 
     def pin(self, *maps: Tensor) -> None:
-        """Say that no label of these maps can be removed."""
-        for labels in maps:
-            self.tie(labels, torch.tensor(RIGID))
+        """Say that no id of these maps can be removed."""
+        for ids in maps:
+            self.tie(ids, torch.tensor(RIGID))
 
     def mark(self, what: str, *maps: Tensor) -> None:
-        """Note something of the labels in these maps."""
-        self.marks.setdefault(what, []).extend(labels.flatten() for labels in maps)
+        """Note something of the ids in these maps."""
+        self.marks.setdefault(what, []).extend(ids.flatten() for ids in maps)
 
     def marked(self, what: str) -> np.ndarray:
-        """Return, for every label, whether it was marked."""
+        """Return, for every id, whether it was marked."""
         found = np.zeros(self.count, dtype=bool)
-        for labels in self.marks.get(what, ()):
-            found[labels.numpy()] = True
+        for ids in self.marks.get(what, ()):
+            found[ids.numpy()] = True
         return found
 
-    def fixed_along(self, labels: Tensor, *dims: int) -> Maps:
+    def fixed_along(self, ids: Tensor, *dims: int) -> Maps:
         """Forbid removing single indices along `dims`; what the map says about its other dimensions stays.
 
         Returns:
             The map without `dims`, or nothing if it varied in no other dimension.
         """
         for dim in dims:
-            if labels.shape[dim] == 1:
+            if ids.shape[dim] == 1:
                 continue
-            if varying(labels) == (dim,):
-                self.pin(labels)
+            if varying(ids) == (dim,):
+                self.pin(ids)
                 return ()
-            first = labels.narrow(dim, 0, 1)
-            self.tie(labels, first)
-            labels = first
-        return (labels,) if varying(labels) else ()
+            first = ids.narrow(dim, 0, 1)
+            self.tie(ids, first)
+            ids = first
+        return (ids,) if varying(ids) else ()
 
     def components(self) -> np.ndarray:
-        """Number the sets of labels that are tied to each other: one number per label, 0 for what is rigid."""
+        """Number the sets of ids that are tied to each other: one number per id, 0 for what is rigid."""
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
@@ -108,27 +108,27 @@ class Labels:
         return np.where(numbers == numbers[RIGID], 0, numbers.astype(np.int64) + 1)
 
 
-def varying(labels: Tensor) -> tuple[int, ...]:
+def varying(ids: Tensor) -> tuple[int, ...]:
     """Return the dimensions in which a map varies."""
-    return tuple(dim for dim, size in enumerate(labels.shape) if size > 1)
+    return tuple(dim for dim, size in enumerate(ids.shape) if size > 1)
 
 
-def compact(labels: Tensor) -> Tensor:
-    """Turn the labels of all elements into a map: size 1 along every dimension in which they do not vary.
+def compact(ids: Tensor) -> Tensor:
+    """Turn the ids of all elements into a map: size 1 along every dimension in which they do not vary.
 
     >>> compact(torch.tensor([[1, 2], [1, 2]]))
     tensor([[1, 2]])
     """
-    for dim in range(labels.ndim):
-        first = labels.narrow(dim, 0, 1)
-        if labels.shape[dim] > 1 and bool((labels == first).all()):
-            labels = first
-    return labels.contiguous()
+    for dim in range(ids.ndim):
+        first = ids.narrow(dim, 0, 1)
+        if ids.shape[dim] > 1 and bool((ids == first).all()):
+            ids = first
+    return ids.contiguous()
 
 
-def aligned(labels: Tensor, ndim: int) -> Tensor:
+def aligned(ids: Tensor, ndim: int) -> Tensor:
     """Prepend dimensions of size 1, as broadcasting does."""
-    return labels.reshape((1,) * (ndim - labels.ndim) + tuple(labels.shape))
+    return ids.reshape((1,) * (ndim - ids.ndim) + tuple(ids.shape))
 
 
 @dataclass(frozen=True)
@@ -144,19 +144,19 @@ class Operand:
     solid: tuple[int, ...] = ()
 
 
-def unify(labels: Labels, operands: Sequence[Operand]) -> Maps:
+def unify(ids: DimensionIds, operands: Sequence[Operand]) -> Maps:
     """Tie what meets element by element, and return the maps of the result."""
     maps: list[Tensor] = []
     for operand in operands:
         fixed = {dim for other in operands if other is not operand for dim in other.solid}
-        maps += [left for own in operand.maps for left in labels.fixed_along(own, *fixed)]
+        maps += [left for own in operand.maps for left in ids.fixed_along(own, *fixed)]
     result: list[Tensor] = []
     for new in sorted(maps, key=lambda m: -len(varying(m))):
-        result = _join(labels, result, new)
+        result = _join(ids, result, new)
     return tuple(result)
 
 
-def _join(labels: Labels, maps: list[Tensor], new: Tensor) -> list[Tensor]:
+def _join(ids: DimensionIds, maps: list[Tensor], new: Tensor) -> list[Tensor]:
     """Add a map to those of a tensor; it varies in no more dimensions than each of them."""
     dims = set(varying(new))
     meeting = [own for own in maps if dims & set(varying(own))]
@@ -165,8 +165,8 @@ def _join(labels: Labels, maps: list[Tensor], new: Tensor) -> list[Tensor]:
     if len(meeting) == 1:
         outer = set(varying(meeting[0])[: len(dims)])
         if dims == outer:  # the same dimensions, or the outer ones of (heads, head dimension)
-            labels.tie(meeting[0], new)
+            ids.tie(meeting[0], new)
             return maps
-    labels.pin(new)
+    ids.pin(new)
     rest = [own for own in maps if not any(own is other for other in meeting)]
-    return rest + [left for own in meeting for left in labels.fixed_along(own, *dims)]
+    return rest + [left for own in meeting for left in ids.fixed_along(own, *dims)]

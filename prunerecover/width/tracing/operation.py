@@ -47,7 +47,7 @@ class Operation:
 Rule = Callable[[Trace, Operation], None]
 
 
-def conclude(
+def record_output(
     trace: Trace, operation: Operation, maps: Maps, chain: Chain | None = None, out: Tensor | None = None
 ) -> None:
     """Note an output (the first, unless given), and whether it depends on the model's input."""
@@ -57,16 +57,16 @@ def conclude(
     trace.note(operation.outputs[0] if out is None else out, Info(maps, static, constant, chain=chain))
 
 
-def go_on(trace: Trace, operation: Operation, maps: Maps, out: Tensor | None = None) -> None:
+def propagate(trace: Trace, operation: Operation, maps: Maps, out: Tensor | None = None) -> None:
     """Note an output that follows from the operands unit by unit; several chains end in it, a single one goes on."""
     chains = list(dict.fromkeys(trace.info(t).chain for t in activations(trace, operation)))
     if len(chains) > 1:
-        trace.ends(*chains)
-    conclude(trace, operation, maps, chains[0] if len(chains) == 1 else None, out)
+        trace.record_addends(*chains)
+    record_output(trace, operation, maps, chains[0] if len(chains) == 1 else None, out)
 
 
 def activations(trace: Trace, operation: Operation) -> list[Tensor]:
-    """The operands that have labels and depend on the model's input."""
+    """The operands that have ids and depend on the model's input."""
     return [t for t in operation.tensors if trace.info(t).maps and not trace.info(t).static]
 
 
@@ -75,6 +75,6 @@ def unknown(trace: Trace, operation: Operation) -> None:
     maps = [m for t in operation.tensors for m in trace.info(t).maps]
     if maps:
         trace.unknown.add(operation.name)
-        trace.labels.pin(*maps)
+        trace.ids.pin(*maps)
     for out in operation.outputs:
-        conclude(trace, operation, (), out=out)
+        record_output(trace, operation, (), out=out)

@@ -1,4 +1,4 @@
-"""What each operation does to the labels of its operands: it moves, ties, consumes or fixes them.
+"""What each operation does to the ids of its operands: it moves, ties, consumes or fixes them.
 
 Operations that PyTorch itself tags as element-wise need no entry. What has no rule fixes everything that it touches.
 """
@@ -33,16 +33,16 @@ def follow(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 NAMES: dict[Rule, str] = {
     moves.same: "clone detach alias contiguous _to_copy lift_fresh zeros_like ones_like full_like empty_like",
-    moves.blank: "empty zeros ones full new_empty new_zeros new_ones new_full empty_strided new_empty_strided",
-    moves.moved: "view _unsafe_view _reshape_alias reshape permute transpose t unsqueeze squeeze expand select slice "
-    "split split_with_sizes unsafe_split unsafe_split_with_sizes unbind index index_select flip roll repeat unfold "
-    "diagonal pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle tril triu",
+    moves.fill_constant: "empty zeros ones full new_empty new_zeros new_ones new_full empty_strided new_empty_strided",
+    moves.move_elements: "view _unsafe_view _reshape_alias reshape permute transpose t unsqueeze squeeze expand "
+    "select slice split split_with_sizes unsafe_split unsafe_split_with_sizes unbind index index_select flip roll "
+    "repeat unfold diagonal pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle tril triu",
     moves.restrided: "as_strided",
     moves.padded: "constant_pad_nd",
     moves.concatenated: "cat",
     moves.stacked: "stack",
     moves.copied: "copy",
-    moves.put: "index_put",
+    moves.index_put: "index_put",
     elementwise.pointwise: "hardswish _prelu_kernel masked_fill where fill zero rsub threshold fmod remainder",
     elementwise.multiplied: "mul",
     elementwise.reduced: "sum mean amax amin var var_mean std std_mean prod linalg_vector_norm norm any all logsumexp",

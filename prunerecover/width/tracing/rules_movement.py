@@ -11,13 +11,13 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from prunerecover.width.tracing.dimension_ids import Maps, Operand, compact, unify, varying
-from prunerecover.width.tracing.operation import Operation, conclude, go_on, unknown
+from prunerecover.width.tracing.operation import Operation, propagate, record_output, unknown
 from prunerecover.width.tracing.trace import Info, Trace
 
 VIEWS = ("view", "_unsafe_view", "_reshape_alias")
 
 
-def blank(trace: Trace, operation: Operation) -> None:
+def fill_constant(trace: Trace, operation: Operation) -> None:
     """A tensor of one value."""
     trace.note(operation.out, Info(constant=True, blank=True))
 
@@ -27,8 +27,8 @@ def same(trace: Trace, operation: Operation) -> None:
     trace.note(operation.outputs[0], trace.info(operation.args[0]))
 
 
-def moved(trace: Trace, operation: Operation) -> None:
-    """Whatever happens to the elements happens to their labels."""
+def move_elements(trace: Trace, operation: Operation) -> None:
+    """Whatever happens to the elements happens to their ids."""
     data: Tensor = operation.args[0]
     if operation.in_place or not data.numel():  # the shape that it had before is lost; nothing to follow
         unknown(trace, operation)
@@ -36,9 +36,9 @@ def moved(trace: Trace, operation: Operation) -> None:
     info = trace.info(data)
     found: list[list[Tensor]] = [[] for _ in operation.outputs]
     rest, kwargs = tree_map(_on_cpu, (operation.args[1:], operation.kwargs))
-    move = torch.reshape if operation.name in VIEWS else operation.func  # labels have other strides
-    for labels in _kept_by_position(trace, operation, info.maps):
-        results = tree_leaves(move(labels.expand(data.shape), *rest, **kwargs))
+    move = torch.reshape if operation.name in VIEWS else operation.func  # ids have other strides
+    for ids in _kept_by_position(trace, operation, info.maps):
+        results = tree_leaves(move(ids.expand(data.shape), *rest, **kwargs))
         for maps, result in zip(found, results, strict=True):
             if result.numel() and (new := compact(result)).numel() > 1:
                 maps.append(new)
@@ -47,7 +47,7 @@ def moved(trace: Trace, operation: Operation) -> None:
 
 
 def _on_cpu(leaf: Any) -> Any:
-    """Labels live on the CPU: so must what indexes them."""
+    """DimensionIds live on the CPU: so must what indexes them."""
     return leaf.cpu() if isinstance(leaf, Tensor) else leaf
 
 
@@ -64,13 +64,13 @@ def _kept_by_position(trace: Trace, operation: Operation, maps: Maps) -> Maps:
         dims = [] if operation.name == "slice" and operation.out.shape[dim] == data.shape[dim] else [dim]
     elif operation.name == "index":
         dims = [d for d, index in enumerate(operation.args[1]) if index is not None]
-    picked = [labels for labels in maps if any(labels.shape[d] > 1 for d in dims)]
+    picked = [ids for ids in maps if any(ids.shape[d] > 1 for d in dims)]
     if picked and operation.name == "select" and data.ndim > 2 and trace.info(data).static:
-        trace.labels.pin(*maps)
+        trace.ids.pin(*maps)
         return ()
-    alone = [labels for labels in picked if len(varying(labels)) == 1]
-    trace.labels.pin(*alone)
-    return tuple(labels for labels in maps if not any(labels is other for other in alone))
+    alone = [ids for ids in picked if len(varying(ids)) == 1]
+    trace.ids.pin(*alone)
+    return tuple(ids for ids in maps if not any(ids is other for other in alone))
 
 
 def restrided(trace: Trace, operation: Operation) -> None:
@@ -86,18 +86,18 @@ def padded(trace: Trace, operation: Operation) -> None:
     """Constants put around something are rigid, but only along the dimensions in which units lie."""
     data, pads = operation.args[:2]
     maps: list[Tensor] = []
-    for labels in trace.info(data).maps:
+    for ids in trace.info(data).maps:
         dims = [data.ndim - 1 - i // 2 for i in range(len(pads))]
-        own = [pad if labels.shape[dim] > 1 else 0 for pad, dim in zip(pads, dims, strict=True)]
+        own = [pad if ids.shape[dim] > 1 else 0 for pad, dim in zip(pads, dims, strict=True)]
         if min(own) < 0:
-            trace.labels.pin(labels)
+            trace.ids.pin(ids)
         else:
-            maps.append(F.pad(labels, own))
-    go_on(trace, operation, tuple(maps))
+            maps.append(F.pad(ids, own))
+    propagate(trace, operation, tuple(maps))
 
 
 def concatenated(trace: Trace, operation: Operation) -> None:
-    """Along the dimension, labels follow each other; along all others, they meet."""
+    """Along the dimension, ids follow each other; along all others, they meet."""
     out = operation.outputs[0]
     tensors = [t for t in operation.args[0] if t.numel() or t.ndim == out.ndim]
     dim = operation.argument(1, "dim", 0) % out.ndim
@@ -105,46 +105,46 @@ def concatenated(trace: Trace, operation: Operation) -> None:
     beside = [
         Operand(tuple(m for m in o.maps if m.shape[dim] == 1), tuple(d for d in o.solid if d != dim)) for o in operands
     ]
-    maps = unify(trace.labels, beside)
+    maps = unify(trace.ids, beside)
     along = [next((m for m in o.maps if m.shape[dim] > 1), None) for o in operands]
     if any(m is not None for m in along):
         rigid = torch.zeros((1,) * out.ndim, dtype=torch.long)
         parts = [rigid if m is None else m for m in along]
         shape = [max(p.shape[d] for p in parts) for d in range(out.ndim)]
         sized = [p.expand(*shape[:dim], t.shape[dim], *shape[dim + 1 :]) for p, t in zip(parts, tensors, strict=True)]
-        maps = unify(trace.labels, [Operand(maps), Operand((compact(torch.cat(sized, dim)),))])
-    trace.ends(*(trace.info(t).chain for t in tensors))
-    conclude(trace, operation, maps)
+        maps = unify(trace.ids, [Operand(maps), Operand((compact(torch.cat(sized, dim)),))])
+    trace.record_addends(*(trace.info(t).chain for t in tensors))
+    record_output(trace, operation, maps)
 
 
 def stacked(trace: Trace, operation: Operation) -> None:
     """Everything meets; the new dimension has no units."""
     out = operation.outputs[0]
     dim = operation.argument(1, "dim", 0) % out.ndim
-    maps = unify(trace.labels, [trace.operand(t, out.ndim - 1) for t in operation.args[0]])
-    trace.ends(*(trace.info(t).chain for t in operation.args[0]))
-    conclude(trace, operation, tuple(m.unsqueeze(dim) for m in maps))
+    maps = unify(trace.ids, [trace.operand(t, out.ndim - 1) for t in operation.args[0]])
+    trace.record_addends(*(trace.info(t).chain for t in operation.args[0]))
+    record_output(trace, operation, tuple(m.unsqueeze(dim) for m in maps))
 
 
 def copied(trace: Trace, operation: Operation) -> None:
-    """Written into a part of another tensor, labels could no longer be followed."""
+    """Written into a part of another tensor, ids could no longer be followed."""
     target, source = operation.args[:2]
     if trace.info(source).maps and not trace.info(target).maps:
-        trace.labels.pin(*trace.info(source).maps)
+        trace.ids.pin(*trace.info(source).maps)
     elif trace.info(target).maps:
-        maps = unify(trace.labels, [trace.operand(t, target.ndim) for t in (target, source)])
-        go_on(trace, operation, maps)
+        maps = unify(trace.ids, [trace.operand(t, target.ndim) for t in (target, source)])
+        propagate(trace, operation, maps)
 
 
-def put(trace: Trace, operation: Operation) -> None:
+def index_put(trace: Trace, operation: Operation) -> None:
     """`result[rows] = values`: a result that was just made takes on what it is given."""
     target, indices, values = operation.args[:3]
     info = trace.info(target)
     if len(indices) != 1 or values.ndim != target.ndim or not (info.blank or info.maps):
         unknown(trace, operation)
         return
-    own = tuple(left for m in trace.info(values).maps for left in trace.labels.fixed_along(m, 0))
-    maps = unify(trace.labels, [trace.operand(target, target.ndim, only=()), Operand(own)])
-    trace.ends(trace.info(values).chain)
+    own = tuple(left for m in trace.info(values).maps for left in trace.ids.fixed_along(m, 0))
+    maps = unify(trace.ids, [trace.operand(target, target.ndim, only=()), Operand(own)])
+    trace.record_addends(trace.info(values).chain)
     for tensor in {id(t): t for t in (target, operation.outputs[0])}.values():
         trace.note(tensor, Info(maps, blank=info.blank and not maps))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from prunerecover.width.tracing.dimension_ids import Maps, Operand, aligned, unify, varying
-from prunerecover.width.tracing.operation import Operation, conclude, go_on, unknown
+from prunerecover.width.tracing.operation import Operation, propagate, record_output, unknown
 from prunerecover.width.tracing.rules_elementwise import channels, vectors
 from prunerecover.width.tracing.trace import Attention, Count, Info, Product, Trace
 
@@ -28,13 +28,13 @@ def convolution(trace: Trace, operation: Operation) -> None:
     else:
         made = _grouped(trace, given, reads, makes, groups, transposed)
     out = (made.view(1, -1, *[1] * (data.ndim - 2)),) if made.numel() else ()
-    maps = unify(trace.labels, [Operand(out), *vectors(trace, (bias,), data.ndim)])
+    maps = unify(trace.ids, [Operand(out), *vectors(trace, (bias,), data.ndim)])
     info = trace.info(data)
     depthwise = 1 < groups == data.shape[1]
     if not trace.info(weight).static or info.static:
-        go_on(trace, operation, maps)
+        propagate(trace, operation, maps)
     elif depthwise and info.chain is not None:
-        conclude(trace, operation, maps, info.chain)
+        record_output(trace, operation, maps, info.chain)
     else:
         op = "depthwise" if depthwise else "conv"
         read = NONE if groups > 1 else reads
@@ -42,23 +42,23 @@ def convolution(trace: Trace, operation: Operation) -> None:
 
 
 def _meet(trace: Trace, a: Tensor, b: Tensor) -> None:
-    """Tie what an input has and what reads it; if either has no labels, the other is rigid."""
+    """Tie what an input has and what reads it; if either has no ids, the other is rigid."""
     if a.numel() and b.numel():
-        trace.labels.tie(a, b)
+        trace.ids.tie(a, b)
     else:
-        trace.labels.pin(a, b)
+        trace.ids.pin(a, b)
 
 
 def _grouped(trace: Trace, given: Tensor, reads: Tensor, makes: Tensor, groups: int, transposed: bool) -> Tensor:
     """A unit is one group of the convolution, with all channels that go in and come out; return what comes out."""
     along, inside = (reads, makes) if transposed else (makes, reads)  # along all groups, or inside each
-    trace.labels.pin(inside)
+    trace.ids.pin(inside)
     if not given.numel() or not along.numel():
-        trace.labels.pin(given, along)
+        trace.ids.pin(given, along)
         return along[:0]
     first = given.view(groups, -1)[:, :1]
-    trace.labels.tie(given.view(groups, -1), first)
-    trace.labels.tie(along.view(groups, -1), first)
+    trace.ids.tie(given.view(groups, -1), first)
+    trace.ids.tie(along.view(groups, -1), first)
     if len(given) > groups:
         trace.counts.append(Count(trace.path, "groups", given))
     return first.expand(-1, max(len(inside), 1)).flatten() if transposed else along
@@ -66,9 +66,9 @@ def _grouped(trace: Trace, given: Tensor, reads: Tensor, makes: Tensor, groups: 
 
 def _weighed(trace: Trace, operation: Operation, product: Product, data: Tensor, maps: Maps) -> None:
     """Note a product of weights with data, also with data that seem constant because they were copied in."""
-    trace.labels.mark("read", product.read)
-    trace.ends(trace.info(data).chain)
-    trace.note(operation.out, Info(maps, chain=trace.starts(product)))
+    trace.ids.mark("read", product.read)
+    trace.record_addends(trace.info(data).chain)
+    trace.note(operation.out, Info(maps, chain=trace.record_product(product)))
 
 
 def matrix_product(trace: Trace, operation: Operation) -> None:
@@ -100,20 +100,20 @@ def _multiply(trace: Trace, operation: Operation, a: Tensor, b: Tensor, bias: Te
     ]
     if bias is not None:
         operands.append(trace.operand(bias, out.ndim))
-    maps = unify(trace.labels, operands)
+    maps = unify(trace.ids, operands)
     if left.static and right.static:
-        conclude(trace, operation, maps)
+        record_output(trace, operation, maps)
     elif left.static or right.static:
         weights, data, dim = (right.maps, a, inner[1]) if right.static else (left.maps, b, inner[0])
         made = _along(weights, [d for d in range(b.ndim) if d != dim])
         _weighed(trace, operation, Product(trace.path, "linear", made, _along(weights, (dim,))), data, maps)
     else:
         _mark_streams(trace, a, b)
-        trace.ends(left.chain, right.chain)
+        trace.record_addends(left.chain, right.chain)
         macs = a.shape[-2] * a.shape[-1] * b.shape[-1]
         heads = [m.select(-1, 0).select(-1, 0) for m in maps if batch == (0,) and m.shape[0] > 1]
-        trace.attentions.extend(Attention(trace.path, labels, macs) for labels in heads)
-        conclude(trace, operation, maps)
+        trace.attentions.extend(Attention(trace.path, ids, macs) for ids in heads)
+        record_output(trace, operation, maps)
 
 
 def _contract(trace: Trace, a: Maps, b: Maps, inner: tuple[int, int]) -> tuple[Maps, Maps]:
@@ -121,15 +121,15 @@ def _contract(trace: Trace, a: Maps, b: Maps, inner: tuple[int, int]) -> tuple[M
     summed = [[m for m in maps if m.shape[dim] > 1] for maps, dim in zip((a, b), inner, strict=True)]
     left = [[m for m in maps if m.shape[dim] == 1] for maps, dim in zip((a, b), inner, strict=True)]
     if all(len(maps) == 1 and len(varying(maps[0])) == 1 for maps in summed):
-        trace.labels.tie(summed[0][0].flatten(), summed[1][0].flatten())
+        trace.ids.tie(summed[0][0].flatten(), summed[1][0].flatten())
     else:
         for maps, rest, dim in zip(summed, left, inner, strict=True):
-            rest += [left for m in maps for left in trace.labels.fixed_along(m, dim)]
+            rest += [left for m in maps for left in trace.ids.fixed_along(m, dim)]
     return tuple(left[0]), tuple(left[1])
 
 
 def _along(maps: Maps, dims: Sequence[int]) -> Tensor:
-    """The labels along one of some dimensions, of those maps that vary in nothing else."""
+    """The ids along one of some dimensions, of those maps that vary in nothing else."""
     return next((m.flatten() for m in maps if len(varying(m)) == 1 and varying(m)[0] in dims), NONE)
 
 
@@ -138,7 +138,7 @@ def _mark_streams(trace: Trace, *tensors: Tensor) -> None:
     for tensor in tensors:
         chain = trace.info(tensor).chain
         if chain is not None and trace.products[chain.product].op == "linear":
-            trace.labels.mark("stream", trace.products[chain.product].read)
+            trace.ids.mark("stream", trace.products[chain.product].read)
 
 
 def attention(trace: Trace, operation: Operation) -> None:
@@ -150,19 +150,19 @@ def attention(trace: Trace, operation: Operation) -> None:
     _mark_streams(trace, query, key, value)
     sides = []
     for tensor in (query, key, value):
-        own = [left for m in trace.info(tensor).maps for left in trace.labels.fixed_along(m, 0, 2, 3)]
+        own = [left for m in trace.info(tensor).maps for left in trace.ids.fixed_along(m, 0, 2, 3)]
         repeats = query.shape[1] // tensor.shape[1]
         solid = trace.operand(tensor, 4, only=(1,)).solid
         sides.append(Operand(tuple(m.repeat_interleave(repeats, 1) for m in own), solid))
     bias = [t for t in (*operation.args[3:], *operation.kwargs.values()) if isinstance(t, Tensor) and t.ndim == 4]
-    maps = unify(trace.labels, [*sides, *(trace.operand(t, 4, only=(1,)) for t in bias)])
+    maps = unify(trace.ids, [*sides, *(trace.operand(t, 4, only=(1,)) for t in bias)])
     macs = query.shape[0] * query.shape[2] * key.shape[2] * (query.shape[3] + value.shape[3])
     trace.attentions.extend(Attention(trace.path, m.flatten(), macs) for m in maps)
-    conclude(trace, operation, maps)
+    record_output(trace, operation, maps)
 
 
 def embedding(trace: Trace, operation: Operation) -> None:
     """Rows are picked by number; what lies in them goes on."""
     table, index = operation.args[:2]
-    maps = [left for m in trace.info(table).maps for left in trace.labels.fixed_along(m, 0)]
-    conclude(trace, operation, tuple(aligned(m[0], index.ndim + 1) for m in maps))
+    maps = [left for m in trace.info(table).maps for left in trace.ids.fixed_along(m, 0)]
+    record_output(trace, operation, tuple(aligned(m[0], index.ndim + 1) for m in maps))

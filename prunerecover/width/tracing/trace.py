@@ -12,17 +12,17 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from prunerecover.width.tracing.dimension_ids import Labels, Maps, Operand, aligned, varying
+from prunerecover.width.tracing.dimension_ids import DimensionIds, Maps, Operand, aligned, varying
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """Where labels lie in the input or output of a module: `labels` of the indices along `dim`, in order."""
+class Location:
+    """Where ids lie in the input or output of a module: `ids` of the indices along `dim`, in order."""
 
     path: str
     of: Literal["input", "output"]
     dim: int
-    labels: Tensor
+    ids: Tensor
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Chain:
     """
 
     product: int
-    seen: Seen | None = None
+    seen: Location | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Info:
     """What is known of a tensor.
 
     Attributes:
-        maps: Its labels.
+        maps: Its ids.
         static: Whether it was computed from parameters and constants alone.
         constant: Whether it was computed from nothing.
         blank: Whether it was just made, of one value: its sizes follow what is written into it.
@@ -63,8 +63,8 @@ class Product:
 
     Attributes:
         path: The module in which it happened.
-        made: Labels of the weights' output dimension.
-        read: Labels of the weights' input dimension.
+        made: DimensionIds of the weights' output dimension.
+        read: DimensionIds of the weights' input dimension.
     """
 
     path: str
@@ -75,20 +75,20 @@ class Product:
 
 @dataclass(frozen=True)
 class Attention:
-    """A product of activations with activations: `labels` of its heads, MACs of each, and where it happened."""
+    """A product of activations with activations: `ids` of its heads, MACs of each, and where it happened."""
 
     path: str
-    labels: Tensor
+    ids: Tensor
     macs: int
 
 
 @dataclass(frozen=True)
 class Count:
-    """An attribute that counts something, such as `groups` of a convolution, and the labels of what is counted."""
+    """An attribute that counts something, such as `groups` of a convolution, and the ids of what is counted."""
 
     path: str
     attribute: str
-    labels: Tensor
+    ids: Tensor
 
 
 @dataclass
@@ -96,19 +96,19 @@ class Trace:
     """Everything noted during one forward pass.
 
     Attributes:
-        labels: And what ties them.
+        ids: And what ties them.
         products: In order of execution.
         addends: Where chains were last seen before they were added up, concatenated or read.
-        readers: Inputs of modules that read them by a product, with the labels of the weights that do.
+        readers: Inputs of modules that read them by a product, with the ids of the weights that do.
         attentions: Products of activations with each other.
         counts: Attributes that must follow.
-        unknown: Names of operations that no rule covers and that met labels.
+        unknown: Names of operations that no rule covers and that met ids.
     """
 
-    labels: Labels = field(default_factory=Labels)
+    ids: DimensionIds = field(default_factory=DimensionIds)
     products: list[Product] = field(default_factory=list)
-    addends: dict[Seen, None] = field(default_factory=dict)
-    readers: list[tuple[Seen, Tensor]] = field(default_factory=list)
+    addends: dict[Location, None] = field(default_factory=dict)
+    readers: list[tuple[Location, Tensor]] = field(default_factory=list)
     attentions: list[Attention] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
     unknown: set[str] = field(default_factory=set)
@@ -141,19 +141,19 @@ class Trace:
         solid = () if info.blank else tuple(own - covered)
         return Operand(maps, solid if only is None else tuple(d for d in solid if d in only))
 
-    def ends(self, *chains: Chain | None) -> None:
+    def record_addends(self, *chains: Chain | None) -> None:
         """Note that chains were added up, concatenated or read."""
         for chain in chains:
             if chain is not None and chain.seen is not None:
                 self.addends[chain.seen] = None
 
-    def starts(self, product: Product) -> Chain:
+    def record_product(self, product: Product) -> Chain:
         """Note a product with weights, and what the module that it is in was given."""
         self.products.append(product)
         given = self._modules[-1][1]
         if isinstance(given, Tensor) and product.read.numel():
-            single = [labels for labels in self.info(given).maps if len(varying(labels)) == 1]
-            self.readers.extend((_seen(self.path, "input", labels), product.read) for labels in single)
+            single = [ids for ids in self.info(given).maps if len(varying(ids)) == 1]
+            self.readers.extend((_location(self.path, "input", ids), product.read) for ids in single)
         return Chain(len(self.products) - 1)
 
     def enter(self, path: str, args: tuple[Any, ...]) -> None:
@@ -168,13 +168,13 @@ class Trace:
         if not own or not isinstance(first, Tensor):
             return
         info = self.info(first)
-        single = [labels for labels in info.maps if len(varying(labels)) == 1]
+        single = [ids for ids in info.maps if len(varying(ids)) == 1]
         if info.chain is not None and len(single) == 1:
-            chain = replace(info.chain, seen=_seen(path, "output", single[0]))
+            chain = replace(info.chain, seen=_location(path, "output", single[0]))
             self.note(first, replace(info, chain=chain))
 
 
-def _seen(path: str, of: Literal["input", "output"], labels: Tensor) -> Seen:
+def _location(path: str, of: Literal["input", "output"], ids: Tensor) -> Location:
     """Describe a map of one dimension, which is counted from the end where it is the last."""
-    dim = varying(labels)[0]
-    return Seen(path, of, -1 if dim == labels.ndim - 1 else dim, labels.flatten())
+    dim = varying(ids)[0]
+    return Location(path, of, -1 if dim == ids.ndim - 1 else dim, ids.flatten())

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from prunerecover.cost.macs import every_kernel_visible
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.evaluation import observing
+from prunerecover.model.evaluation import evaluating
 from prunerecover.width.tracing.rules import follow
 from prunerecover.width.tracing.trace import Info, Trace
 
@@ -37,13 +37,13 @@ def trace_model(model: nn.Module, inputs: ModelInputs) -> Trace:
     """
     trace = Trace()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        trace.note(tensor, Info(trace.labels.of_tensor(name, tensor), static=True))
-    with observing(model), every_kernel_visible(), _places(model, trace), _Watch(trace):
+        trace.note(tensor, Info(trace.ids.of_tensor(name, tensor), static=True))
+    with evaluating(model), every_kernel_visible(), _places(model, trace), _Watch(trace):
         output = call(model, inputs)
     # Caches of keys and values are not what the model computes.
     for leaf in tree_leaves(output, is_leaf=lambda node: type(node).__name__.endswith("Cache")):
         if isinstance(leaf, Tensor):
-            trace.labels.pin(*trace.info(leaf).maps)
+            trace.ids.pin(*trace.info(leaf).maps)
     return trace
 
 

@@ -89,7 +89,7 @@ def test_a_network_that_its_user_froze_is_adapted(tmp_path):
     assert trained == {name for name, _ in module.net.named_parameters() if "lora" in name or "head" in name}
     assert held(runner) == {p for p in module.parameters() if p.requires_grad}
     assert all(module.net.get_parameter(name).any() for name in trained if "lora_B" in name)
-    Ledger.of(module).fold(module, "net")
+    Ledger.of(module).merge(module, "net")
     assert {name for name, p in module.net.named_parameters() if p.requires_grad} == {"head.weight", "head.bias"}
 
 
@@ -118,7 +118,7 @@ def test_adapters_come_after_all_surgery_of_the_epoch(tmp_path, first):
     callbacks.insert(0 if first else 2, lora(start=1))
     watch = Watch(lambda trainer, module: dict(Ledger.of(module).adapters))
     module, runner = fit(tmp_path, *callbacks, watch)
-    assert {epoch: bool(laid) for epoch, laid in watch.last.items()} == {0: False, 1: True, 2: True}
+    assert {epoch: bool(injected) for epoch, injected in watch.last.items()} == {0: False, 1: True, 2: True}
     before, after = watch.last[1]["net"], watch.last[2]["net"]
     assert not set(after.modules) - set(before.modules)
     assert before.source.tensors != after.source.tensors
@@ -169,7 +169,7 @@ def test_groups_are_found_again_after_folding(tmp_path):
 
 
 def test_distillation_beside_it(tmp_path):
-    """The teacher is the dense network with the adapters of its time folded in."""
+    """The teacher is the dense network with the adapters of its time merged in."""
     teachers = []
 
     class Look(DistillRecover):

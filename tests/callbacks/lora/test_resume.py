@@ -122,7 +122,7 @@ class Counting(Plain):
 
 
 def test_best_may_be_from_before_the_adapters(tmp_path):
-    """Laying changes no output, so scores before it still count."""
+    """Injecting changes no output, so scores before it still count."""
     best = ModelCheckpoint(tmp_path / "best", monitor="epoch_number", filename="{epoch}")
     module, runner = fit(tmp_path, best, lora(start=1), make=Counting)
     assert "epoch=0" in best.best_model_path
@@ -254,7 +254,7 @@ def test_second_fit_with_other_settings_folds_the_first_adapters(tmp_path):
 def test_plan_for_a_test_is_applied_to_the_folded_network(tmp_path):
     module, _ = fit(tmp_path, lora(), epochs=1)
     plain = copy.deepcopy(module)
-    Ledger.of(plain).fold(plain, "net")
+    Ledger.of(plain).merge(plain, "net")
     plan = plan_depth(plain.net, remove={"attention": 1}, batches=[IMAGES], replace="zero")
     apply_plan(plain.net, plan)
     trainer_of(tmp_path, DepthPrune(plan=plan)).test(module, loader(shuffle=False), verbose=False)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from prunerecover.model.batches import as_inputs, call
-from prunerecover.width.groups.discovery import Found, find_groups
+from prunerecover.width.groups.discovery import FoundGroups, find_groups
 
 
 @cache
@@ -21,7 +21,7 @@ def built(name: str) -> Built:
 
 
 @cache
-def found_in(name: str) -> Found:
+def found_in(name: str) -> FoundGroups:
     model, inputs = built(name)
     return find_groups(model, inputs)
 

@@ -21,7 +21,7 @@ from torch import nn
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.announce import announce
-from prunerecover.callbacks.surgery.operate import operate
+from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer
 from prunerecover.plan.edits import Edit
 from prunerecover.surgery.provenance import plan_for
 
@@ -37,7 +37,7 @@ class NarrowAt(LedgerCallback):
         for epoch, edits in list(self.edits.items())[len(ledger.made_by("NarrowAt")) :]:
             if epoch <= trainer.current_epoch:
                 plan = plan_for(pl_module.net, edits, method="test")
-                operate(trainer, pl_module, "net", plan)
+                apply_in_trainer(trainer, pl_module, "net", plan)
                 announce(trainer, ledger, "NarrowAt", "net", plan)
 
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from prunerecover.model.paths import get_module, set_module
 from prunerecover.plan.groups import Group
-from prunerecover.width.groups.discovery import Found
+from prunerecover.width.groups.discovery import FoundGroups
 
 Keep = Mapping[Group, Tensor]
 
 
-def thirty_percent(found: Found, seed: int = 0) -> dict[Group, Tensor]:
+def thirty_percent(found: FoundGroups, seed: int = 0) -> dict[Group, Tensor]:
     """Keep about 70% of the units of every group, but always remove one and keep one; at random."""
     generator = torch.Generator().manual_seed(seed)
     keep = {}
@@ -26,7 +26,7 @@ def thirty_percent(found: Found, seed: int = 0) -> dict[Group, Tensor]:
     return keep
 
 
-def rewritten(model: nn.Module, found: Found) -> nn.Module:
+def rewritten(model: nn.Module, found: FoundGroups) -> nn.Module:
     """Copy a model, with convolutions for padded shortcuts."""
     new = copy.deepcopy(model)
     like = next(new.parameters())
@@ -35,7 +35,7 @@ def rewritten(model: nn.Module, found: Found) -> nn.Module:
     return new
 
 
-def narrowed(model: nn.Module, found: Found, keep: Keep) -> nn.Module:
+def narrowed(model: nn.Module, found: FoundGroups, keep: Keep) -> nn.Module:
     """Copy a model with only the units in `keep`."""
     new = rewritten(model, found)
     stays: dict[tuple[str, int], Tensor] = {}
@@ -56,7 +56,7 @@ def narrowed(model: nn.Module, found: Found, keep: Keep) -> nn.Module:
     return new
 
 
-def masked(model: nn.Module, found: Found, keep: Keep) -> nn.Module:
+def masked(model: nn.Module, found: FoundGroups, keep: Keep) -> nn.Module:
     """Copy a model and set everything that makes a removed unit to zero."""
     new = rewritten(model, found)
     with torch.no_grad():

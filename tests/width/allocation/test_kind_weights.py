@@ -21,15 +21,15 @@ from prunerecover.calibration.divergence import output_divergence
 from prunerecover.callbacks import WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.copies import clone_of
+from prunerecover.model.copies import deep_copy
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.by_saliency import per_cost
-from prunerecover.width.allocation.kind_weights import Weighing, best_weighing, trials
+from prunerecover.width.allocation.kind_weights import KindWeights, best_kind_weights, number_of_trials
 from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.narrowed_output import Trial, spread
+from prunerecover.width.narrowed_output import NarrowedOutput, subsample
 from prunerecover.width.planner import WidthPlanner
 
 
@@ -43,7 +43,7 @@ KINDS = ["neuron", "head"]
 
 def rate_of_heads(divergence: Callable[[float], float]) -> float:
     """Return what a divergence that depends on the rate of heads alone makes of it."""
-    found = best_weighing(KINDS, lambda tried: divergence(tried.rates["head"]))
+    found = best_kind_weights(KINDS, lambda tried: divergence(tried.rates["head"]))
     assert found.rates["neuron"] == 1.0
     return found.rates["head"]
 
@@ -69,18 +69,18 @@ def test_what_is_not_a_number_is_never_better() -> None:
 def test_kinds_are_found_one_after_the_other_and_damping_last(damping: float) -> None:
     best, asked = {"channel": 1.0, "neuron": 8.0, "head": 0.5}, []
 
-    def divergence_at(tried: Weighing) -> float:
+    def divergence_at(tried: KindWeights) -> float:
         asked.append(tried)
         return sum(abs(math.log(tried.rates[kind] / best[kind])) for kind in best) + abs(tried.damping - damping)
 
-    assert best_weighing(list(best), divergence_at) == Weighing(best, damping)
-    assert len(asked) == len({str(tried) for tried in asked}) == trials(list(best))
+    assert best_kind_weights(list(best), divergence_at) == KindWeights(best, damping)
+    assert len(asked) == len({str(tried) for tried in asked}) == number_of_trials(list(best))
 
 
 def divergence_of(model: nn.Module, planner: WidthPlanner, rate: float, damping: float, batches: Batches) -> float:
     """Narrow by hand at some rate, without what the planner keeps, and compare outputs."""
     (scores,) = planner.scores("gate_taylor")
-    network = clone_of(model)
+    network = deep_copy(model)
     weights = {group.name: (rate if group.kind == "head" else 1) * scores[group.name] for group in planner.groups}
     removed = per_cost(planner.groups, weights, planner.costs, Budget(macs=0.4), damping=damping)
     edits = narrow_edits(planner.groups, removed)
@@ -128,9 +128,9 @@ def test_the_divergence_is_that_of_the_plan_with_recalibrated_statistics() -> No
     model, batches = cnn(), inputs()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches())
-    found = Trial(model, batches).divergence(plan.edits, plan.tensors)
+    found = NarrowedOutput(model, batches).divergence(plan.edits, plan.tensors)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    pruned = clone_of(model)
+    pruned = deep_copy(model)
     apply_plan(pruned, plan)
     recalibrate_batchnorm(pruned, batches)
     with torch.no_grad():
@@ -143,7 +143,7 @@ def test_a_smaller_last_batch_counts_for_as_much_as_it_holds() -> None:
     plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches(), kinds="neuron")
     (images,) = inputs()[0].args
     whole, parts = [ModelInputs((images,))], [ModelInputs((part,)) for part in images.split(12)]
-    found = [Trial(model, batches).divergence(plan.edits, plan.tensors) for batches in (whole, parts)]
+    found = [NarrowedOutput(model, batches).divergence(plan.edits, plan.tensors) for batches in (whole, parts)]
     assert found[0] == pytest.approx(found[1], rel=1e-4)
     assert found[0] > 0
 
@@ -225,8 +225,8 @@ def test_experts_are_weighed_for_parameters_alone() -> None:
 
 def test_a_trial_spreads_its_samples_over_sorted_batches() -> None:
     batches = [ModelInputs((torch.full((16, 1), float(number)),)) for number in range(16)]
-    assert [float(batch.args[0][0, 0]) for batch in spread(batches, 64)] == [0.0, 4.0, 8.0, 12.0]
-    assert spread(batches[:2], 64) == batches[:2]
+    assert [float(batch.args[0][0, 0]) for batch in subsample(batches, 64)] == [0.0, 4.0, 8.0, 12.0]
+    assert subsample(batches[:2], 64) == batches[:2]
 
 
 def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path: Path) -> None:
@@ -236,9 +236,9 @@ def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path:
     module = ImageClassifier("resnet18", num_classes=10)
     module.model = body
     kept: list[dict[str, Tensor]] = []
-    divergence = Trial.divergence
+    divergence = NarrowedOutput.divergence
 
-    def watched(trial: Trial, *args: Any) -> float:
+    def watched(trial: NarrowedOutput, *args: Any) -> float:
         before = {name: value.clone() for name, value in body.state_dict().items()}
         found = divergence(trial, *args)
         assert all(torch.equal(value, before[name]) for name, value in body.state_dict().items())
@@ -246,11 +246,11 @@ def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trial, "divergence", watched)
+        patch.setattr(NarrowedOutput, "divergence", watched)
         prune = WidthPrune(Budget(macs=0.3), calibration=32, merge="never")
         settings = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
         trainer = pl.Trainer(max_steps=1, accelerator="cpu", callbacks=[prune], default_root_dir=tmp_path, **settings)
         trainer.fit(module, datamodule=DigitsData())
-    assert len(kept) == trials(KINDS)
+    assert len(kept) == number_of_trials(KINDS)
     (plan,) = Ledger.of(module).plans.values()
     assert plan.removed

@@ -1,4 +1,4 @@
-"""The parts that groups are found with: labels, maps, even layouts, and copies of models that capture their states."""
+"""The parts that groups are found with: ids, maps, even layouts, and copies of models that capture their states."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import torch
 from cases.models import tiny
 from torch import Tensor, nn
 
-from prunerecover.model.copies import twin_of
+from prunerecover.model.copies import share_copy
 from prunerecover.plan.groups import Slice
 from prunerecover.width.groups.assembly import linear_form
-from prunerecover.width.tracing.dimension_ids import RIGID, Labels, Operand, compact, unify, varying
+from prunerecover.width.tracing.dimension_ids import RIGID, DimensionIds, Operand, compact, unify, varying
 
 
-def labelled(*shape: int) -> tuple[Labels, Tensor]:
-    """Labels that vary in every dimension of a shape, as those of features viewed as heads do."""
-    labels = Labels()
-    (flat,) = labels.of_tensor("w", torch.empty(torch.Size(shape).numel()))
-    return labels, flat.view(shape)
+def labelled(*shape: int) -> tuple[DimensionIds, Tensor]:
+    """DimensionIds that vary in every dimension of a shape, as those of features viewed as heads do."""
+    ids = DimensionIds()
+    (flat,) = ids.of_tensor("w", torch.empty(torch.Size(shape).numel()))
+    return ids, flat.view(shape)
 
 
-def sets(labels: Labels, of: Tensor) -> list[list[int]]:
-    """Components of the labels in a map, as lists of positions; rigid ones first, if any."""
-    numbers = labels.components()[of.flatten().numpy()]
+def sets(ids: DimensionIds, of: Tensor) -> list[list[int]]:
+    """Components of the ids in a map, as lists of positions; rigid ones first, if any."""
+    numbers = ids.components()[of.flatten().numpy()]
     return [(numbers == n).nonzero()[0].tolist() for n in sorted(set(numbers.tolist()))]
 
 
 def test_each_dimension_has_labels_of_its_own() -> None:
-    labels = Labels()
-    rows, columns = labels.of_tensor("w", torch.empty(3, 1, 2))
+    ids = DimensionIds()
+    rows, columns = ids.of_tensor("w", torch.empty(3, 1, 2))
     assert (rows.shape, columns.shape) == ((3, 1, 1), (1, 1, 2))
-    assert [(o.tensor, o.dim, o.size) for o in labels.owners] == [("w", 0, 3), ("w", 2, 2)]
+    assert [(o.tensor, o.dim, o.size) for o in ids.owners] == [("w", 0, 3), ("w", 2, 2)]
     assert len({RIGID, *rows.flatten().tolist(), *columns.flatten().tolist()}) == 6
 
 
@@ -41,33 +41,33 @@ def test_maps_keep_only_the_dimensions_in_which_they_vary() -> None:
 
 
 def test_fixing_one_of_two_dimensions_ties_what_lies_along_it() -> None:
-    labels, heads = labelled(3, 4)
-    (left,) = labels.fixed_along(heads, 1)
+    ids, heads = labelled(3, 4)
+    (left,) = ids.fixed_along(heads, 1)
     assert varying(left) == (0,)
-    assert sets(labels, heads) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert sets(ids, heads) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_fixing_the_only_dimension_makes_it_rigid() -> None:
-    labels, features = labelled(1, 4)
-    assert labels.fixed_along(features, 1) == ()
-    assert (labels.components()[features.flatten().numpy()] == 0).all()
+    ids, features = labelled(1, 4)
+    assert ids.fixed_along(features, 1) == ()
+    assert (ids.components()[features.flatten().numpy()] == 0).all()
 
 
 def test_what_meets_is_tied_and_sizes_of_their_own_are_rigid() -> None:
-    labels = Labels()
-    (one,), (other,) = labels.of_tensor("a", torch.empty(3)), labels.of_tensor("b", torch.empty(3))
-    assert len(unify(labels, [Operand((one,)), Operand((other,))])) == 1
-    assert sets(labels, torch.cat([one, other])) == [[0, 3], [1, 4], [2, 5]]
-    assert unify(labels, [Operand((one,)), Operand((), solid=(0,))]) == ()
-    assert (labels.components() == 0).all()
+    ids = DimensionIds()
+    (one,), (other,) = ids.of_tensor("a", torch.empty(3)), ids.of_tensor("b", torch.empty(3))
+    assert len(unify(ids, [Operand((one,)), Operand((other,))])) == 1
+    assert sets(ids, torch.cat([one, other])) == [[0, 3], [1, 4], [2, 5]]
+    assert unify(ids, [Operand((one,)), Operand((), solid=(0,))]) == ()
+    assert (ids.components() == 0).all()
 
 
 def test_weights_along_the_heads_go_with_them_and_weights_inside_heads_stay() -> None:
-    labels, heads = labelled(3, 4)
-    (scale,) = labels.of_tensor("scale", torch.empty(3, 1))
-    (inside,) = labels.of_tensor("norm", torch.empty(1, 4))
-    unify(labels, [Operand((heads,)), Operand((scale,)), Operand((inside,))])
-    component = labels.components()
+    ids, heads = labelled(3, 4)
+    (scale,) = ids.of_tensor("scale", torch.empty(3, 1))
+    (inside,) = ids.of_tensor("norm", torch.empty(1, 4))
+    unify(ids, [Operand((heads,)), Operand((scale,)), Operand((inside,))])
+    component = ids.components()
     assert (component[inside.flatten().numpy()] == 0).all()
     assert (component[heads.numpy()] == component[scale.numpy()]).all()
     assert len(set(component[scale.flatten().numpy()].tolist()) - {0}) == 3
@@ -93,6 +93,6 @@ def test_copies_of_models_that_have_run_still_capture_hidden_states() -> None:
     model: nn.Module = tiny.tiny_llama()
     inputs = tiny.tiny_inputs("llama")
     states = model(**inputs, output_hidden_states=True).hidden_states
-    again = twin_of(model)(**inputs, output_hidden_states=True).hidden_states
+    again = share_copy(model)(**inputs, output_hidden_states=True).hidden_states
     assert len(again) == len(states) == 5
     assert all(torch.equal(a, b) for a, b in zip(again, states, strict=True))

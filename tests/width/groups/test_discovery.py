@@ -15,7 +15,7 @@ from cases.width.oracle import masked, narrowed, rewritten, silenced, thirty_per
 
 from prunerecover.cost.macs import count_macs, macs_by_module
 from prunerecover.model.batches import as_inputs
-from prunerecover.width.groups.discovery import Found, find_groups
+from prunerecover.width.groups.discovery import FoundGroups, find_groups
 
 
 def families(*but: str) -> list[Any]:
@@ -70,7 +70,7 @@ EXPECTED = {  # groups by kind, counted by hand from the architectures
 }
 
 
-def without_normed_channels(name: str) -> Found:
+def without_normed_channels(name: str) -> FoundGroups:
     """ConvNeXt norms over its channels: they cannot be compared with zeros."""
     found = found_in(name)
     return replace(found, groups=tuple(g for g in found.groups if not ("convnext" in name and g.kind == "channel")))

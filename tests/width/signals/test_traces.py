@@ -160,7 +160,7 @@ def test_streaming_keeps_no_activations() -> None:
         def watches(self, group: Group, site: Site) -> bool:
             return True
 
-        def see(self, place: Any, values: Tensor) -> None:
+        def see(self, site_call: Any, values: Tensor) -> None:
             alive.append(weakref.ref(values))
 
         def end(self, n: int, gates: Any, gradients: Any) -> None:

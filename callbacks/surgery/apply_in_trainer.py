@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from prunerecover.callbacks.ledger.averaged_copies import shadow_modules
+from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.optimizer_groups import check_held, forget_gradients
@@ -25,8 +25,8 @@ from prunerecover.surgery.optimizer_update import update_optimizer
 from prunerecover.surgery.provenance import plan_for
 
 
-def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan) -> None:
-    """Apply a plan to the network at `target`, in the module, its optimizers, its shadow copies and its DDP wrapper.
+def apply_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: Plan) -> None:
+    """Apply a plan to the network at `target`, in the module, its optimizers, its average copies and its DDP wrapper.
 
     Args:
         trainer: In the middle of a fit, at the start of an epoch, or before any other loop.
@@ -53,16 +53,16 @@ def operate(trainer: pl.Trainer, module: pl.LightningModule, target: str, plan: 
         applied = Ledger.of(module).apply(module, target, plan)
         for optimizer in trainer.optimizers:
             update_optimizer(optimizer, applied)
-        for shadow in shadow_modules(module):
-            Ledger.of(shadow).apply(shadow, target, plan)
+        for average in averaged_copies(module):
+            Ledger.of(average).apply(average, target, plan)
     rewrap(trainer)
     _forget_best(trainer)
 
 
-def merge_now(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> None:
+def merge_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> None:
     """Merge what became linear in the network at `target`, everywhere."""
     network = unwrap(get_module(module, target))
-    operate(trainer, module, target, plan_for(network, merge_edits(network), method="merge"))
+    apply_in_trainer(trainer, module, target, plan_for(network, merge_edits(network), method="merge"))
 
 
 def rewrap(trainer: pl.Trainer) -> None:
