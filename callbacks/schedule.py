@@ -1,4 +1,4 @@
-"""When units go: all at once, or a few every few epochs."""
+"""The schedule of surgeries: all at once, or a few units every few epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pruning callback has to do and has done: its budget or plan, its schedule, and the surgeries that are due.
+"""The state of a pruning callback: its budget or plan, its schedule, and the surgeries that are due.
 
 Everything is counted off the ledger, so that a resumed run goes on where the file was written.
 """

@@ -1,4 +1,4 @@
-"""What planning of width is fed with inside a Trainer: the user's own training samples, loss and labels."""
+"""Inputs of planning in width inside a Trainer: the user's own training samples, loss and labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all callbacks that read or write the ledger have in common."""
+"""The base of all callbacks that read or write the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tell the user's loggers and console about a surgery, and note it in the ledger."""
+"""Announcements of a surgery: to the user's loggers and console, and in the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where callbacks put files: beside the checkpoints."""
+"""Files that callbacks write beside the checkpoints."""
 
 from __future__ import annotations
 

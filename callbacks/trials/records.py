@@ -1,4 +1,4 @@
-"""What trials found, one JSON line each, appended as soon as a trial ends: a search that is killed goes on from there.
+"""Records of trials, one JSON line each, appended as soon as a trial ends: a killed search goes on from there.
 
 Each rank writes a file of its own (`trials.jsonl`, `trials.1.jsonl`, ...), so that nothing is written twice at once;
 all of them are read. A line that was cut off in the middle of writing is left out.

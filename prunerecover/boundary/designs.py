@@ -1,4 +1,4 @@
-"""Which splits of a depth budget are feasible, and which of them to train first.
+"""Experimental designs: the feasible splits of a depth budget, and those of them to train first.
 
 A *split* is a pair (attention, activation): how many units of each type are removed. A budget in layers leaves the
 splits with one sum, a line; a budget in cost leaves a staircase close to a line. An accuracy map (`accuracy_map`) is

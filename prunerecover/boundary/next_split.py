@@ -1,4 +1,4 @@
-"""Which split to train next, given the runs so far, so that the final pick costs least.
+"""Sequential design: the split to train next, given the runs so far, so that the final pick costs least.
 
 The first three runs are spread over the feasible splits. Each further one is where a run is expected to raise the
 predicted accuracy of the final pick most: the knowledge gradient (Frazier, Powell and Dayanik 2009) of the Gaussian

@@ -1,4 +1,4 @@
-"""What may be left in the place of one unit, fitted on calibration data in one streaming pass.
+"""Candidates for the place of one unit, fitted on calibration data in one streaming pass.
 
 Fits aim at the dense model's hidden state after the branch, so that each also corrects what earlier replacements
 changed.

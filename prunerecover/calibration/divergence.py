@@ -1,4 +1,4 @@
-"""How far a pruned model's output is from the dense one's: what units and their replacements are judged by."""
+"""Output divergence: how far a pruned model's output is from the dense one's, by which everything is judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much each token of each block's output matters to the model's output.
+"""Token weights: the sensitivity of the model's output to each token of each block's output.
 
 A least-squares fit over all tokens serves the many (patches) at the cost of the one that is read (the class token),
 so fits are weighted. The weight of a token is the squared gradient of the log-likelihood of a label drawn from the

@@ -1,1 +1,1 @@
-"""What a network costs: MACs, parameters, latency and memory, with intervals and where they were measured."""
+"""Costs of a network: MACs, parameters, latency and memory, with intervals and where they were measured."""

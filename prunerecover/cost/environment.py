@@ -1,4 +1,4 @@
-"""Say where a number was measured: versions of what computes, processor, accelerator."""
+"""The environment of a measurement: versions of what computes, processor, accelerator."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What each supported model family calls its parts: the only place that knows architectures."""
+"""Descriptions of model families: their blocks, branches and feed-forward linears by path."""

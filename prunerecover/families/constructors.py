@@ -1,4 +1,4 @@
-"""How to build a dense model again from plain data: timm's name and arguments, or a transformers class and config.
+"""Constructors of dense models as plain data: timm's name and arguments, or a transformers class and config.
 
 Only these two libraries' own constructors are ever called, and those that a module which is imported already has
 registered with timm (such as `cifar_resnet20` of the recipes), with arguments that shape a network and nothing else (no

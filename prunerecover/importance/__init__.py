@@ -1,4 +1,4 @@
-"""How much each unit matters: higher means keep.
+"""Importances of units: higher means keep.
 
 Every importance leaves the model bit for bit as it was (parameters, buffers, random state, train or eval mode).
 """

@@ -1,4 +1,4 @@
-"""What `plan_depth` hands to an importance."""
+"""The context that an importance is computed in: model, units, calibration batches, loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parameters a unit stands for."""
+"""Parameters of a unit."""
 
 from __future__ import annotations
 

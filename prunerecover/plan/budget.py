@@ -1,4 +1,4 @@
-"""How much goes: the budget of a plan."""
+"""The budget of a plan: how much goes."""
 
 from __future__ import annotations
 

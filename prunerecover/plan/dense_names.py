@@ -1,4 +1,4 @@
-"""Say what a plan removed in the names of the dense model.
+"""Names of removed units in the dense model.
 
 The edits of a plan are sequential: once a whole block is taken out, the blocks behind it move up, and later edits name
 them by their new numbers; so do the units of a group that is narrowed twice. People read the numbers of the model they

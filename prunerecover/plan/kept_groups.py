@@ -1,4 +1,4 @@
-"""Say how many units of every group a plan keeps, in the names and sizes of the dense model.
+"""Widths that a plan leaves: units kept per group, in the names and sizes of the dense model.
 
 A plan may narrow a group several times, take out blocks before and after, and say in its evidence which groups there
 are that lose nothing.

@@ -1,4 +1,4 @@
-"""Which modules of a network low-rank adapters go on, and which parameters train in full beside them."""
+"""Target modules of low-rank adapters, and the parameters that train in full beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers are reconstructed, in which order, and which of their outputs are left."""
+"""Layers to reconstruct, in order, with the outputs that are left of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `compare` found about a model before and after pruning, in a form that reads back.
+"""The report of a model before and after pruning, in a form that reads back.
 
 A report states costs (parameters, MACs, latency as the median of interleaved pairs, memory), metrics with confidence
 intervals, what was removed, what the search took, and where and with what all of this was measured.

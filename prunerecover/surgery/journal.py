@@ -1,4 +1,4 @@
-"""What surgery changed, in a form that can be undone, kept on the CPU, pickled and deep-copied."""
+"""A journal of reversible changes to a model, kept on the CPU, pickled and deep-copied."""
 
 from __future__ import annotations
 

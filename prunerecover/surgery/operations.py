@@ -1,4 +1,4 @@
-"""How each kind of edit changes a model: called by `surgery`, which checks, and takes back what fails."""
+"""Executors of edits: one per kind, called by `apply_edits`, which checks, and takes back what fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What routed experts ask of surgery: numbers that a router can work with, and counts that configs share."""
+"""Constraints of expert routing: numbers that a router can work with, and counts that configs share."""
 
 from __future__ import annotations
 

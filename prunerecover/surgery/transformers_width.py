@@ -1,4 +1,4 @@
-"""What a transformers config must say for a narrowed model to be a standard one, which `from_pretrained` reopens.
+"""Transformers configs of narrowed models: entries that keep a model one that `from_pretrained` reopens.
 
 A config has one number for all layers: it can follow once they all have the same width, and stays as it is until then.
 The numbers are read off the layers, by the names that transformers gives to their parts. They are taken over only if

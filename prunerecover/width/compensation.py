@@ -1,4 +1,4 @@
-"""What kept units can do of what removed ones did: the weights that read a group take it over.
+"""Compensation: weights that read a group take over what the kept units predict of the removed ones.
 
 A removed unit's activation is predicted from those of the kept ones, x_gone = A x_kept + c, by ridge regression over
 the calibration samples and positions. Wherever weights read the group, W_gone A is added to W_kept, and W_gone c to the

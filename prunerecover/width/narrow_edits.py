@@ -1,4 +1,4 @@
-"""From units that go to edits: one `narrow` per group, each naming tensors as the ones before it leave them."""
+"""Edits of removed units: one `narrow` per group, each naming tensors as the ones before it leave them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a model's output is from the dense one's without some of its units, on a few calibration samples."""
+"""Output divergence of a narrowed copy from the dense model, on a few calibration samples."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `prunerecover plan --method` can name."""
+"""Plan methods that `prunerecover plan --method` can name."""

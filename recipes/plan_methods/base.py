@@ -1,4 +1,4 @@
-"""What `prunerecover plan` runs: a method that decides, fed with what the network gets at the start of a recipe's fit.
+"""Plan methods: decide about a network, fed with its inputs at the start of a recipe's fit.
 
 A method is a class, so that the command line can name any of them (`--method depth`, `--method boundary`, or your own
 class path) with its arguments (`--method.remove '{"activation": 3}'`).

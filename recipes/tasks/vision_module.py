@@ -1,4 +1,4 @@
-"""What the image recipes share: evaluation with torchmetrics, and AdamW under a cosine."""
+"""The base of the image recipes: evaluation with torchmetrics, and AdamW under a cosine."""
 
 from __future__ import annotations
 

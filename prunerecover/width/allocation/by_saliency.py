@@ -1,4 +1,4 @@
-"""Which units go for a budget: by saliency per cost, by saliency alone, or the same share of every group.
+"""Allocations by saliency: per cost, globally, or the same share of every group.
 
 A unit's saliency is a score that says how much it matters: `gate_taylor`, `magnitude` and so on. The best rule that we
 measured is `per_cost` on `gate_taylor`; the others are what it has to beat.

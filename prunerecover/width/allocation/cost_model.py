@@ -1,4 +1,4 @@
-"""What a narrowed model costs, in closed form: MACs and parameters as a function of how many units stay.
+"""The cost of a narrowed model in closed form: MACs and parameters as a function of how many units stay.
 
 A weight of shape `a x b x ...` costs one parameter per entry, and one MAC per entry and position that it is applied
 at, also in grouped and depthwise convolutions. The positions do not change when dimensions narrow, so both costs are

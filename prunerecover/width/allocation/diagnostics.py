@@ -1,4 +1,4 @@
-"""What a plan by Tolerance of Difference says about itself, from the analysis of arXiv 2508.02291.
+"""Diagnostics of a plan by Tolerance of Difference, from the analysis of arXiv 2508.02291.
 
 Three questions: how much protected score enters what goes, against what ranks alone allow; whether ToD's depths lose
 less protected score than uniform ones at the same cost; and how the kept units depend on the tolerance.

@@ -1,4 +1,4 @@
-"""What a unit of one kind counts for beside one of another: tried on the pruned model's output.
+"""Weights between kinds: how much a head counts beside a neuron, tried on the pruned model's output.
 
 First-order scores order heads among heads and neurons among neurons. Between kinds they are off by a factor, for they
 say what a small step costs, and to lose a head of three is not one. Nor do they say that a unit is dearer the fewer

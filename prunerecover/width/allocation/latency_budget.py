@@ -1,4 +1,4 @@
-"""Which budget of MACs saves a share of the measured latency: found by bisection."""
+"""Latency budgets: the budget of MACs that saves a share of the measured latency, by bisection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which units go by Tolerance of Difference: one tolerance for all groups (arXiv 2508.02291).
+"""Allocation by Tolerance of Difference: one tolerance for all groups (arXiv 2508.02291).
 
 By the book the tolerance is given. With a budget it is searched, and two things make every budget reachable:
 

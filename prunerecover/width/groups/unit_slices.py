@@ -1,4 +1,4 @@
-"""From tensors to units: what a group's slices say about each of its units."""
+"""Slices of tensors summed and ordered per unit of a group."""
 
 from __future__ import annotations
 

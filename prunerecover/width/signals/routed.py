@@ -1,4 +1,4 @@
-"""What a router decides for a batch, seen where it enters the module of the fused experts.
+"""Calls of routed experts: the router's choice for a batch, seen where it enters the module of the fused experts.
 
 A token visits a few experts and takes the sum of their outputs, each times its weight. A gate on an expert is a gate on
 its weights, one per sample: its gradient is the sum over the sample's tokens of w dL/dw, which is also the sum of

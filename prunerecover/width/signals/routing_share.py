@@ -1,4 +1,4 @@
-"""How often each expert is chosen: the share of tokens that visit it."""
+"""Routing frequency: the share of tokens that visit each expert."""
 
 from __future__ import annotations
 

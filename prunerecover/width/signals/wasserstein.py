@@ -1,4 +1,4 @@
-"""How far apart the outputs of units are for different classes: 1-Wasserstein distances, exact for any class sizes.
+"""1-Wasserstein distances between the outputs of units for different classes, exact for any class sizes.
 
 The distance between two samples of scalars is the area between their quantile functions, which are steps: with `a` and
 `b` samples the steps are at multiples of 1/a and 1/b, so that a + b - gcd(a, b) differences of sorted values, weighted

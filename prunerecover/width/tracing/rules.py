@@ -1,4 +1,4 @@
-"""What each operation does to the ids of its operands: it moves, ties, consumes or fixes them.
+"""The rule of each operation: it moves, ties, consumes or fixes the ids of its operands.
 
 Operations that PyTorch itself tags as element-wise need no entry. What has no rule fixes everything that it touches.
 """
