@@ -4,7 +4,7 @@ A *split* is a pair (attention, activation): how many units of each type are rem
 splits with one sum, a line; a budget in cost leaves a staircase close to a line. An accuracy map (`accuracy_map`) is
 fitted to short training runs at a few splits, and these functions choose the splits. Algorithms 1 and 2 are those of
 BoundaryDPT (arXiv 2607.03784), `axes_and_staircase` is the design of its published table, and `spread` is ours: its
-runs go where the question is, to the feasible splits. `refinement` chooses runs that depend on earlier results.
+runs go where the question is, to the feasible splits. `next_split` chooses runs that depend on earlier results.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The prior says: a quadratic in the kept fractions of whatever slope and curvature, plus smooth deviations of about two
 points over a third of the depth (a cliff where one attention too many goes), plus the noise of a run. Unlike a parabola
-it bends where the runs do, and it knows where it does not know, which `refinement` uses to choose the next run. What it
+it bends where the runs do, and it knows where it does not know, which `next_split` uses to choose the next run. What it
 leaves to lose, beside other surfaces, is in `benchmarks/boundary/map_synthetic.py`.
 """
 

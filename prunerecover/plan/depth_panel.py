@@ -2,7 +2,7 @@
 
 One column per block, in order of depth, one row per kind of unit. A unit that went with a larger one around it (the
 activation inside a removed MLP) is drawn as an outline. What the groups of channels, heads, neurons and experts keep is
-a panel of its own, of `width_figure`.
+a panel of its own, of `width_panel`.
 """
 
 from __future__ import annotations

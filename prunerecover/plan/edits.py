@@ -1,4 +1,4 @@
-"""The edits a Plan is made of: plain data, validated on reading, applied by `surgery`.
+"""The edits a Plan is made of: plain data, validated on reading, applied by `apply_edits`.
 
 Edits are sequential: each names things as they are just before it.
 """

@@ -1,8 +1,8 @@
 """Figures of a run: the metric over epochs with the surgery marked, and accuracy against cost for several methods.
 
 Functions return a `matplotlib.figure.Figure` made without pyplot, so nothing global changes and no window opens; write
-it with `figure.savefig(path)`. Series differ in colour and in marker. `plot_plan` lives in `plan_figure`,
-`plot_kept` and `plot_rankings` in `width_figure`.
+it with `figure.savefig(path)`. Series differ in colour and in marker. `plot_plan` lives in `plan.figure`,
+`plot_kept` in `plan.width_panel`, `plot_rankings` in `width.figure`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plan several budgets in width for one model: groups, costs and signals are found once.
 
 The default removes by gate-Taylor per cost, which we measured best; what units of one kind count for beside those of
-another is tried (`exchange`). `allocation="tolerance"` is FAIR-Pruner (arXiv 2508.02291) by the book, on
+another is tried (`kind_weights`). `allocation="tolerance"` is FAIR-Pruner (arXiv 2508.02291) by the book, on
 scores that are taken in evaluation mode and on whole dependency groups.
 """
 

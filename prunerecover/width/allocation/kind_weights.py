@@ -4,7 +4,7 @@ First-order scores order heads among heads and neurons among neurons. Between ki
 say what a small step costs, and to lose a head of three is not one. Nor do they say that a unit is dearer the fewer
 are left of its group. How much depends on the model and on the budget, so several weighings are tried: a copy of the
 model is narrowed by each, and the one stays whose copy's output diverges least from the dense model's. Depth is decided
-alike (`calibrated`).
+alike (`calibrator`).
 """
 
 from __future__ import annotations
