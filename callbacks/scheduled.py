@@ -17,6 +17,7 @@ from torch import nn
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
+from prunerecover.importance.registry import name_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
@@ -40,7 +41,6 @@ class ScheduledCallback(LedgerCallback):
     """
 
     prunes = True
-    planning: dict[str, Any]  # further arguments of the planning function
 
     def __init__(
         self,
@@ -66,6 +66,11 @@ class ScheduledCallback(LedgerCallback):
         self.schedule.check_budget(budget)
         self.target, self.calibration, self.merge, self.seed = target, calibration, merge, seed
         self._has_begun = False
+
+    @property
+    @abstractmethod
+    def planning(self) -> dict[str, Any]:
+        """Further arguments of the planning function, by name."""
 
     @abstractmethod
     def find(self, pl_module: pl.LightningModule) -> str:
@@ -100,7 +105,8 @@ class ScheduledCallback(LedgerCallback):
         """What decides which surgeries come when, as plain data."""
         plan = None if self.plan is None else self.plan.result.tensors
         budget = None if self.budget is None else self.budget.to_dict()
-        how = {name: str(value) for name, value in self.planning.items() if not callable(value)}
+        losses = {name for name, value in self.planning.items() if name == "loss" and callable(value)}
+        how = {n: name_of(v) if callable(v) else str(v) for n, v in self.planning.items() if n not in losses}
         return {"budget": budget, "plan": plan, "schedule": dict(vars(self.schedule)), "planning": how}
 
     def _available(self, pl_module: pl.LightningModule) -> dict[str, int]:

@@ -114,7 +114,12 @@ class WidthPrune(PruningCallback):
             seed=seed,
         )
         self.loss, self.labels, self.reconstruct = loss, labels, reconstruct
-        self.planning = planning
+        self._planning = planning
+
+    @property
+    def planning(self) -> dict[str, Any]:
+        """What decides which units go, by argument."""
+        return self._planning
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Read the plan's file; refuse to reconstruct after a plan that does more than narrow, or before sharding.

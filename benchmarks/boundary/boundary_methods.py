@@ -20,10 +20,12 @@ from benchmarks.data.tiny_imagenet import PRECISION, calibration, data, loss, mo
 from prunerecover import Budget, Plan, apply_plan, find_units, merge, plan_depth
 from prunerecover.boundary.feasible import TYPES, CostLine, layers_of
 from prunerecover.boundary.plan_boundary import PUBLISHED
-from prunerecover.boundary.search import BoundarySearch
+from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
 from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings
 from prunerecover.cost.latency import latency_ratio
+from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.planner import DepthPlanner
+from prunerecover.importance.context import DepthContext
 from prunerecover.importance.gate_gradient import gate_gradient
 from prunerecover.plan.plan import Edit
 
@@ -85,7 +87,9 @@ def one_ranking() -> tuple[str, ...]:
     """Rank attentions and activations together."""
     network = deit_tiny()
     units = find_units(network, TYPES)
-    scores = gate_gradient(network, units, calibration(), loss, replace="identity")
+    scores = gate_gradient(
+        DepthContext(model=network, units=units, batches=calibration(), loss=loss, replace="identity")
+    )
     return tuple(unit.name for unit in sorted(units, key=lambda unit: scores[unit.name]))
 
 
@@ -109,7 +113,7 @@ def searched(planner: DepthPlanner, budget: float, **how: str) -> Plan:
     source, settings = data(TRIAL_IMAGES, HELD_OUT), TrialSettings(trainer=PRECISION)
     runner = TrialRunner(module(unfused(deit_tiny())), source, TRIALS, settings)
     line = line_of(planner, budget)
-    return BoundarySearch(planner, line.splits, runner, more=line.more, **how).run()[1]
+    return BoundarySearch(planner, line.splits, runner, BoundaryConfig(**how), line.more).run()[1]
 
 
 def line_of(planner: DepthPlanner, budget: float) -> CostLine:
@@ -193,7 +197,7 @@ def share_of_one(kind: str) -> float:
 def published_planner() -> DepthPlanner:
     """Plan with gate gradients and identities."""
     arguments = {name: PUBLISHED[name] for name in ("importance", "replace", "search")}
-    return DepthPlanner(deit_tiny(), TYPES, batches=calibration(), loss=loss, **arguments)
+    return DepthPlanner(deit_tiny(), TYPES, batches=calibration(), config=DepthConfig(loss=loss, **arguments))
 
 
 @cache

@@ -34,6 +34,7 @@ from prunerecover import Budget, Plan, find_units
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.callbacks import DistillRecover
 from prunerecover.display.style import BLUE, ORANGE, add_legend, new_figure
+from prunerecover.importance.context import DepthContext
 from prunerecover.importance.gate_gradient import gate_gradient
 
 REMOVED, EPOCHS, IMAGES_PER_EPOCH, HELD_OUT = 4, 3, 500, 500
@@ -45,7 +46,9 @@ def gradient_scales() -> list[dict[str, Any]]:
     """Return every unit's gate gradient, towards an identity, as published."""
     network = deit_tiny()
     units = find_units(network, TYPES)
-    scores = gate_gradient(network, units, calibration(), loss, replace="identity")
+    scores = gate_gradient(
+        DepthContext(model=network, units=units, batches=calibration(), loss=loss, replace="identity")
+    )
     return [{"unit": unit.name, "type": unit.kind, "gate_gradient": scores[unit.name]} for unit in units]
 
 

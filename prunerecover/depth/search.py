@@ -12,7 +12,7 @@ from prunerecover.calibration.candidates import Candidate, named_candidate
 from prunerecover.depth.selection import check_comparable, is_inside, select_by_cost, select_by_count
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
-from prunerecover.importance.registry import check_scores
+from prunerecover.importance.registry import RegisteredImportance, check_unit_scores
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Replace
@@ -28,7 +28,7 @@ def one_shot(
     units: Sequence[Unit],
     scores: Mapping[str, float],
     budget: Budget,
-    importance: str,
+    importance: RegisteredImportance,
     example: ModelInputs,
 ) -> list[Choice]:
     """Remove what matters least by `scores`.
@@ -38,7 +38,7 @@ def one_shot(
         units: To choose from.
         scores: Importance by unit name.
         budget: In units per kind or in a share of cost.
-        importance: Its name: a share of cost over several kinds needs one that compares across kinds.
+        importance: That made them: a share of cost over several kinds needs one that compares across kinds.
         example: A batch to measure the cost with.
 
     Raises:
@@ -80,7 +80,7 @@ class SearchCache:
         new = [u for u in units if u.name not in known]
         if new:
             found = {name: choice.divergence for name, choice in calibrator.score(new, gone).items()}
-            check_scores(found, "output_divergence")
+            check_unit_scores(found, "output_divergence")
             known |= found
         return {u.name: known[u.name] for u in units}
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from prunerecover.importance.registry import RegisteredImportance
 from prunerecover.plan.units import Unit
-
-COMPARABLE = ("output_divergence",)
 
 
 def select_by_count(units: Sequence[Unit], importance: Mapping[str, float], counts: Mapping[str, int]) -> list[Unit]:
@@ -82,14 +81,14 @@ def by_cost(units: Sequence[Unit], importance: Mapping[str, float], cost: str) -
     return [u for u in order if u is not last]
 
 
-def check_comparable(units: Sequence[Unit], importance: str) -> None:
+def check_comparable(units: Sequence[Unit], importance: RegisteredImportance) -> None:
     """Raise ValueError if a budget in cost would compare importances of several kinds that do not compare."""
     kinds = sorted({u.kind for u in units})
-    if len(kinds) > 1 and importance not in COMPARABLE:
+    if len(kinds) > 1 and not importance.comparable:
         raise ValueError(
             f"Expected importance='output_divergence' for a share of cost over several kinds ({', '.join(kinds)}), but "
-            f"got '{importance}': gate gradients and the like differ in scale and must not be compared across types. "
-            "Use Budget(remove=...) with a number per kind, or ignore all kinds but one."
+            f"got '{importance.name}': gate gradients and the like differ in scale and must not be compared across "
+            "types. Use Budget(remove=...) with a number per kind, or ignore all kinds but one."
         )
 
 

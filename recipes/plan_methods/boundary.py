@@ -6,6 +6,7 @@ trial table and what the search took (`<plan>.md`), and a figure of the accuracy
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,16 +19,17 @@ from prunerecover.boundary.designs import Split
 from prunerecover.boundary.feasible import TYPES, feasible_within
 from prunerecover.boundary.figure import plot_map
 from prunerecover.boundary.plan_boundary import PUBLISHED
-from prunerecover.boundary.search import BoundarySearch
+from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
 from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.calibration.training_loss import training_loss
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.callbacks.trials.records import TrialRecord, table
 from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, from_first_rank, resumable
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
+from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.display.progress import progress
-from prunerecover.importance.registry import NEED_LOSS
+from prunerecover.importance.registry import Importance
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
@@ -68,7 +70,7 @@ class BoundaryPlan(PlanMethod):
         runs: int = 5,
         surface: str | None = None,
         noise: float = 0.5,
-        importance: str = "output_divergence",
+        importance: Importance | str = "output_divergence",
         replace: str = "calibrated",
         search: str | None = None,
         ignore: list[str] | None = None,
@@ -79,10 +81,8 @@ class BoundaryPlan(PlanMethod):
         self.budget = Budget(**shares) if shares else None
         self.counts = {"n_remove": n_remove, "n_keep": n_keep}
         self.trials = trials or TrialSettings()
-        self.searching: dict[str, Any] = {"design": design, "runs": runs, "surface": surface, "noise": noise}
-        self.planning: dict[str, Any] = {"importance": importance, "replace": replace, "search": search}
-        self.planning["ignore"] = tuple(ignore or ())
-        self.seed = seed
+        self.config = BoundaryConfig(design=design, runs=runs, surface=surface, noise=noise, seed=seed)
+        self.depth = DepthConfig(importance=importance, replace=replace, search=search, ignore=ignore or (), seed=seed)
         self._found: tuple[AccuracyMap, Sequence[Split], list[TrialRecord]] | None = None
 
     def make(self, task: PlanTask) -> Plan:
@@ -99,9 +99,8 @@ class BoundaryPlan(PlanMethod):
                 planner,
                 from_first_rank(feasible.splits),  # a latency is measured
                 runner,
-                seed=self.seed,
+                self.config,
                 more=lambda plan: from_first_rank(feasible.more(plan)),
-                **self.searching,
             )
             with progress("recovering pruned models for a while", search.n_runs) as advance:
                 runner.after_trial = advance
@@ -121,19 +120,14 @@ class BoundaryPlan(PlanMethod):
         """Return what plans splits, calibrated and scored at the start of a fit, as `DepthPrune` is."""
 
         def start(trainer: pl.Trainer, module: pl.LightningModule) -> DepthPlanner:
-            planner = DepthPlanner(
-                unwrap(get_module(module, task.target)),
-                TYPES,
-                batches=capture_inputs(trainer, module, task.target, task.calibration, self.seed),
-                loss=training_loss(trainer, module),
-                seed=self.seed,
-                **self.planning,
-            )
-            if self.planning["importance"] in NEED_LOSS:
+            batches = capture_inputs(trainer, module, task.target, task.calibration, self.depth.seed)
+            config = dataclasses.replace(self.depth, loss=training_loss(trainer, module))
+            planner = DepthPlanner(unwrap(get_module(module, task.target)), TYPES, batches=batches, config=config)
+            if config.registered.needs_loss:
                 planner.rank()  # while there is a training step to ask
             return planner
 
-        planner = at_start_of_fit(task.module, task.datamodule, start, self.seed)
+        planner = at_start_of_fit(task.module, task.datamodule, start, self.depth.seed)
         planner.model.to(task.module.device)  # a fit that ends leaves it on the CPU
         return planner
 
