@@ -26,7 +26,7 @@ from prunerecover.model.evaluation import evaluating
 from prunerecover.model.hooks import first_tensor
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.operations import through_last_matrix
+from prunerecover.surgery.executors import through_last_matrix
 
 
 def gate_gradient(context: DepthContext) -> UnitScores:

@@ -18,9 +18,9 @@ from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.plan.dense_names import shortened
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.plan import Plan
+from prunerecover.surgery.executors import EditContext, execute
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.narrowing import Cuts
-from prunerecover.surgery.operations import EditContext, apply_edit
 from prunerecover.surgery.routing import shared_counts
 from prunerecover.surgery.transformers_depth import renumber
 from prunerecover.surgery.transformers_width import follow_widths
@@ -64,7 +64,7 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
     context = EditContext(model, tensors)
     try:
         for edit in edits:
-            apply_edit(context, edit)
+            execute(edit, context)
         renumber(model)
         narrowed = {edit.kind for edit in edits if isinstance(edit, Narrow)}
         if "expert" in narrowed:
@@ -90,7 +90,7 @@ def temporarily_applied(model: nn.Module, edit: Edit, tensors: Mapping[str, Tens
     """Have one edit of a branch or activation in the model inside a `with` block; layers are not renumbered."""
     context = EditContext(model, tensors)
     try:
-        apply_edit(context, edit)
+        execute(edit, context)
         yield
     finally:
         context.journal.undo(model)
