@@ -22,8 +22,8 @@ from prunerecover.depth.units import find_units
 from prunerecover.importance.registry import Importance
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.units import DEPTH_KINDS
 
 
 class DepthPrune(PruningCallback):

@@ -14,7 +14,8 @@ from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance, RegisteredImportance, importance_of
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.units import DEPTH_KINDS, Unit
+from prunerecover.plan.kinds import DEPTH_KINDS
+from prunerecover.plan.units import Unit
 
 SEARCHES = ("one_shot", "greedy")
 

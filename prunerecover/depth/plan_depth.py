@@ -12,8 +12,8 @@ from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.units import DEPTH_KINDS
 
 
 def plan_depth(

@@ -17,8 +17,8 @@ from prunerecover.model.batches import Batches, ModelInputs, as_inputs, split_ba
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.units import DEPTH_KINDS
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.saved_cost import removed_share
 

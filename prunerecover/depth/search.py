@@ -16,6 +16,7 @@ from prunerecover.importance.registry import RegisteredImportance, check_unit_sc
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Replace
+from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.saved_cost import removed_share
@@ -115,11 +116,12 @@ def greedy(
     with progress("removing one unit after the other", sum(wanted.values())) as advance:
         while left := _removable(units, wanted, order):
             # What holds other units goes first: small units must not use up its places.
-            holders = [u for u in left if u.kind == "block"] or [u for u in left if u.kind == "mlp"]
+            most = max(len(TRAITS[u.kind].holds) for u in left)
+            candidates = [u for u in left if len(TRAITS[u.kind].holds) == most]
             if not known:
                 first = cache.score(calibrator, left, chosen)
                 known |= first
-            order.append(_least(calibrator, holders or left, chosen, cache, known))
+            order.append(_least(calibrator, candidates, chosen, cache, known))
             chosen = cache.choose(calibrator, order, chosen)
             advance()
     short = {kind: n - sum(u.kind == kind for u in order) for kind, n in wanted.items()}

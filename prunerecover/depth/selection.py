@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from prunerecover.importance.registry import RegisteredImportance
+from prunerecover.plan.kinds import TRAITS, holders_first
 from prunerecover.plan.units import Unit
 
 
@@ -23,7 +24,7 @@ def select_by_count(units: Sequence[Unit], importance: Mapping[str, float], coun
         ValueError: If there are not enough units that are not inside one another.
     """
     chosen: list[Unit] = []
-    for kind in sorted(counts, key=("block", "mlp", "attention", "activation").index):
+    for kind in sorted(counts, key=holders_first):
         free = [u for u in units if u.kind == kind and not any(is_inside(u, other) for other in chosen)]
         if counts[kind] > len(free):
             raise ValueError(
@@ -99,6 +100,4 @@ def outermost(units: Sequence[Unit]) -> list[Unit]:
 
 def is_inside(unit: Unit, other: Unit) -> bool:
     """Whether `unit` goes when `other` goes: in a block, or the activation of an MLP."""
-    if other.kind == "block":
-        return unit.name.startswith(other.name + ".")
-    return other.kind == "mlp" and unit.kind == "activation" and unit.block == other.block
+    return unit.kind in TRAITS[other.kind].holds and unit.block == other.block

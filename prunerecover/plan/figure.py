@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from matplotlib.figure import Figure
 
@@ -13,8 +13,8 @@ from prunerecover.display.style import (
 from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.depth_panel import DepthPanel, inferred_kinds
 from prunerecover.plan.edits import Edit
-from prunerecover.plan.groups import WidthKind
 from prunerecover.plan.kept_groups import kept_groups
+from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.plan.width_panel import WidthPanel
 
 
@@ -51,7 +51,7 @@ def plot_plan(
     Raises:
         ValueError: If a removed unit is not among `units`, or there is no unit to draw.
     """
-    gone = [unit for unit in removed_units(edits) if unit.kind not in get_args(WidthKind)]
+    gone = [unit for unit in removed_units(edits) if unit.kind not in WIDTH_KINDS]
     groups = kept_groups(edits, evidence)
     if groups and not gone and units is None:
         return draw_panels([WidthPanel(groups, title)])

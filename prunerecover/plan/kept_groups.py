@@ -12,7 +12,7 @@ from typing import Any
 
 from prunerecover.plan.dense_names import DenseNames
 from prunerecover.plan.edits import Edit, Narrow, Remove
-from prunerecover.plan.groups import WidthKind
+from prunerecover.plan.kinds import WidthKind
 
 GroupKey = tuple[str, str]  # name in the dense model, and kind
 

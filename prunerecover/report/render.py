@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from prunerecover.cost.latency import LatencyRatio
 from prunerecover.cost.statistics import Interval
-from prunerecover.plan.groups import WidthKind
 from prunerecover.plan.kept_groups import KeptGroup
+from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.report.data import MetricComparison, PlanSummary, ReportData, SearchCost
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _what_was_removed(plan: PlanSummary) -> str:
         groups = [group for group in plan.groups if group.kind == kind]
         if groups:
             lines.append(f"- {kind}: {_counts(groups)}")
-        elif kind not in get_args(WidthKind):  # else what was narrowed has gone as a whole since
+        elif kind not in WIDTH_KINDS:  # else what was narrowed has gone as a whole since
             lines.append(f"- {kind}: " + ", ".join(f"`{unit}` ({plan.leaves[unit]})" for unit in units))
     arguments = ", ".join(f"{name}={value!r}" for name, value in plan.arguments.items() if value is not None)
     how = (

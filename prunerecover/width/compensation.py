@@ -26,7 +26,8 @@ from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import Edit, Narrow
-from prunerecover.plan.groups import Group, Slice, WidthKind
+from prunerecover.plan.groups import Group, Slice
+from prunerecover.plan.kinds import WidthKind
 from prunerecover.surgery.compensation import entries_per_unit, entry_indices
 
 

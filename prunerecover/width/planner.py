@@ -27,6 +27,7 @@ from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.groups import Group
+from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.provenance import plan_for
@@ -35,7 +36,6 @@ from prunerecover.width.allocation.cost_model import CostModel, cost_model
 from prunerecover.width.allocation.diagnostics import tolerance_evidence
 from prunerecover.width.allocation.greedy_fill import Removed
 from prunerecover.width.allocation.kind_weights import (
-    WEIGHED,
     KindWeights,
     best_kind_weights,
     number_of_trials,
@@ -186,7 +186,7 @@ class WidthPlanner:
             return plain
         cost, share = budget.share
         kinds = [kind for kind in self.units if kind != "expert" or cost == "params"]  # experts save no MACs
-        if len(kinds) < 2 or not set(kinds) & set(WEIGHED) or not self._narrowed_output.comparable:
+        if len(kinds) < 2 or not any(TRAITS[kind].composite for kind in kinds) or not self._narrowed_output.comparable:
             return plain
         if cost == "latency":
             budget = Budget(macs=share)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.unit_slices import Scores
 
-WEIGHED = ("head", "expert")  # several features at once, unlike channels and neurons, which compare as they are
 FACTORS = (0.25, 4.0, 16.0), (0.5, 2.0)  # of a rate: first far, then near what was best
 
 
