@@ -125,7 +125,7 @@ def _(edit: Rewrite, context: EditContext) -> None:
     if held:
         raise ValueError(
             f"Expected '{edit.unit}' to be a shortcut without parameters, but this {type(shortcut).__name__} holds "
-            f"{', '.join(held[:3])}. Was it rewritten before, or was the plan made for another model?"
+            f"{', '.join(held[:3])}. Was the plan applied before, or made for another model?"
         )
     like = next((p for p in context.model.parameters() if p.is_floating_point()), torch.empty(0))
     new = ChannelMap(edit.in_channels, edit.out_channels, edit.stride, edit.first, like.device, like.dtype)
