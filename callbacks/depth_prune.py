@@ -113,7 +113,14 @@ class DepthPrune(PruningCallback):
         return {kind: sum(unit.kind == kind for unit in units) for kind in DEPTH_KINDS}
 
     def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
-        """Return `plan_depth`'s plan, calibrated on inputs that the network gets while training."""
+        """Return `plan_depth`'s plan, calibrated on inputs that the network gets while training.
+
+        Args:
+            trainer: In a fit.
+            pl_module: Its LightningModule.
+            target: Path of the network.
+            budget: How much of the network, as it is now, goes.
+        """
         batches = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
         config = dataclasses.replace(self.config, loss=self.config.loss or training_loss(trainer, pl_module))
         return plan_depth(unwrap(get_module(pl_module, target)), budget, batches=batches, **vars(config))

@@ -94,7 +94,13 @@ class PruneReport(LedgerCallback):
 
 
 def search_cost(plan: Plan, events: list[dict[str, Any]], target: str) -> SearchCost | None:
-    """Return what all planning took: within the fit, and before it where the plan says so."""
+    """Return what all planning took: within the fit, and before it; None if neither is known.
+
+    Args:
+        plan: All surgeries of the network; its evidence may say what a search before the fit took.
+        events: The ledger's surgeries, with the seconds that it took to decide.
+        target: Path of the network; events of others do not count.
+    """
     before = plan.evidence.get("search", {})
     within = [e["seconds"] for e in events if e["target"] == target and e.get("seconds") is not None]
     if not before and not within:

@@ -149,7 +149,14 @@ class WidthPrune(PruningCallback):
         return {"expert": sum(group.size for group in find_experts(network))}
 
     def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
-        """Return `plan_width`'s plan, scored on what the network gets while training."""
+        """Return `plan_width`'s plan, scored on what the network gets while training.
+
+        Args:
+            trainer: In a fit.
+            pl_module: Its LightningModule.
+            target: Path of the network.
+            budget: How much of the network, as it is now, goes; None: what the tolerance says.
+        """
         network = unwrap(get_module(pl_module, target))
         inputs = width_inputs(trainer, pl_module, target, self.calibration, self.seed, self.loss, self.labels)
         return plan_width(network, budget, **vars(inputs), seed=self.seed, **self.planning)
@@ -163,7 +170,15 @@ class WidthPrune(PruningCallback):
     def after_surgery(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
     ) -> None:
-        """Reconstruct the weights, estimate BatchNorm statistics anew; all ranks and averages take the first's."""
+        """Reconstruct the weights, estimate BatchNorm statistics anew; all ranks and averages take the first's.
+
+        Args:
+            trainer: In the middle of the fit.
+            pl_module: Its LightningModule.
+            target: Path of the network.
+            plan: What was done.
+            before: A copy of the network from before, which `keep` made; None: nothing is reconstructed.
+        """
         network = unwrap(get_module(pl_module, target))
         if before is None and not batchnorms(network):
             return

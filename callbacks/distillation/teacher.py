@@ -63,6 +63,12 @@ def _write(folder: Path, network: nn.Module) -> dict[str, str]:
 def load_teacher(trainer: pl.Trainer, module: pl.LightningModule, target: str, record: dict[str, str]) -> nn.Module:
     """Read the teacher that the ledger names: beside the checkpoint being resumed or the new ones, or where it was.
 
+    Args:
+        trainer: Whose checkpoint folders are searched.
+        module: Holds the pruned network, whose journal gives the dense structure.
+        target: Path of the network.
+        record: What `save_teacher` returned: file name, folder and sha256.
+
     Raises:
         FileNotFoundError: If the file is in none of these places.
         ValueError: If it is another file.
@@ -87,7 +93,13 @@ def load_teacher(trainer: pl.Trainer, module: pl.LightningModule, target: str, r
 
 
 def open_teacher(module: pl.LightningModule, target: str, path: str | Path) -> nn.Module:
-    """Read a teacher that the user names: a `save_pruned` folder, or a .safetensors state dict of the dense network."""
+    """Read a teacher that the user names.
+
+    Args:
+        module: Holds the network, whose dense structure a state dict is loaded into.
+        target: Path of the network.
+        path: A `save_pruned` folder, or a .safetensors state dict of the dense network.
+    """
     path = Path(path)
     if path.suffix == ".safetensors":
         network = copy_dense(module, target)

@@ -61,7 +61,13 @@ def read_records(path: Path) -> dict[str, TrialRecord]:
 
 
 def append_record(path: Path, rank: int, record: TrialRecord) -> None:
-    """Add one record to a rank's file, on the disk before this returns."""
+    """Add one record to a rank's file, on the disk before this returns.
+
+    Args:
+        path: Of the first rank's file.
+        rank: Whose file it is, from 0.
+        record: A trial that has ended.
+    """
     file = path.with_suffix(f".{rank}{path.suffix}") if rank else path
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+b") as stream:

@@ -48,7 +48,13 @@ class ChannelRegression:
         self._sums = _Sums()
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor) -> None:
-        """Add tokens: `x`, `y` `(T, C)`, `weight` `(T,)`."""
+        """Add tokens.
+
+        Args:
+            x: Inputs of the activation, `(T, C)`.
+            y: Its outputs, `(T, C)`.
+            weight: How much each token counts, `(T,)`.
+        """
         x, y = self._sums.centred(x, y)
         w = weight.float()
         self._sums.add(w=w.sum(), x=w @ x, y=w @ y, xx=w @ (x * x), xy=w @ (x * y))
@@ -74,7 +80,13 @@ class AffineRegression:
         self._sums = _Sums()
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor) -> None:
-        """Add tokens: `x` `(T, C)`, `y` `(T, D)`, `weight` `(T,)`."""
+        """Add tokens.
+
+        Args:
+            x: Rows of X, `(T, C)`.
+            y: Rows of Y, `(T, D)`.
+            weight: How much each token counts, `(T,)`.
+        """
         x, y = self._sums.centred(x, y)
         w = weight.float()
         wx = w[:, None] * x

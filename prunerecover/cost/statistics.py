@@ -39,6 +39,11 @@ class Interval:
 def wilson_interval(correct: int, total: int, confidence: float = 0.95) -> Interval:
     """Return the share of successes with Wilson's interval.
 
+    Args:
+        correct: Number of successes.
+        total: Number of samples.
+        confidence: Nominal coverage, between 0 and 1.
+
     >>> wilson_interval(8, 10).low.__round__(3)
     0.49
 
@@ -58,6 +63,12 @@ def wilson_interval(correct: int, total: int, confidence: float = 0.95) -> Inter
 
 def mean_interval(scores: ArrayLike, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
     """Return the mean of per-sample scores: Wilson's interval if all are 0 or 1, a bootstrap of the mean otherwise.
+
+    Args:
+        scores: `(N,)`, one per sample.
+        confidence: Nominal coverage, between 0 and 1.
+        resamples: Number of bootstrap samples.
+        seed: Seed of the bootstrap.
 
     Raises:
         ValueError: If there is no score, or one that is not a number.
@@ -99,6 +110,12 @@ def paired_difference(
 
 def median_interval(values: ArrayLike, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
     """Return the median with a bootstrap interval.
+
+    Args:
+        values: `(N,)`.
+        confidence: Nominal coverage, between 0 and 1.
+        resamples: Number of bootstrap samples.
+        seed: Seed of the bootstrap.
 
     Raises:
         ValueError: If there is no value, or one that is not a number.

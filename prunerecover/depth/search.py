@@ -76,7 +76,16 @@ class SearchCache:
     choices: dict[frozenset[Unit], list[Choice]] = field(default_factory=dict)
 
     def score(self, calibrator: Calibrator, units: Sequence[Unit], gone: Sequence[Choice]) -> dict[str, float]:
-        """Return the divergences of `units` on top of what is gone."""
+        """Return the output divergence of each unit alone, on top of what is gone, by name.
+
+        Args:
+            calibrator: Scores what is not known yet.
+            units: To score.
+            gone: The units that were removed before, and what they leave.
+
+        Raises:
+            ValueError: If a divergence is NaN or infinite.
+        """
         known = self.scores.setdefault(frozenset(choice.unit for choice in gone), {})
         new = [u for u in units if u.name not in known]
         if new:
@@ -86,7 +95,13 @@ class SearchCache:
         return {u.name: known[u.name] for u in units}
 
     def choose(self, calibrator: Calibrator, units: Sequence[Unit], known: Sequence[Choice]) -> list[Choice]:
-        """Return what the units leave; `known` is what all but the last one leave without it."""
+        """Return what the units leave.
+
+        Args:
+            calibrator: Fits what is not known yet.
+            units: All that are gone, the latest one last.
+            known: What all but the latest leave without it; those before it in depth are not fitted again.
+        """
         key = frozenset(units)
         if key not in self.choices:
             self.choices[key] = calibrator.choose(units, known=known)
@@ -101,6 +116,12 @@ def greedy(
     Only those that may be the least are scored again (lazy greedy, Minoux 1978): a unit hardly ever matters less once
     others are gone, so its score from an earlier round bounds the new one from below. This is exact as long as that
     holds, and 3 to 6 times faster.
+
+    Args:
+        calibrator: Scores units and fits what they leave.
+        units: To choose from.
+        budget: In units.
+        cache: What searches for other budgets of the model have found; this one adds to it.
 
     Returns:
         The scores of the first round, and the choices.
@@ -165,7 +186,13 @@ def edits_of(model: nn.Module, chosen: Iterable[tuple[Unit, Candidate]]) -> tupl
 
 
 def saving_if_zeroed(calibrator: Calibrator, cost: str, example: ModelInputs) -> Callable[[Sequence[Unit]], float]:
-    """Return a function that measures the share of the cost that goes with some units, as if they left nothing."""
+    """Return a function that measures the share of the cost that goes with some units, as if they left nothing.
+
+    Args:
+        calibrator: Of the model; nothing is fitted.
+        cost: "macs", "params" or "latency".
+        example: A batch to measure the cost with, on the model's device.
+    """
     model, layout = calibrator.model, calibrator.layout
 
     def share(units: Sequence[Unit]) -> float:

@@ -74,7 +74,11 @@ def select_by_cost(
 def by_cost(units: Sequence[Unit], importance: Mapping[str, float], cost: str) -> list[Unit]:
     """Sort units with a cost by importance per cost, lowest first; the last block is left out, because one must stay.
 
-    Latency is not known per unit: MACs stand for it in the order, and the prefix is measured.
+    Args:
+        units: Of any kinds; those that cost nothing are left out.
+        importance: By unit name, comparable across kinds.
+        cost: "macs", "params" or "latency". Latency is not known per unit: MACs stand for it in the order, and the
+            prefix is measured.
     """
     costs = {u.name: u.params if cost == "params" else u.macs for u in units}
     order = sorted((u for u in units if costs[u.name] > 0), key=lambda u: importance[u.name] / costs[u.name])

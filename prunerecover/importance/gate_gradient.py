@@ -59,7 +59,14 @@ def gate_gradient(context: DepthContext) -> UnitScores:
 
 @contextmanager
 def gated(model: nn.Module, units: Sequence[Unit], replace: str = "calibrated") -> Iterator[list[Tensor]]:
-    """Put a gate that is 1 on every unit's output inside a `with` block; yield the gates, scalars, in order."""
+    """Put a gate that is 1 on every unit's output inside a `with` block; yield the gates, scalars, in order.
+
+    Args:
+        model: Unwrapped.
+        units: Of depth, of any kinds.
+        replace: What a closed gate leaves, as in `plan_depth`; "calibrated": what a fit starts from, the input of an
+            activation and zero for a branch. Blocks leave their input in any case.
+    """
     layout = describe(model)
     device = next(model.parameters()).device
     gates = [torch.ones((), device=device, requires_grad=True) for _ in units]

@@ -115,6 +115,11 @@ def name_of(score: object) -> str:
 def check_unit_scores(scores: Mapping[str, float], importance: str, units: Collection[str] = ()) -> None:
     """Raise ValueError if a unit has no importance, or one that is NaN or infinite: sorting would choose at random.
 
+    Args:
+        scores: Importance by unit name.
+        importance: Name of what returned them, for the message.
+        units: Names that must be among them.
+
     >>> check_unit_scores({"blocks.0": 1.0}, "magnitude")
     """
     missing = [name for name in units if name not in scores]

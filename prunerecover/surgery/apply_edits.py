@@ -87,7 +87,13 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
 
 @contextmanager
 def temporarily_applied(model: nn.Module, edit: Edit, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Have one edit of a branch or activation in the model inside a `with` block; layers are not renumbered."""
+    """Have one edit in the model inside a `with` block; layers are not renumbered.
+
+    Args:
+        model: Unwrapped.
+        edit: Of a branch or activation.
+        tensors: Values for its replacement, by the keys that the edit names.
+    """
     context = EditContext(model, tensors)
     try:
         execute(edit, context)
@@ -97,7 +103,13 @@ def temporarily_applied(model: nn.Module, edit: Edit, tensors: Mapping[str, Tens
 
 
 def undo(model: nn.Module, journal: Journal, keep: int = 0) -> None:
-    """Take back all changes in the journal but the first `keep`."""
+    """Take back changes, last first.
+
+    Args:
+        model: The model that they were made to.
+        journal: What was changed; entries that are taken back leave it.
+        keep: Number of changes that stay, the first ones.
+    """
     journal.undo(model, keep)
     renumber(model)
 

@@ -56,7 +56,13 @@ class EditContext:
         return parameter, cuts
 
     def register(self, new: nn.Module, likes: Mapping[str, Parameter], values: Mapping[str, Tensor]) -> None:
-        """Give new parameters their values, and the device, dtype and trainability of those they stand for."""
+        """Give new parameters their values, and the device, dtype and trainability of those they stand for.
+
+        Args:
+            new: A module that is not in the model yet and holds its parameters itself, not in submodules.
+            likes: Parameter of the model that each one stands for, by its name in `new`.
+            values: By the same names, in the parameters' shapes; those that are not there keep their initial values.
+        """
         for name, initial in list(new.named_parameters()):
             like = likes[name]
             value = values.get(name, initial).detach().to(like.device, like.dtype, copy=True)

@@ -130,11 +130,23 @@ class Journal:
     entries: list[Change] = field(default_factory=list)
 
     def replace_module(self, model: nn.Module, path: str, new: nn.Module) -> None:
-        """Put `new` at `path`."""
+        """Replace a submodule.
+
+        Args:
+            model: Unwrapped.
+            path: Of the submodule.
+            new: What comes there.
+        """
         self.entries.append(ModuleReplaced(path, set_module(model, path, new)))
 
     def remove_block(self, model: nn.Module, container: str, index: int) -> None:
-        """Remove one block; the later ones move up by one."""
+        """Remove one block; the later ones move up by one.
+
+        Args:
+            model: Unwrapped.
+            container: Path of its ModuleList or Sequential of blocks.
+            index: Of the block, as it is now.
+        """
         blocks = get_module(model, container)
         assert isinstance(blocks, nn.Sequential | nn.ModuleList)
         old = blocks[index]
@@ -161,14 +173,27 @@ class Journal:
             setattr(get_module(model, path), name, new)
 
     def replace_tensor(self, model: nn.Module, places: Iterable[tuple[str, str]], new: Tensor) -> None:
-        """Put a new parameter or buffer where another one is: under each name of a module, given by its path."""
+        """Put a new parameter or buffer in the place of another one.
+
+        Args:
+            model: Unwrapped.
+            places: All where the old one is, at least one: path of a module, and the name in it.
+            new: May have another shape.
+        """
         places = tuple(places)
         path, name = places[0]
         self.entries.append(TensorReplaced(places, getattr(get_module(model, path), name)))
         _put(model, places, new)
 
     def set_attribute(self, model: nn.Module, path: str, attribute: str, value: Any) -> None:
-        """Set an attribute of a module, or of its config (`config.name`)."""
+        """Set an attribute of a module, or of its config, which is copied first.
+
+        Args:
+            model: Unwrapped.
+            path: Of the module.
+            attribute: Its name, or `config.name` for one of the config.
+            value: What it is from now on.
+        """
         module = get_module(model, path)
         holder, name = holder_of(module, attribute)
         if holder is module:

@@ -166,7 +166,13 @@ class PublishedBoundaryPlan(BoundaryPlan):
 
 
 def page_of(plan: Plan, records: Sequence[TrialRecord], figure: str) -> str:
-    """Return the page of a search, Markdown: what was asked for, found and planned, the trials, and what it took."""
+    """Return the page of a search, Markdown: what was asked for, found and planned, the trials, and what it took.
+
+    Args:
+        plan: What `BoundaryPlan.make` returned, with the prediction and what the search took as evidence.
+        records: The trials.
+        figure: File name of the accuracy map, beside the page.
+    """
     predicted, cost = plan.evidence["predicted"], plan.evidence["search"]
     regret = predicted["regret"]
     attention, activation = (len(plan.removed.get(kind, ())) for kind in TYPES)
