@@ -37,7 +37,7 @@ def test_an_example_is_short(title: str) -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the user's own, and registries that forget what an example adds."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the command line adds the working directory
     monkeypatch.setattr(describe, "FAMILIES", dict(describe.FAMILIES))
     monkeypatch.setattr(registry, "IMPORTANCES", dict(registry.IMPORTANCES))
     return tmp_path
