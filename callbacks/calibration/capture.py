@@ -39,7 +39,9 @@ class _Captured(BaseException):  # not an Exception: a user's own `except Except
 def capture_inputs(
     trainer: pl.Trainer, module: pl.LightningModule, target: str, n_samples: int, seed: int
 ) -> list[CapturedInputs]:
-    """Return the target's inputs for at least `n_samples` training samples, or for all there are.
+    """Return the target's inputs for about `n_samples` training samples, or for all there are.
+
+    Fewer come where the training step skips batches, which is found out only by running it.
 
     The module is in evaluation mode meanwhile, and afterwards as before: modes, buffers, attributes, requires_grad
     flags, random state. Inputs carry no gradients and have the dtype of the target's weights.
