@@ -142,6 +142,8 @@ def compare(killed: Path, whole: Path, epochs: int) -> dict[str, Any]:
     """Compare the weights and the surgeries in the last checkpoints of two runs."""
     import torch
 
+    from prunerecover.checkpoint.ledger_record import KEY
+
     names = [f"epoch={epochs - 1}.ckpt", f"epoch={epochs - 1}-v1.ckpt"]  # a file cut off by a kill keeps its name
     files = [newest(folder) for folder in (killed, whole)]
     assert all(path is not None and path.name in names for path in files), files
@@ -149,10 +151,7 @@ def compare(killed: Path, whole: Path, epochs: int) -> dict[str, Any]:
     a, b = first["state_dict"], second["state_dict"]
     same = a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     events = [
-        [
-            {name: value for name, value in event.items() if name != "seconds"}
-            for event in checkpoint["prunerecover"]["events"]
-        ]
+        [{name: value for name, value in event.items() if name != "seconds"} for event in checkpoint[KEY]["events"]]
         for checkpoint in (first, second)
     ]
     return {"bitwise_equal": same, "tensors": len(a), "same_surgeries": events[0] == events[1], "events": events[1]}
