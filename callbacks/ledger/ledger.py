@@ -9,11 +9,12 @@ has: a file may be less pruned than the module.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import lightning.pytorch as pl
-from torch import nn
+from torch import Tensor, nn
 
 from prunerecover.callbacks.ledger import optimizer_groups as optimizers
 from prunerecover.callbacks.ledger import random_state
@@ -26,12 +27,11 @@ from prunerecover.checkpoint.ledger_record import (
     SurgeryEvent,
     TeacherFile,
 )
-from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters, frozen_parameters, inject_adapters, merge_adapters
-from prunerecover.surgery.apply_edits import Applied, apply_edits, check_source, undo
+from prunerecover.surgery.apply_edits import Applied, apply_and_check, check_source, undo
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.optimizer_update import update_optimizer
 
@@ -94,14 +94,7 @@ class Ledger:
             ValueError: If the plan does not fit, or does not lead where it says; nothing is changed then.
         """
         composed = self.plans.get(target, Plan()) + plan
-        network, journal = unwrap(get_module(module, target)), self.journals.setdefault(target, Journal())
-        before = len(journal.entries)
-        applied = _edit(network, journal, plan.edits, None if structure_only else plan)
-        if plan.edits and tensors_hash(network) != plan.result.tensors:
-            undo(network, journal, keep=before)
-            raise ValueError(
-                "Expected the plan to leave the model it describes, but it left another. Was the file edited?"
-            )
+        applied = self._edit(module, target, plan, None if structure_only else plan.tensors)
         self.plans[target] = composed
         return applied
 
@@ -176,10 +169,19 @@ class Ledger:
             undo(unwrap(get_module(module, target)), journal)
         self.plans = {}
         for target, plan in plans.items():
-            network = unwrap(get_module(module, target))
             if plan.edits:
-                check_source(network, plan)
-            _edit(network, self.journals.setdefault(target, Journal()), plan.edits, None)
+                check_source(unwrap(get_module(module, target)), plan)
+            self._edit(module, target, plan, None)
+
+    def _edit(
+        self, module: pl.LightningModule, target: str, plan: Plan, tensors: Mapping[str, Tensor] | None
+    ) -> Applied:
+        """Apply a plan, and note how to take it back; without tensors, only the structure is made."""
+        network = unwrap(get_module(module, target))
+        applied = apply_and_check(network, plan.edits, tensors, plan.result.tensors if plan.edits else None)
+        applied.journal.to_cpu()
+        self.journals.setdefault(target, Journal()).entries.extend(applied.journal.entries)
+        return applied
 
     def restore_random_state(self) -> None:
         """Set the random states of the file that was read last."""
@@ -202,14 +204,6 @@ class Ledger:
         if trainer.fit_loop._combined_loader is None:
             self.restore_random_state()
         self.pending = LedgerRecord()
-
-
-def _edit(network: nn.Module, journal: Journal, edits: tuple[Edit, ...], plan: Plan | None) -> Applied:
-    """Apply edits, with a plan's fitted tensors or structure alone, and note how to take them back."""
-    applied = apply_edits(network, edits, None if plan is None else plan.tensors)
-    applied.journal.to_cpu()
-    journal.entries.extend(applied.journal.entries)
-    return applied
 
 
 def _edits(plans: dict[str, Plan]) -> dict[str, tuple[Edit, ...]]:
