@@ -177,6 +177,14 @@ def markdown(result: dict[str, Any]) -> str:
     """Render the result."""
     surgeries = "; ".join(f"epoch {event['epoch']}: {', '.join(event['units'])}" for event in result["events"])
     verdict = "are bit for bit those" if result["bitwise_equal"] and result["same_surgeries"] else "DIFFER from those"
+    from prunerecover.display.markdown import table
+
+    moments = {"batch": "after a batch", "saving": "half of a checkpoint written"}
+    kills = [
+        (number, moments[kill["moment"]], kill["resumed_at"], kill["killed_at"], kill["kept"], kill["lost"])
+        for number, kill in enumerate(result["kills"], 1)
+    ]
+    columns = ("kill", "moment", "resumed at step", "killed at step", "newest readable checkpoint", "steps lost")
     lines = [
         f"# {len(result['kills'])} kills of one pruning run",
         "",
@@ -186,14 +194,8 @@ def markdown(result: dict[str, Any]) -> str:
         f"Surgeries: {surgeries}. After the last resume all {result['tensors']} tensors {verdict} of a run that was "
         "left alone.",
         "",
-        "| kill | moment | resumed at step | killed at step | newest readable checkpoint | steps lost |",
-        "|---|---|---|---|---|---|",
+        table(columns, kills),
     ]
-    for number, kill in enumerate(result["kills"], 1):
-        moment = {"batch": "after a batch", "saving": "half of a checkpoint written"}[kill["moment"]]
-        lines.append(
-            f"| {number} | {moment} | {kill['resumed_at']} | {kill['killed_at']} | {kill['kept']} | {kill['lost']} |"
-        )
     return "\n".join(lines)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from prunerecover.display.markdown import table
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.plan import Plan
 from prunerecover.width.allocation.cost_model import Cost
@@ -28,7 +29,7 @@ def page(plan: Plan, dense: Cost, file: str, figures: Mapping[str, str]) -> str:
         _summary(plan, dense, groups),
         *(f"![{title}]({name})" for title, name in figures.items()),
         "## What every group keeps",
-        _table(("group", "units", "kept", "of", "share"), map(_row, groups)),
+        table(("group", "units", "kept", "of", "share"), map(_row, groups)),
     ]
     if "tolerance" in plan.evidence:
         parts += _by_tolerance(plan.evidence, plan.made_by.arguments)
@@ -62,8 +63,8 @@ def _change(before: int, after: int) -> str:
     return f"{100 * (after / before - 1):+.1f}%"
 
 
-def _row(group: KeptGroup) -> tuple[str, ...]:
-    return f"`{group.name}`", f"{group.kind}s", str(group.kept), str(group.size), f"{group.share:.0%}"
+def _row(group: KeptGroup) -> tuple[object, ...]:
+    return f"`{group.name}`", f"{group.kind}s", group.kept, group.size, f"{group.share:.0%}"
 
 
 def _by_tolerance(evidence: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[str]:
@@ -71,7 +72,7 @@ def _by_tolerance(evidence: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
         "## Tolerance",
         _tolerance(evidence),
         "Had the tolerance been another one, with the same scores:",
-        _table(("tolerance", "units kept"), ((t, f"{kept:.1%}") for t, kept in evidence["kept_by_tolerance"].items())),
+        table(("tolerance", "units kept"), ((t, f"{kept:.1%}") for t, kept in evidence["kept_by_tolerance"].items())),
         "## Protected score that goes",
         f"The `{arguments['protection']}` of removed units that are among the equally many best protected ones of "
         "their group, and the most that the ranks alone would allow. The closer the two, the worse the pick.",
@@ -92,7 +93,7 @@ def _protected(masses: Mapping[str, Sequence[float]]) -> str:
     rows = [(f"`{name}`", f"{entered:.3g}", f"{bound:.3g}") for name, (entered, bound) in masses.items() if bound > 0]
     if not rows:
         return "None: no group loses a unit that is among its best protected ones."
-    return _table(("group", "goes", "bound"), rows)
+    return table(("group", "goes", "bound"), rows)
 
 
 def _exchange(found: Mapping[str, float] | None, cost: str) -> str:
@@ -115,8 +116,3 @@ def _next_steps(plan: Plan, file: str) -> str:
         "plan.\n\n"
         f"Planning took {cost['seconds']:.1f} s; peak memory {cost['peak_memory_bytes'] / 2**20:,.0f} MiB."
     )
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
