@@ -17,6 +17,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.checkpoint.ledger_record import SurgeryEvent
 from prunerecover.model.batches import ModelInputs
+from prunerecover.plan.evidence import PlanningCost, SearchEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.report.compare import compare
 from prunerecover.report.curves import plot_history
@@ -97,9 +98,9 @@ class PruneReport(LedgerCallback):
 
 def search_cost(plan: Plan, events: Sequence[SurgeryEvent], target: str) -> SearchCost | None:
     """Return what all planning took: within the fit, and before it where the plan says so."""
-    before = plan.evidence.get("search", {})
+    before = SearchEvidence.of(plan.evidence).search
     within = [e.seconds for e in events if e.target == target and e.seconds is not None]
-    if not before and not within:
+    if before is None and not within:
         return None
-    seconds = before.get("seconds", 0.0) + sum(within)
-    return SearchCost(**{"peak_memory_bytes": None, "trials": None, **before, "seconds": seconds})
+    cost = before or PlanningCost()
+    return SearchCost(seconds=cost.seconds + sum(within), peak_memory_bytes=cost.peak_memory_bytes, trials=cost.trials)
