@@ -172,7 +172,7 @@ class PruningCallback(ScheduledCallback):
 
     def _decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
         if budget is not None:
-            budget = budget.remaining(event["taken"] for event in Ledger.of(pl_module).made_by(self._key(trainer)))
+            budget = budget.remaining(event.taken for event in Ledger.of(pl_module).made_by(self._key(trainer)))
             if budget is None:  # surgeries before have taken as much
                 return Plan()
         if self.plan is None:

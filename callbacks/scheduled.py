@@ -17,6 +17,7 @@ from torch import nn
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
+from prunerecover.checkpoint.ledger_record import ScheduleStart
 from prunerecover.importance.registry import name_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
@@ -90,15 +91,16 @@ class ScheduledCallback(LedgerCallback):
                 "still to come will not happen. Pass the same callbacks in the same order."
             )
         under_way = me in ledger.begun and (self._has_begun or ledger.from_checkpoint)
-        if under_way and ledger.begun[me]["asked"] != self._signature():
+        if under_way and ledger.begun[me].asked != self._signature():
             raise ValueError(
-                f"Expected {me} with the arguments of the run that is resumed ({ledger.begun[me]['asked']}), but got "
+                f"Expected {me} with the arguments of the run that is resumed ({ledger.begun[me].asked}), but got "
                 f"{self._signature()}. Resume with the same callbacks in the same order, or start a new fit from the "
                 "weights."
             )
         if not under_way:
-            total = sum(event["by"] == me for event in ledger.events)
-            ledger.begun[me] = {"events": total, "units": self._available(pl_module), "asked": self._signature()}
+            total = sum(event.by == me for event in ledger.events)
+            units, asked = self._available(pl_module), self._signature()
+            ledger.begun[me] = ScheduleStart(events=total, units=units, asked=asked)
         self._has_begun = True
 
     def _signature(self) -> dict[str, Any]:
@@ -119,7 +121,7 @@ class ScheduledCallback(LedgerCallback):
         if self.budget is None:
             events = [(self.schedule.start, None)]
         elif self.budget.in_units:
-            counts = self.budget.counts(ledger.begun[me]["units"])
+            counts = self.budget.counts(ledger.begun[me].units)
             total, events = Counter[str](), []
             for epoch, part in self.schedule.events(counts):
                 total.update(part)

@@ -51,6 +51,7 @@ from benchmarks.data.real import (
 from benchmarks.data.tiny_imagenet import hits, recover
 from prunerecover import Plan
 from prunerecover.cost.macs import count_macs
+from prunerecover.display.markdown import table
 
 NAME = "boundary_dpt"
 BUDGETS = (0.20, 0.33, 0.50)
@@ -168,6 +169,9 @@ def ahead(rows: list[Row], row: Row) -> str:
     return ahead_by(*(unpacked(r["hits"], r["n"]) for r in (same[0], row)))
 
 
+COLUMNS = ("method", "stage", "latency share", "MACs share", "removed", "top-1 (95%)", "ours ahead by")
+
+
 def markdown(rows: list[Row], commands: list[str]) -> str:
     """Render the rows, by budget and stage."""
     dense = next(row for row in rows if row["method"] == "dense")
@@ -183,24 +187,29 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         f"![Accuracy over latency, recovered]({NAME}.png)",
     ]
     for budget in sorted({row["budget"] for row in rows} - {0.0}):
+        chosen = sorted((row for row in rows if row["budget"] == budget), key=lambda r: (r["stage"], r["method"]))
         lines += [
             "",
             f"## About {budget:.0%} of the latency removed",
             "",
             "Removed: attentions, activations, blocks.",
             "",
-            "| method | stage | latency share | MACs share | removed | top-1 (95%) | ours ahead by |",
-            "|---|---|---|---|---|---|---|",
+            table(COLUMNS, (_cells(rows, row) for row in chosen)),
         ]
-        chosen = sorted((row for row in rows if row["budget"] == budget), key=lambda r: (r["stage"], r["method"]))
-        for row in chosen:
-            counts = [str(len(row["removed"].get(kind, ()))) for kind in ("attention", "activation", "block")]
-            top1 = f"{row['top1']:.2f} ({row['ci_low']:.2f}-{row['ci_high']:.2f})"
-            missed = "" if row["latency_share"] <= 1 - budget + SLACK else " (not met)"
-            shares = f"{row['latency_share']:.3f}{missed} | {row['macs_share']:.3f}"
-            name = f"{row['method']} | {row['stage']}"
-            lines.append(f"| {name} | {shares} | {', '.join(counts)} | {top1} | {ahead(rows, row)} |")
     return "\n".join(lines)
+
+
+def _cells(rows: list[Row], row: Row) -> tuple[str, ...]:
+    missed = "" if row["latency_share"] <= 1 - row["budget"] + SLACK else " (not met)"
+    return (
+        row["method"],
+        row["stage"],
+        f"{row['latency_share']:.3f}{missed}",
+        f"{row['macs_share']:.3f}",
+        ", ".join(str(len(row["removed"].get(kind, ()))) for kind in ("attention", "activation", "block")),
+        f"{row['top1']:.2f} ({row['ci_low']:.2f}-{row['ci_high']:.2f})",
+        ahead(rows, row),
+    )
 
 
 if __name__ == "__main__":

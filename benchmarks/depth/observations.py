@@ -33,6 +33,7 @@ from benchmarks.data.tiny_imagenet import PRECISION, QUIET, calibration, data, l
 from prunerecover import Budget, Plan, find_units
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.callbacks import DistillRecover
+from prunerecover.display.markdown import table
 from prunerecover.display.style import BLUE, ORANGE, add_legend, new_figure
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.gate_gradient import gate_gradient
@@ -181,11 +182,9 @@ def markdown(
         "",
         f"Top-1 on {HELD_OUT} held-out training images before and after each epoch of {IMAGES_PER_EPOCH} images:",
         "",
-        "| removed | left in their place | top-1 |",
-        "|---|---|---|",
-        *(
-            f"| {REMOVED} {r['type']}s | {r['replace']} | {', '.join(f'{value:.1f}' for value in r['top1'])} |"
-            for r in curves
+        table(
+            ("removed", "left in their place", "top-1"),
+            [(f"{REMOVED} {r['type']}s", r["replace"], ", ".join(f"{v:.1f}" for v in r["top1"])) for r in curves],
         ),
         "",
         "![Recovery by type](observations_recovery.png)",

@@ -25,6 +25,7 @@ from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from benchmarks.data.real import commands_so_far, data_root, made_by, packed_numbers, stored, unpacked_numbers, write
 from prunerecover import Budget, apply_plan
 from prunerecover.cost.statistics import paired_difference
+from prunerecover.display.markdown import table
 from prunerecover.width.planner import WidthPlanner
 
 NAME = "experts"
@@ -164,16 +165,18 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
     lines = ["# Routed experts at matched budgets, prune-only", "", *made_by(commands)]
     lines += [f"A Qwen3-MoE of {LAYERS} layers with {EXPERTS} experts each.", ""]
     lines += [f"Dense, mean of {len(of(rows, 'dense', 0.0))} seeds: loss {_mean(of(rows, 'dense', 0.0))}.", ""]
-    lines += ["| method | " + " | ".join(f"{share:.0%} gone | default lower by" for share in SHARES) + " |"]
-    lines += ["|---" * (1 + 2 * len(SHARES)) + "|"]
-    for method in METHODS:
-        cells = []
-        for share in SHARES:
-            ours, theirs = of(rows, OURS, share), of(rows, method, share)
-            cells += [_mean(theirs), "" if method == OURS else better_by(ours, theirs)]
-        lines.append(f"| {method} | {' | '.join(cells)} |")
+    columns = ("method", *(name for share in SHARES for name in (f"{share:.0%} gone", "default lower by")))
+    lines += [table(columns, ((method, *_cells(rows, method)) for method in METHODS))]
     lines += ["", "Loss per token on unseen text, mean over seeds; intervals over sequences."]
     return "\n".join(lines)
+
+
+def _cells(rows: list[Row], method: str) -> list[str]:
+    cells = []
+    for share in SHARES:
+        ours, theirs = of(rows, OURS, share), of(rows, method, share)
+        cells += [_mean(theirs), "" if method == OURS else better_by(ours, theirs)]
+    return cells
 
 
 def _mean(rows: list[Row]) -> str:

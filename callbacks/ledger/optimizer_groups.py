@@ -9,11 +9,9 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from prunerecover.checkpoint.ledger_record import GroupNames, GroupPositions
 from prunerecover.surgery.apply_edits import Applied
 from prunerecover.surgery.optimizer_update import join_group, update_optimizer
-
-GroupNames = list[list[list[str]]]
-GroupPositions = dict[str, list[int]]  # by name: number of an optimizer and of a group in it
 
 
 def check_held(optimizers: Sequence[Optimizer], network: nn.Module) -> None:

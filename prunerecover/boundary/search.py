@@ -13,6 +13,7 @@ from prunerecover.boundary.map_points import MapPoint
 from prunerecover.boundary.next_split import FIRST, next_split
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import BoundaryEvidence, PredictedSplit, Regret, TrialResult
 from prunerecover.plan.plan import Plan
 
 DESIGNS = ("line", "spread", "axes_and_staircase", "one_type_at_a_time", "interleaved")
@@ -118,16 +119,15 @@ class BoundarySearch:
         while self.more is not None and (further := self.more(plan)):
             split = min(further, key=lambda other: (abs(other[0] - split[0]) + abs(other[1] - split[1]), other))
             plan = self.plan_of(split)
-        evidence = {
-            **plan.evidence,
-            "trials": [asdict(point) for point in self.points],
-            "predicted": {
-                "attention": pick.attention,
-                "activation": pick.activation,
-                "accuracy": pick.predicted,
-                "regret": asdict(pick.regret),
-            },
-        }
+        found = BoundaryEvidence(
+            trials=tuple(TrialResult(**asdict(point)) for point in self.points),
+            predicted=PredictedSplit(
+                attention=pick.attention,
+                activation=pick.activation,
+                accuracy=pick.predicted,
+                regret=Regret(**asdict(pick.regret)),
+            ),
+        )
         arguments = {
             **plan.made_by.arguments,
             "design": self.config.design,
@@ -137,7 +137,7 @@ class BoundarySearch:
         made_by = plan.made_by.model_copy(
             update={"method": f"boundary/{self.planner.config.registered.name}", "arguments": arguments}
         )
-        return fitted, plan.model_copy(update={"made_by": made_by, "evidence": evidence})
+        return fitted, plan.model_copy(update={"made_by": made_by, "evidence": {**plan.evidence, **found.to_dict()}})
 
     def plan_of(self, split: Split) -> Plan:
         """Return the plan that removes a split."""

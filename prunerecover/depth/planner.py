@@ -17,6 +17,7 @@ from prunerecover.model.batches import Batches, ModelInputs, as_inputs, split_ba
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import DepthEvidence
 from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.provenance import plan_for
@@ -85,11 +86,11 @@ class DepthPlanner:
             seed=self.config.seed,
             tensors=tensors,
             example=self.example,
-            evidence={
-                "importance": scores,
-                "samples": self.samples.n_samples,
-                "divergence": {choice.unit.name: choice.divergence for choice in chosen},
-            },
+            evidence=DepthEvidence(
+                importance=scores,
+                samples=self.samples.n_samples,
+                divergence={choice.unit.name: choice.divergence for choice in chosen},
+            ).to_dict(),
         )
 
     def share_of_one(self, kind: str, cost: str) -> float:

@@ -13,6 +13,7 @@ from prunerecover.display.style import (
 from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.depth_panel import DepthPanel, inferred_kinds
 from prunerecover.plan.edits import Edit
+from prunerecover.plan.evidence import DepthEvidence
 from prunerecover.plan.kept_groups import kept_groups
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.plan.width_panel import WidthPanel
@@ -55,7 +56,7 @@ def plot_plan(
     groups = kept_groups(edits, evidence)
     if groups and not gone and units is None:
         return draw_panels([WidthPanel(groups, title)])
-    bars = dict(_importance_in(evidence) if importance is None else importance)
+    bars = dict(DepthEvidence.of(evidence).importance if importance is None else importance)
     kinds = inferred_kinds(gone, bars) if units is None else {unit.name: unit.kind for unit in units}
     unknown = [unit.name for unit in gone if unit.name not in kinds]
     if unknown or not kinds:
@@ -65,9 +66,3 @@ def plot_plan(
         )
     depth = DepthPanel(kinds, {unit.name: unit.leaves for unit in gone}, bars, title)
     return draw_panels([depth, WidthPanel(groups)] if groups else [depth])
-
-
-def _importance_in(evidence: Mapping[str, Any]) -> dict[str, float]:
-    found = evidence.get("importance", {})
-    values = found if isinstance(found, Mapping) else {}
-    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}

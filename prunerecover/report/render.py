@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from prunerecover.cost.latency import LatencyRatio
 from prunerecover.cost.statistics import Interval
+from prunerecover.display.markdown import table as markdown_table
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.report.data import MetricComparison, PlanSummary, ReportData, SearchCost
@@ -54,8 +55,7 @@ def table(report: ReportData) -> Table:
 
 def markdown(report: ReportData, figures: Iterable[str] = ()) -> str:
     """Return the whole report as Markdown."""
-    head = [_line(HEADER), "| :-- | --: | --: | --: |", *map(_line, rows(report))]
-    parts = ["# Before and after pruning", "\n".join(head), _how_measured(report)]
+    parts = ["# Before and after pruning", markdown_table(HEADER, rows(report), "lrrr"), _how_measured(report)]
     if report.plan:
         parts.append(_what_was_removed(report.plan))
     if report.search:
@@ -162,7 +162,3 @@ def _si(value: float) -> str:
 
 def _mib(size: float) -> str:
     return f"{size / 2**20:.3g} MiB"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

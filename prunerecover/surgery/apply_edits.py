@@ -85,6 +85,35 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
     return Applied(removed, added, context.journal, cuts)
 
 
+def apply_and_check(
+    model: nn.Module,
+    edits: Iterable[Edit],
+    tensors: Mapping[str, Tensor] | None,
+    expected: str | None,
+    where: str = "",
+) -> Applied:
+    """Apply edits and see that they leave the model that their plan describes; take them back if not.
+
+    Args:
+        model: An unwrapped model.
+        edits: As of `apply_edits`.
+        tensors: As of `apply_edits`.
+        expected: Hash of the tensors' names and shapes afterwards; None: they are not compared.
+        where: What holds the plan, for the message, such as " in plan.json".
+
+    Raises:
+        ValueError: If an edit names something that is not there, or the model is another one afterwards.
+    """
+    applied = apply_edits(model, edits, tensors)
+    if expected is not None and (found := tensors_hash(model)) != expected:
+        undo(model, applied.journal)
+        raise ValueError(
+            f"Expected the plan{where} to leave the model it describes, but it left another ({found[:12]} instead of "
+            f"{expected[:12]}). Was the file edited?"
+        )
+    return applied
+
+
 @contextmanager
 def temporarily_applied(model: nn.Module, edit: Edit, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """Have one edit in the model inside a `with` block; layers are not renumbered.

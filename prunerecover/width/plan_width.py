@@ -13,6 +13,7 @@ from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.batchnorm import recalibrate_batchnorm, several_samples
 from prunerecover.surgery.apply_edits import apply_edits
@@ -95,7 +96,7 @@ def _in_rounds(network: nn.Module, budget: Budget, rounds: int, options: dict[st
     if budget.in_units:
         budget = Budget(remove=budget.counts(WidthPlanner(network, **options).units))
     several = several_samples(options["batches"]) or options["batches"]
-    plan, kept, taken = Plan(), dict[str, list[int]](), list[dict[str, float]]()
+    plan, kept, taken = Plan(), dict[str, tuple[int, int]](), list[dict[str, float]]()
     for whole in budget.in_steps(rounds):
         part = whole.remaining(taken)
         if part is None:  # rounds before have taken as much
@@ -107,9 +108,9 @@ def _in_rounds(network: nn.Module, budget: Budget, rounds: int, options: dict[st
         taken.append(budget_used(step, budget, network, planner.first_batch, options["seed"]))
         apply_edits(network, step.edits, step.tensors)
         plan = plan + step
-        for name, (left, size) in step.evidence.get("kept", {}).items():
-            kept[name] = [left, kept.get(name, [left, size])[1]]
+        for name, (left, size) in WidthEvidence.of(step.evidence).kept.items():
+            kept[name] = (left, kept.get(name, (left, size))[1])
     arguments = {**plan.made_by.arguments, "budget": asked, "rounds": rounds}
     made_by = plan.made_by.model_copy(update={"arguments": arguments})
-    evidence = {**plan.evidence, "kept": kept}
+    evidence = {**plan.evidence, **WidthEvidence(kept=kept).to_dict()}
     return plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(plan.tensors)

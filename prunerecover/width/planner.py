@@ -26,6 +26,7 @@ from prunerecover.model.evaluation import device_of, ordinary_arithmetic
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
+from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
@@ -142,7 +143,10 @@ class WidthPlanner:
         rule = Rule.of(allocation, removal, protection, tolerance)
         weighing = self._weighing(budget, rule, replace)
         removed, evidence = self._removed(self._in_macs(budget, rule, weighing), rule, weighing)
-        kept = {g.name: [g.size - len(removed[g.name]), g.size] for g in self.groups}
+        found = WidthEvidence(
+            kept={g.name: (g.size - len(removed[g.name]), g.size) for g in self.groups},
+            kinds={g.name: g.kind for g in self.groups},
+        )
         edits, tensors = self._compensated(self._edits(removed), replace)
         return plan_for(
             self.model,
@@ -158,7 +162,7 @@ class WidthPlanner:
             seed=self.seed,
             tensors=tensors,
             example=self.example,
-            evidence={"kept": kept, "kinds": {g.name: g.kind for g in self.groups}, **evidence},
+            evidence={**found.to_dict(), **evidence},
         )
 
     def _removed(self, budget: Budget | None, rule: Rule, weighing: KindWeights) -> tuple[Removed, dict[str, Any]]:
@@ -169,7 +173,7 @@ class WidthPlanner:
                 return RULES[rule.allocation](self.groups, saliency, self.costs, budget), {}
             saliency = weighted(self.groups, saliency, weighing.rates)
             removed = per_cost(self.groups, saliency, self.costs, budget, damping=weighing.damping)
-            return removed, {"rates": dict(weighing.rates), "damping": weighing.damping}
+            return removed, WidthEvidence(rates=dict(weighing.rates), damping=weighing.damping).to_dict()
         low, high = self.scores(*rule.signals)
         found = tolerance_allocation(
             self.groups, low, high, tolerance=rule.tolerance, budget=budget, costs=self.costs if budget else None

@@ -83,7 +83,8 @@ def find_column(rows: Any, name: str | None, usual: Sequence[str], role: str) ->
             return candidate
     wanted = repr(name) if name else " or ".join(usual)
     raise ValueError(
-        f"Expected a column for the {role} named {wanted}, but the data has {', '.join(rows.column_names)}. Set {role}_column."
+        f"Expected a column for the {role} named {wanted}, but the data has {', '.join(rows.column_names)}. Set "
+        f"{role}_column."
     )
 
 

@@ -32,6 +32,7 @@ from prunerecover.display.progress import progress
 from prunerecover.importance.registry import Importance
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import BoundaryEvidence, PlanningCost, SearchEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
 
@@ -107,14 +108,14 @@ class BoundaryPlan(PlanMethod):
                 fitted, plan = search.run()
         self._found = (fitted, search.splits, runner.records)
         asked = {**self.counts, **(self.budget.to_dict() if self.budget else {})}
-        cost = {
-            "asked": {name: value for name, value in asked.items() if value is not None},
-            "seconds": time.perf_counter() - started,
-            "trial_seconds": sum(record.seconds for record in runner.records),
-            "peak_memory_bytes": max(most, peak_memory(device), *(r.peak_memory_bytes for r in runner.records)),
-            "trials": len(runner.records),
-        }
-        return plan.model_copy(update={"evidence": {**plan.evidence, "search": cost}})
+        cost = PlanningCost(
+            asked={name: value for name, value in asked.items() if value is not None},
+            seconds=time.perf_counter() - started,
+            trial_seconds=sum(record.seconds for record in runner.records),
+            peak_memory_bytes=max(most, peak_memory(device), *(r.peak_memory_bytes for r in runner.records)),
+            trials=len(runner.records),
+        )
+        return plan.model_copy(update={"evidence": {**plan.evidence, **SearchEvidence(search=cost).to_dict()}})
 
     def _planner(self, task: PlanTask) -> DepthPlanner:
         """Return what plans splits, calibrated and scored at the start of a fit, as `DepthPrune` is."""
@@ -173,19 +174,21 @@ def page_of(plan: Plan, records: Sequence[TrialRecord], figure: str) -> str:
         records: The trials.
         figure: File name of the accuracy map, beside the page.
     """
-    predicted, cost = plan.evidence["predicted"], plan.evidence["search"]
-    regret = predicted["regret"]
+    predicted, cost = BoundaryEvidence.of(plan.evidence).predicted, SearchEvidence.of(plan.evidence).search
+    assert predicted is not None, "the search has picked"
+    assert cost is not None, "the command line has measured"
+    regret = predicted.regret
     attention, activation = (len(plan.removed.get(kind, ())) for kind in TYPES)
-    asked = ", ".join(f"{name}={value}" for name, value in cost["asked"].items())
-    picked = (predicted["attention"], predicted["activation"]) == (attention, activation)
+    asked = ", ".join(f"{name}={value}" for name, value in cost.asked.items())
+    picked = (predicted.attention, predicted.activation) == (attention, activation)
     further = "" if picked else " The pick saves less than was asked for; this is the nearest split that saves enough."
     units = ", ".join(name for kind in TYPES for name in plan.removed.get(kind, ()))
     lines = [
         "# Search for the best split between attentions and activations",
         "",
-        f"Asked for: {asked}. Picked: {predicted['attention']} attentions and {predicted['activation']} activations.",
-        f"Predicted accuracy after a short recovery: {predicted['accuracy']:.2f}%. The truly best split may be better "
-        f"by {regret['value']:.2f} points (95%: {regret['low']:.2f} to {regret['high']:.2f}).",
+        f"Asked for: {asked}. Picked: {predicted.attention} attentions and {predicted.activation} activations.",
+        f"Predicted accuracy after a short recovery: {predicted.accuracy:.2f}%. The truly best split may be better "
+        f"by {regret.value:.2f} points (95%: {regret.low:.2f} to {regret.high:.2f}).",
         "",
         f"Planned: {attention} attentions and {activation} activations removed ({units}).{further}",
         "",
@@ -193,8 +196,8 @@ def page_of(plan: Plan, records: Sequence[TrialRecord], figure: str) -> str:
         "",
         table(records),
         "",
-        f"The {cost['trials']} trials took {cost['trial_seconds'] / 60:.1f} minutes, those of an earlier, interrupted "
-        f"search counted; this search took {cost['seconds'] / 60:.1f} minutes, planning counted. Peak memory "
-        f"{cost['peak_memory_bytes'] / 2**20:,.0f} MiB.",
+        f"The {cost.trials} trials took {cost.trial_seconds / 60:.1f} minutes, those of an earlier, interrupted "
+        f"search counted; this search took {cost.seconds / 60:.1f} minutes, planning counted. Peak memory "
+        f"{(cost.peak_memory_bytes or 0) / 2**20:,.0f} MiB.",
     ]
     return "\n".join(lines) + "\n"

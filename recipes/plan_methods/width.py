@@ -20,6 +20,7 @@ from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import PlanningCost, SearchEvidence
 from prunerecover.plan.groups import Group
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
@@ -98,8 +99,8 @@ class WidthPlan(PlanMethod):
                 f"Expected a budget or a tolerance by which something goes, but got {self.budget or self.deciding}. "
                 "Raise it."
             )
-        cost = {"seconds": time.perf_counter() - started, "peak_memory_bytes": peak_memory(device)}
-        return plan.model_copy(update={"evidence": {**plan.evidence, "search": cost}})
+        cost = PlanningCost(seconds=time.perf_counter() - started, peak_memory_bytes=peak_memory(device))
+        return plan.model_copy(update={"evidence": {**plan.evidence, **SearchEvidence(search=cost).to_dict()}})
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the plan, the page, the figures and the scores."""

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from prunerecover import Plan, load_pruned, merge
 from prunerecover.apply import apply_plan
-from prunerecover.callbacks.ledger import ledger as ledger_module
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.checkpoint.lightning_file import LEDGER, LEDGER_SCHEMA, read_checkpoint
+from prunerecover.checkpoint.ledger_record import KEY
+from prunerecover.checkpoint.lightning_file import read_checkpoint
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.surgery.provenance import source_of
 
@@ -115,10 +115,6 @@ def file(tmp_path: Path) -> Path:
     module = stirred(Classifier())
     prune(module)
     return save(module, tmp_path / "last.ckpt")
-
-
-def test_the_ledger_is_where_the_callbacks_write_it() -> None:
-    assert (ledger_module.KEY, ledger_module.SCHEMA) == (LEDGER, LEDGER_SCHEMA)
 
 
 @pytest.mark.parametrize("merged", [False, True], ids=["unmerged", "merged"])
@@ -238,9 +234,7 @@ def test_before_the_first_surgery(tmp_path: Path) -> None:
 def test_a_plan_without_edits(file: Path) -> None:
     module = stirred(Classifier())
     plan = Plan(source=source_of(module.net)).to_dict()
-    rewrite(
-        file, lambda c: c.update({"state_dict": module.state_dict(), LEDGER: {**c[LEDGER], "plans": {"net": plan}}})
-    )
+    rewrite(file, lambda c: c.update({"state_dict": module.state_dict(), KEY: {**c[KEY], "plans": {"net": plan}}}))
     for network in (load_pruned(file), load_pruned(file, Classifier).net):
         assert torch.equal(network.eval()(tiny_images()), module.net(tiny_images()))
 
@@ -264,13 +258,13 @@ def test_weights_alone(tmp_path: Path) -> None:
 
 
 def test_a_newer_ledger(file: Path) -> None:
-    rewrite(file, lambda c: c[LEDGER].update({"schema": "prunerecover.ledger/2"}))
+    rewrite(file, lambda c: c[KEY].update({"schema": "prunerecover.ledger/2"}))
     with pytest.raises(ValueError, match="ledger of schema prunerecover.ledger/1, but .* has prunerecover.ledger/2"):
         load_pruned(file)
 
 
 def test_a_newer_plan(file: Path) -> None:
-    rewrite(file, lambda c: c[LEDGER]["plans"]["net"].update({"schema": "prunerecover.plan/2"}))
+    rewrite(file, lambda c: c[KEY]["plans"]["net"].update({"schema": "prunerecover.plan/2"}))
     with pytest.raises(ValueError, match="prunerecover.plan/1, but got prunerecover.plan/2"):
         load_pruned(file)
 

@@ -19,7 +19,7 @@ from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Config, Edit, Merge, Remove, Replace
 from prunerecover.plan.plan import Plan
-from prunerecover.surgery.apply_edits import apply_edits, undo
+from prunerecover.surgery.apply_edits import apply_and_check, apply_edits, undo
 
 
 def plan_of(name: str, model: nn.Module, **arguments: Any) -> Plan:
@@ -322,3 +322,15 @@ def test_snapshot_sees_a_change() -> None:
     with torch.no_grad():
         model.head.bias[0] += 1
     assert not equal(before, snapshot(model))
+
+
+@pytest.mark.parametrize("where", ["", " in plan.json"])
+def test_edits_that_leave_another_model_are_taken_back(where: str) -> None:
+    model, edits = build("timm"), [Remove(unit="blocks.1.attn", kind="attention")]
+    before = tensors_hash(model)
+    match = f"Expected the plan{where} to leave the model it describes, but it left another .* Was the file edited"
+    with pytest.raises(ValueError, match=match):
+        apply_and_check(model, edits, None, "0" * 64, where)
+    assert tensors_hash(model) == before
+    apply_and_check(model, edits, None, None)
+    assert tensors_hash(model) != before
