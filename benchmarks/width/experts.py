@@ -26,6 +26,7 @@ from benchmarks.data.real import commands_so_far, data_root, made_by, packed_num
 from prunerecover import Budget, apply_plan
 from prunerecover.cost.statistics import paired_difference
 from prunerecover.display.markdown import table
+from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.planner import WidthPlanner
 
 NAME = "experts"
@@ -64,12 +65,12 @@ def rows_of(seed: int) -> list[Row]:
     network = trained(training, seed)
     order = torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))[:CALIBRATION]
     batches = [{"input_ids": ids, "labels": ids} for ids in training[order].split(BATCH)]
-    planner = WidthPlanner(network, batches=batches, kinds=("expert",), seed=seed)
+    planner = WidthPlanner(network, batches=batches, config=WidthConfig(kinds=("expert",), seed=seed))
     rows = [row_of("dense", 0.0, seed, network, unseen)]
     for share in SHARES:
         for method, how in METHODS.items():
             narrowed = copy.deepcopy(network)
-            apply_plan(narrowed, planner.plan(Budget(ratio={"expert": share}), **how))
+            apply_plan(narrowed, planner.plan(Budget(ratio={"expert": share}), WidthRule(**how)))
             rows.append(row_of(method, share, seed, narrowed, unseen))
     return rows
 

@@ -26,6 +26,7 @@ from prunerecover.display.markdown import table
 from prunerecover.model.batches import ModelInputs
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.by_saliency import per_cost
+from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.planner import WidthPlanner
@@ -38,13 +39,13 @@ Row = dict[str, Any]
 @cache
 def planner() -> WidthPlanner:
     """Return our planner for heads and neurons."""
-    return WidthPlanner(deit_tiny(), batches=calibration(), loss=loss, kinds=("head", "neuron"))
+    return WidthPlanner(deit_tiny(), batches=calibration(), config=WidthConfig(loss=loss, kinds=("head", "neuron")))
 
 
 def ours(share: float, **how: Any) -> nn.Module:
     """Narrow by one of our rules."""
     network = deit_tiny()
-    apply_plan(network, planner().plan(Budget(macs=share), **how))
+    apply_plan(network, planner().plan(Budget(macs=share), WidthRule(**how)))
     return network
 
 

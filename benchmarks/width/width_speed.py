@@ -28,6 +28,7 @@ from benchmarks.width.cifar_models import load
 from benchmarks.width.width_peers import SCORED, published_scores
 from prunerecover.display.markdown import table
 from prunerecover.width.allocation.tolerance import curves, depths
+from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.planner import WidthPlanner
 
 NAME, REPEATS, SEED = "width_speed", 5, 0
@@ -50,7 +51,7 @@ def score(model: str) -> WidthPlanner:
 
 def find(model: str) -> WidthPlanner:
     """Find the groups; the published package does it when it prunes."""
-    return WidthPlanner(load(model), batches=batches(SCORED, SEED), seed=SEED)
+    return WidthPlanner(load(model), batches=batches(SCORED, SEED), config=WidthConfig(seed=SEED))
 
 
 def scoring(model: str) -> tuple[float, float]:
