@@ -30,12 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not os.environ.get("PRUNERECOVER_DATA"):
         skip_data = pytest.mark.skip(reason="PRUNERECOVER_DATA is not set to a folder with data/ and models/")
         for item in items:
-            if "data" in item.keywords:
+            if item.get_closest_marker("data"):
                 item.add_marker(skip_data)
     if not torch.cuda.is_available():
         skip_gpu = pytest.mark.skip(reason="needs a CUDA device")
         for item in items:
-            if "gpu" in item.keywords:
+            if item.get_closest_marker("gpu"):
                 item.add_marker(skip_gpu)
 
 

@@ -13,7 +13,9 @@ import torch
 from cases.models.tiny import BUILD, TRANSFORMERS, tiny_images, tiny_inputs, tiny_timm
 from torch import Tensor, nn
 
+from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.model.batches import as_inputs, call, predictions_of
+from prunerecover.plan.plan import Plan
 
 TIMM: dict[str, dict[str, Any]] = {
     "timm": {},
@@ -35,6 +37,15 @@ def batch_of(name: str, n: int = 4, seed: int = 1) -> Any:
 
 def batches_of(name: str, count: int = 4, n: int = 4) -> list[Any]:
     return [batch_of(name, n, seed=10 + i) for i in range(count)]
+
+
+def plan_of(name: str, model: nn.Module, **arguments: Any) -> Plan:
+    return plan_depth(model, batches=batches_of(name), **arguments)
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    """A loss that reads no labels."""
+    return -predictions_of(call(model, as_inputs(batch))).log_softmax(-1)[..., 1].mean()
 
 
 def output_of(model: nn.Module, batch: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""A dense model is built again from plain data, and from nothing that could reach further than the two libraries."""
+"""A dense model is built again from plain data, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch import nn
 from prunerecover.families.constructors import build, constructor_of
 from prunerecover.model.batches import logits_of
 from prunerecover.model.hashing import tensors_hash
-from prunerecover.model.replacements import Nothing
 
 SMALL = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
 TIMM = {
@@ -177,127 +176,3 @@ def test_the_random_state_and_the_model_stay_as_they_were() -> None:
         constructor_of(model)
         assert torch.equal(random_state, torch.get_rng_state())
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-class OwnVit(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(2, 2)
-
-
-def _subclass() -> nn.Module:
-    import transformers
-
-    class Own(transformers.LlamaForCausalLM):
-        pass
-
-    return Own(tiny_llama().config)
-
-
-def _changed(path: str, new: nn.Module) -> nn.Module:
-    model = tiny_timm()
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, new)
-    return model
-
-
-def _scaled() -> nn.Module:
-    model = tiny_timm()
-    model.blocks[0].attn.scale *= 2
-    return model
-
-
-def _other_table() -> nn.Module:
-    model = tiny_llama()
-    model.model.rotary_emb.inv_freq *= 2
-    return model
-
-
-UNKNOWN: dict[str, Callable[[], nn.Module]] = {
-    "own module": OwnVit,
-    "own subclass": _subclass,
-    "own layer": lambda: _changed("blocks.1.norm2", nn.LayerNorm(32, eps=0.1)),
-    "own head": lambda: _changed("head", nn.Sequential(nn.Linear(32, 5))),
-    "norm class": lambda: tiny_timm(norm_layer=nn.LayerNorm),
-    "other scale": _scaled,
-    "other rotary table": _other_table,
-    "pruned": lambda: _changed("blocks.1.attn", Nothing()),
-}
-
-
-@pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
-def test_what_cannot_be_built_again_has_no_constructor(make: Callable[[], nn.Module]) -> None:
-    assert constructor_of(make()) is None
-
-
-@pytest.mark.parametrize(
-    "constructor",
-    [
-        {"timm": "local-dir:/tmp/model", "kwargs": {}},
-        {"timm": "hf-hub:timm/deit_tiny_patch16_224.fb_in1k", "kwargs": {}},
-        {"timm": "no_such_model", "kwargs": {}},
-        {"timm": ["deit_tiny_patch16_224"], "kwargs": {}},
-    ],
-)
-def test_only_names_of_timm(constructor: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="Expected the name of a model of timm .*Is timm too old"):
-        build(constructor)
-
-
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        {"checkpoint_path": "/tmp/weights.pth"},
-        {"pretrained_cfg": {"url": "https://example.org/weights.pth"}},
-        {"pretrained": True},
-        {"cache_dir": "/tmp"},
-        {"embed_layer": "os.system"},
-        {"norm_layer": {"class": "x"}},
-        {"img_size": ["a", "b"]},
-    ],
-    ids=str,
-)
-def test_only_arguments_that_shape_a_network(kwargs: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"Expected only arguments that shape .* but got {next(iter(kwargs))}"):
-        build({"timm": "deit_tiny_patch16_224", "kwargs": kwargs})
-
-
-@pytest.mark.parametrize("name", ["AutoModel", "PreTrainedModel", "pipeline", "no_such_class", "LlamaConfig", None])
-def test_only_model_classes_of_transformers(name: str | None) -> None:
-    with pytest.raises(ValueError, match="Expected the name of a model class of transformers"):
-        build({"transformers": name, "config": {}})
-
-
-def test_a_config_cannot_name_code() -> None:
-    constructor = constructor_of(tiny_llama())
-    assert constructor is not None
-    evil = {
-        "attn_implementation": "kernels-community/evil",
-        "_attn_implementation": "kernels-community/evil",
-        "_attn_implementation_internal": "kernels-community/evil",
-        "auto_map": {"AutoModel": "evil--code"},
-    }
-    config = build({**constructor, "config": {**constructor["config"], **evil}}).config
-    assert config._attn_implementation == "sdpa"
-    assert not hasattr(config, "auto_map")
-    config = build({**constructor, "attention": "kernels-community/evil"}).config
-    assert config._attn_implementation == "sdpa"
-
-
-def test_other_libraries_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"Expected a constructor of timm or transformers, but got \['module'\]"):
-        build({"module": "os.system"})
-
-
-@pytest.mark.parametrize(
-    "constructor",
-    [
-        {"timm": "deit_tiny_patch16_224", "kwargs": {"num_heads": 5}},
-        {"transformers": "LlamaForCausalLM", "config": {"hidden_size": "many"}},
-        {"transformers": "LlamaForCausalLM"},
-    ],
-    ids=str,
-)
-def test_a_constructor_that_no_longer_works(constructor: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="Expected the installed timm or transformers to build .* but it failed: "):
-        build(constructor)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.width.narrow import Padded, without
+from cases.width.narrow import without
+from cases.width.narrow_models import Padded
 from torch import nn
 
 from prunerecover.cost.macs import count_macs

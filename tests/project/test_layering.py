@@ -147,8 +147,7 @@ def test_folders_and_files_are_of_a_size_to_read(top: str) -> None:
     files = python_files(ROOT / top)
     held = Counter(path.parent for path in files if path.name != "__init__.py")
     assert not {folder: count for folder, count in held.items() if count > MOST_FILES}
-    longest = 400 if top == "tests" else MOST_LINES
-    assert not [path for path in files if len(path.read_text().splitlines()) > longest]
+    assert not [path for path in files if len(path.read_text().splitlines()) > MOST_LINES]
 
 
 def test_a_planted_circle_is_found() -> None:

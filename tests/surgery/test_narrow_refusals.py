@@ -7,24 +7,8 @@ from collections.abc import Callable
 import pytest
 from cases.engine import unchanged
 from cases.models.habits import tiny_vit
-from cases.width.narrow import (
-    CASES,
-    CONV1,
-    REWRITE,
-    Configured,
-    Depthwise,
-    Experts,
-    SmallCnn,
-    Tied,
-    Upsampling,
-    bias_of,
-    first_conv,
-    layer,
-    norm,
-    plain_attributes,
-    reads,
-    without,
-)
+from cases.width.narrow import CASES, CONV1, REWRITE, bias_of, first_conv, layer, norm, plain_attributes, reads, without
+from cases.width.narrow_models import Configured, Depthwise, Experts, SmallCnn, Tied, Upsampling
 from pydantic import ValidationError
 from torch import nn
 

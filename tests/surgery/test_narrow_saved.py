@@ -12,13 +12,13 @@ from cases.engine import unchanged
 from cases.models.habits import tiny_vit
 from cases.models.tiny import tiny_inputs, tiny_llama
 from cases.paths import ROOT, TESTS
+from cases.width.masks import maps
 from cases.width.narrow import (
     CASES,
     REWRITE,
     first_conv,
     head_edit,
     images,
-    maps,
     neuron_edit,
     reads,
     stirred_vit,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases.width.narrow import CASES, built, first_conv, maps, neuron_edit, second_conv, vit
+from cases.width.masks import built, maps
+from cases.width.narrow import CASES, first_conv, neuron_edit, second_conv, vit
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 from cases.engine import unchanged
+from cases.width.masks import silenced
 from cases.width.narrow import (
     CASES,
     TIED,
-    Configured,
     bias_of,
     first_conv,
     head_edit,
     layer,
     plain_attributes,
     second_conv,
-    silenced,
     tensors_held,
     without,
 )
+from cases.width.narrow_models import Configured
 from torch import Tensor, nn
 
 from prunerecover.apply import apply_plan

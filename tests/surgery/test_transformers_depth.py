@@ -1,14 +1,14 @@
-"""After surgery a transformers model generates with its cache as without, and reloads as a standard model."""
+"""After surgery the config of a transformers model tells what is left, and it reloads as a standard model."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cases.models.cached import assert_cache_is_exact, generated, keep_blocks, numbers, remove_attentions, uncached
 from cases.models.tiny import (
     BUILD,
     DECODERS,
@@ -17,121 +17,16 @@ from cases.models.tiny import (
     TRANSFORMERS,
     alternating,
     stir,
-    tiny_gpt2,
     tiny_inputs,
     tiny_llama,
     tiny_qwen2,
     tiny_timm,
 )
-from torch import Tensor, nn
+from torch import nn
 
 from prunerecover.families.describe import describe
-from prunerecover.model.paths import get_module, set_module
-from prunerecover.model.replacements import Nothing
+from prunerecover.model.paths import set_module
 from prunerecover.surgery.transformers_depth import apply_config, config_edits, renumber
-
-
-def remove_attentions(model: nn.Module, *indices: int) -> None:
-    blocks = describe(model).blocks
-    for index in indices:
-        branch = blocks[index].attention
-        assert branch is not None
-        set_module(model, branch.path, Nothing(branch.returns))
-        for path in branch.followers:
-            set_module(model, path, nn.Identity())
-
-
-def keep_blocks(model: nn.Module, *kept: int) -> tuple[nn.ModuleList, dict[str, Any]]:
-    """Remove the other blocks as surgery does; returns what an undo needs."""
-    edits = config_edits(model, kept)
-    container = describe(model).container
-    before = get_module(model, container)
-    assert isinstance(before, nn.ModuleList)
-    set_module(model, container, nn.ModuleList(before[i] for i in kept))
-    old = apply_config(model, edits)
-    renumber(model)
-    return before, old
-
-
-def numbers(model: nn.Module) -> list[int]:
-    return [module.layer_idx for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
-
-
-@torch.no_grad()
-def uncached(model: nn.Module, ids: Tensor) -> Tensor:
-    return model(input_ids=ids, use_cache=False).logits
-
-
-@torch.no_grad()
-def cached(model: nn.Module, ids: Tensor, steps: tuple[int, ...] = (5, 4, 1, 1, 3)) -> Tensor:
-    """Logits from feeding a few tokens at a time, the model finding its own place from the cache."""
-    past, logits = None, []
-    for chunk in ids.split(steps, dim=1):
-        out = model(input_ids=chunk, past_key_values=past, use_cache=True)
-        past = out.past_key_values
-        logits.append(out.logits)
-    return torch.cat(logits, dim=1)
-
-
-def generated(model: nn.Module, use_cache: bool = True) -> Tensor:
-    """Greedy continuation of a left-padded batch: logits `(steps, B, V)`."""
-    ids = tiny_inputs("text")["input_ids"]
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    settings = {"max_new_tokens": 10, "min_new_tokens": 10, "do_sample": False, "use_cache": use_cache}
-    out = model.generate(ids, attention_mask=mask, output_logits=True, return_dict_in_generate=True, **settings)
-    return torch.stack(out.logits)
-
-
-def assert_cache_is_exact(model: nn.Module) -> None:
-    ids = tiny_inputs("text", length=14)["input_ids"]
-    torch.testing.assert_close(cached(model, ids), uncached(model, ids), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(generated(model), generated(model, use_cache=False), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("removed", [(0,), (2,), (0, 1), (1, 3)], ids=str)
-@pytest.mark.parametrize("name", DECODERS)
-def test_cached_generation_without_some_attentions(name: str, removed: tuple[int, ...]) -> None:
-    model = BUILD[name]()
-    remove_attentions(model, *removed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        renumber(model)
-    assert_cache_is_exact(model)
-
-
-@pytest.mark.parametrize("name", DECODERS)
-def test_without_renumbering_the_cache_is_wrong(name: str) -> None:
-    """The reason for all this: the model believes that nothing has been read yet."""
-    model = BUILD[name]()
-    remove_attentions(model, 0)
-    ids = tiny_inputs("text", length=14)["input_ids"]
-    assert (cached(model, ids) - uncached(model, ids)).abs().max() > 0.1
-
-
-def test_slots_follow_the_layer_types() -> None:
-    """In a hybrid the third layer's full attention may not move to the window's slot."""
-    model = tiny_qwen2(num_hidden_layers=6, layer_types=alternating(6))
-    remove_attentions(model, 0, 3)
-    renumber(model)
-    assert numbers(model) == [1, 0, 2, 3]
-    assert_cache_is_exact(model)
-
-
-def test_warns_when_the_first_slot_stays_empty() -> None:
-    model = tiny_qwen2()
-    remove_attentions(model, 0, 2)
-    with pytest.warns(UserWarning, match=r"No 'self_attn' that is left can use cache slot 0.*use_cache=False"):
-        renumber(model)
-
-
-def test_cross_attention_is_numbered_apart() -> None:
-    model = tiny_gpt2(add_cross_attention=True)
-    remove_attentions(model, 0, 2)
-    renumber(model)
-    blocks = model.transformer.h
-    assert [block.crossattention.layer_idx for block in blocks] == [0, 1, 2, 3]
-    assert [blocks[i].attn.layer_idx for i in (1, 3)] == [0, 1]
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
@@ -277,13 +172,6 @@ def test_renumber_before_the_config_is_a_mistake() -> None:
         renumber(model)
 
 
-def test_gpt2_that_divides_by_the_layer_number() -> None:
-    model = tiny_gpt2(scale_attn_by_inverse_layer_idx=True)
-    with pytest.raises(ValueError, match="do not depend on their number.*scale_attn_by_inverse_layer_idx = True"):
-        config_edits(model, (0, 2, 3))
-    assert config_edits(model, (0, 1)) == {"num_hidden_layers": 2}
-
-
 def test_layers_with_configs_of_their_own() -> None:
     model = tiny_llama()
     if not hasattr(model.config, "is_heterogeneous"):
@@ -291,23 +179,3 @@ def test_layers_with_configs_of_their_own() -> None:
     model.config.per_layer_config = {1: {"intermediate_size": 24}}
     with pytest.raises(ValueError, match="do not depend on their number.*is_heterogeneous = True"):
         config_edits(model, (0, 1))
-
-
-def test_attention_that_computes_with_its_number_keeps_it() -> None:
-    """GPT-2 of older transformers divides by the number in each call; there is no fixed `scaling` then."""
-    model = tiny_gpt2(scale_attn_by_inverse_layer_idx=True)
-    for block in model.transformer.h:
-        vars(block.attn).pop("scaling", None)
-    remove_attentions(model, 0)
-    with pytest.warns(UserWarning, match="No 'attn' that is left"):
-        renumber(model)
-    assert numbers(model) == [1, 2, 3]
-
-
-def test_gpt2_with_a_fixed_scale_moves_freely() -> None:
-    model = tiny_gpt2(scale_attn_by_inverse_layer_idx=True)
-    if not hasattr(model.transformer.h[0].attn, "scaling"):
-        pytest.skip("this transformers divides by the number in each call")
-    remove_attentions(model, 0)
-    renumber(model)
-    assert_cache_is_exact(model)

@@ -15,8 +15,9 @@ import pytest
 import torch
 from cases.models.habits import Plain, dataset, loader
 from cases.paths import ROOT, TESTS
-from cases.width.narrow import SmallCnn, first_conv
+from cases.width.narrow import first_conv
 from cases.width.narrow_fits import CNN, RESIDUAL, VIT, Cnn, Compiled, NarrowAt, ResidualCnn
+from cases.width.narrow_models import SmallCnn
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
 
 from prunerecover import Plan, load_pruned

@@ -142,7 +142,7 @@ def test_trials_inside_a_fit_change_nothing_of_it(tmp_path: Path, trials: list[T
     assert whole["steps"] == 12
 
 
-# Ranks. Two of them are in test_boundary_cli.py.
+# Ranks. Two of them are in tests/recipes/plan_methods/test_boundary.py.
 
 
 def test_within_a_trial_a_rank_is_alone(tmp_path: Path, trials: list[Trial]) -> None:

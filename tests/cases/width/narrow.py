@@ -1,34 +1,21 @@
-"""Models with hand-made groups, one per way in which units lie in tensors, and where removed units must be silent."""
+"""Hand-made groups of small networks, the edits that narrow them, and what then has to be silent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from cases.models.habits import tiny_vit
-from cases.models.tiny import stir
+from cases.width.masks import Mask, built, maps
+from cases.width.narrow_models import Concatenated, Depthwise, Experts, Residual, SmallCnn, Tied, Upsampling
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.groups import Setting, Slice
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.provenance import plan_for
-
-
-@dataclass(frozen=True)
-class Mask:
-    """Entries that are set to `value` in what a module gives, or gets."""
-
-    module: str
-    dim: int
-    indices: tuple[int, ...]
-    of: str = "output"
-    value: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,59 +41,6 @@ def without(unit: str, kind: str, of: int, gone: tuple[int, ...], group: tuple[S
     return Narrow(unit=unit, kind=kind, of=of, keep=keep, group=group, **more)
 
 
-@contextmanager
-def silenced(model: nn.Module, masks: tuple[Mask, ...]) -> Iterator[None]:
-    """Run a dense model with some of its activations set to a value: what narrowing has to equal."""
-    handles = []
-    for mask in masks:
-
-        def fill(x: Tensor, mask: Mask = mask) -> Tensor:
-            return x.index_fill(mask.dim, torch.tensor(mask.indices), mask.value)
-
-        module = get_module(model, mask.module)
-        if mask.of == "input":
-            handles.append(module.register_forward_pre_hook(lambda _, args, fill=fill: (fill(args[0]), *args[1:])))
-        else:
-            handles.append(module.register_forward_hook(lambda _, __, output, fill=fill: fill(output)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def built(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """In double precision and evaluation mode, with weights that matter and BatchNorm statistics off their start."""
-
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        model = stir(make(), scale=2.0).double()
-        for buffer in model.buffers():
-            if buffer.is_floating_point():
-                buffer.add_(torch.rand_like(buffer))
-        return model
-
-    return build
-
-
-def maps() -> Tensor:
-    return torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double()
-
-
-class SmallCnn(nn.Module):
-    """Two convolutions with BatchNorm, and a linear that reads the flattened map."""
-
-    def __init__(self, in_channels: int = 3, size: int = 4, classes: int = 5) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(in_channels, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8)
-        self.conv2, self.bn2 = nn.Conv2d(8, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
-        self.head = nn.Linear(6 * size * size, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))
-        return self.head(F.relu(self.bn2(self.conv2(x))).flatten(1))
-
-
 CONV1 = (*norm("bn1"), Slice(tensor="conv1.weight", dim=0), Slice(tensor="conv1.bias", dim=0), reads("conv2"))
 
 
@@ -119,19 +53,6 @@ def second_conv(gone: tuple[int, ...] = (0, 5), of: int = 6, size: int = 4) -> N
     return without("conv2", "channel", of, gone, group)
 
 
-class Depthwise(nn.Module):
-    """Two outputs per channel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.bn1 = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
-        self.depthwise, self.bn2 = nn.Conv2d(8, 16, 3, groups=8), nn.BatchNorm2d(16)
-        self.point = nn.Conv2d(16, 5, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.point(F.relu(self.bn2(self.depthwise(F.relu(self.bn1(self.conv(x)))))))
-
-
 DEPTHWISE = (
     *norm("bn1"),
     *norm("bn2", span=2),
@@ -140,19 +61,6 @@ DEPTHWISE = (
     Slice(tensor="depthwise.bias", dim=0, span=2),
     reads("point", span=2),
 )
-
-
-class Concatenated(nn.Module):
-    """The second convolution's output enters twice, around the first one's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 6, 3)
-        self.bn, self.point = nn.BatchNorm2d(16), nn.Conv2d(16, 5, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b = self.b(x)
-        return self.point(F.relu(self.bn(torch.cat([b, self.a(x), b], 1))))
 
 
 CONCATENATED_B = (
@@ -169,44 +77,9 @@ CONCATENATED_A = (  # once two of b's channels are gone on either side
 )
 
 
-class Padded(nn.Module):
-    """Option A: every second position, channels among zeros."""
-
-    def __init__(self, stride: int = 2, before: int = 2, after: int = 2) -> None:
-        super().__init__()
-        self.stride, self.padding = stride, (0, 0, 0, 0, before, after)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x[:, :, :: self.stride, :: self.stride], self.padding)
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 4, 3, padding=1)
-        self.conv, self.bn = nn.Conv2d(4, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.shortcut, self.relu, self.head = Padded(), nn.ReLU(), nn.Conv2d(8, 5, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        return self.head(self.relu(self.bn(self.conv(x)) + self.shortcut(x)))
-
-
 REWRITE = Rewrite(unit="shortcut", in_channels=4, out_channels=8, stride=2, first=2)
 STEM = (Slice(tensor="stem.weight", dim=0), Slice(tensor="stem.bias", dim=0), reads("conv"), reads("shortcut"))
 SUM = (*norm("bn"), Slice(tensor="conv.weight", dim=0), Slice(tensor="shortcut.weight", dim=0), reads("head"))
-
-
-class Upsampling(nn.Module):
-    """A transposed convolution, whose weight is (in, out), and one in groups."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.up = nn.Conv2d(3, 6, 3), nn.ConvTranspose2d(6, 8, 2, stride=2)
-        self.grouped, self.point = nn.ConvTranspose2d(8, 8, 2, groups=4), nn.Conv2d(8, 5, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.point(self.grouped(self.up(self.conv(x))))
 
 
 UP_IN = (Slice(tensor="conv.weight", dim=0), Slice(tensor="conv.bias", dim=0), reads("up", dim=0))
@@ -249,25 +122,6 @@ def vit() -> nn.Module:
     return tiny_vit(depth=3, num_heads=4)
 
 
-class Experts(nn.Module):
-    """Routed experts in fused 3-D parameters: gate and up (E, 2I, C), down (E, C, I)."""
-
-    def __init__(self, experts: int = 5, width: int = 6, inner: int = 4) -> None:
-        super().__init__()
-        self.num_experts = experts
-        self.router = nn.Linear(width, experts)
-        self.gate_up = nn.Parameter(torch.randn(experts, 2 * inner, width))
-        self.down = nn.Parameter(torch.randn(experts, width, inner))
-        self.hidden = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = self.router(x).softmax(-1)
-        assert weights.shape[-1] == self.num_experts
-        gate, up = torch.einsum("nc,eic->nei", x, self.gate_up).chunk(2, -1)
-        hidden = self.hidden(F.silu(gate) * up)
-        return torch.einsum("ne,nei,eci->nc", weights, hidden, self.down)
-
-
 ROUTED = (
     Slice(tensor="router.weight", dim=0),
     Slice(tensor="router.bias", dim=0),
@@ -276,18 +130,6 @@ ROUTED = (
 )
 INNER = (Slice(tensor="gate_up", dim=1, offsets=(0, 4)), Slice(tensor="down", dim=2, makes=False))
 EXPERT = without("router", "expert", 5, (0, 3), ROUTED, settings=(Setting(module="", attribute="num_experts"),))
-
-
-class Tied(nn.Module):
-    """Token embedding and head are one parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.embed(tokens))
 
 
 TIED = (Slice(tensor="embed.weight", dim=1), reads("head"))
@@ -359,25 +201,6 @@ def tensors_held(entry: Any) -> list[Tensor]:
 
 def bias_of(path: str) -> Slice:
     return Slice(tensor=f"{path}.bias", dim=0)
-
-
-class SharedConfig:
-    def __init__(self) -> None:
-        self.inner, self.label = 6, "a"
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-
-class Configured(nn.Module):
-    """Two layers that share a config, as in transformers; a norm without parameters; a count of more than one group."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.config = SharedConfig()
-        self.a, self.b = nn.Linear(2, 6), nn.Linear(2, 6)
-        self.norm = nn.LayerNorm(6, elementwise_affine=False)
-        self.both, self.flag = 12, True
 
 
 def layer(name: str, *settings: Setting) -> Narrow:

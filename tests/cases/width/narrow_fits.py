@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import lightning.pytorch as pl
 from cases.models.habits import CLASSES, Plain
-from cases.width.narrow import (
-    REWRITE,
-    STEM,
-    SUM,
-    Residual,
-    SmallCnn,
-    first_conv,
-    head_edit,
-    neuron_edit,
-    second_conv,
-    without,
-)
+from cases.width.narrow import REWRITE, STEM, SUM, first_conv, head_edit, neuron_edit, second_conv, without
+from cases.width.narrow_models import Residual, SmallCnn
 from torch import nn
 
 from prunerecover.callbacks.ledger.callback import LedgerCallback

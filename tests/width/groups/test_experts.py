@@ -1,80 +1,20 @@
-"""Routed experts: what is found, narrowed equals masked, standard checkpoints come out, and what is refused."""
+"""Routed experts: what is found, narrowed equals masked, and standard checkpoints come out."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from cases.models.tiny import MIXTURES, tiny_llama, tiny_mixture
+from cases.width.experts import EXPERTS, ONE_AND_TWO, TWO, UNGROUPED, counts, masked, text, tokens, without
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
-from torch.utils.data import DataLoader
 
-from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_width, save_pruned
-from prunerecover.callbacks import WidthPrune
-from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.cost.macs import count_macs
+from prunerecover import Budget, apply_plan, find_groups, load_pruned, plan_width, save_pruned
 from prunerecover.surgery.apply_edits import apply_edits, undo
-from prunerecover.surgery.provenance import plan_for
 from prunerecover.width.groups.experts import find_experts
-from prunerecover.width.narrow_edits import narrow_edits
-
-EXPERTS = ("expert",)
-TWO = {"model.layers.0.mlp.experts": (0, 5), "model.layers.1.mlp.experts": (1, 4)}
-ONE_AND_TWO = {"model.layers.0.mlp.experts": (3,), "model.layers.1.mlp.experts": (1, 4)}
-UNGROUPED = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2")
-
-
-def tokens(samples: int = 3, length: int = 9, seed: int = 1) -> Tensor:
-    return torch.randint(3, 61, (samples, length), generator=torch.Generator().manual_seed(seed))
-
-
-def text(batches: int = 4, samples: int = 4) -> list[dict[str, Tensor]]:
-    rows = [tokens(samples, seed=10 + i) for i in range(batches)]
-    return [{"input_ids": ids, "labels": ids} for ids in rows]
-
-
-def without(model: nn.Module, removed: Mapping[str, Sequence[int]]) -> Plan:
-    units = {name: torch.tensor(numbers) for name, numbers in removed.items()}
-    return plan_for(model, narrow_edits(find_experts(model), units), method="width/by_hand")
-
-
-def counts(model: Any) -> list[int]:
-    return [group.size for group in find_experts(model)]
-
-
-class _LogitsOfRemoved(TorchFunctionMode):
-    """Set the router's logits of removed experts to minus infinity, wherever they are computed."""
-
-    def __init__(self, removed: Mapping[int, Sequence[int]]) -> None:
-        super().__init__()
-        self.removed = removed
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is F.linear and args[1].data_ptr() in self.removed:
-            result[..., list(self.removed[args[1].data_ptr()])] = -torch.inf
-        return result
-
-
-@contextmanager
-def masked(model: nn.Module, removed: Mapping[str, Sequence[int]]) -> Iterator[nn.Module]:
-    """A copy whose router never chooses some experts; a correction of the choice follows."""
-    model = copy.deepcopy(model)
-    routers = {name: model.get_submodule(name.replace("experts", "gate")) for name in removed}
-    for name, router in routers.items():
-        for buffer in router.buffers():
-            buffer[list(removed[name])] = -torch.inf
-    with _LogitsOfRemoved({routers[name].weight.data_ptr(): gone for name, gone in removed.items()}), torch.no_grad():
-        yield model
-
 
 # What is found
 
@@ -230,129 +170,6 @@ def test_ignored_layers_count_for_the_config() -> None:
     assert model.config.num_local_experts == 6
 
 
-# Planning
-
-
-@pytest.mark.parametrize("name", MIXTURES)
-@pytest.mark.parametrize("allocation", ["per_cost", "tolerance", "uniform", "global"])
-def test_budgets_are_met(name: str, allocation: Any) -> None:
-    model, batches = tiny_mixture(name), text()
-    step = 2 if name.endswith(("grouped", "v3")) else 1
-    plan = plan_width(model, Budget(params=0.1), batches=batches, kinds=EXPERTS, allocation=allocation)
-    dense = sum(p.numel() for p in model.parameters())
-    first = ("model.layers.0.mlp.experts", "model.layers.0.mlp.gate")
-    expert = sum(p[0].numel() for n, p in model.named_parameters() if n.startswith(first))
-    assert 0.1 <= 1 - plan.result.params / dense < 0.1 + step * expert / dense
-    assert plan.result.macs < count_macs(model, {"input_ids": tokens(1)})
-    for budget in (Budget(remove={"expert": 4}), Budget(ratio={"expert": 0.25 if step == 2 else 1 / 3})):
-        plan = plan_width(model, budget, batches=batches, allocation=allocation)
-        assert sum(len(edit.gone) for edit in plan.edits) == 4
-    pruned = copy.deepcopy(model)
-    apply_plan(pruned, plan)
-    assert torch.isfinite(pruned(tokens()).logits).all()
-
-
-def test_uniform_makes_a_standard_model() -> None:
-    model: Any = tiny_mixture("qwen3_moe")
-    apply_plan(model, plan_width(model, Budget(remove={"expert": 4}), batches=text(), allocation="uniform"))
-    assert counts(model) == [4, 4]
-    assert model.config.num_experts == 4
-
-
-def test_experts_go_with_other_kinds() -> None:
-    model, kinds = tiny_mixture("qwen2_moe"), ("head", "neuron", "expert")
-    plan = plan_width(model, Budget(params=0.3), batches=text(), kinds=kinds, allocation="uniform")
-    assert {edit.kind for edit in plan.edits} == set(kinds)
-    apply_plan(model, plan)
-    assert torch.isfinite(model(tokens()).logits).all()
-
-
-def test_the_model_is_bit_identical_afterwards() -> None:
-    model = tiny_mixture("deepseek_v3").train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    config, state = copy.deepcopy(model.config.to_dict()), torch.get_rng_state()
-    plan_width(model, Budget(remove={"expert": 4}), batches=text(), allocation="tolerance", removal="u_score")
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert model.config.to_dict() == config
-    assert torch.equal(torch.get_rng_state(), state)
-    assert model.training
-    assert not any(module._forward_pre_hooks for module in model.modules())
-
-
-class Language(pl.LightningModule):
-    def __init__(self, name: str = "mixtral") -> None:
-        super().__init__()
-        self.net = tiny_mixture(name)
-
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        return self.net(**batch).loss
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), 1e-4)
-
-
-def fit(folder: Path, callback: WidthPrune, epochs: int = 2, name: str = "mixtral") -> Language:
-    module, rows = Language(name), tokens(16)
-    loader = DataLoader([{"input_ids": row, "labels": row} for row in rows], batch_size=4)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    pl.Trainer(max_epochs=epochs, callbacks=[callback], default_root_dir=folder, **quiet).fit(module, loader)
-    return module
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"budget": Budget(params=0.2), "kinds": EXPERTS},
-        {"budget": Budget(remove={"expert": 4}), "allocation": "tolerance"},
-        {"budget": Budget(ratio={"expert": 1 / 3}), "schedule": {"every": 1, "step": 2}},
-    ],
-    ids=["share", "tolerance", "in steps"],
-)
-def test_width_prune_removes_experts_and_trains_on(arguments: dict[str, Any], tmp_path: Path) -> None:
-    module = fit(tmp_path, WidthPrune(calibration=16, **arguments))
-    if arguments["budget"].in_units:
-        assert sum(counts(module)) == 8
-    else:
-        sizes = [sum(p.numel() for p in network.parameters()) for network in (module.net, Language().net)]
-        assert sizes[0] <= 0.8 * sizes[1]
-    assert torch.isfinite(module.net(tokens()).logits).all()
-
-
-def test_steps_do_not_take_what_others_took_beyond_their_part(tmp_path: Path) -> None:
-    """One expert per step is asked for, and two go: those among which the router chooses must stay equally many."""
-    model, four = tiny_mixture("deepseek_v3"), Budget(remove={"expert": 4})
-    apply_plan(model, plan_width(model, four, batches=text(), rounds=4))
-    assert sum(counts(model)) == 16 - 4
-    scheduled = WidthPrune(four, schedule={"every": 1, "step": 1}, calibration=16)
-    with pytest.warns(UserWarning, match="removed nothing: .*, or had surgeries before taken more than their part"):
-        module = fit(tmp_path, scheduled, epochs=4, name="deepseek_v3")
-    assert [len(event.units) for event in Ledger.of(module).events] == [2, 0, 2, 0]
-    assert sum(counts(module.net)) == 16 - 4
-
-
-# What is refused
-
-
-@pytest.mark.parametrize("name", MIXTURES)
-@pytest.mark.parametrize("allocation", ["per_cost", "tolerance", "uniform", "global"])
-def test_more_experts_than_the_routing_needs_stay(name: str, allocation: Any) -> None:
-    model = tiny_mixture(name)
-    total, needed = sum(counts(model)), sum(group.at_least for group in find_experts(model))
-    plan = plan_width(model, Budget(remove={"expert": total - needed}), batches=text(2), allocation=allocation)
-    apply_plan(model, plan)
-    assert sum(counts(model)) == needed
-    message = rf"{total - needed + 1} of {total} experts, but at most {total - needed} can go. The router of 'model"
-    with pytest.raises(ValueError, match=message):
-        plan_width(
-            tiny_mixture(name),
-            Budget(remove={"expert": total - needed + 1}),
-            batches=text(2),
-            allocation=allocation,
-        )
-    with pytest.raises(ValueError, match=r"at most \d+\.\d% can go. The router of 'model.layers.0.mlp.experts' needs"):
-        plan_width(tiny_mixture(name), Budget(params=0.9), batches=text(2), kinds=EXPERTS, allocation=allocation)
-
-
 def test_edits_that_break_the_routing_are_refused() -> None:
     model, first = tiny_mixture("mixtral"), "model.layers.0.mlp.experts"
     with pytest.raises(ValueError, match=f"'{first}' to keep at least 2 experts, .* picks 2 per token, but 1 would"):
@@ -361,19 +178,3 @@ def test_edits_that_break_the_routing_are_refused() -> None:
     message = r"Expected the 2 groups of experts .* to keep equally many, but \[2, 4\] would be left"
     with pytest.raises(ValueError, match=message):
         without(model, {first: (0, 1)})
-
-
-@pytest.mark.parametrize("budget", [Budget(macs=0.2), Budget(latency=0.2)])
-def test_experts_save_no_macs(budget: Budget) -> None:
-    message = r"Expected a budget of params or units for experts, but got .* For example Budget\(params=0.2\)"
-    with pytest.raises(ValueError, match=message):
-        plan_width(tiny_mixture("mixtral"), budget, batches=text(1), kinds=EXPERTS)
-    with pytest.raises(ValueError, match=message):
-        WidthPrune(budget, kinds=EXPERTS)
-
-
-def test_more_experts_than_there_are() -> None:
-    with pytest.raises(ValueError, match="Expected at most 12 units of kind 'expert' to remove, but got 13"):
-        plan_width(tiny_mixture("mixtral"), Budget(remove={"expert": 13}), batches=text(1))
-    with pytest.raises(ValueError, match="Expected LlamaForCausalLM to have groups of kind expert, but it has none"):
-        plan_width(tiny_llama(), Budget(remove={"expert": 1}), batches=text(1))

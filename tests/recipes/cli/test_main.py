@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -49,23 +49,33 @@ def last_checkpoint(folder: Path) -> str:
     return str(next(folder.rglob("last.ckpt")))
 
 
+def processor_time_of_children() -> float:
+    """Seconds so far; unlike the time on the clock, they do not depend on what else the machine does."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_help_answers_at_once_and_lists_the_recipes() -> None:
-    started = time.perf_counter()
+    before = processor_time_of_children()
     command = [sys.executable, "-m", "prunerecover", "--help"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert time.perf_counter() - started < 2
+    assert processor_time_of_children() - before < 1
     for word in ("fit", "validate", "test", "predict", "plan", "quickstart", "report", "export", *recipe_names()):
         assert word in result.stdout
 
 
-def test_help_imports_no_torch() -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["export", "--help"], ["fit", "--config", "no_such"]])
+def test_what_runs_nothing_imports_no_library(arguments: list[str]) -> None:
+    """Nor does a wrong recipe's name, which is told before anything is loaded."""
+    heavy = ("torch", "lightning", "timm", "transformers", "numpy", "matplotlib", "yaml", "jsonargparse")
     script = (
         "import sys, prunerecover.recipes.cli.main as cli\n"
-        "try: cli.main(['--help'])\n"
-        "except SystemExit: print('torch' in sys.modules, file=sys.stderr)"
+        f"try: cli.main({arguments})\n"
+        "except SystemExit: pass\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert result.stderr.strip() == "False"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
 
 
 def test_recipe_names_become_paths_wherever_config_is_given() -> None:

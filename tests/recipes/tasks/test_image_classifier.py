@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+from cases.width.command_line import NETWORK
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -80,6 +81,20 @@ def test_mixed_loss_equals_timms_mixup_and_soft_targets(grey_batches: Batches) -
     mixed, soft = Mixup(0.8, 1.0, label_smoothing=0.1, num_classes=4)(images.clone(), labels)
     expected = -(soft * module.model(mixed).log_softmax(-1)).sum(-1).mean()
     assert torch.allclose(loss, expected)
+
+
+def test_images_are_mixed_while_training_alone() -> None:
+    """A module is scored in evaluation mode, with the labels of its batches."""
+    module = ImageClassifier(**NETWORK, mixup=0.8, label_smoothing=0.1)
+    module.log = lambda *args, **kwargs: None  # type: ignore[method-assign,assignment]
+    images, labels = torch.randn(4, 1, 8, 8), torch.arange(4)
+    module.eval()
+    expected = F.cross_entropy(module.model(images), labels, label_smoothing=0.1)
+    torch.testing.assert_close(module.training_step((images.clone(), labels), 0), expected)
+    for norm in module.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.momentum = 0.0
+    assert not torch.allclose(module.train().training_step((images.clone(), labels), 0), expected)
 
 
 def test_odd_batch_is_trained_unmixed(grey_batches: Batches) -> None:

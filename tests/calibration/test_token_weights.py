@@ -1,0 +1,73 @@
+"""The weight of a token equals its squared gradient by autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases.engine import batch_of, build, output_of, unchanged
+from cases.models.tiny import tiny_timm
+from torch import Tensor, nn
+
+from prunerecover.calibration.token_weights import token_weights
+from prunerecover.families.describe import describe
+from prunerecover.model import batches as b
+from prunerecover.model.block_runner import BlockRunner
+from prunerecover.model.evaluation import evaluating
+
+
+@pytest.mark.parametrize("name", ["timm", "llama", "bert"])
+def test_token_weights_equal_squared_gradients_of_each_block(name: str) -> None:
+    """The weight of a token before normalisation, by autograd with respect to a perturbation of one block's output."""
+    model = build(name)
+    inputs = b.as_inputs(batch_of(name))
+    runner = BlockRunner(model, describe(model).container)
+    with evaluating(model):
+        weights = token_weights(runner, [inputs], seed=3)
+    logits = output_of(model, batch_of(name))
+    drawn = torch.multinomial(logits.flatten(0, -2).softmax(-1), 1, generator=torch.Generator().manual_seed(3))
+    nudge: list[Tensor] = []
+
+    def add(_: nn.Module, __: Any, output: Any) -> Any:
+        hidden = output[0] if isinstance(output, tuple) else output
+        nudge.append(torch.zeros_like(hidden, requires_grad=True))
+        return (hidden + nudge[0], *output[1:]) if isinstance(output, tuple) else hidden + nudge[0]
+
+    handle = runner.blocks[2].register_forward_hook(add)
+    output = b.predictions_of(b.call(model, inputs)).flatten(0, -2)
+    handle.remove()
+    output.log_softmax(-1).gather(-1, drawn).sum().backward()
+    raw = nudge[0].grad.square().sum(-1).mean(0, keepdim=True).expand(4, -1)
+    assert torch.allclose(weights[2][0], (raw / raw.mean() + 1) / 2, rtol=1e-3, atol=1e-5)
+
+
+def test_token_weights_average_one_and_have_a_floor() -> None:
+    model = build("timm")
+    runner = BlockRunner(model, "blocks")
+    with evaluating(model), unchanged(model):
+        weights = token_weights(runner, [b.as_inputs(batch_of("timm")), b.as_inputs(batch_of("timm", 2, seed=5))])
+    assert len(weights) == 4
+    for block in weights:
+        assert [w.shape for w in block] == [(4, 17), (2, 17)]
+        assert torch.cat(block).mean().item() == pytest.approx(1, rel=1e-4)
+        assert torch.cat(block).min() >= 0.5
+    # Only the class token is read after the last block.
+    assert weights[3][0][0].argmax() == 0
+    assert torch.allclose(weights[3][0][0][1:], torch.tensor(0.5))
+
+
+def test_regression_outputs_have_token_weights_too() -> None:
+    model = tiny_timm(num_classes=1)
+    with evaluating(model):
+        weights = token_weights(BlockRunner(model, "blocks"), [b.as_inputs(batch_of("timm"))])
+    assert all(torch.isfinite(w).all() for block in weights for w in block)
+
+
+def test_batches_of_several_lengths_are_weighted_by_content() -> None:
+    model = build("llama")
+    inputs = [b.as_inputs(batch_of("llama")), b.as_inputs({"input_ids": batch_of("llama")["input_ids"][:, :5]})]
+    with evaluating(model):
+        weights = token_weights(BlockRunner(model, describe(model).container), inputs)
+    assert [w.shape for w in weights[1]] == [(4, 9), (4, 5)]
+    assert not torch.equal(weights[1][0][0], weights[1][0][1])

@@ -1,0 +1,16 @@
+"""A Lightning checkpoint of a pruned run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cases.lightning_files import Classifier, prune, save, stirred
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """What a Trainer saved of a pruned `Classifier`."""
+    module = stirred(Classifier())
+    prune(module)
+    return save(module, tmp_path / "last.ckpt")

@@ -1,0 +1,110 @@
+"""Lightning checkpoints that cannot be opened: what was expected, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases.lightning_files import Classifier, rewrite, save
+from cases.models.tiny import tiny_timm
+from torch import nn
+
+from prunerecover import load_pruned
+from prunerecover.checkpoint.ledger_record import KEY
+
+
+class NoPlainData:
+    pass
+
+
+# What is refused
+
+
+def test_a_run_without_pruning(tmp_path: Path) -> None:
+    path = save(Classifier(), tmp_path / "last.ckpt")
+    for model in (None, Classifier, tiny_timm()):
+        with pytest.raises(
+            ValueError, match="saved by a run without DepthPrune. It is dense: use .* load_from_checkpoint"
+        ):
+            load_pruned(path, model)
+
+
+def test_weights_alone(tmp_path: Path) -> None:
+    torch.save(tiny_timm().state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match="holds no 'state_dict'. Weights alone do not tell"):
+        load_pruned(tmp_path / "weights.pt")
+
+
+def test_a_newer_ledger(file: Path) -> None:
+    rewrite(file, lambda c: c[KEY].update({"schema": "prunerecover.ledger/2"}))
+    with pytest.raises(ValueError, match="ledger of schema prunerecover.ledger/1, but .* has prunerecover.ledger/2"):
+        load_pruned(file)
+
+
+def test_a_newer_plan(file: Path) -> None:
+    rewrite(file, lambda c: c[KEY]["plans"]["net"].update({"schema": "prunerecover.plan/2"}))
+    with pytest.raises(ValueError, match="prunerecover.plan/1, but got prunerecover.plan/2"):
+        load_pruned(file)
+
+
+def test_files_that_cannot_be_read(file: Path, tmp_path: Path) -> None:
+    content = file.read_bytes()
+    for wrong in (content[:-1000], b"", b"{}", b"not a checkpoint"):
+        (tmp_path / "wrong.ckpt").write_bytes(wrong)
+        with pytest.raises(ValueError, match=r"cannot be read as one .* Is the file cut off\? Copy it again"):
+            load_pruned(tmp_path / "wrong.ckpt")
+
+
+def test_only_plain_data(file: Path) -> None:
+    checkpoint = torch.load(file, weights_only=True)
+    checkpoint["hyper_parameters"]["loss"] = NoPlainData()
+    torch.save(checkpoint, file)
+    for model in (None, Classifier):
+        with pytest.raises(
+            ValueError, match=r"only plain data in .*NoPlainData.*save_hyperparameters\(ignore=.*add_safe_globals"
+        ):
+            load_pruned(file, model)
+    with torch.serialization.safe_globals([NoPlainData]):
+        load_pruned(file)
+
+
+@pytest.mark.parametrize("model", [None, Classifier], ids=["network", "class"])
+def test_weights_that_do_not_fit(model: type[nn.Module] | None, file: Path) -> None:
+    rewrite(file, lambda c: c["state_dict"].pop("net.head.weight"))
+    with pytest.raises(ValueError, match="Expected the weights of the VisionTransformer .* lacks head.weight"):
+        load_pruned(file, model)
+
+
+def test_what_lies_beside_the_network_must_fit_too(file: Path) -> None:
+    rewrite(file, lambda c: c["state_dict"].pop("beside.weight"))
+    with pytest.raises(RuntimeError, match="Missing key.*beside.weight"):
+        load_pruned(file, Classifier)
+
+
+def test_a_class_that_builds_another_network(file: Path) -> None:
+    rewrite(file, lambda c: c["hyper_parameters"].update({"depth": 3}))
+    with pytest.raises(ValueError, match="Expected the model that the plan was made for .* this model has 3 blocks"):
+        load_pruned(file, Classifier)
+
+
+def test_a_class_that_loads_other_weights(file: Path) -> None:
+    class Other(Classifier):
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["state_dict"] = self.state_dict()
+
+    with pytest.raises(ValueError, match="Expected Other to load the weights of net .* but it loaded others"):
+        load_pruned(file, Other)
+
+
+def test_a_class_for_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="Expected a Lightning checkpoint for the class Classifier, but .* is a folder"):
+        load_pruned(tmp_path, Classifier)
+
+
+def test_an_instance(file: Path) -> None:
+    with pytest.raises(
+        TypeError, match="Expected the class Classifier or the network inside it, but got a Lightning.* inst"
+    ):
+        load_pruned(file, Classifier())

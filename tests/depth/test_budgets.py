@@ -1,0 +1,136 @@
+"""Budgets of depth plans: in units, in shares of cost, and in measured latency."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from cases.engine import batch_of, batches_of, build, loss, unchanged
+from torch import nn
+
+import prunerecover.surgery.saved_cost as saved_cost
+from prunerecover.apply import apply_plan
+from prunerecover.cost.macs import count_macs
+from prunerecover.cost.statistics import Interval
+from prunerecover.depth.plan_depth import plan_depth
+from prunerecover.depth.units import find_units
+from prunerecover.model.batches import as_inputs
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.plan import Plan
+from prunerecover.surgery.merging import merge
+
+
+@pytest.mark.parametrize(
+    ("name", "cost", "replace"),
+    [
+        *((name, cost, "calibrated") for name in ("timm_all", "llama", "gpt2") for cost in ("macs", "params")),
+        ("timm_all", "macs", "zero"),
+        ("gpt2", "params", "zero"),
+    ],
+)
+def test_share_of_cost_is_met_by_the_merged_model(name: str, cost: str, replace: str) -> None:
+    """Also where fitted maps stay, which cost something themselves."""
+    model = build(name)
+    plan = plan_depth(model, Budget(**{cost: 0.3}), batches=batches_of(name), replace=replace)
+    one = as_inputs(batch_of(name)).select(torch.tensor([0]))
+    pruned = copy.deepcopy(model)
+    apply_plan(pruned, plan)
+    merge(pruned)
+
+    def spent(m: nn.Module) -> int:
+        return count_macs(m, one) if cost == "macs" else sum(p.numel() for p in m.parameters())
+
+    assert 1 - spent(pruned) / spent(model) >= 0.3
+
+
+def test_share_of_cost_takes_the_shortest_prefix() -> None:
+    """One unit fewer, in the order of importance per cost, would not be enough."""
+    model = build("timm")
+    plan = plan_depth(model, Budget(params=0.3), batches=batches_of("timm"), replace="zero", ignore=["blocks.?"])
+    units = {u.name: u for u in find_units(model) if u.kind != "block"}
+    order = sorted(units, key=lambda n: plan.evidence["importance"][n] / units[n].params)
+    gone = [n for names in plan.removed.values() for n in names]
+    last = max(order.index(n) for n in gone)
+    total = sum(p.numel() for p in model.parameters())
+    mlps = {u.block for n, u in units.items() if u.kind == "mlp" and n in order[: last + 1]}
+    taken = [units[n] for n in order[:last] if units[n].kind != "activation" or units[n].block not in mlps]
+    assert sum(u.params for u in taken) / total < 0.3 <= sum(units[n].params for n in gone) / total
+
+
+def test_share_of_latency_is_found_by_bisection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that counts parameters instead of seconds, for a machine that others use."""
+    asked: list[float] = []
+
+    class Ratio:
+        def __init__(self, value: float) -> None:
+            self.ratio = Interval(value, value, value, 0.95)
+
+    def clock(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Ratio:
+        counts = [sum(p.numel() for p in m.parameters()) for m in (dense, pruned)]
+        asked.append(counts[1] / counts[0])
+        return Ratio(asked[-1])
+
+    monkeypatch.setattr(saved_cost, "latency_ratio", clock)
+    model = build("timm")
+    with unchanged(model):
+        plan = plan_depth(model, Budget(latency=0.4), batches=batches_of("timm"), replace="zero")
+    assert min(a for a in asked if 1 - a >= 0.4) <= 0.6
+    assert 1 - plan.result.params / sum(p.numel() for p in model.parameters()) > 0
+    assert len(asked) <= 6
+
+
+def test_latency_budget_runs_on_the_real_clock() -> None:
+    model = build("timm")
+    plan = plan_depth(model, Budget(latency=0.01), batches=batches_of("timm"), replace="zero")
+    assert plan.edits
+
+
+def test_importances_of_several_kinds_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="gate gradients and the like differ in scale and must not be compared"):
+        plan_depth(build("timm"), Budget(macs=0.2), batches=batches_of("timm"), importance="gate_gradient", loss=loss)
+
+
+def test_importance_of_one_kind_may_fill_a_share_of_cost() -> None:
+    plan = plan_depth(
+        build("timm"),
+        Budget(params=0.1),
+        batches=batches_of("timm"),
+        importance="magnitude",
+        ignore=["blocks.?", "*.mlp", "*.act"],
+    )
+    assert set(plan.removed) == {"attention"}
+
+
+def test_share_that_cannot_be_met_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"units that hold 90% of the macs, but all 4 that may go hold"):
+        plan_depth(
+            build("timm"), Budget(macs=0.9), batches=batches_of("timm"), replace="zero", ignore=["blocks.?", "*.mlp*"]
+        )
+
+
+def test_ratio_rounds_to_units() -> None:
+    plan = plan_depth(build("timm"), Budget(ratio={"attention": 0.5, "mlp": 0.3}), batches=batches_of("timm"))
+    assert {kind: len(names) for kind, names in plan.removed.items()} == {"attention": 2, "mlp": 1}
+
+
+def test_units_inside_removed_ones_are_not_counted() -> None:
+    """All blocks but one, and one attention: it has to be the one that is left; a removed MLP takes its activation."""
+    model = build("timm")
+    plan = plan_depth(model, remove={"block": 3, "attention": 1}, batches=batches_of("timm"), replace="zero")
+    assert not any(plan.removed["attention"][0].startswith(f"{b}.") for b in plan.removed["block"])
+    apply_plan(model, plan)
+    plan = plan_depth(build("timm"), remove={"mlp": 3, "activation": 1}, batches=batches_of("timm"))
+    mlps = {name.removesuffix(".mlp") for name in plan.removed["mlp"]}
+    assert plan.removed["activation"][0].removesuffix(".mlp.act") not in mlps
+
+
+def test_ignored_units_stay() -> None:
+    plan = plan_depth(build("timm"), remove={"attention": 2}, batches=batches_of("timm"), ignore=["blocks.[01].*"])
+    assert set(plan.removed["attention"]) == {"blocks.2.attn", "blocks.3.attn"}
+
+
+def test_nothing_to_remove_gives_the_empty_plan() -> None:
+    plan = plan_depth(build("timm"), remove={"attention": 0}, batches=batches_of("timm"))
+    assert plan == Plan()

@@ -1,0 +1,104 @@
+"""Depth plans that are refused: what was expected, what was got, and the model stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cases.engine import batches_of, build, unchanged
+from cases.models.tiny import GATED
+from torch import Tensor, nn
+
+from prunerecover.depth.plan_depth import plan_depth
+from prunerecover.plan.budget import Budget
+
+
+def generator() -> Iterator[Tensor]:
+    yield from batches_of("timm")
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown kind": ({"remove": {"attn": 1}}, "Expected kinds among block, attention, mlp, activation"),
+    "kind of width": ({"remove": {"head": 1}}, "for a plan in depth, but got 'head'"),
+    "more than exist": ({"remove": {"attention": 5}}, "at most 4 units of kind 'attention' to remove, but got 5"),
+    "all blocks": ({"remove": {"block": 4}}, "at least one block to stay, but all 4 are to be removed"),
+    "crowded": (
+        {"remove": {"block": 3, "attention": 2}},
+        r"enough units outside the other removed ones for \{'attention': 1\} more, but none is left",
+    ),
+    "crowded in one shot": (
+        {"remove": {"block": 3, "attention": 2}, "search": "one_shot"},
+        "at most 1 units of kind 'attention' outside the other removed units, but got 2",
+    ),
+    "ignore matches nothing": (
+        {"remove": {"attention": 1}, "ignore": ["block.3"]},
+        "ignore to match units such as .*, but 'block.3' matches none",
+    ),
+    "negative": ({"remove": {"attention": -1}}, "a whole number of units >= 0 for 'attention', but got -1"),
+    "no budget": ({}, "either a budget or remove="),
+    "two budgets": ({"remove": {"attention": 1}, "budget": Budget(macs=0.1)}, "and not both"),
+    "empty loader": ({"remove": {"attention": 1}, "batches": []}, "at least one calibration batch, but the loader was"),
+    "importance": (
+        {"remove": {"attention": 1}, "importance": "luck"},
+        "importance to be one of output_divergence, gate_gradient, .*, but got 'luck'",
+    ),
+    "replace": ({"remove": {"attention": 1}, "replace": "magic"}, "replace to be one of calibrated, zero, identity"),
+    "search": ({"remove": {"attention": 1}, "search": "beam"}, "search to be one of one_shot, greedy, but got 'beam'"),
+    "no loss": (
+        {"remove": {"attention": 1}, "importance": "taylor"},
+        r"loss=f\(model, batch\) for importance='taylor'",
+    ),
+    "greedy by cost": (
+        {"budget": Budget(macs=0.1), "search": "greedy"},
+        r"for search='greedy', but got 'output_divergence' and \{'macs': 0\.1\}\. Use search='one_shot'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_explained_and_changes_nothing(case: str) -> None:
+    arguments, message = BAD[case]
+    model = build("timm").train()
+    with unchanged(model), pytest.raises(ValueError, match=message):
+        plan_depth(model, **{"batches": batches_of("timm"), **arguments})
+
+
+def test_batch_of_unknown_form_is_explained() -> None:
+    with pytest.raises(TypeError, match="each batch to be a tensor, a tuple .* but got str"):
+        plan_depth(build("timm"), remove={"attention": 1}, batches=["image.png"])
+
+
+def test_consumed_generator_is_explained() -> None:
+    batches = generator()
+    list(batches)
+    with pytest.raises(ValueError, match="a generator that was already consumed is empty"):
+        plan_depth(build("timm"), remove={"attention": 1}, batches=batches)
+
+
+def test_generator_is_read_once() -> None:
+    plan = plan_depth(build("timm"), remove={"attention": 1}, batches=generator())
+    assert plan == plan_depth(build("timm"), remove={"attention": 1}, batches=batches_of("timm"))
+
+
+def test_outputs_that_are_nan_are_refused() -> None:
+    model = build("timm")
+    with torch.no_grad():
+        model.head.bias.fill_(float("nan"))
+    with pytest.raises(ValueError, match="finite importances from 'output_divergence', but 4 of 4 are not"):
+        plan_depth(model, remove={"attention": 1}, batches=batches_of("timm"), replace="zero")
+
+
+def test_model_without_units_lists_the_supported_families() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    with unchanged(model), pytest.raises(ValueError, match=r"timm VisionTransformer, transformers Llama, .*Sequential"):
+        plan_depth(model, remove={"attention": 1}, batches=batches_of("timm"))
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_gated_feed_forward_says_why_it_has_no_activation(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"to have removable activations, but its MLP is gated.*Use 'attention' or 'mlp'"
+    ):
+        plan_depth(build(name), remove={"activation": 1}, batches=batches_of(name))

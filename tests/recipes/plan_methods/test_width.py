@@ -1,0 +1,140 @@
+"""`prunerecover plan --method per_cost | fair`: what it writes, that `WidthPrune` decides alike, and how it says no."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import yaml
+from cases.width.command_line import FAIR, IMAGE, RECIPE, dense, run
+from safetensors.torch import load_file
+
+from prunerecover import Budget, apply_plan
+from prunerecover.callbacks import WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.cost.macs import count_macs
+from prunerecover.recipes.cli.main import main
+from prunerecover.recipes.data.digits import DigitsData
+
+
+@pytest.fixture(autouse=True)
+def _no_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["prunerecover"])
+
+
+def test_per_cost_meets_the_budget_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = run(tmp_path, "--method", "per_cost", "--method.macs", "0.3", output="deep/plan")
+    network = dense().model
+    before = count_macs(network, IMAGE)
+    apply_plan(network, plan)
+    assert 0.3 <= 1 - count_macs(network, IMAGE) / before < 0.33
+    assert plan.made_by.method == "width/per_cost"
+    beside = {file.name for file in (tmp_path / "deep").iterdir()}
+    assert beside == {"plan", "plan.safetensors", "plan.md", "plan.kept.png", "plan.scores.safetensors"}
+    gone, size = len(plan.removed["channel"]), sum(group.size for group in plan.kept_groups)
+    assert f"Wrote {tmp_path / 'deep' / 'plan'}: removes {gone} of {size} channels" in capsys.readouterr().out
+    page = (tmp_path / "deep" / "plan.md").read_text()
+    assert f"{gone} of {size} units go. MACs per sample: {before:,} before, {plan.result.macs:,} after (-3" in page
+    assert "Tolerance" not in page
+    assert "with `budget={'macs': 0.3}, protection='gate_taylor', replace='calibrated'`, seed 0" in page
+    assert (tmp_path / "deep" / "plan.kept.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_fair_meets_a_budget(tmp_path: Path) -> None:
+    options = ["--method.macs=0.5", "--method.removal=gate_taylor", "--method.replace=zero"]
+    plan = run(tmp_path, "--method=fair", *options)
+    assert not plan.tensors
+    assert 0.47 < plan.result.macs / count_macs(dense().model, IMAGE) <= 0.5
+    page = (tmp_path / "plan.md").read_text()
+    assert f"Tolerance of Difference: {plan.evidence['tolerance']:.4g}" in page
+    signals = {name.partition("/")[0] for name in load_file(tmp_path / "plan.scores.safetensors")}
+    assert signals == {"gate_taylor", "r_score"}
+
+
+def test_heads_and_neurons(tmp_path: Path) -> None:
+    recipe = {**RECIPE, "model": {"class_path": "DigitsClassifier", "init_args": {"depth": 2, "embed_dim": 16}}}
+    plan = run(tmp_path, "--method=per_cost", "--method.params=0.3", "--method.ignore=['blocks.0.*']", recipe=recipe)
+    assert set(plan.removed) <= {"head", "neuron"}
+    rate, damping = plan.evidence["rates"]["head"], plan.evidence["damping"]
+    told = f"Beside the saliency of neurons counts that of heads {rate:g} times, with damping {damping:g}"
+    assert told in (tmp_path / "plan.md").read_text()
+    only = run(tmp_path, "--method=per_cost", "--method.params=0.2", "--method.kinds=[neuron]", recipe=recipe)
+    assert set(only.removed) == {"neuron"}
+    assert {group.name for group in only.kept_groups} == {"blocks.0.mlp.fc1", "blocks.1.mlp.fc1"}
+    counted = run(tmp_path, "--method=fair", '--method.remove={"head": 3}', recipe=recipe)
+    assert {kind: len(units) for kind, units in counted.removed.items()} == {"head": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        (["--method=per_cost", "--method.macs=0.3"], {"budget": Budget(macs=0.3)}),
+        pytest.param(FAIR, {"allocation": "tolerance", "tolerance": 0.2}, marks=pytest.mark.slow),
+    ],
+)
+def test_width_prune_decides_alike(tmp_path: Path, options: list[str], arguments: dict[str, Any]) -> None:
+    plan = run(tmp_path, *options)
+    module, settings = dense(), {**RECIPE["trainer"], "enable_checkpointing": False}
+    prune = WidthPrune(**arguments, calibration=48, merge="never")
+    pl.Trainer(callbacks=[prune], default_root_dir=tmp_path, **settings).fit(module, datamodule=DigitsData())
+    (decided,) = Ledger.of(module).plans.values()
+    assert decided.edits == plan.edits
+    assert decided.tensors.keys() == plan.tensors.keys()
+    assert plan.tensors
+
+
+def test_the_plan_is_fitted_with(tmp_path: Path) -> None:
+    plan = run(tmp_path, "--method=per_cost", "--method.macs=0.3")
+    callback = {"class_path": "WidthPrune", "init_args": {"plan": str(tmp_path / "plan.json"), "calibration": 48}}
+    report = {"class_path": "PruneReport", "init_args": {"pairs": 0}}
+    trainer = {**RECIPE["trainer"], "callbacks": [callback, report], "default_root_dir": str(tmp_path)}
+    (tmp_path / "fit.yaml").write_text(yaml.safe_dump({**RECIPE, "trainer": trainer}))
+    assert main(["fit", "--config", str(tmp_path / "fit.yaml")]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    groups = plan.kept_groups
+    gone, size = len(plan.removed["channel"]), sum(group.size for group in groups)
+    first = next(group for group in groups if group.kept < group.size)
+    start = f"- channel: {gone} of {size} ({gone / size:.0%}): `{first.name}` {first.size - first.kept} of {first.size}"
+    assert start in text
+    assert "In brackets" not in text
+    assert "![layers.png](layers.png)" in text
+    assert (tmp_path / "report" / "layers.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method=per_cost"], r"Expected a budget, such as Budget\(macs=0.3\)"),
+        (["--method=per_cost", "--method.macs=0.3", "--method.params=0.3"], "Expected exactly one of remove"),
+        (["--method=fair"], "Expected a budget or a tolerance, and not both"),
+        (["--method=fair", "--method.macs=0.3", "--method.tolerance=0.1"], "Expected a budget or a tolerance"),
+        (["--method=fair", "--method.tolerance=1.2"], "Expected a tolerance between 0 and 1, but got 1.2"),
+        (["--method=fair", "--method.macs=0.3", "--method.removal=taylor"], "Expected argument removal among u_score"),
+        (["--method=per_cost", "--method.macs=0"], "Expected a budget or a tolerance by which something goes"),
+        (["--method=per_cost", "--method.macs=0.99"], "at most .* can go"),
+        (["--method=per_cost", "--method.macs=0.3", "--method.ignore=['layer9.*']"], "'layer9.*' matches none"),
+        (["--method=per_cost", "--method.macs=0.3", "--target=other"], "other"),
+    ],
+)
+def test_wrong_options_leave_no_file(tmp_path: Path, options: list[str], message: str) -> None:
+    with pytest.raises((ValueError, SystemExit), match=message):
+        run(tmp_path, *options)
+    assert {file.name for file in tmp_path.iterdir()} == {"recipe.yaml"}
+
+
+@pytest.mark.parametrize(("name", "option"), [("per_cost", "--method.params"), ("fair", "--method.tolerance")])
+def test_help_of_a_method(capsys: pytest.CaptureFixture[str], name: str, option: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "--method.help", name])
+    assert not stopped.value.code
+    shown = capsys.readouterr().out
+    assert option in shown
+    assert "Shell patterns of groups that stay" in shown
+
+
+def test_depth_still_wants_a_network_it_knows(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Expected a supported network .* inside ImageClassifier, but found none"):
+        run(tmp_path, "--method=depth", '--method.remove={"block": 1}')

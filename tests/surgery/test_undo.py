@@ -1,0 +1,103 @@
+"""Surgery is all or nothing: it can be taken back, and an edit or plan that fails leaves the model untouched."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from cases.engine import FAMILIES, batch_of, build, output_of, plan_of, unchanged
+
+from prunerecover.apply import apply_plan
+from prunerecover.families.describe import describe
+from prunerecover.model.hashing import tensors_hash
+from prunerecover.model.paths import get_module
+from prunerecover.plan.edits import Config, Edit, Merge, Remove, Replace
+from prunerecover.surgery.apply_edits import apply_and_check, apply_edits, undo
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_undo_is_exact(name: str, training: bool) -> None:
+    model = build(name).train(training)
+    describe(model)
+    get_module(model, describe(model).blocks[3].path).eval()  # a part that the user froze in evaluation mode
+    kinds = {"attention": 2, "mlp": 1, "block": 1}
+    plan = plan_of(name, model, remove=kinds, search="one_shot")
+    with unchanged(model):
+        applied = apply_plan(model, plan)
+        assert tensors_hash(model) == plan.result.tensors
+        undo(model, applied.journal)
+
+
+def test_partial_undo_keeps_the_first_changes() -> None:
+    model, half = build("timm"), build("timm")
+    first = Replace(unit="blocks.0.attn", kind="attention", leaves="identity")
+    journal = apply_edits(model, [first]).journal
+    kept = len(journal.entries)
+    second = apply_edits(model, [Remove(unit="blocks.2", kind="block")]).journal
+    journal.entries += second.entries
+    undo(model, journal, keep=kept)
+    apply_edits(half, [first])
+    assert torch.equal(output_of(model, batch_of("timm")), output_of(half, batch_of("timm")))
+
+
+def test_undo_follows_a_change_of_mode_and_journal_survives_pickling() -> None:
+    model = build("timm")
+    applied = apply_edits(
+        model, [Remove(unit="blocks.1.attn", kind="attention"), Remove(unit="blocks.2", kind="block")]
+    )
+    applied.journal.to_cpu()
+    model.train()
+    undo(model, pickle.loads(pickle.dumps(applied.journal)))
+    assert all(module.training for module in model.modules())
+    assert torch.equal(output_of(model.eval(), batch_of("timm")), output_of(build("timm"), batch_of("timm")))
+
+
+BAD: dict[str, tuple[Edit, str]] = {
+    "no such block": (Remove(unit="blocks.12", kind="block"), r"removes block 'blocks\.12' but the model has 3 blocks"),
+    "no such branch": (Remove(unit="blocks.7.attn", kind="attention"), "to be a present attention of this timm"),
+    "wrong kind": (Remove(unit="blocks.1.mlp", kind="attention"), "to be a present attention"),
+    "no such activation": (
+        Replace(unit="blocks.1.mlp.fc1", kind="activation", leaves="identity"),
+        "to be the activation of a two-linear MLP",
+    ),
+    "no such module": (Merge(into="blocks.1.mlp.fc9", from_=()), r"but blocks\.1\.mlp \(Mlp\) has no 'fc9'"),
+    "not linear": (
+        Merge(into="blocks.1.mlp.fc1", from_=("blocks.1.mlp.fc1", "blocks.1.mlp.act", "blocks.1.mlp.fc2")),
+        r"only linear maps to merge, but 'blocks\.1\.mlp\.act' is a GELU",
+    ),
+    "no config": (Config(set={"num_hidden_layers": 3}), "config"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_failed_edit_leaves_the_model_untouched(case: str) -> None:
+    model = build("timm").train()
+    edit, message = BAD[case]
+    good: list[Edit] = [
+        Remove(unit="blocks.0.attn", kind="attention"),
+        Replace(unit="blocks.0.mlp.act", kind="activation", leaves="affine"),
+        Remove(unit="blocks.3", kind="block"),
+    ]
+    with unchanged(model), pytest.raises((ValueError, AttributeError), match=message):
+        apply_edits(model, [*good, edit])
+
+
+def test_last_block_stays() -> None:
+    model = build("timm")
+    edits = [Remove(unit="blocks.0", kind="block")] * 4
+    with unchanged(model), pytest.raises(ValueError, match=r"the last block of the model\. Keep at least one"):
+        apply_edits(model, edits)
+
+
+@pytest.mark.parametrize("where", ["", " in plan.json"])
+def test_edits_that_leave_another_model_are_taken_back(where: str) -> None:
+    model, edits = build("timm"), [Remove(unit="blocks.1.attn", kind="attention")]
+    before = tensors_hash(model)
+    match = f"Expected the plan{where} to leave the model it describes, but it left another .* Was the file edited"
+    with pytest.raises(ValueError, match=match):
+        apply_and_check(model, edits, None, "0" * 64, where)
+    assert tensors_hash(model) == before
+    apply_and_check(model, edits, None, None)
+    assert tensors_hash(model) != before
