@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from benchmarks.boundary.boundary_figure import plot_curve
+from benchmarks.boundary.boundary_figure import OURS, plot_curve
 from benchmarks.boundary.boundary_methods import (
     IMAGES,
     METHODS,
@@ -163,13 +163,13 @@ def save(rows: list[Row], plans: list[Row]) -> None:
 
 def ahead(rows: list[Row], row: Row) -> str:
     """Return by how much (e) is ahead on the same images, with the paired 95% interval."""
-    same = [r for r in rows if r["method"] == "e ours" and (r["budget"], r["stage"]) == (row["budget"], row["stage"])]
+    same = [r for r in rows if r["method"] == OURS and (r["budget"], r["stage"]) == (row["budget"], row["stage"])]
     if not same or same[0] is row:
         return ""
     return ahead_by(*(unpacked(r["hits"], r["n"]) for r in (same[0], row)))
 
 
-COLUMNS = ("method", "stage", "latency share", "MACs share", "removed", "top-1 (95%)", "ours ahead by")
+COLUMNS = ("method", "stage", "latency share", "MACs share", "removed", "top-1 (95%)", "default ahead by")
 
 
 def markdown(rows: list[Row], commands: list[str]) -> str:
