@@ -12,7 +12,6 @@ planning, for which `--plan-only` is there: best on a machine that does nothing 
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -44,6 +43,7 @@ from benchmarks.data.real import (
     deit_tiny,
     kept_plan,
     made_by,
+    parser,
     stored,
     unpacked,
     write,
@@ -63,11 +63,13 @@ console = Console()
 
 def main() -> None:
     """Make the plans that are missing, then the rows."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--methods", nargs="*", default=[m.split()[0] for m in METHODS], help="letters, such as a d1 e")
-    parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
-    parser.add_argument("--plan-only", action="store_true", help="plan and time; nothing is recovered or scored")
-    options = parser.parse_args()
+    command_line = parser(__doc__)
+    command_line.add_argument(
+        "--methods", nargs="*", default=[m.split()[0] for m in METHODS], help="letters, such as a d1 e"
+    )
+    command_line.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
+    command_line.add_argument("--plan-only", action="store_true", help="plan and time; nothing is recovered or scored")
+    options = command_line.parse_args()
     rows, plans = stored(NAME), stored(NAME, "plans")
     wanted = [(m, budget) for budget in options.budgets for m in METHODS if m.split()[0] in options.methods]
     for method, budget in wanted:

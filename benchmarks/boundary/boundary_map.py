@@ -11,7 +11,6 @@ again. One run takes about 4 minutes on a core, one split's plan up to 8.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,17 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 from benchmarks.boundary.boundary_methods import default_planner, pruned
-from benchmarks.data.real import CHECKPOINTS, commands_so_far, kept_plan, made_by, packed, stored, unpacked, write
+from benchmarks.data.real import (
+    CHECKPOINTS,
+    commands_so_far,
+    kept_plan,
+    made_by,
+    packed,
+    parser,
+    stored,
+    unpacked,
+    write,
+)
 from benchmarks.data.tiny_imagenet import data, hits, recover
 from prunerecover import Budget, MapPoint, Plan, fit_map
 from prunerecover.boundary.designs import Split, feasible_splits, spread
@@ -37,10 +46,10 @@ Table = dict[tuple[Split, int], dict[str, Any]]
 
 def main() -> None:
     """Make the runs that are missing, then judge the map."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
-    parser.add_argument("--attentions", nargs="*", type=int, default=[split[0] for split in SPLITS])
-    options = parser.parse_args()
+    command_line = parser(__doc__)
+    command_line.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
+    command_line.add_argument("--attentions", nargs="*", type=int, default=[split[0] for split in SPLITS])
+    options = command_line.parse_args()
     rows = stored(NAME)
     made = {((row["attention"], row["activation"]), row["seed"]) for row in rows}
     wanted = [(split, seed) for seed in options.seeds for split in SPLITS if split[0] in options.attentions]

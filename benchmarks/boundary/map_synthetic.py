@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.data.real import write
+from benchmarks.data.real import parser, write
 from prunerecover import MapPoint, fit_map
 from prunerecover.boundary.designs import (
     Split,
@@ -212,6 +212,7 @@ def summarize(method: str, trials: list[Trial]) -> dict[str, Any]:
 
 def main() -> None:
     """Play, and write the results."""
+    parser(__doc__).parse_args()
     trials = make_trials(TRIALS, NOISE, SEED)
     rows = [summarize(method, trials) for method in METHODS]
     others = [

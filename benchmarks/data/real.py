@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
 import os
@@ -72,6 +73,11 @@ def correct(model: nn.Module, loader: Iterable[Any], classes: Tensor | None = No
             logits = logits if classes is None else logits[:, classes]
             hits.append(logits.argmax(1) == labels)
     return torch.cat(hits)
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a command line whose help is a module's docstring; benchmarks add their options to it."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def command() -> str:

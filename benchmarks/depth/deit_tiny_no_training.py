@@ -11,14 +11,13 @@ removes the same units as the default above it, as the published method does.
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from benchmarks.data.real import command, correct, deit_tiny, image_data, photos, write
+from benchmarks.data.real import command, correct, deit_tiny, image_data, parser, photos, write
 from prunerecover import Plan, apply_plan, plan_depth
 from prunerecover.cost.statistics import wilson_interval
 from prunerecover.depth.units import find_units
@@ -67,10 +66,10 @@ def evaluate(plan: Plan, loader: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Measure all rows and write them."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--search", default="greedy", choices=("greedy", "one_shot"))
-    parser.add_argument("--samples", type=int, default=192)
-    options = parser.parse_args()
+    command_line = parser(__doc__)
+    command_line.add_argument("--search", default="greedy", choices=("greedy", "one_shot"))
+    command_line.add_argument("--samples", type=int, default=192)
+    options = command_line.parse_args()
     search, name = options.search, "deit_tiny_no_training" + ("" if options.search == "greedy" else "_one_shot")
     batches = calibration_batches(options.samples)
     data = image_data("imagenet_sample", batch_size=100, num_workers=0, test_split="validation")

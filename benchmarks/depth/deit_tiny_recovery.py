@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.data.real import RESULTS, correct, data_root, deit_tiny, image_data, write
+from benchmarks.data.real import RESULTS, correct, data_root, deit_tiny, image_data, parser, write
 from prunerecover import Plan, Report, apply_plan, find_units, load_pruned, save_pruned
 from prunerecover.cost.statistics import paired_difference, wilson_interval
 from prunerecover.display.markdown import table
@@ -54,6 +54,7 @@ def tested(checkpoint: Path) -> float:
 
 def main() -> None:
     """Train, judge and write."""
+    parser(__doc__).parse_args()
     checkpoint = fit()
     classes = torch.tensor(
         json.loads((data_root() / "data/tiny_imagenet/imagenet1k_index.json").read_text())["imagenet1k_index"]

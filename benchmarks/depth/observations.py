@@ -13,7 +13,6 @@ About 20 minutes on a core. Resumable: what is in the results is not measured ag
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import nn
 
 from benchmarks.boundary.boundary_methods import IMAGES, named, pruned, published_planner
-from benchmarks.data.real import RESULTS, commands_so_far, deit_tiny, made_by, write
+from benchmarks.data.real import RESULTS, commands_so_far, deit_tiny, made_by, parser, write
 from benchmarks.data.tiny_imagenet import PRECISION, QUIET, calibration, data, loss, module, unfused
 from prunerecover import Budget, Plan, find_units
 from prunerecover.boundary.feasible import TYPES
@@ -200,9 +199,9 @@ def markdown(
 
 def main() -> None:
     """Measure what is missing, draw and write."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--again", nargs="*", default=[], choices=PARTS, help="parts to measure anew")
-    options = parser.parse_args()
+    command_line = parser(__doc__)
+    command_line.add_argument("--again", nargs="*", default=[], choices=PARTS, help="parts to measure anew")
+    options = command_line.parse_args()
     path = RESULTS / "observations.json"
     known = json.loads(path.read_text()) if path.is_file() else {}
     found: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.data.real import deit_tiny, write
+from benchmarks.data.real import deit_tiny, parser, write
 from prunerecover import apply_plan, merge, plan_depth
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
@@ -45,6 +45,7 @@ def row(kind: str, k: int, images: torch.Tensor) -> dict[str, Any]:
 
 def main() -> None:
     """Measure nine configurations and write them."""
+    parser(__doc__).parse_args()
     images = torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     rows = [row(kind, k, images) for kind in KINDS for k in (3, 6, 9)]
     write("time_follows_macs", {"rows": rows}, markdown(rows))

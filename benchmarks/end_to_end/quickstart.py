@@ -11,12 +11,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.data.real import RESULTS, command, write
+from benchmarks.data.real import RESULTS, command, parser, write
 from prunerecover.recipes.quickstart import run_quickstart, summary
 
 
 def main() -> None:
     """Run three seeds and keep the report and its figures."""
+    parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         report = run_quickstart(seeds=3, output=folder)

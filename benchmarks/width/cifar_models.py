@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.data.cifar import BATCH, augmented, hits, training_images
-from benchmarks.data.real import CHECKPOINTS, data_root
+from benchmarks.data.real import CHECKPOINTS, data_root, parser
 
 MODELS = ("ResNet-20", "ResNet-56", "ConvNeXt")
 CONVNEXT = CHECKPOINTS / "convnext_cifar10.safetensors"
@@ -58,8 +58,14 @@ def train() -> nn.Module:
     return network.eval()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Train the ConvNeXt unless its weights are there, and score it."""
+    parser(__doc__).parse_args()
     if not CONVNEXT.is_file():
         CONVNEXT.parent.mkdir(exist_ok=True)
         save_model(train().to(memory_format=torch.contiguous_format), str(CONVNEXT))
     print(f"{100 * hits(load('ConvNeXt')).mean():.2f} on the test images")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,6 @@ intervals are paired over sequences. Resumable by seed; about 8 minutes a seed o
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 from typing import Any
@@ -22,7 +21,16 @@ from rich.progress import track
 from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from benchmarks.data.real import commands_so_far, data_root, made_by, packed_numbers, stored, unpacked_numbers, write
+from benchmarks.data.real import (
+    commands_so_far,
+    data_root,
+    made_by,
+    packed_numbers,
+    parser,
+    stored,
+    unpacked_numbers,
+    write,
+)
 from prunerecover import Budget, apply_plan
 from prunerecover.cost.statistics import paired_difference
 from prunerecover.display.markdown import table
@@ -48,9 +56,9 @@ Row = dict[str, Any]
 
 def main() -> None:
     """Make the rows of the seeds that are missing."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
-    options = parser.parse_args()
+    command_line = parser(__doc__)
+    command_line.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
+    options = command_line.parse_args()
     rows = stored(NAME)
     for seed in options.seeds:
         if not any(row["seed"] == seed for row in rows):

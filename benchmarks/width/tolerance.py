@@ -15,7 +15,7 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.data.cifar import batches, hits
-from benchmarks.data.real import command, write
+from benchmarks.data.real import command, parser, write
 from benchmarks.width.cifar_models import MODELS, load
 from benchmarks.width.width_peers import SCORED, planner, removed
 from prunerecover import Budget, Plan, apply_plan, recalibrate_batchnorm
@@ -51,6 +51,7 @@ def rows_of(model: str) -> list[Row]:
 
 def main() -> None:
     """Measure and write."""
+    parser(__doc__).parse_args()
     rows = [row for model in track(MODELS, "networks") for row in rows_of(model)]
     dense = {model: 100 * float(hits(load(model)).mean()) for model in MODELS}
     write(NAME, {"rows": rows, "dense": dense}, markdown(rows, dense))

@@ -14,7 +14,6 @@ trains the ConvNeXt.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import time
 from collections import defaultdict
@@ -27,7 +26,7 @@ from rich.progress import track
 from torch import nn
 
 from benchmarks.data.cifar import batches, hits, train_one_epoch
-from benchmarks.data.real import RESULTS, accuracy, ahead_by, commands_so_far, made_by, stored, unpacked, write
+from benchmarks.data.real import RESULTS, accuracy, ahead_by, commands_so_far, made_by, parser, stored, unpacked, write
 from benchmarks.width.cifar_models import MODELS, load
 from benchmarks.width.width_figure import plot_curves
 from benchmarks.width.width_peers import METHODS, NOT_FOR_CONVNEXT, OURS, SCORED, removed, settle
@@ -44,14 +43,14 @@ Row = dict[str, Any]
 
 def main() -> None:
     """Make the rows that are missing."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--models", nargs="*", default=MODELS)
-    parser.add_argument("--match", nargs="*", default=("macs", "params"))
-    parser.add_argument("--methods", nargs="*", default=list(METHODS))
-    parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
-    parser.add_argument("--shares", nargs="*", type=float, default=SHARES)
-    parser.add_argument("--stages", nargs="*", default=STAGES[:2], choices=STAGES)
-    options = parser.parse_args()
+    command_line = parser(__doc__)
+    command_line.add_argument("--models", nargs="*", default=MODELS)
+    command_line.add_argument("--match", nargs="*", default=("macs", "params"))
+    command_line.add_argument("--methods", nargs="*", default=list(METHODS))
+    command_line.add_argument("--seeds", nargs="*", type=int, default=SEEDS)
+    command_line.add_argument("--shares", nargs="*", type=float, default=SHARES)
+    command_line.add_argument("--stages", nargs="*", default=STAGES[:2], choices=STAGES)
+    options = command_line.parse_args()
     rows = stored(NAME)
     for model in options.models:
         if not any(row["method"] == "dense" and row["model"] == model for row in rows):

@@ -18,7 +18,7 @@ from rich.progress import track
 from torch import nn
 
 from benchmarks.boundary.boundary_methods import IMAGES, isomorphic
-from benchmarks.data.real import accuracy, ahead_by, command, deit_tiny, stored, unpacked, write
+from benchmarks.data.real import accuracy, ahead_by, command, deit_tiny, parser, stored, unpacked, write
 from benchmarks.data.tiny_imagenet import calibration, hits, loss, recover, validation
 from prunerecover import Budget, apply_plan
 from prunerecover.cost.macs import count_macs
@@ -107,6 +107,7 @@ def scored(stage: str, network: nn.Module) -> Row:
 
 def main() -> None:
     """Make the rows that are missing."""
+    parser(__doc__).parse_args()
     rows = stored(NAME)
     if not any(row["method"] == "dense" for row in rows):
         about = {"model": "DeiT-Tiny", "method": "dense", "match": "", "budget": 0.0, "macs_share": 1.0}

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.data.cifar import batches, cross_entropy
-from benchmarks.data.real import ROOT, command, write
+from benchmarks.data.real import ROOT, command, parser, write
 from benchmarks.width.cifar_models import load
 from benchmarks.width.width_peers import SCORED, published_scores
 from prunerecover.display.markdown import table
@@ -152,11 +152,14 @@ def markdown(found: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure and write; with the name of one thing, print the memory that it takes."""
-    if len(sys.argv) > 1:
+    command_line = parser(__doc__)
+    command_line.add_argument("alone", nargs="?", choices=tuple(MEASURED_ALONE), help="print the memory of one thing")
+    alone = command_line.parse_args().alone
+    if alone:
         batches(SCORED, SEED)
         Path("/proc/self/clear_refs").write_text("5")  # anew: reading the images took more than scoring
         before = peak_mib()
-        MEASURED_ALONE[sys.argv[1]]()
+        MEASURED_ALONE[alone]()
         print(peak_mib() - before)
         return
     found = measured()

@@ -1,0 +1,44 @@
+"""Every benchmark is a command: it says what it measures, and takes options, without data or weights."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+from cases.paths import ROOT
+
+BLOCK = 'if __name__ == "__main__":\n    main()\n'
+FILES = [path for path in sorted(ROOT.glob("benchmarks/*/*.py")) if "__name__ ==" in path.read_text()]
+NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES]
+
+
+def test_there_are_benchmarks_in_every_folder() -> None:
+    others = {path.parent.name for path in ROOT.glob("benchmarks/*/__init__.py")} - {"data"}  # helpers alone
+    assert {path.parent.name for path in FILES} >= others
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_of_a_benchmark(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.delenv("PRUNERECOVER_DATA", raising=False)
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    module = importlib.import_module(name)
+    assert (ROOT / name.replace(".", "/")).with_suffix(".py").read_text().endswith(BLOCK)
+    with pytest.raises(SystemExit) as stopped:
+        module.main()
+    assert not stopped.value.code
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: ")
+    first = (module.__doc__ or "").splitlines()[0]
+    assert first in shown
+    assert f"python -m {name}" in shown
+
+
+def test_options_that_no_benchmark_has_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setattr("sys.argv", ["tolerance", "--seed", "3"])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module("benchmarks.width.tolerance").main()
+    assert "unrecognized arguments: --seed 3" in capsys.readouterr().err
