@@ -51,6 +51,12 @@ def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Ap
 def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int = 0) -> Plan:
     """Return the plan with the same units and what they leave, fitted to this model, which is bit-identical afterwards.
 
+    Args:
+        model: Of the structure that the plan starts from, with other weights.
+        plan: Whose edits stay as they are.
+        batches: Calibration batches; see `plan_depth` and `plan_width`.
+        seed: Of the samples that are held out.
+
     Raises:
         ValueError: If the model is not of the plan's structure or there are too few samples to fit.
     """

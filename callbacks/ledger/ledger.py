@@ -99,13 +99,26 @@ class Ledger:
         return applied
 
     def inject(self, module: pl.LightningModule, target: str, adapters: Adapters, seed: int = 0) -> Applied:
-        """Inject adapters on the network at `target`, and write it down."""
+        """Inject adapters on the network at `target`, and write it down.
+
+        Args:
+            module: Holds the network.
+            target: Path of the network in it.
+            adapters: Which, and where.
+            seed: Of their initial values.
+        """
         applied = inject_adapters(get_module(module, target), adapters, seed)
         self.adapters[target] = adapters
         return applied
 
     def merge(self, module: pl.LightningModule, target: str, *, structure_only: bool = False) -> Applied:
-        """Merge the adapters of the network at `target` into it; see `merge_adapters`."""
+        """Merge the adapters of the network at `target` into it; see `merge_adapters`.
+
+        Args:
+            module: Holds the network.
+            target: Path of the network in it.
+            structure_only: Take the adapters out and leave the weights as they are.
+        """
         applied = merge_adapters(get_module(module, target), self.adapters[target], structure_only=structure_only)
         del self.adapters[target]
         return applied

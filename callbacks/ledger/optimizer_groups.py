@@ -35,6 +35,11 @@ def group_names(optimizers: Sequence[Optimizer], module: nn.Module) -> GroupName
 def rebind(optimizers: Sequence[Optimizer], module: nn.Module, saved: GroupNames) -> None:
     """Put parameters into the groups and the order that a checkpoint's optimizer state was saved with.
 
+    Args:
+        optimizers: As `configure_optimizers` made them.
+        module: Holds the parameters.
+        saved: Names of parameters, by optimizer and group.
+
     Raises:
         RuntimeError: If the optimizers are not those of the checkpoint.
     """
@@ -80,6 +85,11 @@ def take_adapters(optimizers: Sequence[Optimizer], network: nn.Module, injected:
     Adapters on weights that no optimizer holds, because the user froze them, join the first group that holds any
     parameter of the network.
 
+    Args:
+        optimizers: Of the fit.
+        network: With its adapters.
+        injected: What injecting them added and froze.
+
     Returns:
         Where what left was.
     """
@@ -96,7 +106,14 @@ def take_adapters(optimizers: Sequence[Optimizer], network: nn.Module, injected:
 def return_adapters(
     optimizers: Sequence[Optimizer], merged: Applied, thawed: Mapping[str, Parameter], places: GroupPositions
 ) -> None:
-    """Let adapters leave and what they froze return to where it was, with its moments to begin anew."""
+    """Let adapters leave and what they froze return to where it was, with its moments to begin anew.
+
+    Args:
+        optimizers: Of the fit.
+        merged: What merging the adapters removed.
+        thawed: Parameters that they had frozen, by name.
+        places: Optimizer and group of each, as `take_adapters` returned them.
+    """
     for optimizer in optimizers:
         update_optimizer(optimizer, merged)
     back = positions_of(optimizers, thawed)

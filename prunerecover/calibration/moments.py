@@ -54,7 +54,13 @@ class CentredSums:
 
 
 def covariance(means: Mapping[str, Tensor], first: str = "x", second: str = "x") -> Tensor:
-    """Return the covariance of two sides, given the means of both ("x", "y") and of their products ("xx", "yx")."""
+    """Return the covariance of two sides, given the means of both ("x", "y") and of their products ("xx", "yx").
+
+    Args:
+        means: `(C,)` under "x" and "y", and `(C, D)` under the names of products.
+        first: The side of the rows.
+        second: The side of the columns.
+    """
     return means[first + second] - torch.outer(means[first], means[second])
 
 

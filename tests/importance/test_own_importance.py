@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from prunerecover import Budget, Plan, find_units, plan_depth
 from prunerecover.callbacks import DepthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.importance.context import DepthContext
-from prunerecover.importance.registry import IMPORTANCES, register_importance
+from prunerecover.importance.registry import IMPORTANCES, check_unit_scores, register_importance
 
 
 def later_first(context: DepthContext) -> dict[str, float]:
@@ -79,3 +80,11 @@ def test_a_callable_decides_in_a_fit_and_a_resumed_run_knows_it(tmp_path: Path) 
     other = prune(importance=Favourite("blocks"), remove={"attention": 1})
     with pytest.raises(ValueError, match="with the arguments of the run that is resumed .*later_first.*Favourite"):
         fit(tmp_path, Plain(), other, epochs=3, resume=tmp_path / "last.ckpt")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_importances_that_are_not_finite_are_refused(value: float) -> None:
+    with pytest.raises(
+        ValueError, match=r"finite importances from 'taylor', but 1 of 2 are not \(b: .*Check the model"
+    ):
+        check_unit_scores({"a": 1.0, "b": value}, "taylor")

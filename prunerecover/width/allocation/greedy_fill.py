@@ -49,6 +49,11 @@ class RemovalTarget:
     def of(cls, budget: Budget, groups: Sequence[Group], costs: CostModel) -> RemovalTarget:
         """Read a budget.
 
+        Args:
+            budget: As the user gave it.
+            groups: To choose from.
+            costs: Of these groups.
+
         Raises:
             ValueError: If it is neither a share of MACs or parameters nor in units of one kind of width, or asks for
                 more units than there are.
@@ -211,7 +216,13 @@ def _taken_last(group: Group, gone: int) -> int:
 
 
 def saved_by(costs: CostModel, target: RemovalTarget, gone: Mapping[str, int]) -> int:
-    """Return what counts of so many units per group."""
+    """Return what counts of so many units per group.
+
+    Args:
+        costs: Of the groups.
+        target: What counts: MACs, parameters or units.
+        gone: Units that go, by group name.
+    """
     if target.in_units:
         return sum(gone.get(group.name, 0) for group in target.groups)
     kept = {name: costs.sizes[name] - count for name, count in gone.items()}

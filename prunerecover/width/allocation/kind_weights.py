@@ -72,7 +72,13 @@ def number_of_trials(kinds: Sequence[str]) -> int:
 
 
 def weighted(groups: Sequence[Group], saliency: Scores, rates: Mapping[str, float]) -> Scores:
-    """Return saliencies times the rate of their group's kind; kinds without one count as they are."""
+    """Return saliencies times the rate of their group's kind; kinds without one count as they are.
+
+    Args:
+        groups: Whose saliencies they are.
+        saliency: `(size,)` by group name.
+        rates: By kind.
+    """
     return {group.name: saliency[group.name] * rates.get(group.kind, 1.0) for group in groups}
 
 

@@ -77,7 +77,13 @@ class WeightTaylor(OnePass):
         self.samples = 0
 
     def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
-        """Add the products of a batch; per unit, so that no gradient is kept."""
+        """Add the products of a batch; per unit, so that no gradient is kept.
+
+        Args:
+            n: Samples in the batch.
+            gates: Not read.
+            gradients: Of the mean loss, by parameter.
+        """
         products = {name: self._product(p, gradients[p], n) for name, p in self.made.items() if p in gradients}
         for group in self.groups:
             self.sums[group.name] += sum_per_unit(group, products)
@@ -115,7 +121,13 @@ class GateTaylor(OnePass):
         self.samples = 0
 
     def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
-        """Add a batch; `n` times the gradient of the mean loss is that of the sample's own loss."""
+        """Add a batch; `n` times the gradient of the mean loss is that of the sample's own loss.
+
+        Args:
+            n: Samples in the batch.
+            gates: `(n, size * channels per unit)`, gradients of the gates by site.
+            gradients: Not read.
+        """
         for site_call, gradient in gates.items():
             own = self.sums[site_call.group]
             own += (n * gradient).double().abs().sum(0).view(len(own), -1).sum(1).cpu()

@@ -125,7 +125,13 @@ class MeanGradients(Consumer):
         self.sums = {path: torch.zeros_like(p, requires_grad=False) for path, p in named.items()}
 
     def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
-        """Add a batch's."""
+        """Add a batch's.
+
+        Args:
+            n: Samples in the batch.
+            gates: Not read.
+            gradients: Of the mean loss, by parameter.
+        """
         for path, parameter in self.named.items():
             if parameter in gradients:
                 self.sums[path] += n * gradients[parameter]
