@@ -131,15 +131,9 @@ def temporarily_applied(model: nn.Module, edit: Edit, tensors: Mapping[str, Tens
         context.journal.undo(model)
 
 
-def undo(model: nn.Module, journal: Journal, keep: int = 0) -> None:
-    """Take back changes, last first.
-
-    Args:
-        model: The model that they were made to.
-        journal: What was changed; entries that are taken back leave it.
-        keep: Number of changes that stay, the first ones.
-    """
-    journal.undo(model, keep)
+def undo(model: nn.Module, journal: Journal) -> None:
+    """Take back what the journal holds, last first; nothing is left in it."""
+    journal.undo(model)
     renumber(model)
 
 

@@ -37,7 +37,7 @@ def test_partial_undo_keeps_the_first_changes() -> None:
     kept = len(journal.entries)
     second = apply_edits(model, [Remove(unit="blocks.2", kind="block")]).journal
     journal.entries += second.entries
-    undo(model, journal, keep=kept)
+    journal.undo(model, keep=kept)
     apply_edits(half, [first])
     assert torch.equal(output_of(model, batch_of("timm")), output_of(half, batch_of("timm")))
 
