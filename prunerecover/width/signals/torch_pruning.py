@@ -95,7 +95,7 @@ class TorchPruningScores:
         for path, gradient in self.passes[0].means().items() if self.passes else ():
             copy.get_parameter(path).grad = gradient
         with evaluating(copy):
-            torch.manual_seed(self.context.seed)
+            torch.default_generator.manual_seed(self.context.seed)  # put back with the model, unlike those of devices
             return {group.name: self._of(copy, group) for group in self.context.groups}
 
     def _of(self, copy: nn.Module, group: Group) -> Tensor:
