@@ -95,19 +95,25 @@ class TorchPruningScores:
         for path, gradient in self.passes[0].means().items() if self.passes else ():
             copy.get_parameter(path).grad = gradient
         with evaluating(copy):
-            torch.manual_seed(self.context.seed)
+            torch.default_generator.manual_seed(self.context.seed)  # put back with the model, unlike those of devices
             return {group.name: self._of(copy, group) for group in self.context.groups}
 
     def _of(self, copy: nn.Module, group: Group) -> Tensor:
         description, unit_of = dependency_group(copy, group)
-        found = self.importance(description)
+        found, name = self.importance(description), name_of(self.importance)
         if not isinstance(found, Tensor) or found.shape != unit_of.shape:
             shape = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else "no scores"
             layers = ", ".join(dict.fromkeys(type(dep.layer).__name__ for dep, _ in description))
             raise ValueError(
-                f"Expected torch-pruning's {name_of(self.importance)} to score {len(unit_of)} channels of "
-                f"'{group.name}', which is made of {layers}, but got {shape}. Leave the group out, "
-                f"ignore=['{group.name}'], or choose another importance."
+                f"Expected torch-pruning's {name} to score {len(unit_of)} channels of '{group.name}', which is made "
+                f"of {layers}, but got {shape}. Leave the group out, ignore=['{group.name}'], or choose another "
+                "importance."
+            )
+        if not found.isfinite().all():
+            raise ValueError(
+                f"Expected finite scores from torch-pruning's {name}, but those of '{group.name}' are not. Are all of "
+                "them zero? It divides by their mean, unless it is made with normalizer=None. Or leave the group out, "
+                f"ignore=['{group.name}'], and check the model's output on the calibration batches for NaN."
             )
         total = torch.zeros(group.size, dtype=torch.float64).index_add_(0, unit_of, found.detach().cpu().double())
         return total * group.size / len(unit_of)

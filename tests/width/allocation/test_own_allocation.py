@@ -1,0 +1,187 @@
+"""An allocation of the user's own: passed, by the name that it was registered with, and by import path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases.models.tiny import tiny_mixture
+from cases.width.own import least_of_each
+from cases.width.plan_width import cnn, labelled_batches, vit
+from cases.width.width_prune import fit, prune
+from torch import Tensor
+
+from prunerecover import Budget, Plan, plan_width
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.plan.groups import Group
+from prunerecover.recipes.plan_methods.width import PerCostPlan
+from prunerecover.width.allocation.by_saliency import global_ranking, lowest, per_cost, uniform
+from prunerecover.width.allocation.cost_model import Cost, CostModel
+from prunerecover.width.allocation.registry import ALLOCATIONS, RegisteredAllocation, register_allocation
+from prunerecover.width.arguments import WidthRule
+from prunerecover.width.groups.unit_slices import Scores
+from prunerecover.width.planner import WidthPlanner
+
+
+def planned(model: Any = None, **arguments: Any) -> Plan:
+    arguments = {"budget": Budget(macs=0.3), "batches": labelled_batches(), **arguments}
+    return plan_width(cnn() if model is None else model, **arguments)
+
+
+def test_a_callable_decides_what_goes() -> None:
+    model = cnn()
+    planner = WidthPlanner(model, batches=labelled_batches())
+    (saliency,) = planner.scores("gate_taylor")
+    plan = planner.plan(Budget(macs=0.1), WidthRule(allocation=least_of_each))
+    narrowed = {edit.unit: list(edit.gone) for edit in plan.edits if edit.op == "narrow"}
+    assert narrowed == {group.name: [int(saliency[group.name].argmin())] for group in planner.groups}
+    assert plan.made_by.method == "width/least_of_each"
+
+
+@pytest.mark.parametrize(("rule", "name"), [(uniform, "uniform"), (global_ranking, "global"), (per_cost, "per_cost")])
+@pytest.mark.parametrize("make", [cnn, vit])
+def test_our_own_rules_as_callables_plan_as_their_names_do(rule: Any, name: str, make: Callable[[], Any]) -> None:
+    """Also where kinds are weighed, which is part of `per_cost` by name and as a function."""
+    assert planned(make(), allocation=rule).edits == planned(make(), allocation=name).edits
+
+
+def test_it_is_given_groups_saliency_costs_and_budget() -> None:
+    given: list[Any] = []
+
+    def look(groups: Sequence[Group], saliency: Scores, costs: CostModel, budget: Budget) -> dict[str, Tensor]:
+        given.extend((groups, saliency, costs, budget))
+        return {}
+
+    assert not planned(allocation=look, protection="magnitude").edits
+    groups, saliency, costs, budget = given
+    assert all(saliency[group.name].shape == (group.size,) for group in groups)
+    assert costs.saving(groups[0].name, {}).macs > 0
+    assert budget == Budget(macs=0.3)
+
+
+def test_latency_budgets_are_asked_for_in_macs() -> None:
+    asked: list[Budget] = []
+
+    def look(groups: Sequence[Group], saliency: Scores, costs: CostModel, budget: Budget) -> dict[str, Tensor]:
+        asked.append(budget)
+        return uniform(groups, saliency, costs, budget)
+
+    planned(allocation=look, budget=Budget(latency=0.01))
+    assert all(budget.macs is not None for budget in asked)
+
+
+def test_several_rounds() -> None:
+    plan = planned(allocation=least_of_each, rounds=2)
+    assert set(plan.made_by.arguments) >= {"rounds"}
+    assert all(size - kept == 2 for kept, size in plan.evidence["kept"].values())
+
+
+def test_a_name_means_the_rule_that_is_registered() -> None:
+    register_allocation("least", least_of_each)
+    try:
+        assert planned(allocation="least").edits == planned(allocation=least_of_each).edits
+        assert planned(allocation="least").made_by.method == "width/least"
+        with pytest.raises(ValueError, match="Expected a name that no allocation has, but 'least' is taken"):
+            register_allocation("least", uniform)
+    finally:
+        del ALLOCATIONS["least"]
+    with pytest.raises(ValueError, match="but 'tolerance' is taken"):
+        register_allocation("tolerance", uniform)
+
+
+def test_a_callable_decides_in_a_fit_and_a_resumed_run_knows_it(tmp_path: Path) -> None:
+    steps = {"schedule": {"start": 0, "every": 1, "times": 2}}
+    module = fit(tmp_path, prune(**steps, allocation=least_of_each), epochs=2)
+    assert {plan.made_by.method for plan in Ledger.of(module).plans.values()} == {"width/least_of_each"}
+    message = "with the arguments of the run that is resumed .*'least_of_each'.*'allocation': 'uniform'"
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, prune(**steps, allocation="uniform"), epochs=3, ckpt=tmp_path / "files" / "epoch=0.ckpt")
+
+
+def test_a_recipe_plans_by_it() -> None:
+    method = PerCostPlan(macs=0.1, allocation=least_of_each)
+    plan = method._plan(WidthPlanner(vit(), batches=labelled_batches()))
+    assert {len(edit.gone) for edit in plan.edits} == {1}
+
+
+# What is refused
+
+GROUP = Group("a", "channel", 8, ())
+COSTS = CostModel(Cost(80, 80), {"a": 8}, {"a": (10, 10)}, {"a": ()})
+
+
+def allocated(returned: Any, group: Group = GROUP) -> Tensor:
+    rule = RegisteredAllocation("mine", lambda groups, saliency, costs, budget: returned)
+    return rule([group], {"a": torch.arange(8.0)}, COSTS, Budget(macs=0.3))["a"]
+
+
+def test_lists_and_missing_groups_are_taken() -> None:
+    assert allocated({"a": [1, 4]}).tolist() == [1, 4]
+    assert allocated({}).tolist() == []
+    assert allocated({"a": []}).dtype == torch.long
+    assert allocated({"a": torch.tensor([2], dtype=torch.int32)}).dtype == torch.long
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        ([1], TypeError, r"Expected allocation 'mine' to return \{group name: units that go\}, but got list"),
+        ({"b": [1]}, ValueError, "units of the groups that it is given, such as 'a', but got 'b'"),
+        (
+            {"a": torch.ones(2)},
+            TypeError,
+            r"numbers of the units of 'a' that go, .* got torch.float32 of shape \(2,",
+        ),
+        ({"a": torch.ones(8, dtype=torch.bool)}, TypeError, "but got torch.bool"),
+        ({"a": 3}, TypeError, r"but got torch.int64 of shape \(\)"),
+        ({"a": [8]}, ValueError, r"units of 'a' from 0 to 7, ascending and each once, but got \[8\]"),
+        ({"a": [-1]}, ValueError, r"but got \[-1\]"),
+        ({"a": [3, 1]}, ValueError, r"ascending and each once, but got \[3, 1\]"),
+        ({"a": [1, 1]}, ValueError, r"each once, but got \[1, 1\]"),
+        (
+            {"a": list(range(8))},
+            ValueError,
+            "leave 'a' at least 1 of its 8 units and a multiple of 1, but 0 would stay",
+        ),
+    ],
+)
+def test_bad_returns(returned: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        allocated(returned)
+
+
+def test_rules_of_the_group_are_kept() -> None:
+    even = Group("a", "expert", 8, (), at_least=2, multiple=4, strata=4)
+    message = "at least 2 of its 8 units and a multiple of 4, but 5 would stay"
+    with pytest.raises(ValueError, match=message):
+        allocated({"a": [0, 1, 2]}, even)
+    with pytest.raises(
+        ValueError, match=r"equally many units of 'a' out of each of its 4 strata, but got \[2, 2, 0, 0\]"
+    ):
+        allocated({"a": [0, 1, 2, 3]}, even)
+    assert allocated({"a": [0, 2, 4, 6]}, even).tolist() == [0, 2, 4, 6]
+    assert allocated(lowest([even], {"a": torch.arange(8.0)}, {"a": 4}), even).tolist() == [0, 2, 4, 6]
+
+
+def test_experts_of_strata_that_go_unevenly() -> None:
+    ids = torch.randint(3, 61, (4, 9), generator=torch.Generator().manual_seed(0))
+    batches = [{"input_ids": ids, "labels": ids}]
+    arguments = {"budget": Budget(params=0.1), "batches": batches, "kinds": ("expert",)}
+
+    def first_two(groups: Sequence[Group], saliency: Scores, costs: CostModel, budget: Budget) -> dict[str, Tensor]:
+        return {group.name: torch.arange(2) for group in groups}
+
+    with pytest.raises(ValueError, match="strata"):
+        planned(tiny_mixture("deepseek_v3"), allocation=first_two, **arguments)
+
+
+def test_what_is_no_allocation() -> None:
+    with pytest.raises(ValueError, match=r"Expected allocation among per_cost, tolerance, .* or a callable .*'best'"):
+        planned(allocation="best")
+    with pytest.raises(TypeError, match="Expected allocation to be a name or a callable .*, but got int"):
+        planned(allocation=3)
+    with pytest.raises(ValueError, match="with allocation='tolerance' only, but got allocation='least_of_each'"):
+        planned(allocation=least_of_each, removal="u_score")
