@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,13 +16,14 @@ from prunerecover.callbacks.calibration.training_loss import training_loss
 from prunerecover.callbacks.ledger.target import find_target
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
-from prunerecover.depth.arguments import check_names
+from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.units import find_units
+from prunerecover.importance.registry import Importance
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.units import DEPTH_KINDS
 
 
 class DepthPrune(PruningCallback):
@@ -62,7 +64,7 @@ class DepthPrune(PruningCallback):
         remove: Mapping[str, int] | None = None,
         plan: str | Path | Plan | None = None,
         target: str | None = None,
-        importance: str = "output_divergence",
+        importance: Importance | str = "output_divergence",
         loss: Callable[[nn.Module, Any], Tensor] | None = None,
         replace: str = "calibrated",
         search: str | None = None,
@@ -80,17 +82,11 @@ class DepthPrune(PruningCallback):
             raise TypeError(
                 f"Expected argument budget to be a Budget, but got {type(budget).__name__}. Use remove={{...}}."
             )
-        planning: dict[str, Any] = {
-            "importance": importance,
-            "loss": loss,
-            "replace": replace,
-            "search": search,
-            "ignore": (ignore,) if isinstance(ignore, str) else tuple(ignore),
-        }
-        if plan is None:
-            check_names(importance, replace, search)
-        else:
-            check_alone(DepthPrune, planning)
+        self.config = DepthConfig(
+            importance=importance, loss=loss, replace=replace, search=search, ignore=ignore, seed=seed
+        )
+        if plan is not None:
+            check_alone(DepthPrune, self.planning)
         super().__init__(
             Budget(remove=remove) if remove is not None else budget,
             plan=plan,
@@ -100,7 +96,11 @@ class DepthPrune(PruningCallback):
             merge=merge,
             seed=seed,
         )
-        self.planning = planning
+
+    @property
+    def planning(self) -> dict[str, Any]:
+        """What decides which units go, by argument."""
+        return {name: value for name, value in vars(self.config).items() if name != "seed"}
 
     def find(self, pl_module: pl.LightningModule) -> str:
         """Return the target, or the single supported network."""
@@ -113,8 +113,14 @@ class DepthPrune(PruningCallback):
         return {kind: sum(unit.kind == kind for unit in units) for kind in DEPTH_KINDS}
 
     def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
-        """Return `plan_depth`'s plan, calibrated on inputs that the network gets while training."""
+        """Return `plan_depth`'s plan, calibrated on inputs that the network gets while training.
+
+        Args:
+            trainer: In a fit.
+            pl_module: Its LightningModule.
+            target: Path of the network.
+            budget: How much of the network, as it is now, goes.
+        """
         batches = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
-        planning = {**self.planning, "loss": self.planning["loss"] or training_loss(trainer, pl_module)}
-        network = unwrap(get_module(pl_module, target))
-        return plan_depth(network, budget, batches=batches, seed=self.seed, **planning)
+        config = dataclasses.replace(self.config, loss=self.config.loss or training_loss(trainer, pl_module))
+        return plan_depth(unwrap(get_module(pl_module, target)), budget, batches=batches, **vars(config))

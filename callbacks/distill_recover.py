@@ -62,7 +62,13 @@ class DistillRecover(LedgerCallback):
         self._matched_plan: Plan | None = None
 
     def before_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
-        """Keep the dense network as the teacher, in memory and in a file."""
+        """Keep the dense network as the teacher, in memory and in a file.
+
+        Args:
+            trainer: Beside whose checkpoints the file goes; if it writes none, there is no file.
+            pl_module: Its LightningModule.
+            target: Path of the network that is about to change; another one than the student's does not matter.
+        """
         ledger = Ledger.of(pl_module)
         mine = self.network_path(trainer, pl_module)
         if self.teacher == "dense" and target == mine and self._network is None and target not in ledger.plans:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,9 @@ from prunerecover.callbacks.distillation.teacher import copy_dense
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
+from prunerecover.checkpoint.ledger_record import SurgeryEvent
 from prunerecover.model.batches import ModelInputs
+from prunerecover.plan.evidence import PlanningCost, SearchEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.report.compare import compare
 from prunerecover.report.curves import plot_history
@@ -75,16 +78,16 @@ class PruneReport(LedgerCallback):
         plan = ledger.plans.get(target, Plan())
         merge(pruned)
         inputs = self._example.to(pl_module.device)
-        details = {"history": self.history, "surgeries": ledger.events}
+        details = {"history": self.history, "surgeries": [event.to_dict() for event in ledger.events]}
         search = search_cost(plan, ledger.events, target)
         report = compare(dense, pruned, inputs, plan=plan, search=search, pairs=self.pairs, details=details)
-        report.save(folder, figures=self._figures(plan, [e for e in ledger.events if e["target"] == target]))
+        report.save(folder, figures=self._figures(plan, [e for e in ledger.events if e.target == target]))
         plan.save(folder / "plan.json")
         rank_zero_info(f"prunerecover: report written to {folder}")
 
-    def _figures(self, plan: Plan, events: list[dict[str, Any]]) -> dict[str, Figure]:
+    def _figures(self, plan: Plan, events: Sequence[SurgeryEvent]) -> dict[str, Figure]:
         figures = {"layers": plan.plot()} if plan.removed else {}
-        surgeries = [(event["epoch"], f"-{len(event['units'])}") for event in events]
+        surgeries = [(event.epoch, f"-{len(event.units)}") for event in events]
         for name, points in self.history.items():
             if "acc" in name or "top" in name or "loss" in name:
                 figures[name.replace("/", "_")] = plot_history(
@@ -93,11 +96,17 @@ class PruneReport(LedgerCallback):
         return figures
 
 
-def search_cost(plan: Plan, events: list[dict[str, Any]], target: str) -> SearchCost | None:
-    """Return what all planning took: within the fit, and before it where the plan says so."""
-    before = plan.evidence.get("search", {})
-    within = [e["seconds"] for e in events if e["target"] == target and e.get("seconds") is not None]
-    if not before and not within:
+def search_cost(plan: Plan, events: Sequence[SurgeryEvent], target: str) -> SearchCost | None:
+    """Return what all planning took: within the fit, and before it; None if neither is known.
+
+    Args:
+        plan: All surgeries of the network; its evidence may say what a search before the fit took.
+        events: The ledger's surgeries, with the seconds that it took to decide.
+        target: Path of the network; events of others do not count.
+    """
+    before = SearchEvidence.of(plan.evidence).search
+    within = [e.seconds for e in events if e.target == target and e.seconds is not None]
+    if before is None and not within:
         return None
-    seconds = before.get("seconds", 0.0) + sum(within)
-    return SearchCost(**{"peak_memory_bytes": None, "trials": None, **before, "seconds": seconds})
+    cost = before or PlanningCost()
+    return SearchCost(seconds=cost.seconds + sum(within), peak_memory_bytes=cost.peak_memory_bytes, trials=cost.trials)

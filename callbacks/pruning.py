@@ -46,7 +46,14 @@ class PruningCallback(ScheduledCallback):
 
     @abstractmethod
     def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
-        """Return the plan for the network at `target` as it is now; called on every rank, random state isolated."""
+        """Return the plan for the network at `target` as it is now; called on every rank, random state isolated.
+
+        Args:
+            trainer: In a fit.
+            pl_module: Its LightningModule.
+            target: Path of the network.
+            budget: How much of the network, as it is now, goes; None if the callback was given none.
+        """
 
     def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
         """Return what `after_surgery` needs of the network as it is before the plan is applied; None: nothing."""
@@ -165,7 +172,7 @@ class PruningCallback(ScheduledCallback):
 
     def _decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
         if budget is not None:
-            budget = budget.remaining(event["taken"] for event in Ledger.of(pl_module).made_by(self._key(trainer)))
+            budget = budget.remaining(event.taken for event in Ledger.of(pl_module).made_by(self._key(trainer)))
             if budget is None:  # surgeries before have taken as much
                 return Plan()
         if self.plan is None:

@@ -17,6 +17,8 @@ from torch import nn
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
+from prunerecover.checkpoint.ledger_record import ScheduleStart
+from prunerecover.importance.registry import name_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
@@ -40,7 +42,6 @@ class ScheduledCallback(LedgerCallback):
     """
 
     prunes = True
-    planning: dict[str, Any]  # further arguments of the planning function
 
     def __init__(
         self,
@@ -67,6 +68,11 @@ class ScheduledCallback(LedgerCallback):
         self.target, self.calibration, self.merge, self.seed = target, calibration, merge, seed
         self._has_begun = False
 
+    @property
+    @abstractmethod
+    def planning(self) -> dict[str, Any]:
+        """Further arguments of the planning function, by name."""
+
     @abstractmethod
     def find(self, pl_module: pl.LightningModule) -> str:
         """Return the path of the network to prune."""
@@ -85,22 +91,24 @@ class ScheduledCallback(LedgerCallback):
                 "still to come will not happen. Pass the same callbacks in the same order."
             )
         under_way = me in ledger.begun and (self._has_begun or ledger.from_checkpoint)
-        if under_way and ledger.begun[me]["asked"] != self._signature():
+        if under_way and ledger.begun[me].asked != self._signature():
             raise ValueError(
-                f"Expected {me} with the arguments of the run that is resumed ({ledger.begun[me]['asked']}), but got "
+                f"Expected {me} with the arguments of the run that is resumed ({ledger.begun[me].asked}), but got "
                 f"{self._signature()}. Resume with the same callbacks in the same order, or start a new fit from the "
                 "weights."
             )
         if not under_way:
-            total = sum(event["by"] == me for event in ledger.events)
-            ledger.begun[me] = {"events": total, "units": self._available(pl_module), "asked": self._signature()}
+            total = sum(event.by == me for event in ledger.events)
+            units, asked = self._available(pl_module), self._signature()
+            ledger.begun[me] = ScheduleStart(events=total, units=units, asked=asked)
         self._has_begun = True
 
     def _signature(self) -> dict[str, Any]:
         """What decides which surgeries come when, as plain data."""
         plan = None if self.plan is None else self.plan.result.tensors
         budget = None if self.budget is None else self.budget.to_dict()
-        how = {name: str(value) for name, value in self.planning.items() if not callable(value)}
+        losses = {name for name, value in self.planning.items() if name == "loss" and callable(value)}
+        how = {n: name_of(v) if callable(v) else str(v) for n, v in self.planning.items() if n not in losses}
         return {"budget": budget, "plan": plan, "schedule": dict(vars(self.schedule)), "planning": how}
 
     def _available(self, pl_module: pl.LightningModule) -> dict[str, int]:
@@ -113,7 +121,7 @@ class ScheduledCallback(LedgerCallback):
         if self.budget is None:
             events = [(self.schedule.start, None)]
         elif self.budget.in_units:
-            counts = self.budget.counts(ledger.begun[me]["units"])
+            counts = self.budget.counts(ledger.begun[me].units)
             total, events = Counter[str](), []
             for epoch, part in self.schedule.events(counts):
                 total.update(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,10 +25,12 @@ from prunerecover.plan.edits import Narrow, Rewrite
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery import reconstruction
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
-from prunerecover.width.arguments import Allocation, WidthReplace, check_arguments
+from prunerecover.width.allocation.registry import AllocationRule
+from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.plan_width import plan_width
+from prunerecover.width.signals.context import WidthImportance
 
 
 class WidthPrune(PruningCallback):
@@ -72,9 +75,9 @@ class WidthPrune(PruningCallback):
         *,
         plan: str | Path | Plan | None = None,
         target: str | None = None,
-        allocation: Allocation = "per_cost",
-        removal: str | None = None,
-        protection: str | None = None,
+        allocation: AllocationRule | str = "per_cost",
+        removal: WidthImportance | str | None = None,
+        protection: WidthImportance | str | None = None,
         tolerance: float | None = None,
         loss: Callable[[nn.Module, Any], Tensor] | None = None,
         labels: Callable[[Any], Tensor] | None = None,
@@ -89,21 +92,21 @@ class WidthPrune(PruningCallback):
     ) -> None:
         if sum(argument is not None for argument in (budget, tolerance, plan)) != 1:
             raise ValueError("Expected exactly one of budget, tolerance and plan, e.g. WidthPrune(Budget(macs=0.3)).")
-        kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
         planning: dict[str, Any] = {
             "allocation": allocation,
             "removal": removal,
             "protection": protection,
             "tolerance": tolerance,
-            "kinds": kinds,
+            "kinds": (kinds,) if isinstance(kinds, str) else tuple(kinds),
             "replace": replace,
             "ignore": (ignore,) if isinstance(ignore, str) else tuple(ignore),
         }
-        if plan is None:
-            check_arguments(budget, allocation, removal, protection, tolerance, replace, kinds)
-            _check_units(budget)
-        else:
+        if plan is not None:
             check_alone(WidthPrune, {**planning, "loss": loss, "labels": labels})
+        self.config = WidthConfig(**planning, loss=loss, labels=labels, seed=seed)
+        if plan is None:
+            self.config.check_budget(budget, self.config.kinds)
+            _check_units(budget)
         super().__init__(
             budget,
             plan=plan,
@@ -113,8 +116,13 @@ class WidthPrune(PruningCallback):
             merge=merge,
             seed=seed,
         )
-        self.loss, self.labels, self.reconstruct = loss, labels, reconstruct
-        self.planning = planning
+        self.reconstruct = reconstruct
+
+    @property
+    def planning(self) -> dict[str, Any]:
+        """What decides which units go, by argument."""
+        elsewhere = ("loss", "labels", "rounds", "seed")
+        return {name: value for name, value in vars(self.config).items() if name not in elsewhere}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Read the plan's file; refuse to reconstruct after a plan that does more than narrow, or before sharding.
@@ -144,10 +152,19 @@ class WidthPrune(PruningCallback):
         return {"expert": sum(group.size for group in find_experts(network))}
 
     def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
-        """Return `plan_width`'s plan, scored on what the network gets while training."""
+        """Return `plan_width`'s plan, scored on what the network gets while training.
+
+        Args:
+            trainer: In a fit.
+            pl_module: Its LightningModule.
+            target: Path of the network.
+            budget: How much of the network, as it is now, goes; None: what the tolerance says.
+        """
         network = unwrap(get_module(pl_module, target))
-        inputs = width_inputs(trainer, pl_module, target, self.calibration, self.seed, self.loss, self.labels)
-        return plan_width(network, budget, **vars(inputs), seed=self.seed, **self.planning)
+        loss, labels = self.config.loss, self.config.labels
+        inputs = width_inputs(trainer, pl_module, target, self.calibration, self.seed, loss, labels)
+        config = dataclasses.replace(self.config, loss=inputs.loss, labels=inputs.labels)
+        return plan_width(network, budget, batches=inputs.batches, **vars(config))
 
     def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
         """Return a copy of the network, which the narrowed one is reconstructed after."""
@@ -158,7 +175,15 @@ class WidthPrune(PruningCallback):
     def after_surgery(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
     ) -> None:
-        """Reconstruct the weights, estimate BatchNorm statistics anew; all ranks and averages take the first's."""
+        """Reconstruct the weights, estimate BatchNorm statistics anew; all ranks and averages take the first's.
+
+        Args:
+            trainer: In the middle of the fit.
+            pl_module: Its LightningModule.
+            target: Path of the network.
+            plan: What was done.
+            before: A copy of the network from before, which `keep` made; None: nothing is reconstructed.
+        """
         network = unwrap(get_module(pl_module, target))
         if before is None and not batchnorms(network):
             return

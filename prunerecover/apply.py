@@ -14,12 +14,12 @@ from prunerecover.depth.units import find_units
 from prunerecover.model.batches import Batches, CalibrationSet, split_batches
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
-from prunerecover.model.hashing import tensors_hash, weights_hash
+from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace
 from prunerecover.plan.plan import Plan
-from prunerecover.surgery.apply_edits import Applied, apply_edits, check_source, check_tensors, undo
+from prunerecover.surgery.apply_edits import Applied, apply_and_check, apply_edits, check_source, check_tensors
 from prunerecover.width.compensation import fit_compensation
 
 
@@ -45,15 +45,17 @@ def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Ap
         check_tensors(model, plan)
     else:
         plan = refit_plan(model, plan, refit)
-    applied = apply_edits(model, plan.edits, plan.tensors)
-    if plan.result.tensors and tensors_hash(model) != plan.result.tensors:
-        undo(model, applied.journal)
-        raise ValueError("Expected the plan to leave the model it describes, but it left another. Was the file edited?")
-    return applied
+    return apply_and_check(model, plan.edits, plan.tensors, plan.result.tensors or None)
 
 
 def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int = 0) -> Plan:
     """Return the plan with the same units and what they leave, fitted to this model, which is bit-identical afterwards.
+
+    Args:
+        model: Of the structure that the plan starts from, with other weights.
+        plan: Whose edits stay as they are.
+        batches: Calibration batches; see `plan_depth` and `plan_width`.
+        seed: Of the samples that are held out.
 
     Raises:
         ValueError: If the model is not of the plan's structure or there are too few samples to fit.

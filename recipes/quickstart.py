@@ -114,7 +114,14 @@ def run_quickstart(seeds: int = 3, output: str = "report", recipe: Recipe = RECI
 
 
 def run_once(seed: int, data: DigitsData, recipe: Recipe, progress: Progress) -> Run:
-    """Train, prune, recover and merge with one seed."""
+    """Train, prune, recover and merge with one seed.
+
+    Args:
+        seed: Of everything random.
+        data: Set up.
+        recipe: How to train, prune and recover.
+        progress: Gets a bar for the dense training and one for the recovery.
+    """
     pl.seed_everything(seed, verbose=False)
     module = DigitsClassifier(learning_rate=recipe.learning_rate)
     curve = ValidationCurve(progress, f"seed {seed}: train the dense model", recipe.epochs)
@@ -151,7 +158,14 @@ def _accuracy(models: tuple[nn.Module, ...], batches: Iterable[Any]) -> list[flo
 
 
 def report_on(runs: list[Run], data: DigitsData, recipe: Recipe, seconds: float) -> Report:
-    """Compare the first run's models, and keep all runs' accuracies beside them."""
+    """Compare the first run's models, and keep all runs' accuracies beside them.
+
+    Args:
+        runs: At least one.
+        data: Holds the test digits.
+        recipe: How the runs were made.
+        seconds: That all runs took.
+    """
     images = data.datasets["test"].images[:64]
     details = {
         "seeds": [run.accuracies for run in runs],
@@ -181,7 +195,13 @@ def _percents(accuracies: dict[str, float]) -> str:
 
 
 def write(report: Report, run: Run, folder: Path) -> Path:
-    """Write the report, its figures, the plan and the pruned model; returns the folder."""
+    """Write the report, its figures, the plan and the pruned model; returns the folder.
+
+    Args:
+        report: Of all runs.
+        run: Whose curves, plan and pruned model are written.
+        folder: Where to; made if it is not there.
+    """
     surgery = float(run.curves["dense"][-1][0])
     label = ", ".join(f"-{len(units)} {kind}" for kind, units in run.plan.removed.items())
     figures = {

@@ -48,7 +48,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Let the libraries go as they are used to: some complain of what is left at the end."""
+    """Let what was taken out of garbage collection be collected at exit, where some libraries look for leaks."""
     gc.unfreeze()
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from benchmarks.boundary.boundary_figure import plot_curve
+from benchmarks.boundary.boundary_figure import OURS, plot_curve
 from benchmarks.boundary.boundary_methods import (
     IMAGES,
     METHODS,
@@ -51,6 +51,7 @@ from benchmarks.data.real import (
 from benchmarks.data.tiny_imagenet import hits, recover
 from prunerecover import Plan
 from prunerecover.cost.macs import count_macs
+from prunerecover.display.markdown import table
 
 NAME = "boundary_dpt"
 BUDGETS = (0.20, 0.33, 0.50)
@@ -164,10 +165,13 @@ def save(rows: list[Row], plans: list[Row]) -> None:
 
 def ahead(rows: list[Row], row: Row) -> str:
     """Return by how much (e) is ahead on the same images, with the paired 95% interval."""
-    same = [r for r in rows if r["method"] == "e ours" and (r["budget"], r["stage"]) == (row["budget"], row["stage"])]
+    same = [r for r in rows if r["method"] == OURS and (r["budget"], r["stage"]) == (row["budget"], row["stage"])]
     if not same or same[0] is row:
         return ""
     return ahead_by(*(unpacked(r["hits"], r["n"]) for r in (same[0], row)))
+
+
+COLUMNS = ("method", "stage", "latency share", "MACs share", "removed", "top-1 (95%)", "default ahead by")
 
 
 def markdown(rows: list[Row], commands: list[str]) -> str:
@@ -185,24 +189,29 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         f"![Accuracy over latency, recovered]({NAME}.png)",
     ]
     for budget in sorted({row["budget"] for row in rows} - {0.0}):
+        chosen = sorted((row for row in rows if row["budget"] == budget), key=lambda r: (r["stage"], r["method"]))
         lines += [
             "",
             f"## About {budget:.0%} of the latency removed",
             "",
             "Removed: attentions, activations, blocks.",
             "",
-            "| method | stage | latency share | MACs share | removed | top-1 (95%) | ours ahead by |",
-            "|---|---|---|---|---|---|---|",
+            table(COLUMNS, (_cells(rows, row) for row in chosen)),
         ]
-        chosen = sorted((row for row in rows if row["budget"] == budget), key=lambda r: (r["stage"], r["method"]))
-        for row in chosen:
-            counts = [str(len(row["removed"].get(kind, ()))) for kind in ("attention", "activation", "block")]
-            top1 = f"{row['top1']:.2f} ({row['ci_low']:.2f}-{row['ci_high']:.2f})"
-            missed = "" if row["latency_share"] <= 1 - budget + SLACK else " (not met)"
-            shares = f"{row['latency_share']:.3f}{missed} | {row['macs_share']:.3f}"
-            name = f"{row['method']} | {row['stage']}"
-            lines.append(f"| {name} | {shares} | {', '.join(counts)} | {top1} | {ahead(rows, row)} |")
     return "\n".join(lines)
+
+
+def _cells(rows: list[Row], row: Row) -> tuple[str, ...]:
+    missed = "" if row["latency_share"] <= 1 - row["budget"] + SLACK else " (not met)"
+    return (
+        row["method"],
+        row["stage"],
+        f"{row['latency_share']:.3f}{missed}",
+        f"{row['macs_share']:.3f}",
+        ", ".join(str(len(row["removed"].get(kind, ()))) for kind in ("attention", "activation", "block")),
+        f"{row['top1']:.2f} ({row['ci_low']:.2f}-{row['ci_high']:.2f})",
+        ahead(rows, row),
+    )
 
 
 if __name__ == "__main__":

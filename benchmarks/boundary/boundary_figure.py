@@ -19,7 +19,7 @@ from prunerecover.display.style import (
     new_figure,
 )
 
-OURS = "e ours"
+OURS = "e prunerecover (default)"
 COLORS = (ORANGE, GREEN, GREY, BLACK, VERMILION, PURPLE, SKY)
 MARKERS = "osD^vPX*"
 
@@ -31,7 +31,7 @@ def plot_curve(rows: list[dict[str, Any]], stage: str = "recovered") -> Figure:
         rows: Of the results.
         stage: "prune_only" or "recovered".
     """
-    figure, axes = new_figure(6.4, 4.0)
+    figure, axes = new_figure(7.6, 4.6)
     dense = next(row for row in rows if row["method"] == "dense")
     axes.axhline(dense["top1"], color=GREY, linewidth=1, linestyle=":")
     axes.text(0.0, dense["top1"], "dense", transform=axes.get_yaxis_transform(), va="bottom", color=GREY, fontsize=9)
@@ -54,7 +54,7 @@ def plot_curve(rows: list[dict[str, Any]], stage: str = "recovered") -> Figure:
             linestyle="-" if number < len(COLORS) or method == OURS else "--",
             marker=MARKERS[number % len(MARKERS)],
             markersize=5,
-            label=method,
+            label=method.partition(" ")[2],
         )
     axes.set_xlabel("latency, as a share of the dense model's")
     axes.set_ylabel("top-1, %")

@@ -35,6 +35,7 @@ from prunerecover.boundary.designs import Split, feasible_splits, spread
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.boundary.next_split import FIRST, next_split
 from prunerecover.cost.statistics import Interval
+from prunerecover.display.markdown import table
 
 NAME, LAYERS, N_REMOVE, RUNS, SEEDS = "boundary_map", 12, 8, 5, (0, 1)
 IMAGES, HELD_OUT = 2000, 1000
@@ -133,23 +134,23 @@ def save(rows: list[dict[str, Any]]) -> None:
 
 def markdown(rows: list[dict[str, Any]], commands: list[str]) -> str:
     """Render the runs, and the verdict once all are there."""
-    table: Table = {((row["attention"], row["activation"]), row["seed"]): row for row in rows}
+    runs: Table = {((row["attention"], row["activation"]), row["seed"]): row for row in rows}
+    cells = [
+        (row["attention"], row["activation"], row["seed"], f"{row['held_out_top1']:.1f}", f"{row['top1']:.2f}")
+        for row in sorted(rows, key=lambda r: (r["attention"], r["seed"]))
+    ]
     lines = [
         "# The accuracy map on real DeiT-Tiny, 8 layers removed",
         "",
         *made_by(commands),
         "Held out: 1,000 training images, which the map sees. Validation: 5,000 images, on which its picks are judged.",
         "",
-        "| attentions removed | activations removed | seed | held-out top-1 | validation top-1 |",
-        "|---|---|---|---|---|",
+        table(("attentions removed", "activations removed", "seed", "held-out top-1", "validation top-1"), cells),
     ]
-    for row in sorted(rows, key=lambda r: (r["attention"], r["seed"])):
-        scores = f"{row['held_out_top1']:.1f} | {row['top1']:.2f}"
-        lines.append(f"| {row['attention']} | {row['activation']} | {row['seed']} | {scores} |")
-    if len(table) == len(SPLITS) * len(SEEDS):
-        picks = [picked(table, seed) for seed in SEEDS]
-        found = regret(table, [split for split, _ in picks])
-        told = ", ".join(f"{split} of {runs} runs" for split, runs in picks)
+    if len(runs) == len(SPLITS) * len(SEEDS):
+        picks = [picked(runs, seed) for seed in SEEDS]
+        found = regret(runs, [split for split, _ in picks])
+        told = ", ".join(f"{split} of {count} runs" for split, count in picks)
         lines += ["", f"Picks (attentions, activations removed), by seed: {told}."]
         lines += [f"Mean regret: {found.value:.2f} points ({found.low:.2f} to {found.high:.2f}, paired bootstrap)."]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """The peers of `boundary_dpt.py`: each meets a budget in latency with the least removal.
 
-(a) attention alone and (b) activation alone, by gate gradients within the type; (c) both by one ranking of the gate
-gradients, which compares scales that do not compare; (d) BoundaryDPT by the book; (d1) its units with our replacement;
+(a) attentions alone and (b) activations alone, by gate gradients within the type; (c) both by one ranking of the gate
+gradients, which compares scales that do not compare; (d) BoundaryDPT as published; (d1) its units, our replacements;
 (d2) our units with identities; (e) our default; (f) whole blocks by Block Influence; (g) widths by torch-pruning's
 isomorphic pruning (arXiv 2407.04616). (a)-(d) and (d2) leave identities, as the published method does.
 """
@@ -20,10 +20,12 @@ from benchmarks.data.tiny_imagenet import PRECISION, calibration, data, loss, mo
 from prunerecover import Budget, Plan, apply_plan, find_units, merge, plan_depth
 from prunerecover.boundary.feasible import TYPES, CostLine, layers_of
 from prunerecover.boundary.plan_boundary import PUBLISHED
-from prunerecover.boundary.search import BoundarySearch
+from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
 from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings
 from prunerecover.cost.latency import latency_ratio
+from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.planner import DepthPlanner
+from prunerecover.importance.context import DepthContext
 from prunerecover.importance.gate_gradient import gate_gradient
 from prunerecover.plan.plan import Edit
 
@@ -85,7 +87,9 @@ def one_ranking() -> tuple[str, ...]:
     """Rank attentions and activations together."""
     network = deit_tiny()
     units = find_units(network, TYPES)
-    scores = gate_gradient(network, units, calibration(), loss, replace="identity")
+    scores = gate_gradient(
+        DepthContext(model=network, units=units, batches=calibration(), loss=loss, replace="identity")
+    )
     return tuple(unit.name for unit in sorted(units, key=lambda unit: scores[unit.name]))
 
 
@@ -109,7 +113,7 @@ def searched(planner: DepthPlanner, budget: float, **how: str) -> Plan:
     source, settings = data(TRIAL_IMAGES, HELD_OUT), TrialSettings(trainer=PRECISION)
     runner = TrialRunner(module(unfused(deit_tiny())), source, TRIALS, settings)
     line = line_of(planner, budget)
-    return BoundarySearch(planner, line.splits, runner, more=line.more, **how).run()[1]
+    return BoundarySearch(planner, line.splits, runner, BoundaryConfig(**how), line.more).run()[1]
 
 
 def line_of(planner: DepthPlanner, budget: float) -> CostLine:
@@ -193,7 +197,7 @@ def share_of_one(kind: str) -> float:
 def published_planner() -> DepthPlanner:
     """Plan with gate gradients and identities."""
     arguments = {name: PUBLISHED[name] for name in ("importance", "replace", "search")}
-    return DepthPlanner(deit_tiny(), TYPES, batches=calibration(), loss=loss, **arguments)
+    return DepthPlanner(deit_tiny(), TYPES, batches=calibration(), config=DepthConfig(loss=loss, **arguments))
 
 
 @cache
@@ -204,19 +208,22 @@ def default_planner() -> DepthPlanner:
 
 def plans_of(method: str, budget: float, found: Callable[[str, float], Plan]) -> Plan:
     """Return the plan of a method; `found` gives the plans of methods that were run before."""
-    if method == "d1 by the book, our replacement":
-        return renamed(found("d by the book", budget), "calibrated")
-    if method == "d2 ours, identities":
-        return renamed(found("e ours", budget), "identity")
+    if method == "d1 BoundaryDPT's units, our replacements":
+        return renamed(found("d BoundaryDPT as published", budget), "calibrated")
+    if method == "d2 our units, identities":
+        return renamed(found("e prunerecover (default)", budget), "identity")
     return least(*SIZED[method], budget) if method in SIZED else SEARCHED[method](budget)
 
 
 SIZED: dict[str, tuple[Callable[[int], Plan], int]] = {
-    "a attention alone": (attentions, 12),
-    "b activation alone": (activations, 12),
-    "c one ranking": (ranked, 23),
-    "f whole blocks": (blocks, 11),
+    "a attentions alone": (attentions, 12),
+    "b activations alone": (activations, 12),
+    "c one ranking of both": (ranked, 23),
+    "f whole blocks, Block Influence": (blocks, 11),
 }
-SEARCHED: dict[str, Callable[[float], Plan]] = {"d by the book": by_the_book, "e ours": ours}
-WIDTH = "g isomorphic width"
-METHODS = (*SIZED, *SEARCHED, "d1 by the book, our replacement", "d2 ours, identities", WIDTH)
+SEARCHED: dict[str, Callable[[float], Plan]] = {
+    "d BoundaryDPT as published": by_the_book,
+    "e prunerecover (default)": ours,
+}
+WIDTH = "g torch-pruning, isomorphic"
+METHODS = (*SIZED, *SEARCHED, "d1 BoundaryDPT's units, our replacements", "d2 our units, identities", WIDTH)

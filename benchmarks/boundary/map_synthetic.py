@@ -32,6 +32,7 @@ from prunerecover.boundary.designs import (
 )
 from prunerecover.boundary.next_split import next_split
 from prunerecover.cost.statistics import Interval, mean_interval
+from prunerecover.display.markdown import table
 
 LAYERS, DENSE, NOISE = 12, 81.8, 0.5
 BUDGETS = (6, 8, 10)
@@ -236,30 +237,31 @@ def markdown(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
         "covered: how often its 95% interval reaches the true regret; refused: how often the map was refused for "
         "predicting above dense (it was scored all the same).",
         "",
-        *heading("runs and surface"),
-        *(line(row, row["method"]) for row in rows),
+        table(("runs and surface", *COLUMNS), ((row["method"], *_cells(row)) for row in rows)),
         "",
         "With another noise than the 0.5 points that the maps assume:",
         "",
-        *heading("noise: runs and surface"),
-        *(line(row, f"{row['noise']}: {row['method']}") for row in others),
+        table(
+            ("noise: runs and surface", *COLUMNS),
+            ((f"{row['noise']}: {row['method']}", *_cells(row)) for row in others),
+        ),
     ]
     return "\n".join(lines)
 
 
-def heading(first: str) -> list[str]:
-    """Render the head of a table."""
-    names = [first, "runs", "regret (95% interval)", "within one layer", *FAMILIES, "expected", "covered", "refused"]
-    return [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+COLUMNS = ("runs", "regret (95% interval)", "within one layer", *FAMILIES, "expected", "covered", "refused")
 
 
-def line(row: dict[str, Any], name: str) -> str:
-    """Render a row."""
-    families = " | ".join(f"{value:.3f}" for value in row["by_family"].values())
-    announced = "- | -" if row["covered"] is None else f"{row['expected_regret']:.3f} | {row['covered']:.1%}"
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    announced = row["covered"] is not None
     return (
-        f"| {name} | {row['runs']:.1f} | {row['regret']:.3f} ({row['ci_low']:.3f}-{row['ci_high']:.3f}) "
-        f"| {row['within_one_layer']:.1%} | {families} | {announced} | {row['refused']:.1%} |"
+        f"{row['runs']:.1f}",
+        f"{row['regret']:.3f} ({row['ci_low']:.3f}-{row['ci_high']:.3f})",
+        f"{row['within_one_layer']:.1%}",
+        *(f"{value:.3f}" for value in row["by_family"].values()),
+        f"{row['expected_regret']:.3f}" if announced else "-",
+        f"{row['covered']:.1%}" if announced else "-",
+        f"{row['refused']:.1%}",
     )
 
 

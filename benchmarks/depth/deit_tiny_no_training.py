@@ -21,6 +21,7 @@ from benchmarks.data.real import command, correct, deit_tiny, image_data, parser
 from prunerecover import Plan, apply_plan, plan_depth
 from prunerecover.cost.statistics import wilson_interval
 from prunerecover.depth.units import find_units
+from prunerecover.display.markdown import table
 
 REMOVALS = ({"attention": 3}, {"activation": 3}, {"activation": 6})
 console = Console()
@@ -93,17 +94,20 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         "",
         f"`{command()}`",
         "",
-        "| method | removed | top-1 (95% interval) | left in their place | planning, s |",
-        "|---|---|---|---|---|",
+        table(("method", "removed", "top-1 (95% interval)", "left in their place", "planning, s"), map(_cells, rows)),
     ]
-    for row in rows:
-        removed = ", ".join(name for names in row["removed"].values() for name in names) or "nothing"
-        interval = f"{row['top1']:.1f} ({row['ci_low']:.1f}-{row['ci_high']:.1f})"
-        seconds = f"{row['seconds']:.0f}" if "seconds" in row else ""
-        leaves = ", ".join(sorted(set(row["leaves"])))
-        lines.append(f"| {row['method']} | {removed} | {interval} | {leaves} | {seconds} |")
     note = "The images were seen during development (see the script), so the figures are optimistic."
     return "\n".join([*lines, "", note])
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["method"],
+        ", ".join(name for names in row["removed"].values() for name in names) or "nothing",
+        f"{row['top1']:.1f} ({row['ci_low']:.1f}-{row['ci_high']:.1f})",
+        ", ".join(sorted(set(row["leaves"]))),
+        f"{row['seconds']:.0f}" if "seconds" in row else "",
+    )
 
 
 if __name__ == "__main__":

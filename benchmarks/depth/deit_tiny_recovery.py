@@ -23,6 +23,7 @@ import torch
 from benchmarks.data.real import RESULTS, correct, data_root, deit_tiny, image_data, parser, write
 from prunerecover import Plan, Report, apply_plan, find_units, load_pruned, save_pruned
 from prunerecover.cost.statistics import paired_difference, wilson_interval
+from prunerecover.display.markdown import table
 
 RECIPE = "deit_tiny_imagenet200_depth"
 FOLDER = Path(tempfile.gettempdir()) / "prunerecover_deit_tiny_recovery"
@@ -111,6 +112,17 @@ def costs() -> dict[str, dict[str, float]]:
 def markdown(result: dict[str, Any]) -> str:
     """Render the result."""
     gain, dense = result["gain"], result["costs"]["dense"]
+    scores = [(r["model"], f"{r['top1']:.2f} ({r['ci_low']:.2f}-{r['ci_high']:.2f})") for r in result["rows"]]
+    costs = [
+        (
+            name,
+            f"{found['parameters']:,}",
+            f"{found['parameters'] / dense['parameters'] - 1:+.1%}",
+            f"{found['macs_per_image']:,.0f}",
+            f"{found['macs_per_image'] / dense['macs_per_image'] - 1:+.1%}",
+        )
+        for name, found in result["costs"].items()
+    ]
     lines = [
         "# DeiT-Tiny recovered in one epoch of 2,000 images (tiny_imagenet, its 200 classes, 5,000 validation images)",
         "",
@@ -118,17 +130,9 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         f"Removed: {', '.join(name for names in result['removed'].values() for name in names)}.",
         "",
-        "| model | top-1 (95% interval) |",
-        "|---|---|",
-        *(f"| {r['model']} | {r['top1']:.2f} ({r['ci_low']:.2f}-{r['ci_high']:.2f}) |" for r in result["rows"]),
+        table(("model", "top-1 (95% interval)"), scores),
         "",
-        "| model | parameters | change | MACs per image | change |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {name} | {c['parameters']:,} | {c['parameters'] / dense['parameters'] - 1:+.1%} "
-            f"| {c['macs_per_image']:,.0f} | {c['macs_per_image'] / dense['macs_per_image'] - 1:+.1%} |"
-            for name, c in result["costs"].items()
-        ),
+        table(("model", "parameters", "change", "MACs per image", "change"), costs),
         "",
         f"Recovery adds {gain['points']:.2f} points ({gain['ci_low']:.2f} to {gain['ci_high']:.2f}, paired bootstrap).",
         f"`prunerecover test` in a new process: {result['test_top1_in_a_new_process']!r}; `load_pruned` on the "

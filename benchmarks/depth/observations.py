@@ -32,7 +32,9 @@ from benchmarks.data.tiny_imagenet import PRECISION, QUIET, calibration, data, l
 from prunerecover import Budget, Plan, find_units
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.callbacks import DistillRecover
+from prunerecover.display.markdown import table
 from prunerecover.display.style import BLUE, ORANGE, add_legend, new_figure
+from prunerecover.importance.context import DepthContext
 from prunerecover.importance.gate_gradient import gate_gradient
 
 REMOVED, EPOCHS, IMAGES_PER_EPOCH, HELD_OUT = 4, 3, 500, 500
@@ -44,7 +46,9 @@ def gradient_scales() -> list[dict[str, Any]]:
     """Return every unit's gate gradient, towards an identity, as published."""
     network = deit_tiny()
     units = find_units(network, TYPES)
-    scores = gate_gradient(network, units, calibration(), loss, replace="identity")
+    scores = gate_gradient(
+        DepthContext(model=network, units=units, batches=calibration(), loss=loss, replace="identity")
+    )
     return [{"unit": unit.name, "type": unit.kind, "gate_gradient": scores[unit.name]} for unit in units]
 
 
@@ -177,11 +181,9 @@ def markdown(
         "",
         f"Top-1 on {HELD_OUT} held-out training images before and after each epoch of {IMAGES_PER_EPOCH} images:",
         "",
-        "| removed | left in their place | top-1 |",
-        "|---|---|---|",
-        *(
-            f"| {REMOVED} {r['type']}s | {r['replace']} | {', '.join(f'{value:.1f}' for value in r['top1'])} |"
-            for r in curves
+        table(
+            ("removed", "left in their place", "top-1"),
+            [(f"{REMOVED} {r['type']}s", r["replace"], ", ".join(f"{v:.1f}" for v in r["top1"])) for r in curves],
         ),
         "",
         "![Recovery by type](observations_recovery.png)",

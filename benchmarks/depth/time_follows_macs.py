@@ -16,6 +16,7 @@ from benchmarks.data.real import deit_tiny, parser, write
 from prunerecover import apply_plan, merge, plan_depth
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
+from prunerecover.display.markdown import table
 
 PAIRS = 40
 KINDS = {"attention": ("attention",), "activation": ("activation",), "both": ("attention", "activation")}
@@ -50,19 +51,25 @@ def main() -> None:
     write("time_follows_macs", {"rows": rows}, markdown(rows))
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(measured: list[dict[str, Any]]) -> str:
     """Render the rows."""
+    rows = [
+        (
+            row["kind"],
+            row["k"],
+            f"{row['macs_share']:.3f}",
+            f"{row['time_share']:.3f} ({row['ci_low']:.3f}-{row['ci_high']:.3f})",
+            f"{row['time_over_macs']:.3f}",
+        )
+        for row in measured
+    ]
     lines = [
         "# Time follows MACs: DeiT-Tiny, batch 8, CPU",
         "",
         "`python -m benchmarks.depth.time_follows_macs`",
         "",
-        "| removed | blocks | MACs share | time share (95% interval) | time / MACs |",
-        "|---|---|---|---|---|",
+        table(("removed", "blocks", "MACs share", "time share (95% interval)", "time / MACs"), rows),
     ]
-    for r in rows:
-        interval = f"{r['time_share']:.3f} ({r['ci_low']:.3f}-{r['ci_high']:.3f})"
-        lines.append(f"| {r['kind']} | {r['k']} | {r['macs_share']:.3f} | {interval} | {r['time_over_macs']:.3f} |")
     return "\n".join(lines)
 
 

@@ -142,6 +142,8 @@ def compare(killed: Path, whole: Path, epochs: int) -> dict[str, Any]:
     """Compare the weights and the surgeries in the last checkpoints of two runs."""
     import torch
 
+    from prunerecover.checkpoint.ledger_record import KEY
+
     names = [f"epoch={epochs - 1}.ckpt", f"epoch={epochs - 1}-v1.ckpt"]  # a file cut off by a kill keeps its name
     files = [newest(folder) for folder in (killed, whole)]
     assert all(path is not None and path.name in names for path in files), files
@@ -149,10 +151,7 @@ def compare(killed: Path, whole: Path, epochs: int) -> dict[str, Any]:
     a, b = first["state_dict"], second["state_dict"]
     same = a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     events = [
-        [
-            {name: value for name, value in event.items() if name != "seconds"}
-            for event in checkpoint["prunerecover"]["events"]
-        ]
+        [{name: value for name, value in event.items() if name != "seconds"} for event in checkpoint[KEY]["events"]]
         for checkpoint in (first, second)
     ]
     return {"bitwise_equal": same, "tensors": len(a), "same_surgeries": events[0] == events[1], "events": events[1]}
@@ -178,6 +177,14 @@ def markdown(result: dict[str, Any]) -> str:
     """Render the result."""
     surgeries = "; ".join(f"epoch {event['epoch']}: {', '.join(event['units'])}" for event in result["events"])
     verdict = "are bit for bit those" if result["bitwise_equal"] and result["same_surgeries"] else "DIFFER from those"
+    from prunerecover.display.markdown import table
+
+    moments = {"batch": "after a batch", "saving": "half of a checkpoint written"}
+    kills = [
+        (number, moments[kill["moment"]], kill["resumed_at"], kill["killed_at"], kill["kept"], kill["lost"])
+        for number, kill in enumerate(result["kills"], 1)
+    ]
+    columns = ("kill", "moment", "resumed at step", "killed at step", "newest readable checkpoint", "steps lost")
     lines = [
         f"# {len(result['kills'])} kills of one pruning run",
         "",
@@ -187,14 +194,8 @@ def markdown(result: dict[str, Any]) -> str:
         f"Surgeries: {surgeries}. After the last resume all {result['tensors']} tensors {verdict} of a run that was "
         "left alone.",
         "",
-        "| kill | moment | resumed at step | killed at step | newest readable checkpoint | steps lost |",
-        "|---|---|---|---|---|---|",
+        table(columns, kills),
     ]
-    for number, kill in enumerate(result["kills"], 1):
-        moment = {"batch": "after a batch", "saving": "half of a checkpoint written"}[kill["moment"]]
-        lines.append(
-            f"| {number} | {moment} | {kill['resumed_at']} | {kill['killed_at']} | {kill['kept']} | {kill['lost']} |"
-        )
     return "\n".join(lines)
 
 

@@ -33,6 +33,8 @@ from benchmarks.data.real import (
 )
 from prunerecover import Budget, apply_plan
 from prunerecover.cost.statistics import paired_difference
+from prunerecover.display.markdown import table
+from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.planner import WidthPlanner
 
 NAME = "experts"
@@ -71,12 +73,12 @@ def rows_of(seed: int) -> list[Row]:
     network = trained(training, seed)
     order = torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))[:CALIBRATION]
     batches = [{"input_ids": ids, "labels": ids} for ids in training[order].split(BATCH)]
-    planner = WidthPlanner(network, batches=batches, kinds=("expert",), seed=seed)
+    planner = WidthPlanner(network, batches=batches, config=WidthConfig(kinds=("expert",), seed=seed))
     rows = [row_of("dense", 0.0, seed, network, unseen)]
     for share in SHARES:
         for method, how in METHODS.items():
             narrowed = copy.deepcopy(network)
-            apply_plan(narrowed, planner.plan(Budget(ratio={"expert": share}), **how))
+            apply_plan(narrowed, planner.plan(Budget(ratio={"expert": share}), WidthRule(**how)))
             rows.append(row_of(method, share, seed, narrowed, unseen))
     return rows
 
@@ -172,16 +174,18 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
     lines = ["# Routed experts at matched budgets, prune-only", "", *made_by(commands)]
     lines += [f"A Qwen3-MoE of {LAYERS} layers with {EXPERTS} experts each.", ""]
     lines += [f"Dense, mean of {len(of(rows, 'dense', 0.0))} seeds: loss {_mean(of(rows, 'dense', 0.0))}.", ""]
-    lines += ["| method | " + " | ".join(f"{share:.0%} gone | default lower by" for share in SHARES) + " |"]
-    lines += ["|---" * (1 + 2 * len(SHARES)) + "|"]
-    for method in METHODS:
-        cells = []
-        for share in SHARES:
-            ours, theirs = of(rows, OURS, share), of(rows, method, share)
-            cells += [_mean(theirs), "" if method == OURS else better_by(ours, theirs)]
-        lines.append(f"| {method} | {' | '.join(cells)} |")
+    columns = ("method", *(name for share in SHARES for name in (f"{share:.0%} gone", "default lower by")))
+    lines += [table(columns, ((method, *_cells(rows, method)) for method in METHODS))]
     lines += ["", "Loss per token on unseen text, mean over seeds; intervals over sequences."]
     return "\n".join(lines)
+
+
+def _cells(rows: list[Row], method: str) -> list[str]:
+    cells = []
+    for share in SHARES:
+        ours, theirs = of(rows, OURS, share), of(rows, method, share)
+        cells += [_mean(theirs), "" if method == OURS else better_by(ours, theirs)]
+    return cells
 
 
 def _mean(rows: list[Row]) -> str:

@@ -9,6 +9,7 @@ from 256 training images; top-1 is that of all 10,000 test JPEGs after BatchNorm
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rich.progress import track
@@ -18,6 +19,8 @@ from benchmarks.data.real import command, parser, write
 from benchmarks.width.cifar_models import MODELS, load
 from benchmarks.width.width_peers import SCORED, planner, removed
 from prunerecover import Budget, Plan, apply_plan, recalibrate_batchnorm
+from prunerecover.display.markdown import table
+from prunerecover.width.arguments import WidthRule
 
 NAME, SEED = "tolerance", 0
 TOLERANCES, TUNED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5), 0.3
@@ -40,9 +43,9 @@ def row_of(model: str, plan: Plan, tolerance: float | None) -> Row:
 
 def rows_of(model: str) -> list[Row]:
     """Return the rows of one network: each tolerance, and the tuned one, which has none."""
-    how: dict[str, Any] = {"allocation": "tolerance", "replace": "zero"}
-    plans = {tolerance: planner(model, SEED).plan(tolerance=tolerance, **how) for tolerance in TOLERANCES}
-    tuned = planner(model, SEED).plan(Budget(macs=TUNED), **how)
+    rule = WidthRule(allocation="tolerance", replace="zero")
+    plans = {tolerance: planner(model, SEED).plan(rule=replace(rule, tolerance=tolerance)) for tolerance in TOLERANCES}
+    tuned = planner(model, SEED).plan(Budget(macs=TUNED), rule)
     return [*(row_of(model, plan, tolerance) for tolerance, plan in plans.items()), row_of(model, tuned, None)]
 
 
@@ -57,13 +60,13 @@ def main() -> None:
 def markdown(rows: list[Row], dense: dict[str, float]) -> str:
     """Render a table of networks by tolerance."""
     lines = ["# One tolerance for all networks, and one tuned for each", "", f"`{command()}`", ""]
-    lines += ["| tolerance | " + " | ".join(f"{model} (dense {dense[model]:.1f})" for model in MODELS) + " |"]
-    lines += ["|---" * (1 + len(MODELS)) + "|"]
+    cells = []
     for tolerance in (*TOLERANCES, None):
         name = f"tuned to {TUNED:.0%} of the MACs" if tolerance is None else f"{tolerance:g}"
         found = {row["model"]: row for row in rows if row["tolerance"] == tolerance}
-        cells = [f"-{found[model]['macs_removed']:.0%} MACs, {found[model]['top1']:.1f}" for model in MODELS]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        left = (f"-{found[model]['macs_removed']:.0%} MACs, {found[model]['top1']:.1f}" for model in MODELS)
+        cells.append((name, *left))
+    lines += [table(("tolerance", *(f"{model} (dense {dense[model]:.1f})" for model in MODELS)), cells)]
     return "\n".join([*lines, "", "Share of the MACs removed, and top-1 in percent, 10,000 test JPEGs."])
 
 

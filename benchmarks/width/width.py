@@ -32,6 +32,7 @@ from benchmarks.width.width_figure import plot_curves
 from benchmarks.width.width_peers import METHODS, NOT_FOR_CONVNEXT, OURS, SCORED, removed, settle
 from prunerecover import recalibrate_batchnorm
 from prunerecover.cost.memory import peak_memory
+from prunerecover.display.markdown import table
 
 NAME = "width"
 SHARES, SEEDS = (0.2, 0.3, 0.5), (0, 1, 2)
@@ -146,6 +147,9 @@ def ahead(ours: list[Row], theirs: list[Row]) -> str:
     return ahead_by(hits_of(second), hits_of(first))
 
 
+COLUMNS = ("method", *(name for share in SHARES for name in (f"{share:.0%}", "default ahead by")))
+
+
 def markdown(rows: list[Row], commands: list[str]) -> str:
     """Render one table per network, cost and stage: the mean over seeds, and how far the default is ahead."""
     lines = [
@@ -165,15 +169,15 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
     for row in rows:
         if row["method"] != "dense":
             tables[row["model"], row["match"], row["stage"]][row["method"]][row["budget"]].append(row)
-    for (model, match, stage), table in sorted(tables.items()):
+    for (model, match, stage), found in sorted(tables.items()):
         what = {"macs": "MACs", "params": "parameters"}[match]
         lines += ["", f"## {model}, share of {what} removed, {stage.replace('_', ' ')}", ""]
-        lines += ["| method | " + " | ".join(f"{share:.0%} | default ahead by" for share in SHARES) + " |"]
-        lines += ["|---" * (1 + 2 * len(SHARES)) + "|"]
-        for method in METHODS:
-            if method in table:
-                cells = [_cells(table, method, share, match) for share in SHARES]
-                lines.append(f"| {method} | {' | '.join(cells)} |")
+        cells = (
+            (method, *(cell for share in SHARES for cell in _cells(found, method, share, match)))
+            for method in METHODS
+            if method in found
+        )
+        lines += [table(COLUMNS, cells)]
     lines += [
         "",
         "Top-1 on the 10,000 JPEGs, on the 400 lossless images, mean over seeds (number of seeds; MACs removed where "
@@ -187,14 +191,14 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
     return "\n".join(lines)
 
 
-def _cells(table: dict[str, dict[float, list[Row]]], method: str, share: float, match: str) -> str:
-    rows = table[method][share]
+def _cells(found: dict[str, dict[float, list[Row]]], method: str, share: float, match: str) -> tuple[str, str]:
+    rows = found[method][share]
     if not rows:
-        return " | "
+        return "", ""
     macs = f"; {1 - np.mean([row['macs_share'] for row in rows]):.0%} MACs" if match == "params" else ""
     jpeg, lossless = (np.mean([row[name] for row in rows]) for name in ("top1", "top1_lossless"))
     top1 = f"{jpeg:.1f}, {lossless:.1f} ({len(rows)}{macs})"
-    return f"{top1} | {'' if method == OURS else ahead(table[OURS][share], rows)}"
+    return top1, "" if method == OURS else ahead(found[OURS][share], rows)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,11 @@ from benchmarks.data.real import accuracy, ahead_by, command, deit_tiny, parser,
 from benchmarks.data.tiny_imagenet import calibration, hits, loss, recover, validation
 from prunerecover import Budget, apply_plan
 from prunerecover.cost.macs import count_macs
+from prunerecover.display.markdown import table
 from prunerecover.model.batches import ModelInputs
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.by_saliency import per_cost
+from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.planner import WidthPlanner
@@ -37,13 +39,13 @@ Row = dict[str, Any]
 @cache
 def planner() -> WidthPlanner:
     """Return our planner for heads and neurons."""
-    return WidthPlanner(deit_tiny(), batches=calibration(), loss=loss, kinds=("head", "neuron"))
+    return WidthPlanner(deit_tiny(), batches=calibration(), config=WidthConfig(loss=loss, kinds=("head", "neuron")))
 
 
 def ours(share: float, **how: Any) -> nn.Module:
     """Narrow by one of our rules."""
     network = deit_tiny()
-    apply_plan(network, planner().plan(Budget(macs=share), **how))
+    apply_plan(network, planner().plan(Budget(macs=share), WidthRule(**how)))
     return network
 
 
@@ -118,20 +120,22 @@ def main() -> None:
         write(NAME, {"rows": rows}, markdown(rows))
 
 
+COLUMNS = ("method", *(name for share in SHARES for name in (f"{share:.0%}", "default ahead by")))
+
+
 def markdown(rows: list[Row]) -> str:
     """Render one table per stage."""
     lines = ["# Heads and neurons of DeiT-Tiny at matched MACs, tiny_imagenet, 200 classes", "", f"`{command()}`"]
     lines += ["", *(f"Dense: {row['top1']:.1f}." for row in rows if row["method"] == "dense")]
     for stage in ("prune_only", "recovered"):
         lines += ["", f"## {stage.replace('_', ' ')}", ""]
-        lines += ["| method | " + " | ".join(f"{share:.0%} | default ahead by" for share in SHARES) + " |"]
-        lines += ["|---" * (1 + 2 * len(SHARES)) + "|"]
         of = {(row["method"], row["budget"]): row for row in rows if row["stage"] == stage}
-        lines += [
-            f"| {method} | {' | '.join(_cells(of, method, share) for share in SHARES)} |"
+        cells = (
+            (method, *(cell for share in SHARES for cell in _cells(of, method, share)))
             for method in METHODS
             if any(name == method for name, _ in of)
-        ]
+        )
+        lines += [table(COLUMNS, cells)]
     note = (
         "Top-1 in percent, 2,500 validation images; paired 95% intervals. Recovered: one epoch of "
         f"{IMAGES_TO_RECOVER:,} training images with distillation, the same for all."
@@ -139,13 +143,13 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join([*lines, "", note])
 
 
-def _cells(of: dict[tuple[str, float], Row], method: str, share: float) -> str:
+def _cells(of: dict[tuple[str, float], Row], method: str, share: float) -> tuple[str, str]:
     row, best = of.get((method, share)), of.get((OURS, share))
     if row is None:
-        return " | "
+        return "", ""
     if row is best or best is None:
-        return f"{row['top1']:.1f} | "
-    return f"{row['top1']:.1f} | {ahead_by(*(unpacked(r['hits'], r['n']) for r in (best, row)))}"
+        return f"{row['top1']:.1f}", ""
+    return f"{row['top1']:.1f}", ahead_by(*(unpacked(r["hits"], r["n"]) for r in (best, row)))
 
 
 if __name__ == "__main__":

@@ -14,12 +14,13 @@ from prunerecover.display.style import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMIL
 
 STAGE = "bn_recalibrated"
 BEST = "torch-pruning, the best of six"
+# What the README calls a method, and how its line is drawn.
 LINES = {
-    OURS: (BLUE, "o"),
-    "prunerecover, uniform": (GREEN, "D"),
-    BEST: (ORANGE, "s"),
-    "network-pruner": (VERMILION, "^"),
-    "prunerecover, ToD by the book": (PURPLE, "v"),
+    OURS: (OURS, BLUE, "o"),
+    "prunerecover, uniform": ("prunerecover, uniform", GREEN, "D"),
+    BEST: (BEST, ORANGE, "s"),
+    "network-pruner": ("FAIR-Pruner's package", VERMILION, "^"),
+    "prunerecover, ToD by the book": ("Tolerance of Difference", PURPLE, "v"),
 }
 Row = dict[str, Any]
 
@@ -49,10 +50,10 @@ def _draw(axes: Axes, rows: list[Row]) -> None:
         0.98, dense, "dense", transform=axes.get_yaxis_transform(), va="bottom", ha="right", color=GREY, fontsize=9
     )
     found = _means([row for row in rows if (row.get("match"), row["stage"]) == ("macs", STAGE)])
-    for name, (color, marker) in LINES.items():
+    for name, (label, color, marker) in LINES.items():
         points = sorted(found[name].items())
         x, y = [100 * share for share, _ in points], [value for _, value in points]
-        axes.plot(x, y, color=color, marker=marker, markersize=5, linewidth=2.2 if name == OURS else 1.2, label=name)
+        axes.plot(x, y, color=color, marker=marker, markersize=5, linewidth=2.2 if name == OURS else 1.2, label=label)
     axes.set_xticks([20, 30, 50])
 
 

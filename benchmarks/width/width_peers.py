@@ -37,6 +37,7 @@ from prunerecover.cost.macs import macs_by_module
 from prunerecover.model.batches import as_inputs
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
 from prunerecover.recovery.batchnorm import batchnorms
+from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.groups.padded_shortcuts import as_convolutions, find_padded_shortcuts
 from prunerecover.width.planner import WidthPlanner
 
@@ -91,13 +92,13 @@ def closest(make: Callable[[float], nn.Module], model: str, what: str, share: fl
 @cache
 def planner(model: str, seed: int) -> WidthPlanner:
     """Return our planner; scores are computed once per seed."""
-    return WidthPlanner(load(model), batches=batches(SCORED, seed), seed=seed)
+    return WidthPlanner(load(model), batches=batches(SCORED, seed), config=WidthConfig(seed=seed))
 
 
 def ours(model: str, seed: int, what: str, share: float, **how: Any) -> nn.Module:
     """Narrow by one of our rules."""
     network = load(model)
-    apply_plan(network, planner(model, seed).plan(Budget(**{what: share}), **how))
+    apply_plan(network, planner(model, seed).plan(Budget(**{what: share}), WidthRule(**how)))
     return network
 
 

@@ -26,7 +26,9 @@ from benchmarks.data.cifar import batches, cross_entropy
 from benchmarks.data.real import ROOT, command, parser, write
 from benchmarks.width.cifar_models import load
 from benchmarks.width.width_peers import SCORED, published_scores
+from prunerecover.display.markdown import table
 from prunerecover.width.allocation.tolerance import curves, depths
+from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.planner import WidthPlanner
 
 NAME, REPEATS, SEED = "width_speed", 5, 0
@@ -49,7 +51,7 @@ def score(model: str) -> WidthPlanner:
 
 def find(model: str) -> WidthPlanner:
     """Find the groups; the published package does it when it prunes."""
-    return WidthPlanner(load(model), batches=batches(SCORED, SEED), seed=SEED)
+    return WidthPlanner(load(model), batches=batches(SCORED, SEED), config=WidthConfig(seed=SEED))
 
 
 def scoring(model: str) -> tuple[float, float]:
@@ -122,6 +124,14 @@ MEASURED_ALONE: dict[str, Callable[[], Any]] = {
 def markdown(found: dict[str, Any]) -> str:
     """Render the figures."""
     memory = ", ".join(f"{name} {value:.0f} MiB" for name, value in found["memory_mib"].items())
+    seconds = [
+        ("ResNet-20, prunerecover", f"{found['resnet20_seconds']:.2f}"),
+        ("ResNet-20, prunerecover, finding the groups before", f"{found['resnet20_finding_seconds']:.2f}"),
+        ("ResNet-20, network-pruner 2.16", f"{found['network_pruner_seconds']:.1f}"),
+        ("ResNet-56, prunerecover", f"{found['resnet56_seconds']:.2f}"),
+        ("ResNet-56, one forward and backward pass", f"{found['resnet56_pass_seconds']:.2f}"),
+        ("ResNet-56, another tolerance", f"{found['another_tolerance_ms'] / 1000:.5f}"),
+    ]
     return "\n".join(
         [
             "# Seconds of the scores behind Tolerance of Difference",
@@ -130,14 +140,7 @@ def markdown(found: dict[str, Any]) -> str:
             "",
             f"{SCORED} CIFAR-10 images, U-Score and R-Score, {found['threads']} threads.",
             "",
-            "| what | seconds |",
-            "|---|---|",
-            f"| ResNet-20, prunerecover | {found['resnet20_seconds']:.2f} |",
-            f"| ResNet-20, prunerecover, finding the groups before | {found['resnet20_finding_seconds']:.2f} |",
-            f"| ResNet-20, network-pruner 2.16 | {found['network_pruner_seconds']:.1f} |",
-            f"| ResNet-56, prunerecover | {found['resnet56_seconds']:.2f} |",
-            f"| ResNet-56, one forward and backward pass | {found['resnet56_pass_seconds']:.2f} |",
-            f"| ResNet-56, another tolerance | {found['another_tolerance_ms'] / 1000:.5f} |",
+            table(("what", "seconds"), seconds),
             "",
             f"ResNet-20: {found['times_faster']:.0f} times faster than network-pruner. ResNet-56: the time of "
             f"{found['resnet56_passes']:.1f} passes.",

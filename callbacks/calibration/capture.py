@@ -39,10 +39,19 @@ class _Captured(BaseException):  # not an Exception: a user's own `except Except
 def capture_inputs(
     trainer: pl.Trainer, module: pl.LightningModule, target: str, n_samples: int, seed: int
 ) -> list[CapturedInputs]:
-    """Return the target's inputs for at least `n_samples` training samples, or for all there are.
+    """Return the target's inputs for about `n_samples` training samples, or for all there are.
+
+    Fewer come where the training step skips batches, which is found out only by running it.
 
     The module is in evaluation mode meanwhile, and afterwards as before: modes, buffers, attributes, requires_grad
     flags, random state. Inputs carry no gradients and have the dtype of the target's weights.
+
+    Args:
+        trainer: In a fit.
+        module: Whose training step is run.
+        target: Path of the network in it.
+        n_samples: Samples of the network's calls, all batches together.
+        seed: Of the samples that are taken, and of what the training step draws.
 
     Raises:
         ValueError: If there is no training data, or the training step never calls the target.
@@ -99,7 +108,13 @@ def _on_device(trainer: pl.Trainer, module: pl.LightningModule, batch: Any) -> A
 
 
 def step_arguments(module: pl.LightningModule, batch: Any, index: int) -> tuple[Any, ...]:
-    """Return what Lightning would call the training step with."""
+    """Return what Lightning would call the training step with.
+
+    Args:
+        module: Whose training step it is: it may take an index or not, or a `dataloader_iter`.
+        batch: As the step gets it, on the device.
+        index: The step's `batch_idx`.
+    """
     _, *parameters = inspect.signature(type(module).training_step).parameters.values()
     if any(p.name == "dataloader_iter" for p in parameters):
         return (iter([(batch, index, 0)]),)

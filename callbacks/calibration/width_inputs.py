@@ -16,7 +16,7 @@ from prunerecover.width.signals.u_score import labels_in
 
 @dataclass(frozen=True)
 class WidthInputs:
-    """Arguments of `plan_width` and `WidthPlanner` by their names there: pass `**vars(inputs)`."""
+    """Arguments of `plan_width` that a Trainer gives, by their names there."""
 
     batches: list[CapturedInputs]
     loss: Callable[[nn.Module, Any], Tensor]

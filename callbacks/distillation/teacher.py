@@ -12,6 +12,7 @@ from torch import nn
 
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.artifacts import artifact_folder
+from prunerecover.checkpoint.ledger_record import TeacherFile
 from prunerecover.checkpoint.pruned_folder import load_pruned
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.recovery.lora import merge_adapters
@@ -34,22 +35,22 @@ def freeze(network: nn.Module) -> nn.Module:
     return network.eval().requires_grad_(False)
 
 
-def save_teacher(trainer: pl.Trainer, network: nn.Module) -> dict[str, str] | None:
+def save_teacher(trainer: pl.Trainer, network: nn.Module) -> TeacherFile | None:
     """Write the teacher's weights beside the checkpoints, once.
 
     Returns:
-        File name, folder and sha256, for the ledger; None if the trainer writes no checkpoints.
+        What the ledger notes; None if the trainer writes no checkpoints.
     """
     folder = artifact_folder(trainer)
     if folder is None:
         return None
-    record: dict[str, str] | None = None
+    record: TeacherFile | None = None
     if trainer.is_global_zero:
         record = _write(folder, network)
     return trainer.strategy.broadcast(record)
 
 
-def _write(folder: Path, network: nn.Module) -> dict[str, str]:
+def _write(folder: Path, network: nn.Module) -> TeacherFile:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
     unfinished = folder / "teacher.unfinished"
@@ -57,22 +58,28 @@ def _write(folder: Path, network: nn.Module) -> dict[str, str]:
     digest = hashlib.sha256(unfinished.read_bytes()).hexdigest()
     path = folder / f"teacher-{digest[:8]}.safetensors"
     unfinished.replace(path)
-    return {"file": path.name, "folder": str(folder.absolute()), "sha256": digest}
+    return TeacherFile(file=path.name, folder=str(folder.absolute()), sha256=digest)
 
 
-def load_teacher(trainer: pl.Trainer, module: pl.LightningModule, target: str, record: dict[str, str]) -> nn.Module:
+def load_teacher(trainer: pl.Trainer, module: pl.LightningModule, target: str, record: TeacherFile) -> nn.Module:
     """Read the teacher that the ledger names: beside the checkpoint being resumed or the new ones, or where it was.
+
+    Args:
+        trainer: Whose checkpoint folders are searched.
+        module: Holds the pruned network, whose journal gives the dense structure.
+        target: Path of the network.
+        record: What `save_teacher` returned: file name, folder and sha256.
 
     Raises:
         FileNotFoundError: If the file is in none of these places.
         ValueError: If it is another file.
     """
     new = artifact_folder(trainer)
-    places = [Path(trainer.ckpt_path).parent if trainer.ckpt_path else None, new, Path(record["folder"])]
+    places = [Path(trainer.ckpt_path).parent if trainer.ckpt_path else None, new, Path(record.folder)]
     folders = list(dict.fromkeys(place for place in places if place is not None))
-    for path in (folder / Path(record["file"]).name for folder in folders):
+    for path in (folder / Path(record.file).name for folder in folders):
         if path.is_file():
-            if hashlib.sha256(path.read_bytes()).hexdigest() != record["sha256"]:
+            if hashlib.sha256(path.read_bytes()).hexdigest() != record.sha256:
                 raise ValueError(
                     f"Expected the teacher that the run was started with at {path}, but its sha256 differs. Copy the "
                     "file again from where the run began, or pass DistillRecover(teacher=path)."
@@ -81,13 +88,19 @@ def load_teacher(trainer: pl.Trainer, module: pl.LightningModule, target: str, r
             network.load_state_dict(load_file(path))
             return network
     raise FileNotFoundError(
-        f"Expected the dense teacher {record['file']} in {' or '.join(map(str, folders))}, but it is not "
+        f"Expected the dense teacher {record.file} in {' or '.join(map(str, folders))}, but it is not "
         "there. Copy it beside the checkpoint, or pass DistillRecover(teacher=path)."
     )
 
 
 def open_teacher(module: pl.LightningModule, target: str, path: str | Path) -> nn.Module:
-    """Read a teacher that the user names: a `save_pruned` folder, or a .safetensors state dict of the dense network."""
+    """Read a teacher that the user names.
+
+    Args:
+        module: Holds the network, whose dense structure a state dict is loaded into.
+        target: Path of the network.
+        path: A `save_pruned` folder, or a .safetensors state dict of the dense network.
+    """
     path = Path(path)
     if path.suffix == ".safetensors":
         network = copy_dense(module, target)

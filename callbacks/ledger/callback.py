@@ -39,4 +39,10 @@ class LedgerCallback(pl.Callback):
         Ledger.of(pl_module).resume(trainer, pl_module)
 
     def before_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
-        """Called on every rank before the network at `target` changes."""
+        """Called on every rank before the network at `target` changes.
+
+        Args:
+            trainer: That is fitting.
+            pl_module: Holds the network.
+            target: Path of the network in it.
+        """

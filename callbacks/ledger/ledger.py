@@ -9,26 +9,32 @@ has: a file may be less pruned than the module.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import lightning.pytorch as pl
-from torch import nn
+from torch import Tensor, nn
 
 from prunerecover.callbacks.ledger import optimizer_groups as optimizers
 from prunerecover.callbacks.ledger import random_state
 from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
-from prunerecover.model.hashing import tensors_hash
+from prunerecover.checkpoint.ledger_record import (
+    KEY,
+    GroupPositions,
+    LedgerRecord,
+    ScheduleStart,
+    SurgeryEvent,
+    TeacherFile,
+)
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters, frozen_parameters, inject_adapters, merge_adapters
-from prunerecover.surgery.apply_edits import Applied, apply_edits, check_source, undo
+from prunerecover.surgery.apply_edits import Applied, apply_and_check, check_source, undo
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.optimizer_update import update_optimizer
 
-KEY = "prunerecover"
-SCHEMA = "prunerecover.ledger/1"
 ATTRIBUTE = "_prunerecover_ledger"
 HOOKS = ("on_save_checkpoint", "on_load_checkpoint")
 
@@ -40,25 +46,24 @@ class Ledger:
     Attributes:
         plans: All edits so far of each network, by its path.
         journals: How to take them back, by the same paths.
-        events: Surgeries in order, plain data: {"by", "target", "epoch", "step", "units", "params", "macs", "seconds",
-            "taken": of a budget for several}.
-        begun: What each callback found when its schedule began: {"events": how many were its own, "units": per kind}.
-        teachers: File and hash of the dense teacher of each network, once it was saved.
+        events: Surgeries in order.
+        begun: What each callback found when its schedule began.
+        teachers: Where the dense teacher of each network is, once it was saved.
         adapters: What is injected on each network after all its edits; merged before the next edit.
         places: Where optimizers held what those adapters froze, by network and name.
         from_checkpoint: Whether the last file read held a ledger; None: no file was read.
-        pending: What the file says about optimizers and random states, until the fit starts.
+        pending: What the last file read says, until the fit starts: of optimizers and random states.
     """
 
     plans: dict[str, Plan] = field(default_factory=dict)
     journals: dict[str, Journal] = field(default_factory=dict)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    begun: dict[str, dict[str, Any]] = field(default_factory=dict)
-    teachers: dict[str, dict[str, str]] = field(default_factory=dict)
+    events: list[SurgeryEvent] = field(default_factory=list)
+    begun: dict[str, ScheduleStart] = field(default_factory=dict)
+    teachers: dict[str, TeacherFile] = field(default_factory=dict)
     adapters: dict[str, Adapters] = field(default_factory=dict)
-    places: dict[str, optimizers.GroupPositions] = field(default_factory=dict)
+    places: dict[str, GroupPositions] = field(default_factory=dict)
     from_checkpoint: bool | None = None
-    pending: dict[str, Any] = field(default_factory=dict)
+    pending: LedgerRecord = field(default_factory=LedgerRecord)
 
     @classmethod
     def of(cls, module: pl.LightningModule) -> Ledger:
@@ -89,25 +94,31 @@ class Ledger:
             ValueError: If the plan does not fit, or does not lead where it says; nothing is changed then.
         """
         composed = self.plans.get(target, Plan()) + plan
-        network, journal = unwrap(get_module(module, target)), self.journals.setdefault(target, Journal())
-        before = len(journal.entries)
-        applied = _edit(network, journal, plan.edits, None if structure_only else plan)
-        if plan.edits and tensors_hash(network) != plan.result.tensors:
-            undo(network, journal, keep=before)
-            raise ValueError(
-                "Expected the plan to leave the model it describes, but it left another. Was the file edited?"
-            )
+        applied = self._edit(module, target, plan, None if structure_only else plan.tensors)
         self.plans[target] = composed
         return applied
 
     def inject(self, module: pl.LightningModule, target: str, adapters: Adapters, seed: int = 0) -> Applied:
-        """Inject adapters on the network at `target`, and write it down."""
+        """Inject adapters on the network at `target`, and write it down.
+
+        Args:
+            module: Holds the network.
+            target: Path of the network in it.
+            adapters: Which, and where.
+            seed: Of their initial values.
+        """
         applied = inject_adapters(get_module(module, target), adapters, seed)
         self.adapters[target] = adapters
         return applied
 
     def merge(self, module: pl.LightningModule, target: str, *, structure_only: bool = False) -> Applied:
-        """Merge the adapters of the network at `target` into it; see `merge_adapters`."""
+        """Merge the adapters of the network at `target` into it; see `merge_adapters`.
+
+        Args:
+            module: Holds the network.
+            target: Path of the network in it.
+            structure_only: Take the adapters out and leave the weights as they are.
+        """
         applied = merge_adapters(get_module(module, target), self.adapters[target], structure_only=structure_only)
         del self.adapters[target]
         return applied
@@ -122,71 +133,73 @@ class Ledger:
     @property
     def removed_units(self) -> int:
         """How many units were removed so far, in all networks."""
-        return sum(len(event["units"]) for event in self.events)
+        return sum(len(event.units) for event in self.events)
 
-    def made_by(self, callback: str) -> list[dict[str, Any]]:
+    def made_by(self, callback: str) -> list[SurgeryEvent]:
         """Return the surgeries that a callback has made since its schedule began."""
-        own = [event for event in self.events if event["by"] == callback]
-        return own[int(self.begun.get(callback, {}).get("events", 0)) :]
+        own = [event for event in self.events if event.by == callback]
+        return own[self.begun[callback].events :] if callback in self.begun else own
 
-    def record(self, module: pl.LightningModule) -> dict[str, Any]:
-        """Return everything a checkpoint must hold, as primitives and tensors."""
+    def record(self, module: pl.LightningModule) -> LedgerRecord:
+        """Return everything that a checkpoint must hold."""
         trainer = module._trainer
-        return {
-            "schema": SCHEMA,
-            "plans": {target: plan.to_dict() for target, plan in self.plans.items()},
-            "events": copy.deepcopy(self.events),
-            "begun": copy.deepcopy(self.begun),
-            "teachers": copy.deepcopy(self.teachers),
-            "adapters": {target: adapters.to_dict() for target, adapters in self.adapters.items()},
-            "places": copy.deepcopy(self.places),
-            "optimizers": optimizers.group_names(trainer.optimizers, module) if trainer is not None else [],
-            "random_states": random_state.collect(),
-        }
+        return LedgerRecord(
+            plans=self.plans,
+            events=tuple(self.events),
+            begun=self.begun,
+            teachers=self.teachers,
+            adapters=self.adapters,
+            places=self.places,
+            optimizers=optimizers.group_names(trainer.optimizers, module) if trainer is not None else [],
+            random_states=random_state.collect(),
+        )
 
-    def restore(self, module: pl.LightningModule, record: dict[str, Any] | None) -> None:
+    def restore(self, module: pl.LightningModule, record: LedgerRecord | None) -> None:
         """Give the module the structure that a checkpoint's weights are for; weights are loaded afterwards.
 
+        Args:
+            module: The module this ledger belongs to.
+            record: Of the file; None: it has none.
+
         Raises:
-            ValueError: If the file is of a newer schema, or of another network.
+            ValueError: If the file is of another network.
         """
-        record = record or {}
-        if record and record.get("schema") != SCHEMA:
-            raise ValueError(
-                f"Expected a checkpoint with a ledger of schema {SCHEMA}, but got {record.get('schema')}. It was saved "
-                "by another version of prunerecover; install that version or newer."
-            )
-        self.from_checkpoint = bool(record)
-        plans = {target: Plan.from_dict(data) for target, data in record.get("plans", {}).items()}
-        adapters = {target: Adapters.from_dict(data) for target, data in record.get("adapters", {}).items()}
-        if _edits(self.plans) != _edits(plans) or self.adapters != adapters:
+        self.from_checkpoint = record is not None
+        record = record or LedgerRecord()
+        if _edits(self.plans) != _edits(record.plans) or self.adapters != record.adapters:
             for target in list(self.adapters):
                 self.merge(module, target, structure_only=True)
-            if _edits(self.plans) != _edits(plans):
-                self._replay(module, plans)
-            for target, injected in adapters.items():
+            if _edits(self.plans) != _edits(record.plans):
+                self._replay(module, record.plans)
+            for target, injected in record.adapters.items():
                 self.inject(module, target, injected)
-        self.plans = plans
-        self.places = copy.deepcopy(record.get("places", {}))
-        self.events = copy.deepcopy(record.get("events", []))
-        self.begun = copy.deepcopy(record.get("begun", {}))
-        self.teachers = copy.deepcopy(record.get("teachers", {}))
-        self.pending = {name: record[name] for name in ("optimizers", "random_states") if name in record}
+        self.plans, self.places, self.events = dict(record.plans), dict(record.places), list(record.events)
+        self.begun, self.teachers = dict(record.begun), dict(record.teachers)
+        self.pending = record
 
     def _replay(self, module: pl.LightningModule, plans: dict[str, Plan]) -> None:
         for target, journal in self.journals.items():
             undo(unwrap(get_module(module, target)), journal)
         self.plans = {}
         for target, plan in plans.items():
-            network = unwrap(get_module(module, target))
             if plan.edits:
-                check_source(network, plan)
-            _edit(network, self.journals.setdefault(target, Journal()), plan.edits, None)
+                check_source(unwrap(get_module(module, target)), plan)
+            self._edit(module, target, plan, None)
+
+    def _edit(
+        self, module: pl.LightningModule, target: str, plan: Plan, tensors: Mapping[str, Tensor] | None
+    ) -> Applied:
+        """Apply a plan, and note how to take it back; without tensors, only the structure is made."""
+        network = unwrap(get_module(module, target))
+        applied = apply_and_check(network, plan.edits, tensors, plan.result.tensors if plan.edits else None)
+        applied.journal.to_cpu()
+        self.journals.setdefault(target, Journal()).entries.extend(applied.journal.entries)
+        return applied
 
     def restore_random_state(self) -> None:
         """Set the random states of the file that was read last."""
-        if "random_states" in self.pending:
-            random_state.restore(self.pending["random_states"])
+        if self.pending.random_states is not None:
+            random_state.restore(self.pending.random_states)
 
     def resume(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """At the start of a fit: order optimizer groups as the file has them, and set the random states.
@@ -194,8 +207,8 @@ class Ledger:
         They were set when the file was read, too: a scheduler that asks for the number of steps has had the first batch
         drawn since, which must not be drawn again.
         """
-        if "optimizers" in self.pending and trainer.optimizers:
-            optimizers.rebind(trainer.optimizers, module, self.pending["optimizers"])
+        if self.pending.optimizers is not None and trainer.optimizers:
+            optimizers.rebind(trainer.optimizers, module, self.pending.optimizers)
         for target, adapters in self.adapters.items():  # new optimizers may hold all parameters that there are
             frozen = frozen_parameters(get_module(module, target), adapters)
             self.places[target] = self.places.get(target, {}) | optimizers.positions_of(trainer.optimizers, frozen)
@@ -203,15 +216,7 @@ class Ledger:
                 update_optimizer(optimizer, Applied(removed=frozen))
         if trainer.fit_loop._combined_loader is None:
             self.restore_random_state()
-        self.pending = {}
-
-
-def _edit(network: nn.Module, journal: Journal, edits: tuple[Edit, ...], plan: Plan | None) -> Applied:
-    """Apply edits, with a plan's fitted tensors or structure alone, and note how to take them back."""
-    applied = apply_edits(network, edits, None if plan is None else plan.tensors)
-    applied.journal.to_cpu()
-    journal.entries.extend(applied.journal.entries)
-    return applied
+        self.pending = LedgerRecord()
 
 
 def _edits(plans: dict[str, Plan]) -> dict[str, tuple[Edit, ...]]:
@@ -229,10 +234,11 @@ class _Hook:
     def __call__(self, checkpoint: dict[str, Any]) -> None:
         ledger = Ledger.of(self.module)
         if self.name == "on_save_checkpoint":
-            checkpoint[KEY] = ledger.record(self.module)
+            checkpoint[KEY] = ledger.record(self.module).to_dict()
         else:
+            record = LedgerRecord.from_dict(checkpoint[KEY]) if checkpoint.get(KEY) else None
             for module in (self.module, *averaged_copies(self.module)):
-                Ledger.of(module).restore(module, checkpoint.get(KEY))
+                Ledger.of(module).restore(module, record)
             trainer = self.module._trainer
             if trainer is not None and trainer.state.fn == "fit":
                 ledger.restore_random_state()

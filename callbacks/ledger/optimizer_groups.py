@@ -9,11 +9,9 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from prunerecover.checkpoint.ledger_record import GroupNames, GroupPositions
 from prunerecover.surgery.apply_edits import Applied
 from prunerecover.surgery.optimizer_update import join_group, update_optimizer
-
-GroupNames = list[list[list[str]]]
-GroupPositions = dict[str, list[int]]  # by name: number of an optimizer and of a group in it
 
 
 def check_held(optimizers: Sequence[Optimizer], network: nn.Module) -> None:
@@ -36,6 +34,11 @@ def group_names(optimizers: Sequence[Optimizer], module: nn.Module) -> GroupName
 
 def rebind(optimizers: Sequence[Optimizer], module: nn.Module, saved: GroupNames) -> None:
     """Put parameters into the groups and the order that a checkpoint's optimizer state was saved with.
+
+    Args:
+        optimizers: As `configure_optimizers` made them.
+        module: Holds the parameters.
+        saved: Names of parameters, by optimizer and group.
 
     Raises:
         RuntimeError: If the optimizers are not those of the checkpoint.
@@ -82,6 +85,11 @@ def take_adapters(optimizers: Sequence[Optimizer], network: nn.Module, injected:
     Adapters on weights that no optimizer holds, because the user froze them, join the first group that holds any
     parameter of the network.
 
+    Args:
+        optimizers: Of the fit.
+        network: With its adapters.
+        injected: What injecting them added and froze.
+
     Returns:
         Where what left was.
     """
@@ -98,7 +106,14 @@ def take_adapters(optimizers: Sequence[Optimizer], network: nn.Module, injected:
 def return_adapters(
     optimizers: Sequence[Optimizer], merged: Applied, thawed: Mapping[str, Parameter], places: GroupPositions
 ) -> None:
-    """Let adapters leave and what they froze return to where it was, with its moments to begin anew."""
+    """Let adapters leave and what they froze return to where it was, with its moments to begin anew.
+
+    Args:
+        optimizers: Of the fit.
+        merged: What merging the adapters removed.
+        thawed: Parameters that they had frozen, by name.
+        places: Optimizer and group of each, as `take_adapters` returned them.
+    """
     for optimizer in optimizers:
         update_optimizer(optimizer, merged)
     back = positions_of(optimizers, thawed)

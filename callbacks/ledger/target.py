@@ -5,7 +5,7 @@ from __future__ import annotations
 import lightning.pytorch as pl
 from torch import nn
 
-from prunerecover.families.describe import SUPPORTED, is_supported
+from prunerecover.families.describe import is_supported, supported_families
 from prunerecover.model.paths import get_module, unwrap
 
 
@@ -20,14 +20,14 @@ def find_target(module: pl.LightningModule, target: str | None) -> str:
         network = unwrap(_at(module, target))
         if not is_supported(network):
             raise ValueError(
-                f"Expected a supported network ({', '.join(SUPPORTED)}) at target='{target}', but got "
+                f"Expected a supported network ({', '.join(supported_families())}) at target='{target}', but got "
                 f"{type(network).__name__}. Supported in this module: {', '.join(candidates) or 'none'}."
             )
         return target
     if not candidates:
         raise ValueError(
-            f"Expected a supported network ({', '.join(SUPPORTED)}) inside {type(module).__name__}, but found none. "
-            "Is it built later than configure_model?"
+            f"Expected a supported network ({', '.join(supported_families())}) inside {type(module).__name__}, but "
+            "found none. Is it built later than configure_model?"
         )
     if len(candidates) > 1:
         raise ValueError(

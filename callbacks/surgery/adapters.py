@@ -19,6 +19,13 @@ def inject_adapters_in_trainer(
 ) -> None:
     """Inject adapters on the plain network at `target`; optimizers hold them instead of what they freeze.
 
+    Args:
+        trainer: In the middle of a fit, between steps.
+        module: Its LightningModule.
+        target: Path of the network, which has no adapters yet.
+        adapters: Planned for the network as it is.
+        seed: Of their initial values; the same on every rank.
+
     Raises:
         RuntimeError: If no optimizer holds any parameter of the network; nothing is changed then.
     """
@@ -34,7 +41,13 @@ def inject_adapters_in_trainer(
 
 
 def merge_adapters_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> None:
-    """Merge the adapters of the network at `target`, if it has any: surgery begins from a plain network."""
+    """Merge the adapters of the network at `target`, if it has any: surgery begins from a plain network.
+
+    Args:
+        trainer: In the middle of a fit, between steps, or before any other loop.
+        module: Its LightningModule.
+        target: Path of the network.
+    """
     ledger = Ledger.of(module)
     if target not in ledger.adapters:
         return

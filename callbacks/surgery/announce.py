@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.artifacts import artifact_folder, save_plan
+from prunerecover.checkpoint.ledger_record import SurgeryEvent
 from prunerecover.plan.dense_names import shortened
 from prunerecover.plan.plan import Plan
 
@@ -45,8 +46,17 @@ def announce(
             "more than their part?"
         )
     params = ledger.plans[target].result.params if units else 0
-    event = {"by": by, "target": target, "epoch": trainer.current_epoch, "step": trainer.global_step, "units": units}
-    event |= {"params": params, "macs": plan.result.macs, "seconds": seconds, "taken": dict(taken or {})}
+    event = SurgeryEvent(
+        by=by,
+        target=target,
+        epoch=trainer.current_epoch,
+        step=trainer.global_step,
+        units=tuple(units),
+        params=params,
+        macs=plan.result.macs,
+        seconds=seconds,
+        taken=dict(taken or {}),
+    )
     ledger.events.append(event)
     if not units or trainer.state.fn != "fit":
         return

@@ -60,7 +60,13 @@ def apply_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: st
 
 
 def merge_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str) -> None:
-    """Merge what became linear in the network at `target`, everywhere."""
+    """Merge what became linear in the network at `target`, everywhere.
+
+    Args:
+        trainer: In the middle of a fit, at the start of an epoch, or before any other loop.
+        module: Its LightningModule.
+        target: Path of the network.
+    """
     network = unwrap(get_module(module, target))
     apply_in_trainer(trainer, module, target, plan_for(network, merge_edits(network), method="merge"))
 

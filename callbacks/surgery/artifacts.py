@@ -29,10 +29,15 @@ def is_dry_run(trainer: pl.Trainer) -> bool:
 
 
 def save_plan(folder: Path, name: str, plan: Plan) -> None:
-    """Write all edits so far of one network as plan.json (plan-<name>.json), for strategies that must know them early.
+    """Write all edits so far of one network, for strategies that must know them early.
 
     Checkpoints do not hold fitted tensors of their own: after a resume, those of earlier surgeries come from the file
     that is there.
+
+    Args:
+        folder: Of the checkpoints.
+        name: The file is plan-<name>.json; if empty, plan.json.
+        plan: With all edits so far.
     """
     path = folder / (f"plan-{name}.json" if name else "plan.json")
     missing = set(plan.needed_tensors) - set(plan.tensors)

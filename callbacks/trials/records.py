@@ -13,6 +13,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from prunerecover.display import markdown
+
+COLUMNS = ("attentions removed", "activations removed", "seed", "accuracy", "minutes", "peak memory")
+
 
 @dataclass(frozen=True)
 class TrialRecord:
@@ -61,7 +65,13 @@ def read_records(path: Path) -> dict[str, TrialRecord]:
 
 
 def append_record(path: Path, rank: int, record: TrialRecord) -> None:
-    """Add one record to a rank's file, on the disk before this returns."""
+    """Add one record to a rank's file, on the disk before this returns.
+
+    Args:
+        path: Of the first rank's file.
+        rank: Whose file it is, from 0.
+        record: A trial that has ended.
+    """
     file = path.with_suffix(f".{rank}{path.suffix}") if rank else path
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+b") as stream:
@@ -75,14 +85,18 @@ def append_record(path: Path, rank: int, record: TrialRecord) -> None:
 
 def table(records: Iterable[TrialRecord]) -> str:
     """Return the trials as a Markdown table, the best first."""
-    lines = [
-        "| attentions removed | activations removed | seed | accuracy | minutes | peak memory |",
-        "|---|---|---|---|---|---|",
+    rows = [
+        (
+            record.attention,
+            record.activation,
+            record.seed,
+            f"{record.accuracy:.2f}",
+            f"{record.seconds / 60:.1f}",
+            f"{record.peak_memory_bytes / 2**20:,.0f} MiB",
+        )
+        for record in sorted(records, key=lambda record: -record.accuracy)
     ]
-    for r in sorted(records, key=lambda r: -r.accuracy):
-        cost = f"{r.seconds / 60:.1f} | {r.peak_memory_bytes / 2**20:,.0f} MiB"
-        lines.append(f"| {r.attention} | {r.activation} | {r.seed} | {r.accuracy:.2f} | {cost} |")
-    return "\n".join(lines)
+    return markdown.table(COLUMNS, rows)
 
 
 def _complete_lines(file: Path) -> list[str]:

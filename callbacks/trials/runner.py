@@ -36,6 +36,7 @@ from prunerecover.cost.memory import peak_memory, reset_peak_memory
 from prunerecover.display.progress import progress
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.evidence import DepthEvidence
 
 SET_BY_TRIALS = {"max_epochs", "callbacks", "accelerator", "devices", "strategy", "logger"}
 PATIENCE = timedelta(days=7)  # ranks wait half an hour for each other otherwise, and fail
@@ -196,7 +197,7 @@ class TrialRunner:
             self.module.hparams.items()
         )  # names with an underscore are LightningCLI's: where the class is imported from
         values = {name: v for name, v in given if isinstance(v, int | float | str) and not name.startswith("_")}
-        samples = trial.plan.evidence.get("samples")
+        samples = DepthEvidence.of(trial.plan.evidence).samples
         told = [edits, samples, self._weights, values, trial.seed, asdict(self.settings)]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -152,6 +152,14 @@ def axes_and_staircase(layers: Layers, n_remove: int = 8, steps: int = 5) -> tup
 
     With 12 layers and the defaults these are its 22 runs: dense, 8 with attentions removed, 8 with activations removed,
     and (1, 1), (1, 2), (2, 2), (2, 3), (3, 3).
+
+    Args:
+        layers: Number of attention and activation units of the dense model; one number stands for both.
+        n_remove: Units of one type that the last run along an axis removes; at most all of them.
+        steps: Runs of the staircase; splits that the model is too shallow for are left out.
+
+    Raises:
+        ValueError: If the model does not have `n_remove` units.
     """
     attention, activation = layer_counts(layers)
     staircase = [((n + 2) // 2, (n + 3) // 2) for n in range(steps)]

@@ -47,7 +47,13 @@ class Feasible:
 def feasible_within(
     planner: DepthPlanner, budget: Budget | None = None, *, n_remove: int | None = None, n_keep: int | None = None
 ) -> Feasible:
-    """Return the feasible splits of a budget; a share of cost is measured per type, on half of its units.
+    """Return the feasible splits of a budget: exactly one of `budget`, `n_remove` and `n_keep`.
+
+    Args:
+        planner: With attentions and activations to choose from; the splits count those.
+        budget: A share of the MACs, the parameters or the latency, measured per type on half of its units.
+        n_remove: Number of units to remove, both types together.
+        n_keep: Number of units to keep, both types together.
 
     Raises:
         ValueError: If not exactly one budget is given, or it cannot be met.

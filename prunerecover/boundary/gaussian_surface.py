@@ -50,7 +50,13 @@ class GaussianSurface:
         return mean, covariance
 
     def draw(self, kept: Array, size: int, rng: np.random.Generator) -> Array:
-        """Return accuracies `(size, M)` from the posterior."""
+        """Return accuracies `(size, M)` in percent from the posterior.
+
+        Args:
+            kept: `(M, 2)` fractions of attentions and activations.
+            size: Number of draws.
+            rng: What draws.
+        """
         mean, covariance = self.posterior(kept)
         return rng.multivariate_normal(mean, covariance, size, check_valid="ignore", method="eigh")
 

@@ -12,16 +12,19 @@ run starts from the dense weights; the paper hands weights on from run to run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from prunerecover.boundary.designs import Split
 from prunerecover.boundary.feasible import TYPES, feasible_within
-from prunerecover.boundary.search import BoundarySearch, Evaluate
+from prunerecover.boundary.search import BoundaryConfig, BoundarySearch, Evaluate
+from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.planner import DepthPlanner
+from prunerecover.importance.context import Loss
+from prunerecover.importance.registry import Importance
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
@@ -50,8 +53,8 @@ def plan_boundary(
     surface: str | None = None,
     dense: float | None = None,
     noise: float = 0.5,
-    importance: str = "output_divergence",
-    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    importance: str | Importance = "output_divergence",
+    loss: Loss | None = None,
     replace: str = "calibrated",
     search: str | None = None,
     ignore: Sequence[str] = (),
@@ -66,11 +69,11 @@ def plan_boundary(
         n_keep: to keep, both types together. Exactly one of the three is given.
         batches: Calibration batches; see `plan_depth`.
         evaluate: See `BoundarySearch`.
-        design: See `BoundarySearch`.
-        runs: How many runs "line" and "spread" make.
+        design: See `BoundaryConfig`.
+        runs: See `BoundaryConfig`.
         surface: See `fit_map`.
-        dense: Accuracy of the dense model in percent after such a run; no prediction may lie above it.
-        noise: Standard deviation of the accuracy of one run, in points.
+        dense: See `BoundaryConfig`.
+        noise: See `BoundaryConfig`.
         importance: See `plan_depth`.
         loss: See `plan_depth`.
         replace: See `plan_depth`.
@@ -84,17 +87,8 @@ def plan_boundary(
     Raises:
         ValueError: If an argument is unknown, the budget cannot be met, or the runs do not determine the surface.
     """
-    planner = DepthPlanner(
-        model,
-        TYPES,
-        batches=batches,
-        importance=importance,
-        loss=loss,
-        replace=replace,
-        search=search,
-        ignore=ignore,
-        seed=seed,
-    )
+    depth = DepthConfig(importance=importance, loss=loss, replace=replace, search=search, ignore=ignore, seed=seed)
+    config = BoundaryConfig(design=design, runs=runs, surface=surface, dense=dense, noise=noise, seed=seed)
+    planner = DepthPlanner(model, TYPES, batches=batches, config=depth)
     feasible = feasible_within(planner, budget, n_remove=n_remove, n_keep=n_keep)
-    splits, more = feasible.splits, feasible.more
-    return BoundarySearch(planner, splits, evaluate, design, runs, surface, dense, noise, seed, more).run()[1]
+    return BoundarySearch(planner, feasible.splits, evaluate, config, feasible.more).run()[1]

@@ -13,6 +13,7 @@ from prunerecover.boundary.map_points import MapPoint
 from prunerecover.boundary.next_split import FIRST, next_split
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import BoundaryEvidence, PredictedSplit, Regret, TrialResult
 from prunerecover.plan.plan import Plan
 
 DESIGNS = ("line", "spread", "axes_and_staircase", "one_type_at_a_time", "interleaved")
@@ -34,6 +35,45 @@ class Trial:
 Evaluate = Callable[[Sequence[Trial]], Sequence[float]]  # accuracies after the runs, in percent
 
 
+@dataclass(frozen=True, kw_only=True)
+class BoundaryConfig:
+    """How the runs of a search are chosen and judged; checked when it is put together.
+
+    Args:
+        design: Which splits are run: "line" (spread over the feasible splits, the last ones chosen by the results),
+            "spread", the paper's "axes_and_staircase" (its published table), "one_type_at_a_time" (Algorithm 1) and
+            "interleaved" (Algorithm 2), or the splits themselves.
+        runs: How many runs "line" and "spread" make.
+        surface: See `fit_map`.
+        dense: Accuracy of the dense model in percent after such a run; no prediction may lie above it.
+        noise: Standard deviation of the accuracy of one run, in points.
+        seed: Of the first run; each repetition of a split takes the next.
+
+    Raises:
+        ValueError: If the design or surface is unknown, or a number is out of range.
+    """
+
+    design: str | Sequence[Split] = "line"
+    runs: int = 5
+    surface: str | None = None
+    dense: float | None = None
+    noise: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if isinstance(self.design, str) and self.design not in DESIGNS:
+            raise ValueError(f"Expected argument design to be one of {', '.join(DESIGNS)}, but got '{self.design}'.")
+        if self.runs < FIRST and self.along_line:
+            raise ValueError(f"Expected argument runs to be at least {FIRST}, for a curve, but got {self.runs}.")
+        check_fit(self.surface, self.noise)
+
+    @property
+    def along_line(self) -> bool:
+        """Whether the runs lie along the line of the budget."""
+        return self.design in ("line", "spread")
+
+
 @dataclass
 class BoundarySearch:
     """Finds the split of a budget and its plan.
@@ -43,14 +83,7 @@ class BoundarySearch:
         splits: The feasible splits: (attentions, activations) removed.
         evaluate: Recovers the pruned models of some trials, each for a short while, and returns their accuracies in
             percent. It gets as many trials at once as do not depend on one another.
-        design: Which splits are run: "line" (spread over the feasible splits, the last ones chosen by the results),
-            "spread", the paper's "axes_and_staircase" (its published table), "one_type_at_a_time" (Algorithm 1) and
-            "interleaved" (Algorithm 2), or the splits themselves.
-        runs: How many runs "line" and "spread" make.
-        surface: See `fit_map`.
-        dense: Accuracy of the dense model in percent after such a run; no prediction may lie above it.
-        noise: Standard deviation of the accuracy of one run, in points.
-        seed: Of the first run; each repetition of a split takes the next.
+        config: How runs are chosen and judged.
         more: See `Feasible`; of further splits the one nearest to the pick is planned, as the runs say nothing of
             splits off their line. The prediction is the pick's.
     """
@@ -58,23 +91,13 @@ class BoundarySearch:
     planner: DepthPlanner
     splits: Sequence[Split]
     evaluate: Evaluate
-    design: str | Sequence[Split] = "line"
-    runs: int = 5
-    surface: str | None = None
-    dense: float | None = None
-    noise: float = 0.5
-    seed: int = 0
+    config: BoundaryConfig = BoundaryConfig()
     more: Callable[[Plan], tuple[Split, ...]] | None = None
     points: list[MapPoint] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
-        if isinstance(self.design, str) and self.design not in DESIGNS:
-            raise ValueError(f"Expected argument design to be one of {', '.join(DESIGNS)}, but got '{self.design}'.")
-        if self.runs < FIRST and self.design in ("line", "spread"):
-            raise ValueError(f"Expected argument runs to be at least {FIRST}, for a curve, but got {self.runs}.")
-        check_fit(self.surface, self.noise)
-        self._fitted([MapPoint(*split, 50.0) for split in self._designed()])  # before the runs, not after them
+        """Check that the runs will determine the surface: before them, not after them."""
+        self._fitted([MapPoint(*split, 50.0) for split in self._designed()])
 
     @property
     def layers(self) -> tuple[int, int]:
@@ -84,7 +107,7 @@ class BoundarySearch:
     @property
     def n_runs(self) -> int:
         """How many runs it makes."""
-        return self.runs if self.design == "line" and len(self.splits) >= FIRST else len(self._designed())
+        return self.config.runs if self.config.design == "line" and len(self.splits) >= FIRST else len(self._designed())
 
     def run(self) -> tuple[AccuracyMap, Plan]:
         """Make the runs, fit the map and plan the best split that meets the budget."""
@@ -96,21 +119,25 @@ class BoundarySearch:
         while self.more is not None and (further := self.more(plan)):
             split = min(further, key=lambda other: (abs(other[0] - split[0]) + abs(other[1] - split[1]), other))
             plan = self.plan_of(split)
-        evidence = {
-            **plan.evidence,
-            "trials": [asdict(point) for point in self.points],
-            "predicted": {
-                "attention": pick.attention,
-                "activation": pick.activation,
-                "accuracy": pick.predicted,
-                "regret": asdict(pick.regret),
-            },
-        }
-        arguments = {**plan.made_by.arguments, "design": self.design, "surface": self.surface, "noise": self.noise}
-        made_by = plan.made_by.model_copy(
-            update={"method": f"boundary/{self.planner.importance}", "arguments": arguments}
+        found = BoundaryEvidence(
+            trials=tuple(TrialResult(**asdict(point)) for point in self.points),
+            predicted=PredictedSplit(
+                attention=pick.attention,
+                activation=pick.activation,
+                accuracy=pick.predicted,
+                regret=Regret(**asdict(pick.regret)),
+            ),
         )
-        return fitted, plan.model_copy(update={"made_by": made_by, "evidence": evidence})
+        arguments = {
+            **plan.made_by.arguments,
+            "design": self.config.design,
+            "surface": self.config.surface,
+            "noise": self.config.noise,
+        }
+        made_by = plan.made_by.model_copy(
+            update={"method": f"boundary/{self.planner.config.registered.name}", "arguments": arguments}
+        )
+        return fitted, plan.model_copy(update={"made_by": made_by, "evidence": {**plan.evidence, **found.to_dict()}})
 
     def plan_of(self, split: Split) -> Plan:
         """Return the plan that removes a split."""
@@ -120,49 +147,48 @@ class BoundarySearch:
 
     def _next(self) -> list[Split]:
         """Return the splits to run now, given the points; none when there are enough."""
-        if self.design == "line":
+        if self.config.design == "line":
             return self._next_on_line()
         return [] if self.points else list(self._designed())
 
     def _next_on_line(self) -> list[Split]:
         if not self.points:
             return list(spread(self.splits, FIRST)) if len(self.splits) > 1 else list(self.splits)
-        if len(self.points) >= self.runs or len(self.splits) < FIRST:
+        if len(self.points) >= self.config.runs or len(self.splits) < FIRST:
             return []
-        return [next_split(self.points, self.splits, self.layers, noise=self.noise)]
+        return [next_split(self.points, self.splits, self.layers, noise=self.config.noise)]
 
     def _fitted(self, points: Sequence[MapPoint]) -> AccuracyMap:
         # Runs along the budget alone determine no polynomial, however few splits it has.
-        along = self.design in ("line", "spread")
         return fit_map(
             points,
             self.layers,
-            surface=self.surface or ("gaussian_process" if along else None),
+            surface=self.config.surface or ("gaussian_process" if self.config.along_line else None),
             splits=self.splits,
-            dense=self.dense,
-            noise=self.noise,
-            seed=self.seed,
+            dense=self.config.dense,
+            noise=self.config.noise,
+            seed=self.config.seed,
         )
 
     def _designed(self) -> Sequence[Split]:
         """Return the splits that are run; with the design "line" such as may be run."""
         n_remove = max(sum(split) for split in self.splits)
-        if self.design in ("line", "spread"):
-            return spread(self.splits, self.runs)
-        if self.design == "axes_and_staircase":
+        if self.config.along_line:
+            return spread(self.splits, self.config.runs)
+        if self.config.design == "axes_and_staircase":
             return axes_and_staircase(self.layers, min(n_remove, *self.layers))
-        if self.design == "one_type_at_a_time":
+        if self.config.design == "one_type_at_a_time":
             return one_type_at_a_time(self.layers, n_remove)
-        if self.design == "interleaved":
+        if self.config.design == "interleaved":
             return interleaved(self.layers, n_remove)
-        assert not isinstance(self.design, str)
-        return list(self.design)
+        assert not isinstance(self.config.design, str)
+        return list(self.config.design)
 
     def _measure(self, splits: Sequence[Split]) -> None:
         asked = [point.split for point in self.points]
         trials = []
         for split in splits:
-            trials.append(Trial(self.plan_of(split), self.seed + asked.count(split)))
+            trials.append(Trial(self.plan_of(split), self.config.seed + asked.count(split)))
             asked.append(split)
         accuracies = self.evaluate(trials)
         if len(accuracies) != len(trials):

@@ -32,7 +32,13 @@ class Surface(Protocol):
         """Return the predicted accuracies `(M,)` in percent."""
 
     def draw(self, kept: Array, size: int, rng: np.random.Generator) -> Array:
-        """Return accuracies `(size, M)` that the runs leave possible: where to doubt the prediction, and how much."""
+        """Return accuracies `(size, M)` that the runs leave possible: where to doubt the prediction, and how much.
+
+        Args:
+            kept: `(M, 2)` fractions of attentions and activations.
+            size: Number of draws.
+            rng: What draws.
+        """
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,11 @@ class PolynomialSurface:
         """Return predictions `(size, M)` after refits to accuracies drawn around the surface: a parametric bootstrap.
 
         Resampling the residuals themselves would say little: with four runs and three coefficients they are one number.
+
+        Args:
+            kept: `(M, 2)` fractions of attentions and activations.
+            size: Number of refits.
+            rng: What draws the accuracies.
         """
         noise = self.sigma * rng.standard_normal((size, self.refit.shape[1]))
         return (np.array(self.coefficients) + noise @ self.refit.T) @ self._terms(kept).T

@@ -26,12 +26,11 @@ from prunerecover.model.copies import share_copy
 from prunerecover.model.hooks import recording
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Remove, Replace
+from prunerecover.plan.kinds import KINDS, TRAITS
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import temporarily_applied
 
 REPLACEMENTS = ("calibrated", "zero", "identity")
-FITTED = ("attention", "mlp", "activation")
-ORDER = {"block": 0, "attention": 1, "mlp": 2, "activation": 3}
 Hidden = list[Tensor | None]
 
 
@@ -84,7 +83,7 @@ class Calibrator:
         self.layout = describe(model)
         self.runner = BlockRunner(model, self.layout.container)
         self.dense_outputs = [without_padding(self.runner.finish(b, 0, None), b) for b in samples.held_out]
-        self.fits = replace == "calibrated" and samples.enough and any(u.kind in FITTED for u in units)
+        self.fits = replace == "calibrated" and samples.enough and any(TRAITS[u.kind].fitted for u in units)
         if self.fits:
             self._dense = BlockRunner(share_copy(model), self.layout.container)
             self._weights = token_weights(self.runner, samples.fit, seed)
@@ -142,14 +141,14 @@ class Calibrator:
         """Yield each block that holds a unit, with its units in the order in which they go."""
         homes = {u.name: self.layout.block_of(u.name) for u in units}
         for index in sorted(set(homes.values())):
-            yield index, sorted((u for u in units if homes[u.name] == index), key=lambda u: ORDER[u.kind])
+            yield index, sorted((u for u in units if homes[u.name] == index), key=lambda u: KINDS.index(u.kind))
 
     def _pass(self, index: int, front: _HiddenStates, units: Sequence[Unit]) -> dict[str, Fit]:
         """Run one block on the fitting samples, dense and pruned, and sum up what the units' fits need."""
         if not self.fits:
             return {}
         block = self.layout.blocks[index]
-        fits = {u.name: fit_of(self.model, block, u) for u in units if u.kind in FITTED}
+        fits = {u.name: fit_of(self.model, block, u) for u in units if TRAITS[u.kind].fitted}
         targets = {path for f in fits.values() for path in (f.branch.stream, f.branch.last)}
         paths = {path for f in fits.values() for path in f.paths}
         front.after_fit, front.after_dense = [], []

@@ -52,14 +52,26 @@ class Fit(Protocol):
         """Modules whose inputs and outputs `add` reads, as `<path>.in` and `<path>.out`."""
 
     def add(self, seen: Recorded, target: Tensor, weight: Tensor) -> None:
-        """Add one batch: what was seen in the pruned model, the dense model's state after the branch, token weights."""
+        """Add one batch.
+
+        Args:
+            seen: Inputs and outputs of the modules in `paths` in the pruned model, `(N, ..., width)`.
+            target: The dense model's hidden state after the branch, `(N, ..., C)`.
+            weight: Token weights of the block, `(N, ...)`.
+        """
 
     def candidates(self) -> list[Candidate]:
         """Solve."""
 
 
 def fit_of(model: nn.Module, block: Block, unit: Unit) -> Fit:
-    """Start the fit of a unit (attention, mlp or activation) of a block."""
+    """Start the fit of a unit.
+
+    Args:
+        model: Unwrapped.
+        block: That holds the unit.
+        unit: An attention, mlp or activation.
+    """
     if unit.kind == "activation":
         assert block.feed_forward is not None
         assert block.mlp is not None
@@ -82,7 +94,13 @@ class ActivationFit:
         return self.branch.stream, self.forward.first, self.forward.activation
 
     def add(self, seen: Recorded, target: Tensor, weight: Tensor) -> None:
-        """Add one batch."""
+        """Add one batch.
+
+        Args:
+            seen: What entered and left the modules in `paths`, `(N, ..., C)`; of the activation `(N, ..., hidden)`.
+            target: The dense model's hidden state after the branch, `(N, ..., C)`.
+            weight: Token weights, `(N, ...)`.
+        """
         weight = weight.flatten()
         act, wanted = self.forward.activation, target - seen[f"{self.branch.stream}.in"]
         self._channels.add(_rows(seen[f"{act}.in"]), _rows(seen[f"{act}.out"]), weight)
@@ -128,7 +146,13 @@ class BranchFit:
         return self.branch.stream, self.branch.path
 
     def add(self, seen: Recorded, target: Tensor, weight: Tensor) -> None:
-        """Add one batch."""
+        """Add one batch.
+
+        Args:
+            seen: What entered the modules in `paths`, `(N, ..., C)`.
+            target: The dense model's hidden state after the branch, `(N, ..., C)`.
+            weight: Token weights, `(N, ...)`.
+        """
         wanted = target - seen[f"{self.branch.stream}.in"]
         self._affine.add(_rows(seen[f"{self.branch.path}.in"]), _rows(wanted), weight.flatten())
 
@@ -147,9 +171,13 @@ class BranchFit:
 
 
 def named_candidate(model: nn.Module, unit: Unit, replace: str, forward: FeedForward | None) -> Candidate:
-    """The stand-in that a user asked for by name: "zero" or "identity".
+    """The stand-in that a user asked for by name.
 
-    A zero activation lets the feed-forward add its output bias only. Blocks leave nothing under either name.
+    Args:
+        model: Unwrapped.
+        unit: What it stands in for. Blocks leave nothing under either name.
+        replace: "zero" or "identity". A zero activation lets the feed-forward add its output bias only.
+        forward: The feed-forward of the unit's block, whose hidden width a zero activation needs; else it may be None.
     """
     name, kind = unit.name, unit.kind
     if kind == "activation" and replace == "zero":

@@ -28,7 +28,13 @@ def output_divergence(dense: Tensor, pruned: Tensor) -> Tensor:
 
 
 def mean_divergence(batches: Iterable[ModelInputs], dense: Iterable[Tensor], pruned: Iterable[Tensor]) -> float:
-    """Return the mean output divergence over the samples of all batches; padded positions are left out.
+    """Return the mean output divergence over the samples of all batches.
+
+    Args:
+        batches: What the models were called with: says how many samples a batch has, and which positions are padding.
+        dense: Outputs of the dense model, one per batch, in the shapes that `output_divergence` takes. Padded positions
+            are left out here, unless they were before.
+        pruned: Outputs of the pruned model, likewise.
 
     >>> batches = [ModelInputs((torch.zeros(3, 1),)), ModelInputs((torch.zeros(1, 1),))]
     >>> mean_divergence(batches, [torch.ones(3, 1), torch.ones(1, 1)], [torch.zeros(3, 1), torch.ones(1, 1)])

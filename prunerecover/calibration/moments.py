@@ -1,7 +1,12 @@
-"""First and second moments of what enters a layer, and predictions of some of its entries from others."""
+"""First and second moments of rows that stream by, and what linear fits make of them.
+
+The sums grow with the widths squared, never with the number of rows. Rows are taken relative to the mean of the first
+batch, so that products in single precision lose nothing to cancellation; sums are kept in double precision.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,23 +17,82 @@ RIDGE = 1e-3, 0.1  # relative to the mean variance: always, and times the kept e
 
 
 @dataclass
-class Moments:
-    """First and second moments of a module's input entries, added up; relative to the first batch's mean."""
+class CentredSums:
+    """Weighted sums over rows, by name, and the origins that rows are relative to.
 
-    count: int = 0
-    origin: Tensor | None = None
-    first: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
-    second: Tensor = field(default_factory=lambda: torch.zeros(1, 1, dtype=torch.float64))
+    Args:
+        device: Where the sums are kept; None: where the rows are.
+    """
+
+    device: str | None = None
+    values: dict[str, Tensor] = field(default_factory=dict)
+    origins: tuple[Tensor, ...] = ()
+
+    def centred(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Return rows `(T, .)` relative to the origins, in single precision."""
+        rows = tuple(each.float() for each in rows)
+        self.origins = self.origins or tuple(each.mean(0) for each in rows)
+        return tuple(each - origin for each, origin in zip(rows, self.origins, strict=True))
+
+    def add(self, **terms: Tensor) -> None:
+        """Add to the sums; "w" is that of the weights."""
+        for name, term in terms.items():
+            term = term.to(self.device, torch.float64)
+            self.values[name] = self.values[name] + term if name in self.values else term
+
+    def means(self) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        """Return the weighted means of the terms, and the origins, in double precision.
+
+        Raises:
+            RuntimeError: If nothing was added.
+        """
+        if not self.origins:
+            raise RuntimeError("Expected rows to fit to, but none were added. Call add() first.")
+        total = self.values["w"]
+        means = {name: value / total for name, value in self.values.items() if name != "w"}
+        return means, tuple(origin.to(total) for origin in self.origins)
+
+
+def covariance(means: Mapping[str, Tensor], first: str = "x", second: str = "x") -> Tensor:
+    """Return the covariance of two sides, given the means of both ("x", "y") and of their products ("xx", "yx").
+
+    Args:
+        means: `(C,)` under "x" and "y", and `(C, D)` under the names of products.
+        first: The side of the rows.
+        second: The side of the columns.
+    """
+    return means[first + second] - torch.outer(means[first], means[second])
+
+
+def solve_ridge(among: Tensor, cross: Tensor, penalty: Tensor) -> Tensor:
+    """Return the map `(D, C)` that predicts D entries from C others, with a penalty on its square.
+
+    Args:
+        among: `(C, C)`, covariance of what it predicts from.
+        cross: `(D, C)`, covariance of what is predicted with that.
+        penalty: A scalar.
+    """
+    system = among + penalty * torch.eye(len(among)).to(among)
+    solved: Tensor = torch.linalg.solve(system, cross.T)
+    return solved.T
+
+
+class Moments:
+    """First and second moments of a module's input entries, added up on the CPU, and predictions of some from others.
+
+    >>> moments = Moments()
+    >>> moments.add(torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]))
+    >>> moments.predict(torch.tensor([1]), torch.tensor([0])).round(decimals=1)
+    tensor([[1.9000, 0.1000]], dtype=torch.float64)
+    """
+
+    def __init__(self) -> None:
+        self._sums = CentredSums("cpu")
 
     def add(self, rows: Tensor) -> None:
         """Add samples `(n, entries)`."""
-        rows = rows.float()
-        if self.origin is None:
-            self.origin = rows.mean(0)
-        rows = rows - self.origin
-        self.count += len(rows)
-        self.first = self.first + rows.sum(0).double().cpu()
-        self.second = self.second + (rows.T @ rows).double().cpu()
+        (rows,) = self._sums.centred(rows)
+        self._sums.add(w=torch.tensor(len(rows)), x=rows.sum(0), xx=rows.T @ rows)
 
     def predict(self, gone: Tensor, kept: Tensor, *, constant: bool = True) -> Tensor:
         """Return `(gone, kept + 1)`: coefficients of the kept entries, and the constant.
@@ -37,18 +101,19 @@ class Moments:
             gone: Entries to predict.
             kept: Entries to predict from.
             constant: Whether there may be one; False: it is zero.
+
+        Raises:
+            RuntimeError: If nothing was added.
         """
-        assert self.origin is not None, "something was added"
-        mean = self.first / self.count
-        covariance = self.second / self.count - torch.outer(mean, mean)
-        mean = mean + self.origin.double().cpu()
+        means, (origin,) = self._sums.means()
+        second, mean = covariance(means), means["x"] + origin
         if not constant:  # moments about zero
-            covariance, mean = covariance + torch.outer(mean, mean), torch.zeros_like(mean)
-        among = covariance[kept][:, kept]
-        strength = RIDGE[0] + RIDGE[1] * len(kept) / self.count
+            second, mean = second + torch.outer(mean, mean), torch.zeros_like(mean)
+        among = second[kept][:, kept]
+        strength = RIDGE[0] + RIDGE[1] * len(kept) / self._sums.values["w"]
         ridge = strength * among.diagonal().mean()
         if ridge > 0:
-            coefficients = torch.linalg.solve(among + ridge * torch.eye(len(kept)), covariance[kept][:, gone]).T
+            coefficients = solve_ridge(among, second[kept][:, gone].T, ridge)
         else:  # nothing varies: there is only the constant
             coefficients = torch.zeros(len(gone), len(kept), dtype=torch.float64)
         return torch.cat([coefficients, (mean[gone] - coefficients @ mean[kept])[:, None]], 1)

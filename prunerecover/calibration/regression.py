@@ -1,41 +1,11 @@
-"""Streaming weighted least squares: the sums grow with the widths squared, never with the number of tokens.
-
-Rows are taken relative to the mean of the first batch, so that products in single precision lose nothing to
-cancellation; sums are kept in double precision.
-"""
+"""Weighted least squares over tokens that stream by: per channel, and from all channels to all."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-
-@dataclass
-class _Sums:
-    """Weighted sums by name, and the origins of x and y."""
-
-    values: dict[str, Tensor] = field(default_factory=dict)
-    origin: tuple[Tensor, Tensor] | None = None
-
-    def centred(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = x.float(), y.float()
-        if self.origin is None:
-            self.origin = (x.mean(0), y.mean(0))
-        return x - self.origin[0], y - self.origin[1]
-
-    def add(self, **terms: Tensor) -> None:
-        for name, term in terms.items():
-            self.values[name] = self.values[name] + term.double() if name in self.values else term.double()
-
-    def moments(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Return the weighted means of the terms and the origins in double precision."""
-        if self.origin is None:
-            raise RuntimeError("Expected rows to fit to, but none were added. Call add() before solve().")
-        total = self.values["w"]
-        means = {name: value / total for name, value in self.values.items() if name != "w"}
-        return means, self.origin[0].double(), self.origin[1].double()
+from prunerecover.calibration.moments import CentredSums, covariance, solve_ridge
 
 
 class ChannelRegression:
@@ -45,21 +15,27 @@ class ChannelRegression:
     """
 
     def __init__(self) -> None:
-        self._sums = _Sums()
+        self._sums = CentredSums()
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor) -> None:
-        """Add tokens: `x`, `y` `(T, C)`, `weight` `(T,)`."""
+        """Add tokens.
+
+        Args:
+            x: Inputs of the activation, `(T, C)`.
+            y: Its outputs, `(T, C)`.
+            weight: How much each token counts, `(T,)`.
+        """
         x, y = self._sums.centred(x, y)
         w = weight.float()
         self._sums.add(w=w.sum(), x=w @ x, y=w @ y, xx=w @ (x * x), xy=w @ (x * y))
 
     def solve(self) -> tuple[Tensor, Tensor]:
         """Return slope and bias, `(C,)` each, in double precision; channels that never vary get slope 0."""
-        s, origin_x, origin_y = self._sums.moments()
+        s, (origin_x, origin_y) = self._sums.means()
         variance = s["xx"] - s["x"] ** 2
-        covariance = s["xy"] - s["x"] * s["y"]
+        together = s["xy"] - s["x"] * s["y"]
         floor = 1e-9 * (variance.clamp_min(0).mean() + (origin_x + s["x"]).square().mean()) + 1e-30
-        slope = torch.where(variance > floor, covariance / variance.clamp_min(floor), torch.zeros_like(variance))
+        slope = torch.where(variance > floor, together / variance.clamp_min(floor), torch.zeros_like(variance))
         return slope, origin_y + s["y"] - slope * (origin_x + s["x"])
 
 
@@ -71,10 +47,16 @@ class AffineRegression:
     """
 
     def __init__(self) -> None:
-        self._sums = _Sums()
+        self._sums = CentredSums()
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor) -> None:
-        """Add tokens: `x` `(T, C)`, `y` `(T, D)`, `weight` `(T,)`."""
+        """Add tokens.
+
+        Args:
+            x: Rows of X, `(T, C)`.
+            y: Rows of Y, `(T, D)`.
+            weight: How much each token counts, `(T,)`.
+        """
         x, y = self._sums.centred(x, y)
         w = weight.float()
         wx = w[:, None] * x
@@ -87,12 +69,10 @@ class AffineRegression:
             ridge: Strength relative to the mean variance of X; infinity returns the prior's W.
             prior: W0, `(D, C)`.
         """
-        s, origin_x, origin_y = self._sums.moments()
+        s, (origin_x, origin_y) = self._sums.means()
         weight = prior.to(s["xx"])
         if ridge != float("inf"):
-            covariance = s["xx"] - torch.outer(s["x"], s["x"])
-            cross = s["yx"] - torch.outer(s["y"], s["x"])
-            penalty = ridge * covariance.diagonal().mean() + 1e-12
-            system = covariance + penalty * torch.eye(len(covariance)).to(covariance)
-            weight = weight + torch.linalg.solve(system, (cross - weight @ covariance).T).T
+            among = covariance(s)
+            penalty = ridge * among.diagonal().mean() + 1e-12
+            weight = weight + solve_ridge(among, covariance(s, "y", "x") - weight @ among, penalty)
         return weight, origin_y + s["y"] - weight @ (origin_x + s["x"])

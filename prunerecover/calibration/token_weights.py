@@ -28,6 +28,11 @@ def token_weights(runner: BlockRunner, batches: Sequence[ModelInputs], seed: int
 
     Padding weighs nothing.
 
+    Args:
+        runner: Of the dense model.
+        batches: On the model's device.
+        seed: Of the labels drawn from the model's predictions.
+
     Returns:
         For each block a list with one tensor `(N, T)` per batch (`(N,)` if hidden states have no token axis).
     """

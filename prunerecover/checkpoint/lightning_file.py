@@ -1,8 +1,7 @@
 """Read a Lightning checkpoint without Lightning: the ledger that callbacks left in it, and the networks' weights.
 
-The ledger is plain data under the key "prunerecover": {"schema", "plans": {path of a network in the LightningModule:
-plan}, "adapters": {path: what is injected on it after all edits}}; other entries are the callbacks' own. Files are read
-with `weights_only`, so nothing in them is executed.
+Of the ledger (`ledger_record`) only the plans and the adapters count here; other entries are the callbacks' own. Files
+are read with `weights_only`, so nothing in them is executed.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters
 
-LEDGER = "prunerecover"
-LEDGER_SCHEMA = "prunerecover.ledger/1"
 COMPILED = "_orig_mod"
 
 
@@ -78,22 +76,14 @@ def read_checkpoint(path: Path) -> LightningFile:
             f"Expected a Lightning checkpoint or a folder of save_pruned, but {path} holds no 'state_dict'. "
             "Weights alone do not tell a pruned structure: apply the plan to the model, then load them."
         )
-    if LEDGER not in checkpoint:
+    if KEY not in checkpoint:
         raise ValueError(
             f"Expected a checkpoint of a pruned model, but {path} was saved by a run without DepthPrune. It is dense: "
             "use the LightningModule's own load_from_checkpoint."
         )
-    ledger = checkpoint[LEDGER]
-    schema = ledger.get("schema") if isinstance(ledger, Mapping) else None
-    if schema != LEDGER_SCHEMA:
-        raise ValueError(
-            f"Expected a ledger of schema {LEDGER_SCHEMA}, but {path} has {schema}. It was saved by another version of "
-            "prunerecover; install that version or newer."
-        )
-    plans = {str(target): Plan.from_dict(plan) for target, plan in ledger["plans"].items()}
-    adapters = {str(target): Adapters.from_dict(data) for target, data in ledger.get("adapters", {}).items()}
+    record = LedgerRecord.from_dict(checkpoint[KEY], path)
     weights = {canonical(name): value for name, value in checkpoint["state_dict"].items()}
-    return LightningFile(path, plans, weights, adapters)
+    return LightningFile(path, record.plans, weights, record.adapters)
 
 
 def canonical(name: str) -> str:

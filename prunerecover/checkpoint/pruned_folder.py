@@ -24,7 +24,7 @@ from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters, has_adapters, inject_adapters, merge_adapters
-from prunerecover.surgery.apply_edits import apply_edits, check_source, undo
+from prunerecover.surgery.apply_edits import apply_and_check, check_source, undo
 from prunerecover.surgery.provenance import source_of
 
 PLAN, SIDECAR, WEIGHTS = "plan.json", "plan.safetensors", "model.safetensors"
@@ -216,14 +216,8 @@ def _prune_and_fill(
     Adapters are injected, and hold their weights afterwards.
     """
     check_source(network, plan)
-    applied = apply_edits(network, plan.edits)
+    applied = apply_and_check(network, plan.edits, None, _end_of(plan), f" in {path}")
     try:
-        found = tensors_hash(network)
-        if found != _end_of(plan):
-            raise ValueError(
-                f"Expected the edits in {path} to leave the model that its plan describes ({_end_of(plan)[:12]}), but "
-                f"they leave another ({found[:12]}). Was the file edited?"
-            )
         if adapters is not None:
             inject_adapters(network, adapters)
         check_fit(network, weights.tensors, str(path))

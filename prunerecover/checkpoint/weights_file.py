@@ -3,6 +3,10 @@
 A tensor that a model holds under several names (tied embeddings) is stored once; the other names stand in the file's
 metadata. Buffers that no state dict holds (rotary tables) are rebuilt with the model; the file says their dtype.
 Not covered: state other than tensors (`get_extra_state`).
+
+`save_model` and `load_model` of safetensors do not do for this: they leave out every tensor that overlaps with another
+one and refuse those that cover part of their storage; on loading, names share a tensor as the model at hand has them
+share it, not as the file says, values are cast to the model's dtype, and parameters on the meta device stay there.
 """
 
 from __future__ import annotations

@@ -103,7 +103,15 @@ def latency_ratio(
 def median_latency(
     model: nn.Module, inputs: ModelInputs, repeats: int = 20, warmup: int = 3, threads: int | None = None
 ) -> float:
-    """Return the median time of one forward pass in milliseconds; `inputs` are on the model's device."""
+    """Return the median time of one forward pass in milliseconds.
+
+    Args:
+        model: Timed in evaluation mode.
+        inputs: One batch, on the model's device.
+        repeats: Timed passes, at least one.
+        warmup: Untimed passes before them.
+        threads: CPU threads to hold meanwhile; None: those PyTorch uses now.
+    """
     seconds = stopwatch_for(_shared_device(model))
     with evaluating(model), _quiet(threads):
         times = [seconds(partial(call, model, inputs)) for _ in range(warmup + repeats)]

@@ -25,7 +25,10 @@ from prunerecover.model.evaluation import evaluating, uncompiled
 def peak_activations(model: nn.Module, inputs: ModelInputs, device: torch.device) -> tuple[int, str]:
     """Return the peak in bytes and how it was taken: `"cuda allocator"` or `"tensor sizes"`.
 
-    The CUDA peak counter of `device` is reset. `inputs` are on `device`.
+    Args:
+        model: On `device`; runs in evaluation mode.
+        inputs: One batch, on `device`.
+        device: Where the pass runs. On CUDA its peak counter is reset.
     """
     with evaluating(model):
         if device.type == "cuda":

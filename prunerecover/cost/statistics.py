@@ -1,18 +1,21 @@
 """Intervals for what a report states: proportions, means, medians and paired differences.
 
 Proportions get Wilson's interval (Wilson 1927), which stays inside [0, 1] and holds its level near 0 and 1. Everything
-else gets a percentile bootstrap (Efron 1979), seeded. A bootstrap knows only the samples it was given: two models that
-agree on every sample get an interval of width zero, whatever they would do on others.
+else gets a percentile bootstrap (Efron 1979) by scipy, seeded. A bootstrap knows only the samples it was given: two
+models that agree on every sample get an interval of width zero, whatever they would do on others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 CHUNK = 2**22  # drawn values held at a time
+RECURRING = 10  # samples per distinct value; from then on counts are quicker to draw than samples
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,11 @@ class Interval:
 def wilson_interval(correct: int, total: int, confidence: float = 0.95) -> Interval:
     """Return the share of successes with Wilson's interval.
 
+    Args:
+        correct: Number of successes.
+        total: Number of samples.
+        confidence: Nominal coverage, between 0 and 1.
+
     >>> wilson_interval(8, 10).low.__round__(3)
     0.49
 
@@ -58,6 +66,12 @@ def wilson_interval(correct: int, total: int, confidence: float = 0.95) -> Inter
 
 def mean_interval(scores: ArrayLike, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
     """Return the mean of per-sample scores: Wilson's interval if all are 0 or 1, a bootstrap of the mean otherwise.
+
+    Args:
+        scores: `(N,)`, one per sample.
+        confidence: Nominal coverage, between 0 and 1.
+        resamples: Number of bootstrap samples.
+        seed: Seed of the bootstrap.
 
     Raises:
         ValueError: If there is no score, or one that is not a number.
@@ -100,35 +114,57 @@ def paired_difference(
 def median_interval(values: ArrayLike, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
     """Return the median with a bootstrap interval.
 
+    Args:
+        values: `(N,)`.
+        confidence: Nominal coverage, between 0 and 1.
+        resamples: Number of bootstrap samples.
+        seed: Seed of the bootstrap.
+
     Raises:
         ValueError: If there is no value, or one that is not a number.
     """
-    sample = _vector(values)
-    rng = np.random.default_rng(seed)
-    rows = max(1, CHUNK // len(sample))
-    medians = [
-        np.median(rng.choice(sample, size=(min(rows, resamples - done), len(sample))), axis=1)
-        for done in range(0, resamples, rows)
-    ]
-    return _percentiles(float(np.median(sample)), np.concatenate(medians), confidence)
+    return _bootstrapped(np.median, _vector(values), confidence, resamples, seed)
+
+
+def _bootstrapped(
+    statistic: Callable[..., Any], values: NDArray[np.float64], confidence: float, resamples: int, seed: int
+) -> Interval:
+    """Bootstrap a statistic that takes `axis`."""
+    from scipy.stats import bootstrap
+
+    value = float(statistic(values))
+    if len(values) == 1:  # which scipy refuses
+        return Interval(value, value, value, _checked(confidence))
+    found = bootstrap(
+        (values,),
+        statistic,
+        n_resamples=resamples,
+        batch=max(1, CHUNK // len(values)),
+        confidence_level=_checked(confidence),
+        method="percentile",
+        random_state=np.random.default_rng(seed),
+    ).confidence_interval
+    return Interval(value, float(found.low), float(found.high), confidence)
 
 
 def _bootstrapped_mean(values: NDArray[np.float64], confidence: float, resamples: int, seed: int) -> Interval:
-    """Bootstrap a mean by drawing how often each distinct value occurs: the same law, and quick for correctness."""
+    """Bootstrap a mean; where values recur, as those of correctness do, by drawing how often each of them does.
+
+    The law is the same. Three distinct values of 10,000 samples, 10,000 times: 2 ms instead of scipy's 0.5 s; but
+    10,000 distinct ones take 6 s instead of 0.6 s.
+    """
     distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) * RECURRING > len(values):
+        return _bootstrapped(np.mean, values, confidence, resamples, seed)
     rng = np.random.default_rng(seed)
     rows = max(1, CHUNK // len(distinct))
     means = [
         rng.multinomial(len(values), counts / len(values), size=min(rows, resamples - done)) @ distinct / len(values)
         for done in range(0, resamples, rows)
     ]
-    return _percentiles(float(values.mean()), np.concatenate(means), confidence)
-
-
-def _percentiles(value: float, resampled: NDArray[np.float64], confidence: float) -> Interval:
     tail = (1 - _checked(confidence)) / 2
-    low, high = np.quantile(resampled, (tail, 1 - tail))
-    return Interval(value, float(low), float(high), confidence)
+    low, high = np.quantile(np.concatenate(means), (tail, 1 - tail))
+    return Interval(float(values.mean()), float(low), float(high), confidence)
 
 
 def _vector(values: ArrayLike) -> NDArray[np.float64]:

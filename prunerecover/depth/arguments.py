@@ -3,18 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
 from torch import Tensor
 
 from prunerecover.calibration.calibrator import REPLACEMENTS
-from prunerecover.importance.registry import IMPORTANCES, NEED_LOSS
+from prunerecover.importance.context import Loss
+from prunerecover.importance.registry import Importance, RegisteredImportance, importance_of
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.units import DEPTH_KINDS, Unit
+from prunerecover.plan.kinds import DEPTH_KINDS
+from prunerecover.plan.units import Unit
 
 SEARCHES = ("one_shot", "greedy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthConfig:
+    """Arguments of planning in depth, as `plan_depth` describes them; checked when they are put together.
+
+    Raises:
+        ValueError: If an importance, replacement or search is unknown.
+        TypeError: If the importance is neither a name nor a callable.
+    """
+
+    importance: str | Importance = "output_divergence"
+    loss: Loss | None = None
+    replace: str = "calibrated"
+    search: str | None = None
+    ignore: Sequence[str] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the arguments, and take a single pattern for a list of one."""
+        importance_of(self.importance)
+        for name, value, allowed in (
+            ("replace", self.replace, REPLACEMENTS),
+            ("search", self.search or SEARCHES[0], SEARCHES),
+        ):
+            if value not in allowed:
+                raise ValueError(f"Expected argument {name} to be one of {', '.join(allowed)}, but got '{value}'.")
+        object.__setattr__(self, "ignore", (self.ignore,) if isinstance(self.ignore, str) else tuple(self.ignore))
+
+    @property
+    def registered(self) -> RegisteredImportance:
+        """The importance, with what planning must know of it."""
+        return importance_of(self.importance)
+
+    def check_ready(self, kinds: Sequence[str]) -> None:
+        """Raise ValueError if a kind is not one of depth, or the importance needs a loss and there is none."""
+        for kind in kinds:
+            if kind not in DEPTH_KINDS:
+                raise ValueError(
+                    f"Expected kinds among {', '.join(DEPTH_KINDS)} for a plan in depth, but got '{kind}'."
+                )
+        if self.registered.needs_loss and self.loss is None:
+            raise ValueError(
+                f"Expected argument loss=f(model, batch) for importance='{self.registered.name}', but got none. "
+                "The default, 'output_divergence', needs no labels."
+            )
 
 
 def budget_of(budget: Budget | None, remove: Mapping[str, int] | None) -> Budget:
@@ -52,26 +101,3 @@ def listed(batches: Batches) -> list[Any]:
             "Pass batches=[batch]."
         )
     return list(batches)
-
-
-def check_names(importance: str, replace: str, search: str | None) -> None:
-    """Raise ValueError if an importance, replacement or search is unknown."""
-    for name, value, allowed in (
-        ("importance", importance, tuple(IMPORTANCES)),
-        ("replace", replace, REPLACEMENTS),
-        ("search", search or SEARCHES[0], SEARCHES),
-    ):
-        if value not in allowed:
-            raise ValueError(f"Expected argument {name} to be one of {', '.join(allowed)}, but got '{value}'.")
-
-
-def check_kinds_and_loss(importance: str, loss: Any, kinds: Sequence[str]) -> None:
-    """Raise ValueError if a kind is not one of depth, or the importance needs a loss and there is none."""
-    for kind in kinds:
-        if kind not in DEPTH_KINDS:
-            raise ValueError(f"Expected kinds among {', '.join(DEPTH_KINDS)} for a plan in depth, but got '{kind}'.")
-    if importance in NEED_LOSS and loss is None:
-        raise ValueError(
-            f"Expected argument loss=f(model, batch) for importance='{importance}', but got none. "
-            "The default, 'output_divergence', needs no labels."
-        )

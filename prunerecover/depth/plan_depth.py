@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
-from prunerecover.depth.arguments import budget_of
+from prunerecover.depth.arguments import DepthConfig, budget_of
 from prunerecover.depth.planner import DepthPlanner
+from prunerecover.importance.context import Loss
+from prunerecover.importance.registry import Importance
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.units import DEPTH_KINDS
 
 
 def plan_depth(
@@ -21,8 +22,8 @@ def plan_depth(
     *,
     remove: Mapping[str, int] | None = None,
     batches: Batches,
-    importance: str = "output_divergence",
-    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    importance: str | Importance = "output_divergence",
+    loss: Loss | None = None,
     replace: str = "calibrated",
     search: str | None = None,
     ignore: Sequence[str] = (),
@@ -38,7 +39,8 @@ def plan_depth(
             except by importances that take a `loss`. Every 4th sample is held out to judge what was fitted to the
             others.
         importance: What ranks units within their kind: "output_divergence" (the default), "gate_gradient", "taylor",
-            "magnitude", "angular_distance", "block_influence" or "random".
+            "magnitude", "angular_distance", "block_influence", "random", one that `register_importance` has named, or a
+            callable `(context) -> {unit name: importance}`; see `importance.context.DepthContext`.
         loss: `loss(model, batch) -> scalar`, for "gate_gradient" and "taylor".
         replace: "calibrated" fits what is left and picks it by its effect on the output; "zero" and "identity" are
             there by name. Whole blocks always leave nothing.
@@ -55,15 +57,5 @@ def plan_depth(
         ValueError: If the budget cannot be met, an argument is unknown, there are no batches, or importances are NaN.
     """
     budget = budget_of(budget, remove)
-    planner = DepthPlanner(
-        model,
-        budget.kinds(DEPTH_KINDS),
-        batches=batches,
-        importance=importance,
-        loss=loss,
-        replace=replace,
-        search=search,
-        ignore=ignore,
-        seed=seed,
-    )
-    return planner.plan(budget)
+    config = DepthConfig(importance=importance, loss=loss, replace=replace, search=search, ignore=ignore, seed=seed)
+    return DepthPlanner(model, budget.kinds(DEPTH_KINDS), batches=batches, config=config).plan(budget)

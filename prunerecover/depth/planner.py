@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatch
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prunerecover.calibration.calibrator import Calibrator
-from prunerecover.depth.arguments import check_ignore, check_kinds_and_loss, check_names, listed
+from prunerecover.depth.arguments import DepthConfig, check_ignore, listed
 from prunerecover.depth.search import SearchCache, edits_of, greedy, one_shot, saving_if_zeroed
 from prunerecover.depth.units import find_units
-from prunerecover.importance.context import Request
-from prunerecover.importance.registry import IMPORTANCES, check_scores
+from prunerecover.importance.context import DepthContext
 from prunerecover.model.batches import Batches, ModelInputs, as_inputs, split_batches
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import DepthEvidence
+from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.units import DEPTH_KINDS
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.saved_cost import removed_share
 
 
 class DepthPlanner:
-    """Plans several budgets for one model, and computes once what they share; arguments as of `plan_depth`.
+    """Plans several budgets for one model, and computes once what they share.
 
     The model must have the same weights at every `plan`.
 
     Args:
-        kinds: What may go.
+        model: See `plan_depth`.
+        kinds: Kinds of the units that may go.
+        batches: See `plan_depth`.
+        config: All other arguments of `plan_depth`.
 
     Attributes:
         units: What may go, in order of depth.
@@ -43,26 +45,18 @@ class DepthPlanner:
         kinds: Sequence[str] = DEPTH_KINDS,
         *,
         batches: Batches,
-        importance: str = "output_divergence",
-        loss: Callable[[nn.Module, Any], Tensor] | None = None,
-        replace: str = "calibrated",
-        search: str | None = None,
-        ignore: Sequence[str] = (),
-        seed: int = 0,
+        config: DepthConfig | None = None,
     ) -> None:
-        self.model = unwrap(model)
-        self.importance, self.loss, self.replace, self.search, self.seed = importance, loss, replace, search, seed
-        self.ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
-        check_names(importance, replace, search)
-        check_kinds_and_loss(importance, loss, kinds)
+        self.model, self.config = unwrap(model), config or DepthConfig()
+        self.config.check_ready(kinds)
         self.batches = listed(batches)
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-            self.samples = split_batches(self.batches, device_of(self.model), seed)
+            self.samples = split_batches(self.batches, device_of(self.model), self.config.seed)
             self.example = self.samples.held_out[0].select(torch.tensor([0]))
             found = find_units(self.model, [k for k in DEPTH_KINDS if k in kinds], self.example)
-            check_ignore(self.ignore, find_units(self.model))
-            self.units = tuple(u for u in found if not any(fnmatch(u.name, pattern) for pattern in self.ignore))
-            self.calibrator = Calibrator(self.model, self.samples, self.units, replace, seed)
+            check_ignore(self.config.ignore, find_units(self.model))
+            self.units = tuple(u for u in found if not any(fnmatch(u.name, pattern) for pattern in self.config.ignore))
+            self.calibrator = Calibrator(self.model, self.samples, self.units, self.config.replace, self.config.seed)
         self._cache = SearchCache()
         self._scores: dict[str, float] | None = None
 
@@ -76,22 +70,27 @@ class DepthPlanner:
             else:
                 scores = self.rank()
                 timed = self._example_for(budget.share[0] if budget.share else None)
-                chosen = one_shot(self.calibrator, units, scores, budget, self.importance, timed)
+                chosen = one_shot(self.calibrator, units, scores, budget, self.config.registered, timed)
             edits, tensors = edits_of(self.model, ((c.unit, c.candidate) for c in chosen))
-        arguments = {"budget": budget.to_dict(), "replace": self.replace, "search": search, "ignore": list(self.ignore)}
+        arguments = {
+            "budget": budget.to_dict(),
+            "replace": self.config.replace,
+            "search": search,
+            "ignore": list(self.config.ignore),
+        }
         return plan_for(
             self.model,
             edits,
-            method=f"depth/{self.importance}",
+            method=f"depth/{self.config.registered.name}",
             arguments=arguments,
-            seed=self.seed,
+            seed=self.config.seed,
             tensors=tensors,
             example=self.example,
-            evidence={
-                "importance": scores,
-                "samples": self.samples.n_samples,
-                "divergence": {choice.unit.name: choice.divergence for choice in chosen},
-            },
+            evidence=DepthEvidence(
+                importance=scores,
+                samples=self.samples.n_samples,
+                divergence={choice.unit.name: choice.divergence for choice in chosen},
+            ).to_dict(),
         )
 
     def share_of_one(self, kind: str, cost: str) -> float:
@@ -108,7 +107,7 @@ class DepthPlanner:
     def removed_share(self, plan: Plan, cost: str) -> float:
         """Return the share of the model's cost that goes with a plan, merged; `cost` as of `share_of_one`."""
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-            return removed_share(self.model, plan.edits, cost, self._example_for(cost), self.seed)
+            return removed_share(self.model, plan.edits, cost, self._example_for(cost), self.config.seed)
 
     def _example_for(self, cost: str | None) -> ModelInputs:
         return as_inputs(self.batches[0]).to(device_of(self.model)) if cost == "latency" else self.example
@@ -116,19 +115,25 @@ class DepthPlanner:
     def rank(self) -> dict[str, float]:
         """Return the importance of every unit as it is before anything goes; computed once."""
         if self._scores is None:
-            request = Request(
-                self.model, self.units, tuple(self.batches), self.calibrator, self.loss, self.seed, self.replace
+            context = DepthContext(
+                model=self.model,
+                units=self.units,
+                batches=tuple(self.batches),
+                loss=self.config.loss,
+                replace=self.config.replace,
+                seed=self.config.seed,
+                shared_calibrator=self.calibrator,
             )
             with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-                self._scores = IMPORTANCES[self.importance](request)
-            check_scores(self._scores, self.importance)
+                self._scores = self.config.registered(context)
         return self._scores
 
     def _search_for(self, budget: Budget) -> str:
-        possible = self.importance == "output_divergence" and budget.share is None
-        if self.search == "greedy" and not possible:
+        importance = self.config.registered.name
+        possible = importance == "output_divergence" and budget.share is None
+        if self.config.search == "greedy" and not possible:
             raise ValueError(
                 "Expected importance='output_divergence' and a budget in units (remove=... or ratio=...) for "
-                f"search='greedy', but got '{self.importance}' and {budget.to_dict()}. Use search='one_shot'."
+                f"search='greedy', but got '{importance}' and {budget.to_dict()}. Use search='one_shot'."
             )
-        return self.search or ("greedy" if possible else "one_shot")
+        return self.config.search or ("greedy" if possible else "one_shot")

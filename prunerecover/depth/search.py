@@ -12,10 +12,11 @@ from prunerecover.calibration.candidates import Candidate, named_candidate
 from prunerecover.depth.selection import check_comparable, is_inside, select_by_cost, select_by_count
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
-from prunerecover.importance.registry import check_scores
+from prunerecover.importance.registry import RegisteredImportance, check_unit_scores
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Replace
+from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.saved_cost import removed_share
@@ -28,7 +29,7 @@ def one_shot(
     units: Sequence[Unit],
     scores: Mapping[str, float],
     budget: Budget,
-    importance: str,
+    importance: RegisteredImportance,
     example: ModelInputs,
 ) -> list[Choice]:
     """Remove what matters least by `scores`.
@@ -38,7 +39,7 @@ def one_shot(
         units: To choose from.
         scores: Importance by unit name.
         budget: In units per kind or in a share of cost.
-        importance: Its name: a share of cost over several kinds needs one that compares across kinds.
+        importance: That made them: a share of cost over several kinds needs one that compares across kinds.
         example: A batch to measure the cost with.
 
     Raises:
@@ -75,17 +76,32 @@ class SearchCache:
     choices: dict[frozenset[Unit], list[Choice]] = field(default_factory=dict)
 
     def score(self, calibrator: Calibrator, units: Sequence[Unit], gone: Sequence[Choice]) -> dict[str, float]:
-        """Return the divergences of `units` on top of what is gone."""
+        """Return the output divergence of each unit alone, on top of what is gone, by name.
+
+        Args:
+            calibrator: Scores what is not known yet.
+            units: To score.
+            gone: The units that were removed before, and what they leave.
+
+        Raises:
+            ValueError: If a divergence is NaN or infinite.
+        """
         known = self.scores.setdefault(frozenset(choice.unit for choice in gone), {})
         new = [u for u in units if u.name not in known]
         if new:
             found = {name: choice.divergence for name, choice in calibrator.score(new, gone).items()}
-            check_scores(found, "output_divergence")
+            check_unit_scores(found, "output_divergence")
             known |= found
         return {u.name: known[u.name] for u in units}
 
     def choose(self, calibrator: Calibrator, units: Sequence[Unit], known: Sequence[Choice]) -> list[Choice]:
-        """Return what the units leave; `known` is what all but the last one leave without it."""
+        """Return what the units leave.
+
+        Args:
+            calibrator: Fits what is not known yet.
+            units: All that are gone, the latest one last.
+            known: What all but the latest leave without it; those before it in depth are not fitted again.
+        """
         key = frozenset(units)
         if key not in self.choices:
             self.choices[key] = calibrator.choose(units, known=known)
@@ -101,6 +117,12 @@ def greedy(
     others are gone, so its score from an earlier round bounds the new one from below. This is exact as long as that
     holds, and 3 to 6 times faster.
 
+    Args:
+        calibrator: Scores units and fits what they leave.
+        units: To choose from.
+        budget: In units.
+        cache: What searches for other budgets of the model have found; this one adds to it.
+
     Returns:
         The scores of the first round, and the choices.
 
@@ -115,11 +137,12 @@ def greedy(
     with progress("removing one unit after the other", sum(wanted.values())) as advance:
         while left := _removable(units, wanted, order):
             # What holds other units goes first: small units must not use up its places.
-            holders = [u for u in left if u.kind == "block"] or [u for u in left if u.kind == "mlp"]
+            most = max(len(TRAITS[u.kind].holds) for u in left)
+            candidates = [u for u in left if len(TRAITS[u.kind].holds) == most]
             if not known:
                 first = cache.score(calibrator, left, chosen)
                 known |= first
-            order.append(_least(calibrator, holders or left, chosen, cache, known))
+            order.append(_least(calibrator, candidates, chosen, cache, known))
             chosen = cache.choose(calibrator, order, chosen)
             advance()
     short = {kind: n - sum(u.kind == kind for u in order) for kind, n in wanted.items()}
@@ -163,7 +186,13 @@ def edits_of(model: nn.Module, chosen: Iterable[tuple[Unit, Candidate]]) -> tupl
 
 
 def saving_if_zeroed(calibrator: Calibrator, cost: str, example: ModelInputs) -> Callable[[Sequence[Unit]], float]:
-    """Return a function that measures the share of the cost that goes with some units, as if they left nothing."""
+    """Return a function that measures the share of the cost that goes with some units, as if they left nothing.
+
+    Args:
+        calibrator: Of the model; nothing is fitted.
+        cost: "macs", "params" or "latency".
+        example: A batch to measure the cost with, on the model's device.
+    """
     model, layout = calibrator.model, calibrator.layout
 
     def share(units: Sequence[Unit]) -> float:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from prunerecover.importance.registry import RegisteredImportance
+from prunerecover.plan.kinds import TRAITS, holders_first
 from prunerecover.plan.units import Unit
-
-COMPARABLE = ("output_divergence",)
 
 
 def select_by_count(units: Sequence[Unit], importance: Mapping[str, float], counts: Mapping[str, int]) -> list[Unit]:
@@ -24,7 +24,7 @@ def select_by_count(units: Sequence[Unit], importance: Mapping[str, float], coun
         ValueError: If there are not enough units that are not inside one another.
     """
     chosen: list[Unit] = []
-    for kind in sorted(counts, key=("block", "mlp", "attention", "activation").index):
+    for kind in sorted(counts, key=holders_first):
         free = [u for u in units if u.kind == kind and not any(is_inside(u, other) for other in chosen)]
         if counts[kind] > len(free):
             raise ValueError(
@@ -74,7 +74,11 @@ def select_by_cost(
 def by_cost(units: Sequence[Unit], importance: Mapping[str, float], cost: str) -> list[Unit]:
     """Sort units with a cost by importance per cost, lowest first; the last block is left out, because one must stay.
 
-    Latency is not known per unit: MACs stand for it in the order, and the prefix is measured.
+    Args:
+        units: Of any kinds; those that cost nothing are left out.
+        importance: By unit name, comparable across kinds.
+        cost: "macs", "params" or "latency". Latency is not known per unit: MACs stand for it in the order, and the
+            prefix is measured.
     """
     costs = {u.name: u.params if cost == "params" else u.macs for u in units}
     order = sorted((u for u in units if costs[u.name] > 0), key=lambda u: importance[u.name] / costs[u.name])
@@ -82,14 +86,14 @@ def by_cost(units: Sequence[Unit], importance: Mapping[str, float], cost: str) -
     return [u for u in order if u is not last]
 
 
-def check_comparable(units: Sequence[Unit], importance: str) -> None:
+def check_comparable(units: Sequence[Unit], importance: RegisteredImportance) -> None:
     """Raise ValueError if a budget in cost would compare importances of several kinds that do not compare."""
     kinds = sorted({u.kind for u in units})
-    if len(kinds) > 1 and importance not in COMPARABLE:
+    if len(kinds) > 1 and not importance.comparable:
         raise ValueError(
             f"Expected importance='output_divergence' for a share of cost over several kinds ({', '.join(kinds)}), but "
-            f"got '{importance}': gate gradients and the like differ in scale and must not be compared across types. "
-            "Use Budget(remove=...) with a number per kind, or ignore all kinds but one."
+            f"got '{importance.name}': gate gradients and the like differ in scale and must not be compared across "
+            "types. Use Budget(remove=...) with a number per kind, or ignore all kinds but one."
         )
 
 
@@ -100,6 +104,4 @@ def outermost(units: Sequence[Unit]) -> list[Unit]:
 
 def is_inside(unit: Unit, other: Unit) -> bool:
     """Whether `unit` goes when `other` goes: in a block, or the activation of an MLP."""
-    if other.kind == "block":
-        return unit.name.startswith(other.name + ".")
-    return other.kind == "mlp" and unit.kind == "activation" and unit.block == other.block
+    return unit.kind in TRAITS[other.kind].holds and unit.block == other.block

@@ -12,8 +12,8 @@ from prunerecover.families.describe import describe
 from prunerecover.families.layout import Block, FeedForward
 from prunerecover.model.linears import linear_shape
 from prunerecover.model.paths import get_module, unwrap
-from prunerecover.plan.edits import Kind
-from prunerecover.plan.units import DEPTH_KINDS, Unit
+from prunerecover.plan.kinds import DEPTH_KINDS, Kind
+from prunerecover.plan.units import Unit
 
 
 def find_units(model: nn.Module, kinds: Sequence[str] = DEPTH_KINDS, example_inputs: Any = None) -> tuple[Unit, ...]:

@@ -43,7 +43,14 @@ def styled(axes: Axes) -> Axes:
 
 
 def add_legend(figure: FigureBase, handles: Sequence[Any], labels: Sequence[str], where: str) -> None:
-    """Put a legend outside the axes, in as many columns as fit."""
+    """Put a legend outside the axes, in as many columns as fit.
+
+    Args:
+        figure: Or a part of one; the columns have to fit into the whole figure's width.
+        handles: Artists of matplotlib, one per label.
+        labels: Their texts.
+        where: Side of the axes, such as "upper left".
+    """
     columns = legend_columns(labels, _inches(figure))
     figure.legend(handles, labels, loc=f"outside {where}", ncols=columns, frameon=False, fontsize=8.5)
 

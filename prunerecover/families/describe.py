@@ -1,13 +1,46 @@
-"""Recognise the family of a model from its class names, without importing timm or transformers."""
+"""The registry of families: a model's blocks are read by the first family that knows its classes.
+
+The families that come with prunerecover go by class names, so that neither timm nor transformers is imported.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from torch import nn
 
 from prunerecover.families import timm_vit, transformers_layers
 from prunerecover.families.layout import Layout
 
-SUPPORTED = (*timm_vit.SUPPORTED, *transformers_layers.SUPPORTED)
+Reader = Callable[[nn.Module], Layout | None]
+
+# Names of families by what reads them; the latest registered is asked first.
+FAMILIES: dict[Reader, tuple[str, ...]] = {
+    transformers_layers.read: transformers_layers.SUPPORTED,
+    timm_vit.read: timm_vit.SUPPORTED,
+}
+
+
+def register_family(read: Reader, *names: str) -> Reader:
+    """Let models of an own architecture be pruned in depth, wherever one of a known family can be.
+
+    Args:
+        read: `(model) -> Layout`, or None if the model is something else. It is called again after every edit and must
+            tell the present structure: None in place of a branch whose module is a `Replacement`.
+        names: Of the families that `read` knows, as messages list them.
+
+    Raises:
+        ValueError: If no name is given.
+    """
+    if not names:
+        raise ValueError("Expected the name of the family, which messages list, but got none.")
+    FAMILIES[read] = names
+    return read
+
+
+def supported_families() -> tuple[str, ...]:
+    """Return the names of all families, in the order in which messages list them."""
+    return tuple(name for names in reversed(FAMILIES.values()) for name in names)
 
 
 def describe(model: nn.Module) -> Layout:
@@ -16,13 +49,14 @@ def describe(model: nn.Module) -> Layout:
     Raises:
         ValueError: If the model is of no supported family; the message lists them.
     """
-    for reader in (timm_vit.read, transformers_layers.read):
-        layout = reader(model)
+    for read in reversed(FAMILIES):
+        layout = read(model)
         if layout is not None:
             return layout
     raise ValueError(
-        f"Expected a model of a supported family ({', '.join(SUPPORTED)}), but got {type(model).__name__}, in which no "
-        "prunable unit was found. If the network is inside another module, pass that network (callbacks: `target=`)."
+        f"Expected a model of a supported family ({', '.join(supported_families())}), but got {type(model).__name__}, "
+        "in which no prunable unit was found. If the network is inside another module, pass that network (callbacks: "
+        "`target=`); an architecture of your own is added with `register_family`."
     )
 
 

@@ -133,7 +133,7 @@ def config_of(model: nn.Module, container: str) -> Any:
     """
     config = getattr(model, "config", None)
     module = model
-    for part in container.split("."):
+    for part in filter(None, container.split(".")):
         module = getattr(module, part)
         config = getattr(module, "config", None) or config
     return config

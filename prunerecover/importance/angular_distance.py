@@ -7,15 +7,11 @@ here it is the mean over all tokens of single units, because a classifier may re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
-from torch import nn
-
+from prunerecover.importance.context import DepthContext, UnitScores
 from prunerecover.importance.residual import mean_over_tokens
-from prunerecover.plan.units import Unit
 
 
-def angular_distance(model: nn.Module, units: Sequence[Unit], batches: Sequence[Any]) -> dict[str, float]:
+def angular_distance(context: DepthContext) -> UnitScores:
     """Return the mean angle, in units of pi, between the residual stream before and after. Higher means keep."""
-    return mean_over_tokens(model, units, batches, lambda cosine: cosine.arccos() / math.pi, "angular_distance")
+    return mean_over_tokens(context, lambda cosine: cosine.arccos() / math.pi, "angular_distance")

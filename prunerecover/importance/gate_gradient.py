@@ -19,37 +19,30 @@ from torch import Tensor, nn
 
 from prunerecover.families.describe import describe
 from prunerecover.families.layout import Layout
-from prunerecover.importance.context import Loss
+from prunerecover.importance.context import DepthContext, UnitScores
 from prunerecover.importance.losses import loss_of
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.hooks import first_tensor
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.operations import through_last_matrix
+from prunerecover.surgery.executors import through_last_matrix
 
 
-def gate_gradient(
-    model: nn.Module, units: Sequence[Unit], batches: Sequence[Any], loss: Loss, replace: str = "calibrated"
-) -> dict[str, float]:
+def gate_gradient(context: DepthContext) -> UnitScores:
     """Return the first-order increase of the loss when each unit goes. Higher means keep; negative: it does harm.
 
-    Args:
-        model: Judged in evaluation mode; no `.grad` is written.
-        units: Of any kind.
-        batches: As `loss` takes them.
-        loss: `loss(model, batch) -> scalar`, a mean over the batch.
-        replace: What units leave, as of `plan_depth`; what is fitted counts as what it starts from, zero for a branch
-            and the input for an activation.
+    The model is judged in evaluation mode, and no `.grad` is written. What units leave (`context.replace`) counts as
+    what its fit starts from: zero for a branch, and the input for an activation.
 
     Raises:
-        ValueError: If the loss does not depend on any unit.
+        ValueError: If there is no loss, or it does not depend on any unit.
     """
-    model = unwrap(model)
+    model, units, loss = unwrap(context.model), context.units, context.require_loss("gate_gradient")
     costs = torch.zeros(len(units), dtype=torch.float64)
     samples, used = 0, False
-    with evaluating(model), gated(model, units, replace) as gates:
-        for batch in batches:
+    with evaluating(model), gated(model, units, context.replace) as gates:
+        for batch in context.batches:
             n = as_inputs(batch).n_samples
             with torch.enable_grad():
                 gradients = torch.autograd.grad(loss_of(model, batch, loss), gates, allow_unused=True)
@@ -66,7 +59,14 @@ def gate_gradient(
 
 @contextmanager
 def gated(model: nn.Module, units: Sequence[Unit], replace: str = "calibrated") -> Iterator[list[Tensor]]:
-    """Put a gate that is 1 on every unit's output inside a `with` block; yield the gates, scalars, in order."""
+    """Put a gate that is 1 on every unit's output inside a `with` block; yield the gates, scalars, in order.
+
+    Args:
+        model: Unwrapped.
+        units: Of depth, of any kinds.
+        replace: What a closed gate leaves, as in `plan_depth`; "calibrated": what a fit starts from, the input of an
+            activation and zero for a branch. Blocks leave their input in any case.
+    """
     layout = describe(model)
     device = next(model.parameters()).device
     gates = [torch.ones((), device=device, requires_grad=True) for _ in units]

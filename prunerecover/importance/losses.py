@@ -15,7 +15,12 @@ from prunerecover.model.evaluation import device_of
 
 
 def loss_of(model: nn.Module, batch: Any, loss: Loss) -> Tensor:
-    """Return the loss of one batch, moved to the model's device.
+    """Return the loss of one batch.
+
+    Args:
+        model: What the loss is called with.
+        batch: Of any form that the loss takes; its tensors are moved to the model's device.
+        loss: `loss(model, batch) -> scalar`.
 
     Raises:
         TypeError: If it is no tensor.

@@ -7,37 +7,12 @@ values compare across kinds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from torch import nn
-
-from prunerecover.calibration.calibrator import Calibrator
-from prunerecover.model.batches import split_batches
-from prunerecover.model.evaluation import device_of, evaluating
-from prunerecover.model.paths import unwrap
-from prunerecover.plan.units import Unit
+from prunerecover.importance.context import DepthContext, UnitScores
+from prunerecover.model.evaluation import evaluating
 
 
-def output_divergence(
-    model: nn.Module, units: Sequence[Unit], batches: Any, replace: str = "calibrated", seed: int = 0
-) -> dict[str, float]:
-    """Return each unit's divergence in nats (or relative squared L2). Higher means keep.
-
-    Args:
-        model: Judged in evaluation mode.
-        units: Of any kind.
-        batches: Calibration batches; every 4th sample is held out.
-        replace: What units leave: "calibrated", "zero" or "identity".
-        seed: Of the held-out split and of the labels drawn for token weights.
-    """
-    model = unwrap(model)
-    samples = split_batches(batches, device_of(model), seed)
-    with evaluating(model):
-        return divergences(Calibrator(model, samples, units, replace, seed), units)
-
-
-def divergences(calibrator: Calibrator, units: Sequence[Unit]) -> dict[str, float]:
-    """The same with a calibrator that is there already."""
-    choices = calibrator.score(units)
-    return {unit.name: choices[unit.name].divergence for unit in units}
+def output_divergence(context: DepthContext) -> UnitScores:
+    """Return each unit's divergence in nats (or relative squared L2), in evaluation mode. Higher means keep."""
+    with evaluating(context.model):
+        choices = context.calibrator.score(context.units)
+    return {unit.name: choices[unit.name].divergence for unit in context.units}

@@ -1,44 +1,134 @@
-"""Importances by the names that `plan_depth` takes."""
+"""The registry of importances for depth: by the names that `plan_depth` takes, or the caller's own callables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from prunerecover.importance.angular_distance import angular_distance
 from prunerecover.importance.block_influence import block_influence
-from prunerecover.importance.context import Loss, Request
+from prunerecover.importance.context import DepthContext
 from prunerecover.importance.gate_gradient import gate_gradient
 from prunerecover.importance.magnitude import magnitude
-from prunerecover.importance.output_divergence import divergences
+from prunerecover.importance.output_divergence import output_divergence
 from prunerecover.importance.random_scores import random
 from prunerecover.importance.taylor import taylor
 
-Scores = dict[str, float]
+Importance = Callable[[DepthContext], Mapping[str, float]]
 
 
-def _loss(request: Request) -> Loss:
-    assert request.loss is not None, "plan_depth checks that a loss is there"
-    return request.loss
+@dataclass(frozen=True)
+class RegisteredImportance:
+    """An importance and what planning must know of it.
 
-
-IMPORTANCES: dict[str, Callable[[Request], Scores]] = {
-    "output_divergence": lambda r: divergences(r.calibrator, r.units),
-    "gate_gradient": lambda r: gate_gradient(r.model, r.units, r.batches, _loss(r), r.replace),
-    "taylor": lambda r: taylor(r.model, r.units, r.batches, _loss(r)),
-    "magnitude": lambda r: magnitude(r.model, r.units, r.batches),
-    "angular_distance": lambda r: angular_distance(r.model, r.units, r.batches),
-    "block_influence": lambda r: block_influence(r.model, r.units, r.batches),
-    "random": lambda r: random(r.model, r.units, r.batches, r.seed),
-}
-NEED_LOSS = ("gate_gradient", "taylor")
-
-
-def check_scores(scores: Mapping[str, float], importance: str) -> None:
-    """Raise ValueError if an importance is NaN or infinite: sorting by it would choose at random.
-
-    >>> check_scores({"blocks.0": 1.0}, "magnitude")
+    Attributes:
+        name: As plans and messages state it.
+        compute: Returns the importance of every unit of a context; higher means keep.
+        needs_loss: Whether it raises without a loss.
+        comparable: Whether values compare across kinds of units, which a budget in a share of cost needs.
     """
+
+    name: str
+    compute: Importance
+    needs_loss: bool = False
+    comparable: bool = False
+
+    def __call__(self, context: DepthContext) -> dict[str, float]:
+        """Return the importance of every unit.
+
+        Raises:
+            ValueError: If one is missing, NaN or infinite.
+        """
+        scores = {name: float(value) for name, value in self.compute(context).items()}
+        check_unit_scores(scores, self.name, [unit.name for unit in context.units])
+        return scores
+
+
+IMPORTANCES = {
+    entry.name: entry
+    for entry in (
+        RegisteredImportance("output_divergence", output_divergence, comparable=True),
+        RegisteredImportance("gate_gradient", gate_gradient, needs_loss=True),
+        RegisteredImportance("taylor", taylor, needs_loss=True),
+        RegisteredImportance("magnitude", magnitude),
+        RegisteredImportance("angular_distance", angular_distance),
+        RegisteredImportance("block_influence", block_influence),
+        RegisteredImportance("random", random),
+    )
+}
+
+
+def register_importance(
+    name: str, compute: Importance, *, needs_loss: bool = False, comparable: bool = False
+) -> RegisteredImportance:
+    """Let `importance=name` mean a callable of your own, in `plan_depth`, `DepthPrune`, recipes and the command line.
+
+    Args:
+        name: That it goes by from now on.
+        compute: `(context) -> {unit name: importance}`, higher means keep.
+        needs_loss: Whether it reads `context.loss`.
+        comparable: Whether its values compare across kinds of units.
+
+    Raises:
+        ValueError: If another importance has the name.
+    """
+    if name in IMPORTANCES and IMPORTANCES[name].compute is not compute:
+        raise ValueError(f"Expected a name that no importance has, but '{name}' is taken. Choose another.")
+    IMPORTANCES[name] = RegisteredImportance(name, compute, needs_loss, comparable)
+    return IMPORTANCES[name]
+
+
+def importance_of(importance: str | Importance) -> RegisteredImportance:
+    """Return the entry of a name, or one for a callable, whose values are taken to compare across kinds.
+
+    Raises:
+        ValueError: If there is no importance of the name.
+        TypeError: If it is neither a name nor a callable.
+    """
+    if isinstance(importance, RegisteredImportance):
+        return importance
+    if isinstance(importance, str):
+        if importance not in IMPORTANCES:
+            raise ValueError(
+                f"Expected argument importance to be one of {', '.join(IMPORTANCES)}, or a callable (context) -> "
+                f"{{unit name: importance}}, but got '{importance}'."
+            )
+        return IMPORTANCES[importance]
+    if not callable(importance):
+        raise TypeError(
+            "Expected argument importance to be a name or a callable (context) -> {unit name: importance}, but got "
+            f"{type(importance).__name__}."
+        )
+    return RegisteredImportance(name_of(importance), importance, comparable=True)
+
+
+def name_of(score: object) -> str:
+    """Return the name by which plans record a callable: its own, or that of its class.
+
+    >>> name_of(magnitude), name_of("magnitude")
+    ('magnitude', 'magnitude')
+    """
+    return score if isinstance(score, str) else str(getattr(score, "__name__", type(score).__name__))
+
+
+def check_unit_scores(scores: Mapping[str, float], importance: str, units: Collection[str] = ()) -> None:
+    """Raise ValueError if a unit has no importance, or one that is NaN or infinite: sorting would choose at random.
+
+    Args:
+        scores: Importance by unit name.
+        importance: Name of what returned them, for the message.
+        units: Names that must be among them.
+
+    >>> check_unit_scores({"blocks.0": 1.0}, "magnitude")
+    """
+    missing = [name for name in units if name not in scores]
+    if missing:
+        raise ValueError(
+            f"Expected '{importance}' to return an importance for each of the {len(units)} units, but "
+            f"{', '.join(missing[:3])} {'has' if len(missing) == 1 else 'have'} none. Return {{unit.name: importance}} "
+            "for all of context.units."
+        )
     wrong = {name: value for name, value in scores.items() if not math.isfinite(value)}
     if wrong:
         found = ", ".join(f"{name}: {value}" for name, value in list(wrong.items())[:3])

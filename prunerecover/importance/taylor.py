@@ -15,32 +15,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from prunerecover.importance.context import Loss
+from prunerecover.importance.context import DepthContext, Loss, UnitScores
 from prunerecover.importance.losses import loss_of
 from prunerecover.importance.parameters import unit_parameters
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import unwrap
-from prunerecover.plan.units import Unit
 
 
-def taylor(model: nn.Module, units: Sequence[Unit], batches: Sequence[Any], loss: Loss) -> dict[str, float]:
+def taylor(context: DepthContext) -> UnitScores:
     """Rank units by sum |w dL/dw|. Higher means keep.
 
-    Args:
-        model: Judged in evaluation mode; no `.grad` is written.
-        units: Of any kind.
-        batches: As `loss` takes them.
-        loss: `loss(model, batch) -> scalar`, a mean over the batch.
+    The model is judged in evaluation mode, and no `.grad` is written.
 
     Raises:
-        ValueError: If the loss depends on none of the parameters.
+        ValueError: If there is no loss, or it depends on none of the parameters.
     """
-    model = unwrap(model)
-    owned = unit_parameters(model, units)
+    model, loss = unwrap(context.model), context.require_loss("taylor")
+    owned = unit_parameters(model, context.units)
     parameters = list(dict.fromkeys(p for own in owned.values() for p in own))
     with evaluating(model), trainable(parameters):
-        gradients = _mean_gradients(model, parameters, batches, loss)
+        gradients = _mean_gradients(model, parameters, context.batches, loss)
     salience = {p: float((p.detach().double() * g).abs().sum()) for p, g in zip(parameters, gradients, strict=True)}
     return {name: sum(salience[p] for p in own) for name, own in owned.items()}
 

@@ -169,9 +169,14 @@ class CalibrationSet:
 
 
 def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> CalibrationSet:
-    """Hold out every 4th sample, starting at `seed` modulo 4.
+    """Hold out every 4th sample.
 
     With fewer than 8 samples both parts are all the samples, and a warning says that nothing will be fitted.
+
+    Args:
+        batches: Of any form that `as_inputs` takes; read once.
+        device: Where the samples go.
+        seed: Which ones are held out: those with (index + seed) modulo 4 equal to 3, counted from 0 over all batches.
 
     Raises:
         ValueError: If there is no sample at all.

@@ -68,7 +68,13 @@ class BlockRunner:
         raise RuntimeError(f"Expected the model to run block {stop}, but its forward pass never reached it.")
 
     def finish(self, inputs: ModelInputs, start: int, hidden: Tensor | None) -> Tensor:
-        """Return the model's output, given the hidden state that enters block `start`."""
+        """Return the model's output, given the hidden state that enters block `start`.
+
+        Args:
+            inputs: The batch.
+            start: First block to run.
+            hidden: What enters it, `(N, ..., C)`; None runs from the beginning (then `start` must be 0).
+        """
         with self._from(start, hidden):
             return predictions_of(call(self.model, inputs))
 

@@ -62,7 +62,13 @@ def get_module(root: nn.Module, path: str) -> nn.Module:
 
 
 def set_module(root: nn.Module, path: str, new: nn.Module) -> nn.Module:
-    """Put `new` at `path` and return what was there."""
+    """Replace a submodule and return what was there.
+
+    Args:
+        root: The network that holds it.
+        path: Of the submodule; not the root itself.
+        new: What comes there. It takes the training mode of what was there.
+    """
     parent_path, _, name = path.rpartition(".")
     parent = get_module(root, parent_path)
     old = get_module(parent, name)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prunerecover.plan.units import KINDS
+from prunerecover.plan.kinds import KINDS
 
 
 @dataclass(frozen=True)

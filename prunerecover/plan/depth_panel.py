@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
@@ -30,11 +30,9 @@ from prunerecover.display.style import (
     new_axes,
 )
 from prunerecover.plan.dense_names import RemovedUnit
+from prunerecover.plan.kinds import DEPTH_KINDS, TRAITS
 
-if TYPE_CHECKING:
-    pass
-
-ROWS = ("attention", "activation", "mlp", "block")
+ROWS = sorted(DEPTH_KINDS, key=lambda kind: len(TRAITS[kind].holds))
 MANY = 40  # blocks; beyond, cells are too small for signs
 GONE = "went with what holds it"
 

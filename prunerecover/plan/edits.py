@@ -9,10 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
-from prunerecover.plan.groups import Setting, Slice, WidthKind
-
-Kind = Literal["block", "attention", "mlp", "activation", "layer", "channel", "head", "neuron", "expert"]
-
+from prunerecover.plan.groups import Setting, Slice
+from prunerecover.plan.kinds import WidthKind
 
 LEAVES = {"activation": ("identity", "slope_bias", "affine"), "branch": ("identity", "affine", "constant")}
 

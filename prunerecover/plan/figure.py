@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from matplotlib.figure import Figure
 
@@ -13,8 +13,9 @@ from prunerecover.display.style import (
 from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.depth_panel import DepthPanel, inferred_kinds
 from prunerecover.plan.edits import Edit
-from prunerecover.plan.groups import WidthKind
+from prunerecover.plan.evidence import DepthEvidence
 from prunerecover.plan.kept_groups import kept_groups
+from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.plan.width_panel import WidthPanel
 
 
@@ -51,11 +52,11 @@ def plot_plan(
     Raises:
         ValueError: If a removed unit is not among `units`, or there is no unit to draw.
     """
-    gone = [unit for unit in removed_units(edits) if unit.kind not in get_args(WidthKind)]
+    gone = [unit for unit in removed_units(edits) if unit.kind not in WIDTH_KINDS]
     groups = kept_groups(edits, evidence)
     if groups and not gone and units is None:
         return draw_panels([WidthPanel(groups, title)])
-    bars = dict(_importance_in(evidence) if importance is None else importance)
+    bars = dict(DepthEvidence.of(evidence).importance if importance is None else importance)
     kinds = inferred_kinds(gone, bars) if units is None else {unit.name: unit.kind for unit in units}
     unknown = [unit.name for unit in gone if unit.name not in kinds]
     if unknown or not kinds:
@@ -65,9 +66,3 @@ def plot_plan(
         )
     depth = DepthPanel(kinds, {unit.name: unit.leaves for unit in gone}, bars, title)
     return draw_panels([depth, WidthPanel(groups)] if groups else [depth])
-
-
-def _importance_in(evidence: Mapping[str, Any]) -> dict[str, float]:
-    found = evidence.get("importance", {})
-    values = found if isinstance(found, Mapping) else {}
-    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}

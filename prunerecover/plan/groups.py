@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-WidthKind = Literal["channel", "head", "neuron", "expert"]
+from prunerecover.plan.kinds import WidthKind
 
 
 class Slice(BaseModel):

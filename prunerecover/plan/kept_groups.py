@@ -12,7 +12,8 @@ from typing import Any
 
 from prunerecover.plan.dense_names import DenseNames
 from prunerecover.plan.edits import Edit, Narrow, Remove
-from prunerecover.plan.groups import WidthKind
+from prunerecover.plan.evidence import WidthEvidence
+from prunerecover.plan.kinds import WidthKind
 
 GroupKey = tuple[str, str]  # name in the dense model, and kind
 
@@ -46,13 +47,13 @@ def kept_groups(edits: Iterable[Edit], evidence: Mapping[str, Any]) -> tuple[Kep
 
     Args:
         edits: Of the plan.
-        evidence: Of the plan; `kept` and `kinds` list the groups that there are.
+        evidence: Of the plan; `WidthEvidence` lists the groups that there are.
 
     >>> edits = [Narrow(unit="fc1", kind="neuron", of=of, keep=(0, 1), group=()) for of in (4, 3)]
     >>> kept_groups(edits, {})
     (KeptGroup(name='fc1', kind='neuron', kept=2, size=4),)
     """
-    names = DenseNames()
+    names, found_by = DenseNames(), WidthEvidence.of(evidence)
     found: dict[GroupKey, KeptGroup] = {}
     listed: dict[GroupKey, KeptGroup] = {}
     gone: list[str] = []
@@ -62,9 +63,7 @@ def kept_groups(edits: Iterable[Edit], evidence: Mapping[str, Any]) -> tuple[Kep
             before = found.get((name, edit.kind))
             size = edit.of if before is None else before.size
             found[name, edit.kind] = KeptGroup(name, edit.kind, len(edit.keep), size)
-            listed = _listed(
-                evidence, names
-            )  # the evidence names groups as they were when the plan's last part was made
+            listed = _listed(found_by, names)  # as they were named when the plan's last part was made
         elif isinstance(edit, Remove):
             gone.append(names.dense_name(edit.unit))
             if edit.kind == "block":
@@ -83,10 +82,9 @@ def _in_order(listed: list[GroupKey], narrowed: list[GroupKey]) -> list[GroupKey
     return listed
 
 
-def _listed(evidence: Mapping[str, Any], names: DenseNames) -> dict[GroupKey, KeptGroup]:
+def _listed(evidence: WidthEvidence, names: DenseNames) -> dict[GroupKey, KeptGroup]:
     """Return the groups of the evidence, as they are when nothing narrows them."""
-    sizes, kinds = evidence.get("kept", {}), evidence.get("kinds", {})
-    if not isinstance(sizes, Mapping) or not isinstance(kinds, Mapping):
-        return {}
-    groups = [KeptGroup(names.dense_name(n), kinds[n], size, size) for n, (_, size) in sizes.items() if n in kinds]
+    kinds = evidence.kinds
+    sizes = {name: size for name, (_, size) in evidence.kept.items() if name in kinds}
+    groups = [KeptGroup(names.dense_name(name), kinds[name], size, size) for name, size in sizes.items()]
     return {(group.name, group.kind): group for group in groups}

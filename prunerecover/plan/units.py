@@ -1,16 +1,10 @@
-"""Units: the smallest things that can be removed alone, and the kinds they are of."""
+"""Units of depth: the smallest things that can be removed alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
-from prunerecover.plan.edits import Kind
-
-KINDS: tuple[str, ...] = get_args(Kind)
-
-
-DEPTH_KINDS = ("block", "attention", "mlp", "activation")
+from prunerecover.plan.kinds import Kind
 
 
 @dataclass(frozen=True)

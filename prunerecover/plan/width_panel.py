@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
@@ -18,23 +17,15 @@ from matplotlib.ticker import FuncFormatter, MultipleLocator
 
 from prunerecover.display.style import (
     BLACK,
-    BLUE,
-    GREEN,
     LIGHT,
-    ORANGE,
-    PURPLE,
     add_legend,
     empty_figure,
     legend_lines,
     new_axes,
 )
 from prunerecover.plan.kept_groups import KeptGroup
+from prunerecover.plan.kinds import TRAITS, WIDTH_KINDS
 
-if TYPE_CHECKING:
-    pass
-
-COLORS = {"channel": BLUE, "head": ORANGE, "neuron": GREEN, "expert": PURPLE}
-INK = {"channel": "white", "head": BLACK, "neuron": "white", "expert": BLACK}  # on these colours
 MANY = 64  # groups; beyond, only some are named
 COUNTED = 40  # groups; beyond, bars are too narrow for numbers
 WIDEST = 16.0  # inches
@@ -72,7 +63,7 @@ class WidthPanel:
         axes = new_axes(figure)
         at = range(len(self.groups))
         axes.bar(at, 1.0, width=0.74, color=LIGHT)
-        axes.bar(at, [g.share for g in self.groups], width=0.74, color=[COLORS[g.kind] for g in self.groups])
+        axes.bar(at, [g.share for g in self.groups], width=0.74, color=[TRAITS[g.kind].color for g in self.groups])
         if len(self.groups) <= COUNTED:
             for x, group in enumerate(self.groups):
                 _count_on(axes, x, group)
@@ -123,7 +114,7 @@ def _count_on(axes: Axes, x: int, group: KeptGroup) -> None:
         ha="center",
         va="top" if inside else "bottom",
         fontsize=6.5,
-        color=INK[group.kind] if inside else BLACK,
+        color=TRAITS[group.kind].ink if inside else BLACK,
     )
 
 
@@ -148,5 +139,8 @@ def _count(groups: Sequence[KeptGroup]) -> str:
 
 
 def _handles(groups: Sequence[KeptGroup]) -> list[Patch]:
-    kinds = [kind for kind in COLORS if any(group.kind == kind for group in groups)]
-    return [*(Patch(facecolor=COLORS[kind], label=f"{kind}s kept") for kind in kinds), Patch(color=LIGHT, label="gone")]
+    kinds = [kind for kind in WIDTH_KINDS if any(group.kind == kind for group in groups)]
+    return [
+        *(Patch(facecolor=TRAITS[kind].color, label=f"{kind}s kept") for kind in kinds),
+        Patch(color=LIGHT, label="gone"),
+    ]

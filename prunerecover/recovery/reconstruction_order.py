@@ -53,6 +53,12 @@ def calls_of(network: nn.Module, dense: nn.Module, rows: Mapping[str, Tensor], i
     """Return the layers that are fitted, in the order of their first call, with how often a pass calls each.
 
     What comes before the first narrowed layer computes what it did. The last layer stays.
+
+    Args:
+        network: The narrowed network.
+        dense: The same network from before.
+        rows: What `kept_rows` returned: outputs that narrowed layers keep, by path.
+        inputs: One batch on the network's device, for one forward pass.
     """
     holders = Counter(id(p) for module in network.modules() for p in module._parameters.values())
     plain: dict[str, Any] = {path: module for path, module in network.named_modules() if is_plain(module)}
@@ -81,7 +87,14 @@ def _can_be_fitted(layer: Any, holders: Mapping[int, int]) -> bool:
 
 
 def check_between(network: nn.Module, dense: nn.Module, rows: Mapping[str, Tensor], calls: Mapping[str, int]) -> None:
-    """Raise ValueError if a plan that keeps `rows` does not lie between the two networks."""
+    """Raise ValueError if a plan that keeps `rows` does not lie between the two networks.
+
+    Args:
+        network: The narrowed network.
+        dense: The same network from before.
+        rows: What `kept_rows` returned: outputs that narrowed layers keep, by path.
+        calls: What `calls_of` returned: the layers to compare.
+    """
     for path in calls:
         has, had = (len(model.get_parameter(f"{path}.weight")) for model in (network, dense))
         if has != len(rows.get(path, range(had))):

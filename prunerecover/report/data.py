@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,8 +10,8 @@ from prunerecover.cost.latency import LatencyRatio
 from prunerecover.cost.measurement import Measurement
 from prunerecover.cost.statistics import Interval
 from prunerecover.plan.dense_names import removed_units
-from prunerecover.plan.groups import WidthKind
 from prunerecover.plan.kept_groups import KeptGroup
+from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.plan.plan import Plan
 
 SCHEMA = "prunerecover.report/1"
@@ -64,7 +64,7 @@ class PlanSummary(Record):
         leaves: dict[str, str] = {}
         for unit in removed_units(plan.edits):
             removed.setdefault(unit.kind, []).append(unit.name)
-            if unit.kind not in get_args(WidthKind):
+            if unit.kind not in WIDTH_KINDS:
                 leaves[unit.name] = unit.leaves
         return cls(
             method=plan.made_by.method,

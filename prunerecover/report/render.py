@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from prunerecover.cost.latency import LatencyRatio
 from prunerecover.cost.statistics import Interval
-from prunerecover.plan.groups import WidthKind
+from prunerecover.display.markdown import table as markdown_table
 from prunerecover.plan.kept_groups import KeptGroup
+from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.report.data import MetricComparison, PlanSummary, ReportData, SearchCost
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ def table(report: ReportData) -> Table:
 
 def markdown(report: ReportData, figures: Iterable[str] = ()) -> str:
     """Return the whole report as Markdown."""
-    head = [_line(HEADER), "| :-- | --: | --: | --: |", *map(_line, rows(report))]
-    parts = ["# Before and after pruning", "\n".join(head), _how_measured(report)]
+    parts = ["# Before and after pruning", markdown_table(HEADER, rows(report), "lrrr"), _how_measured(report)]
     if report.plan:
         parts.append(_what_was_removed(report.plan))
     if report.search:
@@ -95,7 +95,7 @@ def _what_was_removed(plan: PlanSummary) -> str:
         groups = [group for group in plan.groups if group.kind == kind]
         if groups:
             lines.append(f"- {kind}: {_counts(groups)}")
-        elif kind not in get_args(WidthKind):  # else what was narrowed has gone as a whole since
+        elif kind not in WIDTH_KINDS:  # else what was narrowed has gone as a whole since
             lines.append(f"- {kind}: " + ", ".join(f"`{unit}` ({plan.leaves[unit]})" for unit in units))
     arguments = ", ".join(f"{name}={value!r}" for name, value in plan.arguments.items() if value is not None)
     how = (
@@ -162,7 +162,3 @@ def _si(value: float) -> str:
 
 def _mib(size: float) -> str:
     return f"{size / 2**20:.3g} MiB"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -18,9 +18,9 @@ from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.plan.dense_names import shortened
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.plan import Plan
+from prunerecover.surgery.executors import EditContext, execute
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.narrowing import Cuts
-from prunerecover.surgery.operations import EditContext, apply_edit
 from prunerecover.surgery.routing import shared_counts
 from prunerecover.surgery.transformers_depth import renumber
 from prunerecover.surgery.transformers_width import follow_widths
@@ -64,7 +64,7 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
     context = EditContext(model, tensors)
     try:
         for edit in edits:
-            apply_edit(context, edit)
+            execute(edit, context)
         renumber(model)
         narrowed = {edit.kind for edit in edits if isinstance(edit, Narrow)}
         if "expert" in narrowed:
@@ -85,20 +85,55 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
     return Applied(removed, added, context.journal, cuts)
 
 
+def apply_and_check(
+    model: nn.Module,
+    edits: Iterable[Edit],
+    tensors: Mapping[str, Tensor] | None,
+    expected: str | None,
+    where: str = "",
+) -> Applied:
+    """Apply edits and see that they leave the model that their plan describes; take them back if not.
+
+    Args:
+        model: An unwrapped model.
+        edits: As of `apply_edits`.
+        tensors: As of `apply_edits`.
+        expected: Hash of the tensors' names and shapes afterwards; None: they are not compared.
+        where: What holds the plan, for the message, such as " in plan.json".
+
+    Raises:
+        ValueError: If an edit names something that is not there, or the model is another one afterwards.
+    """
+    applied = apply_edits(model, edits, tensors)
+    if expected is not None and (found := tensors_hash(model)) != expected:
+        undo(model, applied.journal)
+        raise ValueError(
+            f"Expected the plan{where} to leave the model it describes, but it left another ({found[:12]} instead of "
+            f"{expected[:12]}). Was the file edited?"
+        )
+    return applied
+
+
 @contextmanager
 def temporarily_applied(model: nn.Module, edit: Edit, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Have one edit of a branch or activation in the model inside a `with` block; layers are not renumbered."""
+    """Have one edit in the model inside a `with` block; layers are not renumbered.
+
+    Args:
+        model: Unwrapped.
+        edit: Of a branch or activation.
+        tensors: Values for its replacement, by the keys that the edit names.
+    """
     context = EditContext(model, tensors)
     try:
-        apply_edit(context, edit)
+        execute(edit, context)
         yield
     finally:
         context.journal.undo(model)
 
 
-def undo(model: nn.Module, journal: Journal, keep: int = 0) -> None:
-    """Take back all changes in the journal but the first `keep`."""
-    journal.undo(model, keep)
+def undo(model: nn.Module, journal: Journal) -> None:
+    """Take back what the journal holds, last first; nothing is left in it."""
+    journal.undo(model)
     renumber(model)
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from prunerecover.plan.edits import Narrow
-from prunerecover.plan.groups import Slice, WidthKind
+from prunerecover.plan.groups import Slice
+from prunerecover.plan.kinds import WidthKind
 
 
 def absorb(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,30 @@ from prunerecover.model.paths import get_module, holder_of, set_module
 from prunerecover.surgery.transformers_depth import apply_config
 
 
+class Change(Protocol):
+    """A change to a model, with what it takes to undo it."""
+
+    def undo(self, model: nn.Module, device: torch.device) -> None:
+        """Take the change back; what returns to the model goes to its device."""
+
+    def to_cpu(self) -> None:
+        """Let what was removed wait on the CPU."""
+
+
 @dataclass(frozen=True)
 class ModuleReplaced:
     """The module `old` was at `path`."""
 
     path: str
     old: nn.Module
+
+    def undo(self, model: nn.Module, device: torch.device) -> None:
+        """Put the old module back."""
+        set_module(model, self.path, self.old.to(device))
+
+    def to_cpu(self) -> None:
+        """Move the old module to the CPU."""
+        self.old.cpu()
 
 
 @dataclass(frozen=True)
@@ -32,12 +50,32 @@ class BlockRemoved:
     old: nn.Module
     training: bool
 
+    def undo(self, model: nn.Module, device: torch.device) -> None:
+        """Put the block back into its place."""
+        blocks = get_module(model, self.path)
+        assert isinstance(blocks, nn.Sequential | nn.ModuleList)
+        if self.training != blocks.training:  # else each part of the block keeps its own mode
+            self.old.train(blocks.training)
+        blocks.insert(self.index, self.old.to(device))
+
+    def to_cpu(self) -> None:
+        """Move the block to the CPU."""
+        self.old.cpu()
+
 
 @dataclass(frozen=True)
 class ConfigsCopied:
     """Config objects were at `places`: the path of a module, the name in it, and the object."""
 
     places: tuple[tuple[str, str, Any], ...]
+
+    def undo(self, model: nn.Module, device: torch.device) -> None:
+        """Put the old objects back."""
+        for path, name, old in self.places:
+            setattr(get_module(model, path), name, old)
+
+    def to_cpu(self) -> None:
+        """Hold no tensors."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +85,15 @@ class TensorReplaced:
     places: tuple[tuple[str, str], ...]
     old: Tensor
 
+    def undo(self, model: nn.Module, device: torch.device) -> None:
+        """Put the old tensor back under all of its names."""
+        _move(self.old, device)
+        _put(model, self.places, self.old)
+
+    def to_cpu(self) -> None:
+        """Move the old tensor to the CPU."""
+        _move(self.old, torch.device("cpu"))
+
 
 @dataclass(frozen=True)
 class AttributeSet:
@@ -55,6 +102,13 @@ class AttributeSet:
     path: str
     attribute: str
     previous: Any
+
+    def undo(self, model: nn.Module, device: torch.device) -> None:
+        """Set the attribute as it was."""
+        setattr(get_module(model, self.path), self.attribute, self.previous)
+
+    def to_cpu(self) -> None:
+        """Hold no tensors."""
 
 
 @dataclass
@@ -73,16 +127,26 @@ class Journal:
     )
     """
 
-    entries: list[ModuleReplaced | BlockRemoved | ConfigsCopied | TensorReplaced | AttributeSet] = field(
-        default_factory=list
-    )
+    entries: list[Change] = field(default_factory=list)
 
     def replace_module(self, model: nn.Module, path: str, new: nn.Module) -> None:
-        """Put `new` at `path`."""
+        """Replace a submodule.
+
+        Args:
+            model: Unwrapped.
+            path: Of the submodule.
+            new: What comes there.
+        """
         self.entries.append(ModuleReplaced(path, set_module(model, path, new)))
 
     def remove_block(self, model: nn.Module, container: str, index: int) -> None:
-        """Remove one block; the later ones move up by one."""
+        """Remove one block; the later ones move up by one.
+
+        Args:
+            model: Unwrapped.
+            container: Path of its ModuleList or Sequential of blocks.
+            index: Of the block, as it is now.
+        """
         blocks = get_module(model, container)
         assert isinstance(blocks, nn.Sequential | nn.ModuleList)
         old = blocks[index]
@@ -109,14 +173,27 @@ class Journal:
             setattr(get_module(model, path), name, new)
 
     def replace_tensor(self, model: nn.Module, places: Iterable[tuple[str, str]], new: Tensor) -> None:
-        """Put a new parameter or buffer where another one is: under each name of a module, given by its path."""
+        """Put a new parameter or buffer in the place of another one.
+
+        Args:
+            model: Unwrapped.
+            places: All where the old one is, at least one: path of a module, and the name in it.
+            new: May have another shape.
+        """
         places = tuple(places)
         path, name = places[0]
         self.entries.append(TensorReplaced(places, getattr(get_module(model, path), name)))
         _put(model, places, new)
 
     def set_attribute(self, model: nn.Module, path: str, attribute: str, value: Any) -> None:
-        """Set an attribute of a module, or of its config (`config.name`)."""
+        """Set an attribute of a module, or of its config, which is copied first.
+
+        Args:
+            model: Unwrapped.
+            path: Of the module.
+            attribute: Its name, or `config.name` for one of the config.
+            value: What it is from now on.
+        """
         module = get_module(model, path)
         holder, name = holder_of(module, attribute)
         if holder is module:
@@ -130,31 +207,12 @@ class Journal:
         """Take back all changes but the first `keep`, last first. What was removed returns to the model's device."""
         device = _device_of(model)
         while len(self.entries) > keep:
-            entry = self.entries.pop()
-            if isinstance(entry, ModuleReplaced):
-                set_module(model, entry.path, entry.old.to(device))
-            elif isinstance(entry, BlockRemoved):
-                blocks = get_module(model, entry.path)
-                assert isinstance(blocks, nn.Sequential | nn.ModuleList)
-                if entry.training != blocks.training:  # else each part of the block keeps its own mode
-                    entry.old.train(blocks.training)
-                blocks.insert(entry.index, entry.old.to(device))
-            elif isinstance(entry, TensorReplaced):
-                _move(entry.old, device)
-                _put(model, entry.places, entry.old)
-            elif isinstance(entry, AttributeSet):
-                setattr(get_module(model, entry.path), entry.attribute, entry.previous)
-            else:
-                for path, name, old in entry.places:
-                    setattr(get_module(model, path), name, old)
+            self.entries.pop().undo(model, device)
 
     def to_cpu(self) -> None:
         """Move what was removed to the CPU, where it waits for an undo without holding device memory."""
         for entry in self.entries:
-            if isinstance(entry, ModuleReplaced | BlockRemoved):
-                entry.old.cpu()
-            elif isinstance(entry, TensorReplaced):
-                _move(entry.old, torch.device("cpu"))
+            entry.to_cpu()
 
 
 def _device_of(model: nn.Module) -> torch.device:

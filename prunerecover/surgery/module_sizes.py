@@ -54,7 +54,13 @@ def sizes_of(path: str, module: nn.Module, shapes: Mapping[str, Shape], rows: Te
 
 
 def check_norm_groups(path: str, module: nn.Module, sizes: Mapping[str, Any]) -> None:
-    """Raise ValueError if a GroupNorm's channels cannot be divided into its groups any more."""
+    """Raise ValueError if a GroupNorm's channels cannot be divided into its groups any more.
+
+    Args:
+        path: Of the module, for messages.
+        module: As it is before; other classes always pass.
+        sizes: Attributes that change, by name, such as `num_channels`.
+    """
     if not isinstance(module, nn.GroupNorm):
         return
     channels, groups = (sizes.get(name, getattr(module, name)) for name in ("num_channels", "num_groups"))

@@ -109,8 +109,8 @@ def _compensated(
         part = next((part for part in edit.group if part.tensor == path and not part.makes), None)
         if part is None:
             raise ValueError(
-                f"Expected what '{edit.unit}' leaves to other weights to be for one that reads it, but its group has "
-                f"no such '{path}'. Was the plan edited?"
+                f"Expected the fitted tensors of '{edit.unit}' to be for weights that read its units, but '{path}' is "
+                "not among them. Was the plan edited?"
             )
         per_unit = entries_per_unit(edit.kind, part)
         shape = (len(edit.gone) * per_unit, len(edit.keep) * per_unit + 1)

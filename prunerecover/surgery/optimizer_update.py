@@ -61,7 +61,13 @@ def _start_anew(optimizer: Any) -> None:
 
 
 def join_group(optimizer: Optimizer, group: dict[str, Any], joining: Mapping[str, Parameter]) -> None:
-    """Add parameters, by name, to a group of an optimizer."""
+    """Add parameters to a group of an optimizer.
+
+    Args:
+        optimizer: Stays in use.
+        group: One of its `param_groups`; edited in place.
+        joining: Parameters that no group holds, by the names under which groups with `param_names` list them.
+    """
     _edit_group(group, set(), {}, joining)
     _begin_state(optimizer, group, joining.values())
 

@@ -1,80 +1,130 @@
-"""Arguments of planning in width: checked before anything is computed, and filled in."""
+"""Arguments of planning in width: spelled once, and checked before anything is computed."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from prunerecover.importance.context import Loss
 from prunerecover.plan.budget import Budget
 from prunerecover.width.allocation.greedy_fill import kind_of
+from prunerecover.width.allocation.registry import AllocationRule, RegisteredAllocation, allocation_of
 from prunerecover.width.allocation.tolerance import check_tolerance
 from prunerecover.width.groups.discovery import FOUND_KINDS, check_kinds
-from prunerecover.width.signals.signals import SIGNALS
+from prunerecover.width.signals.context import ClassLabels, WidthImportance
+from prunerecover.width.signals.registry import signal_of
 
-Allocation = Literal["per_cost", "tolerance", "uniform", "global"]
 WidthReplace = Literal["calibrated", "zero"]
 
 
-@dataclass(frozen=True)
-class Rule:
-    """How units are chosen: arguments of `plan_width`, with the signals that None stands for."""
+@dataclass(frozen=True, kw_only=True)
+class WidthRule:
+    """How units are chosen, and what they leave: arguments of `plan_width`, checked when they are put together.
 
-    allocation: Allocation
-    removal: str | None
-    protection: str
-    tolerance: float | None
+    Raises:
+        ValueError: If an argument is unknown or does not go with another.
+        TypeError: If an allocation or a signal is neither a name nor a callable.
+    """
 
-    @classmethod
-    def of(cls, allocation: Allocation, removal: str | None, protection: str | None, tolerance: float | None) -> Rule:
-        """Fill in the signals that are not named."""
-        if allocation == "tolerance":
-            return cls(allocation, removal or "u_score", protection or "r_score", tolerance)
-        return cls(allocation, None, protection or "gate_taylor", None)
+    allocation: str | AllocationRule = "per_cost"
+    removal: str | WidthImportance | None = None
+    protection: str | WidthImportance | None = None
+    tolerance: float | None = None
+    replace: WidthReplace = "calibrated"
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if self.replace not in get_args(WidthReplace):
+            raise ValueError(f"Expected replace among {', '.join(get_args(WidthReplace))}, but got '{self.replace}'.")
+        name = self.allocated_by.name
+        for role, signal in (("removal", self.removal), ("protection", self.protection)):
+            if signal is not None:
+                signal_of(signal, f"argument {role}")
+        if not self.by_tolerance and (self.removal is not None or self.tolerance is not None):
+            raise ValueError(
+                f"Expected removal and tolerance with allocation='tolerance' only, but got allocation='{name}'. What "
+                "stays is decided by protection."
+            )
+        if self.tolerance is not None:
+            check_tolerance(self.tolerance)
 
     @property
-    def signals(self) -> tuple[str, ...]:
-        """Those that are read."""
-        return (self.protection,) if self.removal is None else (self.removal, self.protection)
+    def allocated_by(self) -> RegisteredAllocation:
+        """The allocation."""
+        return allocation_of(self.allocation)
+
+    @property
+    def by_tolerance(self) -> bool:
+        """Whether it is Tolerance of Difference, which weighs two signals, and can do without a budget."""
+        return self.allocated_by.rule is None
+
+    @property
+    def signals(self) -> tuple[str | WidthImportance, ...]:
+        """The signals that are read, with those that None stands for: removal and protection, or protection alone."""
+        protection = ("r_score" if self.by_tolerance else "gate_taylor") if self.protection is None else self.protection
+        if not self.by_tolerance:
+            return (protection,)
+        return "u_score" if self.removal is None else self.removal, protection
+
+    def check_budget(self, budget: Budget | None, kinds: Sequence[str]) -> None:
+        """Raise unless there is a budget or a tolerance, and it goes with the kinds of units.
+
+        Args:
+            budget: None: the tolerance says how much goes.
+            kinds: Of the units that may go.
+
+        Raises:
+            ValueError: If none or both are given, or the budget does not go with the kinds.
+            TypeError: If it is no `Budget`.
+        """
+        if not isinstance(budget, Budget | None):
+            raise TypeError(
+                f"Expected argument budget to be a Budget, but got {type(budget).__name__}. Use Budget(macs=0.3)."
+            )
+        if (budget is None) == (self.tolerance is None):
+            wanted = "a budget or a tolerance" if self.by_tolerance else "a budget, such as Budget(macs=0.3)"
+            raise ValueError(
+                f"Expected {wanted}, and not both, but got budget={budget} and tolerance={self.tolerance}."
+            )
+        if budget is not None and budget.share is None:
+            kind_of(budget)
+        elif budget is not None and tuple(kinds) == ("expert",) and budget.params is None:
+            raise ValueError(
+                f"Expected a budget of params or units for experts, but got {budget.to_dict()}: a token visits as many "
+                'experts however many there are. For example Budget(params=0.2) or Budget(remove={"expert": 8}).'
+            )
 
 
-def check_arguments(
-    budget: Budget | None,
-    allocation: str,
-    removal: str | None,
-    protection: str | None,
-    tolerance: float | None,
-    replace: str = "calibrated",
-    kinds: Sequence[str] = FOUND_KINDS,
-) -> None:
-    """Raise ValueError if arguments of `plan_width` are unknown or do not go together, TypeError for no `Budget`."""
-    if not isinstance(budget, Budget | None):
-        raise TypeError(
-            f"Expected argument budget to be a Budget, but got {type(budget).__name__}. Use Budget(macs=0.3)."
-        )
-    if replace not in get_args(WidthReplace):
-        raise ValueError(f"Expected replace among {', '.join(get_args(WidthReplace))}, but got '{replace}'.")
-    if allocation not in get_args(Allocation):
-        raise ValueError(f"Expected allocation among {', '.join(get_args(Allocation))}, but got '{allocation}'.")
-    for name, value in (("removal", removal), ("protection", protection)):
-        if value is not None and value not in SIGNALS:
-            raise ValueError(f"Expected argument {name} among {', '.join(SIGNALS)}, but got '{value}'.")
-    by_tolerance = allocation == "tolerance"
-    if not by_tolerance and (removal is not None or tolerance is not None):
-        raise ValueError(
-            f"Expected removal and tolerance with allocation='tolerance' only, but got allocation='{allocation}'. What "
-            "stays is decided by protection."
-        )
-    if (budget is None) == (tolerance is None):
-        wanted = "a budget or a tolerance" if by_tolerance else "a budget, such as Budget(macs=0.3)"
-        raise ValueError(f"Expected {wanted}, and not both, but got budget={budget} and tolerance={tolerance}.")
-    if tolerance is not None:
-        check_tolerance(tolerance)
-    if budget is not None and budget.share is None:
-        kind_of(budget)
-    elif budget is not None and tuple(kinds) == ("expert",) and budget.params is None:
-        raise ValueError(
-            f"Expected a budget of params or units for experts, but got {budget.to_dict()}: a token visits as many "
-            'experts however many there are. For example Budget(params=0.2) or Budget(remove={"expert": 8}).'
-        )
-    check_kinds(kinds)
+@dataclass(frozen=True, kw_only=True)
+class WidthConfig(WidthRule):
+    """All arguments of planning in width but the model, the budget and the batches, as `plan_width` describes them.
+
+    Raises:
+        ValueError: If an argument is unknown or does not go with another.
+        TypeError: If an allocation or a signal is neither a name nor a callable.
+    """
+
+    loss: Loss | None = None
+    labels: ClassLabels | None = None
+    kinds: Sequence[str] = FOUND_KINDS
+    ignore: Sequence[str] = ()
+    rounds: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the arguments, and take a single kind or pattern for a list of one."""
+        super().__post_init__()
+        for name, value in (("kinds", self.kinds), ("ignore", self.ignore)):
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        check_kinds(self.kinds)
+
+    def for_budget(self, budget: Budget | None) -> WidthConfig:
+        """Return the arguments with the kinds that a budget in units names; see `check_budget` for what is raised."""
+        if self.rounds < 1 or (self.rounds > 1 and budget is None):
+            raise ValueError(
+                f"Expected rounds of at least 1, and a budget for several, but got {self.rounds} and {budget}."
+            )
+        self.check_budget(budget, self.kinds)
+        return self if budget is None else dataclasses.replace(self, kinds=budget.kinds(self.kinds))

@@ -26,7 +26,8 @@ from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import Edit, Narrow
-from prunerecover.plan.groups import Group, Slice, WidthKind
+from prunerecover.plan.groups import Group, Slice
+from prunerecover.plan.kinds import WidthKind
 from prunerecover.surgery.compensation import entries_per_unit, entry_indices
 
 
@@ -77,7 +78,13 @@ def fit_compensation(
 
 
 def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[ModelInputs]) -> dict[Reader, Moments]:
-    """Return the moments of what readers read, from one pass; those that can take nothing over are left out."""
+    """Return the moments of what readers read, from one pass; those that can take nothing over are left out.
+
+    Args:
+        model: Dense, unwrapped; in evaluation mode meanwhile.
+        readers: Weights that read a group that is narrowed.
+        batches: Calibration inputs, on the model's device.
+    """
     readers = [reader for reader in readers if _can_take_over(model, reader)]
     moments: dict[Reader, Moments] = {}
     with ordinary_arithmetic(), evaluating(model), uncompiled(), _collected(model, readers, moments):

@@ -13,14 +13,16 @@ from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.batchnorm import recalibrate_batchnorm, several_samples
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import budget_used
-from prunerecover.width.arguments import Allocation, WidthReplace, check_arguments
+from prunerecover.width.allocation.registry import AllocationRule
+from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.planner import WidthPlanner
-from prunerecover.width.signals.u_score import ClassLabels
+from prunerecover.width.signals.context import ClassLabels, WidthImportance
 
 
 @ordinary_arithmetic()
@@ -31,9 +33,9 @@ def plan_width(
     batches: Batches,
     loss: Loss | None = None,
     labels: ClassLabels | None = None,
-    allocation: Allocation = "per_cost",
-    removal: str | None = None,
-    protection: str | None = None,
+    allocation: str | AllocationRule = "per_cost",
+    removal: str | WidthImportance | None = None,
+    protection: str | WidthImportance | None = None,
     tolerance: float | None = None,
     kinds: Sequence[str] = FOUND_KINDS,
     replace: WidthReplace = "calibrated",
@@ -54,10 +56,15 @@ def plan_width(
             also classes of tokens, `(N, T)`: see `token_classes`.
         allocation: "per_cost" (the default): the least saliency per saved cost goes first; what a head counts for
             beside a neuron, and so on, is tried (`best_kind_weights`). "tolerance": FAIR-Pruner's Tolerance of
-            Difference. "uniform": the same share of every group. "global": the least saliency first.
+            Difference. "uniform": the same share of every group. "global": the least saliency first. Or one that
+            `register_allocation` has named, or a callable `(groups, saliency, costs, budget) -> {group name: numbers of
+            the units that go}`.
         removal: For "tolerance": the signal whose low values propose what goes; None: "u_score".
-        protection: The signal whose high values stay: None: "r_score" for "tolerance", "gate_taylor" otherwise. Signals
-            are "u_score", "r_score", "gate_taylor", "fisher", "magnitude" and "random", and for experts "routing".
+        protection: The signal whose high values stay; None: "r_score" for "tolerance", "gate_taylor" otherwise. Signals
+            are "u_score", "r_score", "gate_taylor", "fisher", "magnitude" and "random", for experts "routing", and of
+            torch-pruning "group_taylor", "group_magnitude", "lamp", "fpgm" and "bn_scale". Or one that
+            `register_signal` has named, a callable `(context) -> {group name: (size,)}`, low goes and high stays (see
+            `signals.context`), or an importance object of torch-pruning.
         tolerance: For "tolerance", instead of a budget: one number in [0, 1] for all groups, as published.
         kinds: Among "channel", "head", "neuron" and "expert"; a budget in units names its own.
         replace: "calibrated": weights that read a group take over what its removed units did, as far as the kept ones
@@ -75,41 +82,46 @@ def plan_width(
         ValueError: If the budget cannot be met, an argument is unknown or does not go with another, labels are missing,
             or the model has no groups.
     """
-    if rounds < 1 or (rounds > 1 and budget is None):
-        raise ValueError(f"Expected rounds of at least 1, and a budget for several, but got {rounds} and {budget}.")
-    batches, kinds = list(batches), (kinds,) if isinstance(kinds, str) else kinds
-    kinds = budget.kinds(kinds) if isinstance(budget, Budget) else kinds
-    check_arguments(budget, allocation, removal, protection, tolerance, replace, kinds)
-    options: dict[str, Any] = {"batches": batches, "loss": loss, "labels": labels}
-    options |= {"kinds": kinds, "ignore": ignore, "seed": seed}
-    how: dict[str, Any] = {"allocation": allocation, "removal": removal, "protection": protection, "replace": replace}
-    if rounds == 1:
-        return WidthPlanner(model, **options).plan(budget, tolerance=tolerance, **how)
-    assert budget is not None, "checked above"
-    return _in_rounds(deep_copy(unwrap(model)), budget, rounds, options, how)
+    batches = list(batches)
+    config = WidthConfig(
+        allocation=allocation,
+        removal=removal,
+        protection=protection,
+        tolerance=tolerance,
+        replace=replace,
+        loss=loss,
+        labels=labels,
+        kinds=kinds,
+        ignore=ignore,
+        rounds=rounds,
+        seed=seed,
+    ).for_budget(budget)
+    if budget is None or rounds == 1:
+        return WidthPlanner(model, batches=batches, config=config).plan(budget)
+    return _in_rounds(deep_copy(unwrap(model)), budget, batches, config)
 
 
-def _in_rounds(network: nn.Module, budget: Budget, rounds: int, options: dict[str, Any], how: dict[str, Any]) -> Plan:
+def _in_rounds(network: nn.Module, budget: Budget, batches: Sequence[Any], config: WidthConfig) -> Plan:
     """Return the plan of several rounds on one network, which is changed."""
     asked = budget.to_dict()
     if budget.in_units:
-        budget = Budget(remove=budget.counts(WidthPlanner(network, **options).units))
-    several = several_samples(options["batches"]) or options["batches"]
-    plan, kept, taken = Plan(), dict[str, list[int]](), list[dict[str, float]]()
-    for whole in budget.in_steps(rounds):
+        budget = Budget(remove=budget.counts(WidthPlanner(network, batches=batches, config=config).units))
+    several = several_samples(batches) or batches
+    plan, kept, taken = Plan(), dict[str, tuple[int, int]](), list[dict[str, float]]()
+    for whole in budget.in_steps(config.rounds):
         part = whole.remaining(taken)
         if part is None:  # rounds before have taken as much
             continue
         if taken:
             recalibrate_batchnorm(network, several)
-        planner = WidthPlanner(network, **options)
-        step = planner.plan(part, **how)
-        taken.append(budget_used(step, budget, network, planner.first_batch, options["seed"]))
+        planner = WidthPlanner(network, batches=batches, config=config)
+        step = planner.plan(part)
+        taken.append(budget_used(step, budget, network, planner.first_batch, config.seed))
         apply_edits(network, step.edits, step.tensors)
         plan = plan + step
-        for name, (left, size) in step.evidence.get("kept", {}).items():
-            kept[name] = [left, kept.get(name, [left, size])[1]]
-    arguments = {**plan.made_by.arguments, "budget": asked, "rounds": rounds}
+        for name, (left, size) in WidthEvidence.of(step.evidence).kept.items():
+            kept[name] = (left, kept.get(name, (left, size))[1])
+    arguments = {**plan.made_by.arguments, "budget": asked, "rounds": config.rounds}
     made_by = plan.made_by.model_copy(update={"arguments": arguments})
-    evidence = {**plan.evidence, "kept": kept}
+    evidence = {**plan.evidence, **WidthEvidence(kept=kept).to_dict()}
     return plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(plan.tensors)

@@ -18,24 +18,25 @@ from torch import Tensor, nn
 
 from prunerecover.calibration.moments import Moments
 from prunerecover.display.progress import progress
-from prunerecover.importance.context import Loss
 from prunerecover.importance.losses import supervised_loss
+from prunerecover.importance.registry import name_of
 from prunerecover.model.batches import Batches, ModelInputs, as_inputs, without_labels
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, ordinary_arithmetic
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
+from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.groups import Group
+from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.provenance import plan_for
-from prunerecover.width.allocation.by_saliency import global_ranking, per_cost, uniform
+from prunerecover.width.allocation.by_saliency import per_cost
 from prunerecover.width.allocation.cost_model import CostModel, cost_model
 from prunerecover.width.allocation.diagnostics import tolerance_evidence
 from prunerecover.width.allocation.greedy_fill import Removed
 from prunerecover.width.allocation.kind_weights import (
-    WEIGHED,
     KindWeights,
     best_kind_weights,
     number_of_trials,
@@ -43,20 +44,25 @@ from prunerecover.width.allocation.kind_weights import (
 )
 from prunerecover.width.allocation.latency_budget import macs_for_latency
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
-from prunerecover.width.arguments import Allocation, Rule, WidthReplace, check_arguments
+from prunerecover.width.arguments import WidthConfig, WidthReplace, WidthRule
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
-from prunerecover.width.groups.discovery import FOUND_KINDS, find_groups
+from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.groups.unit_slices import Scores
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.narrowed_output import NarrowedOutput
-from prunerecover.width.signals.signals import NEED_LOSS, signals
-from prunerecover.width.signals.u_score import ClassLabels
-
-RULES = {"per_cost": per_cost, "uniform": uniform, "global": global_ranking}
+from prunerecover.width.signals.context import WidthContext, WidthImportance
+from prunerecover.width.signals.registry import compute_signals
 
 
 class WidthPlanner:
-    """Plans several budgets for one model, and computes once what they share; arguments as of `plan_width`.
+    """Plans several budgets for one model, and computes once what they share.
+
+    The model must have the same weights at every `plan`.
+
+    Args:
+        model: See `plan_width`.
+        batches: See `plan_width`.
+        config: All other arguments of `plan_width`.
 
     Attributes:
         groups: What may be narrowed, in order of depth.
@@ -64,23 +70,13 @@ class WidthPlanner:
     """
 
     @ordinary_arithmetic()
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        batches: Batches,
-        loss: Loss | None = None,
-        labels: ClassLabels | None = None,
-        kinds: Sequence[str] = FOUND_KINDS,
-        ignore: Sequence[str] = (),
-        seed: int = 0,
-    ) -> None:
-        self.model = unwrap(model)
-        self.batches, self.loss, self.labels, self.seed = list(batches), loss or supervised_loss, labels, seed
+    def __init__(self, model: nn.Module, *, batches: Batches, config: WidthConfig | None = None) -> None:
+        self.model, self.config = unwrap(model), config or WidthConfig()
+        self.batches = list(batches)
         if not self.batches:
             raise ValueError("Expected at least one calibration batch, but got none. Was a generator consumed before?")
         self.example = self.first_batch().select(torch.tensor([0]))
-        found = find_groups(self.model, self.example, kinds, ignore)
+        found = find_groups(self.model, self.example, self.config.kinds, self.config.ignore)
         self.groups: tuple[Group, ...] = found.groups
         self.rewrites: tuple[Rewrite, ...] = tuple(
             Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)
@@ -89,7 +85,7 @@ class WidthPlanner:
         rewritten = share_copy(self.model)
         apply_edits(rewritten, self.rewrites)
         self.costs: CostModel = cost_model(rewritten, self.groups, self.example)
-        self._scores: dict[str, Scores] = {}
+        self._scores: dict[str | int, tuple[str | WidthImportance, Scores]] = {}
 
     @property
     def units(self) -> dict[str, int]:
@@ -107,14 +103,26 @@ class WidthPlanner:
         return as_inputs(without_labels(batch)).to(device_of(self.model))
 
     @ordinary_arithmetic()
-    def scores(self, *names: str) -> tuple[Scores, ...]:
-        """Return signals by name; those that are not known yet are computed together, in one pass over the batches."""
-        missing = [name for name in dict.fromkeys(names) if name not in self._scores]
+    def scores(self, *signals: str | WidthImportance) -> tuple[Scores, ...]:
+        """Return signals; those that are not known yet are computed together, in one pass over the batches.
+
+        Args:
+            signals: Names, or callables, each of which is called once.
+        """
+        wanted = {_key(signal): signal for signal in signals}
+        missing = {key: signal for key, signal in wanted.items() if key not in self._scores}
         if missing:
-            loss = self.loss if set(missing) & set(NEED_LOSS) else None
-            options: dict[str, Any] = {"loss": loss, "labels": self.labels, "seed": self.seed}
-            self._scores |= signals(self.model, self._as_it_is(), self.batches, missing, **options)
-        return tuple(self._scores[name] for name in names)
+            context = WidthContext(
+                model=self.model,
+                groups=self._as_it_is(),
+                batches=self.batches,
+                loss=self.config.loss or supervised_loss,
+                labels=self.config.labels,
+                seed=self.config.seed,
+            )
+            found = compute_signals(context, list(missing.values()))
+            self._scores |= dict(zip(missing, zip(missing.values(), found, strict=True), strict=True))
+        return tuple(self._scores[key][1] for key in map(_key, signals))
 
     def _as_it_is(self) -> list[Group]:
         """Return the groups without the weights that rewritten shortcuts are yet to get."""
@@ -127,66 +135,66 @@ class WidthPlanner:
         ]
 
     @ordinary_arithmetic()
-    def plan(
-        self,
-        budget: Budget | None = None,
-        *,
-        allocation: Allocation = "per_cost",
-        removal: str | None = None,
-        protection: str | None = None,
-        tolerance: float | None = None,
-        replace: WidthReplace = "calibrated",
-    ) -> Plan:
-        """Return the plan of one budget; see `plan_width`."""
-        check_arguments(budget, allocation, removal, protection, tolerance, replace, sorted(self.units))
-        rule = Rule.of(allocation, removal, protection, tolerance)
-        weighing = self._weighing(budget, rule, replace)
+    def plan(self, budget: Budget | None = None, rule: WidthRule | None = None) -> Plan:
+        """Return the plan of one budget; see `plan_width`.
+
+        Args:
+            budget: None: the rule has a tolerance.
+            rule: How units are chosen, and what they leave; None: as the planner's `config` says.
+        """
+        rule = self.config if rule is None else rule
+        rule.check_budget(budget, sorted(self.units))
+        weighing = self._weighing(budget, rule)
         removed, evidence = self._removed(self._in_macs(budget, rule, weighing), rule, weighing)
-        kept = {g.name: [g.size - len(removed[g.name]), g.size] for g in self.groups}
-        edits, tensors = self._compensated(self._edits(removed), replace)
+        found = WidthEvidence(
+            kept={g.name: (g.size - len(removed[g.name]), g.size) for g in self.groups},
+            kinds={g.name: g.kind for g in self.groups},
+        )
+        edits, tensors = self._compensated(self._edits(removed), rule.replace)
+        removal, protection = [None, *map(name_of, rule.signals)][-2:]
         return plan_for(
             self.model,
             edits,
-            method=f"width/{allocation}",
+            method=f"width/{rule.allocated_by.name}",
             arguments={
                 "budget": None if budget is None else budget.to_dict(),
-                "removal": rule.removal,
-                "protection": rule.protection,
-                "tolerance": tolerance,
-                "replace": replace,
+                "removal": removal,
+                "protection": protection,
+                "tolerance": rule.tolerance,
+                "replace": rule.replace,
             },
-            seed=self.seed,
+            seed=self.config.seed,
             tensors=tensors,
             example=self.example,
-            evidence={"kept": kept, "kinds": {g.name: g.kind for g in self.groups}, **evidence},
+            evidence={**found.to_dict(), **evidence},
         )
 
-    def _removed(self, budget: Budget | None, rule: Rule, weighing: KindWeights) -> tuple[Removed, dict[str, Any]]:
-        if rule.removal is None:
+    def _removed(self, budget: Budget | None, rule: WidthRule, weighing: KindWeights) -> tuple[Removed, dict[str, Any]]:
+        if not rule.by_tolerance:
             assert budget is not None, "only tolerances go without"
             (saliency,) = self.scores(*rule.signals)
             if not weighing.rates:
-                return RULES[rule.allocation](self.groups, saliency, self.costs, budget), {}
+                return rule.allocated_by(self.groups, saliency, self.costs, budget), {}
             saliency = weighted(self.groups, saliency, weighing.rates)
             removed = per_cost(self.groups, saliency, self.costs, budget, damping=weighing.damping)
-            return removed, {"rates": dict(weighing.rates), "damping": weighing.damping}
+            return removed, WidthEvidence(rates=dict(weighing.rates), damping=weighing.damping).to_dict()
         low, high = self.scores(*rule.signals)
         found = tolerance_allocation(
             self.groups, low, high, tolerance=rule.tolerance, budget=budget, costs=self.costs if budget else None
         )
         return found.removed, tolerance_evidence(self.groups, low, high, found, self.costs)
 
-    def _weighing(self, budget: Budget | None, rule: Rule, replace: WidthReplace) -> KindWeights:
+    def _weighing(self, budget: Budget | None, rule: WidthRule) -> KindWeights:
         """Return how saliencies count; as they are unless heads or experts may go beside others.
 
         For a share of the latency it is tried at as large a share of the MACs, if so many can go.
         """
         plain = KindWeights()
-        if rule.allocation != "per_cost" or budget is None or budget.share is None:
+        if rule.allocated_by.rule is not per_cost or budget is None or budget.share is None:
             return plain
         cost, share = budget.share
         kinds = [kind for kind in self.units if kind != "expert" or cost == "params"]  # experts save no MACs
-        if len(kinds) < 2 or not set(kinds) & set(WEIGHED) or not self._narrowed_output.comparable:
+        if len(kinds) < 2 or not any(TRAITS[kind].composite for kind in kinds) or not self._narrowed_output.comparable:
             return plain
         if cost == "latency":
             budget = Budget(macs=share)
@@ -200,20 +208,20 @@ class WidthPlanner:
             def divergence_at(weighing: KindWeights) -> float:
                 advance()
                 return self._narrowed_output.divergence(
-                    *self._compensated(self._edits_at(budget, rule, weighing), replace)
+                    *self._compensated(self._edits_at(budget, rule, weighing), rule.replace)
                 )
 
             return best_kind_weights(kinds, divergence_at)
 
-    def _in_macs(self, budget: Budget | None, rule: Rule, weighing: KindWeights) -> Budget | None:
+    def _in_macs(self, budget: Budget | None, rule: WidthRule, weighing: KindWeights) -> Budget | None:
         """Return the budget of MACs whose plan saves the latency that a budget asks for; other budgets as they are."""
         if budget is None or budget.share is None or budget.share[0] != "latency":
             return budget
         self.scores(*rule.signals)  # before errors mean that structure forbids a budget
         edits_at = partial(self._edits_at, rule=rule, weighing=weighing)
-        return macs_for_latency(self.model, budget.share[1], edits_at, self.first_batch(), self.seed)
+        return macs_for_latency(self.model, budget.share[1], edits_at, self.first_batch(), self.config.seed)
 
-    def _edits_at(self, budget: Budget, rule: Rule, weighing: KindWeights) -> tuple[Edit, ...]:
+    def _edits_at(self, budget: Budget, rule: WidthRule, weighing: KindWeights) -> tuple[Edit, ...]:
         return self._edits(self._removed(budget, rule, weighing)[0])
 
     def _edits(self, removed: Removed) -> tuple[Edit, ...]:
@@ -235,3 +243,8 @@ class WidthPlanner:
     @cached_property
     def _narrowed_output(self) -> NarrowedOutput:
         return NarrowedOutput(self.model, [self._inputs(batch) for batch in self.batches])
+
+
+def _key(signal: str | WidthImportance) -> str | int:
+    """Return what scores are kept by: names, and the identity of callables, two of which may share a name."""
+    return signal if isinstance(signal, str) else id(signal)

@@ -80,7 +80,13 @@ def stored_plan(path: Path) -> Plan:
 
 
 def export_onnx(model: nn.Module, path: Path, batch_size: int = 1) -> None:
-    """Write an image model as ONNX with a dynamic batch dimension."""
+    """Write an image model as ONNX with a dynamic batch dimension.
+
+    Args:
+        model: One that knows its input size; see `image_shape`.
+        path: File to write, in a folder that exists.
+        batch_size: Of the example input.
+    """
     images = torch.zeros(batch_size, *image_shape(model))
     torch.onnx.export(
         model,

@@ -153,7 +153,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, FileNotFoundError, FileExistsError) as error:
         print(f"prunerecover: error: {error}", file=sys.stderr)
         return 2
+    _let_import_from_here()
     from prunerecover.recipes.cli.lightning_cli import run
 
     run(resolved)  # the user's own code runs here: errors keep their traceback
     return 0
+
+
+def _let_import_from_here() -> None:
+    """Put the working directory on the import path: last, so that a file there never hides a library."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)

@@ -44,7 +44,14 @@ def open_source(path: str, name: str | None = None) -> Any:
 
 
 def find_split(splits: Any, name: str | None, usual: Sequence[str], role: str, path: str) -> Any:
-    """Return the split `name`, or the first of the usual names that exists.
+    """Return one split of a data set.
+
+    Args:
+        splits: A `datasets.DatasetDict`.
+        name: Of the split; None: the first of the usual names that exists.
+        usual: Names to try, in order.
+        role: "train", "val" or "test", for the message.
+        path: Of the data, for the message.
 
     Raises:
         ValueError: If there is none; the message lists the splits there are.
@@ -60,7 +67,13 @@ def find_split(splits: Any, name: str | None, usual: Sequence[str], role: str, p
 
 
 def find_column(rows: Any, name: str | None, usual: Sequence[str], role: str) -> str:
-    """Return the column `name`, or the first of the usual names that exists.
+    """Return the name of one column.
+
+    Args:
+        rows: A `datasets.Dataset`.
+        name: Of the column; None: the first of the usual names that exists.
+        usual: Names to try, in order.
+        role: Such as "image" or "label", for the message.
 
     Raises:
         ValueError: If there is none; the message lists the columns there are.
@@ -70,7 +83,8 @@ def find_column(rows: Any, name: str | None, usual: Sequence[str], role: str) ->
             return candidate
     wanted = repr(name) if name else " or ".join(usual)
     raise ValueError(
-        f"Expected an {role} column named {wanted}, but the data has {', '.join(rows.column_names)}. Set {role}_column."
+        f"Expected a column for the {role} named {wanted}, but the data has {', '.join(rows.column_names)}. Set "
+        f"{role}_column."
     )
 
 
@@ -82,7 +96,12 @@ def as_images(rows: Any, column: str) -> Any:
 
 
 def subset(rows: Any, limit: int | None, seed: int) -> Any:
-    """Return `limit` rows drawn with `seed`, or all of them.
+    """Return some rows, drawn at random, or all of them.
+
+    Args:
+        rows: A `datasets.Dataset`.
+        limit: How many; None: all, in their order.
+        seed: Of the draw.
 
     Raises:
         ValueError: If there are fewer rows than that.

@@ -6,6 +6,7 @@ trial table and what the search took (`<plan>.md`), and a figure of the accuracy
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,18 +19,20 @@ from prunerecover.boundary.designs import Split
 from prunerecover.boundary.feasible import TYPES, feasible_within
 from prunerecover.boundary.figure import plot_map
 from prunerecover.boundary.plan_boundary import PUBLISHED
-from prunerecover.boundary.search import BoundarySearch
+from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
 from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.calibration.training_loss import training_loss
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.callbacks.trials.records import TrialRecord, table
 from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, from_first_rank, resumable
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
+from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.display.progress import progress
-from prunerecover.importance.registry import NEED_LOSS
+from prunerecover.importance.registry import Importance
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import BoundaryEvidence, PlanningCost, SearchEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
 
@@ -68,7 +71,7 @@ class BoundaryPlan(PlanMethod):
         runs: int = 5,
         surface: str | None = None,
         noise: float = 0.5,
-        importance: str = "output_divergence",
+        importance: Importance | str = "output_divergence",
         replace: str = "calibrated",
         search: str | None = None,
         ignore: list[str] | None = None,
@@ -79,10 +82,8 @@ class BoundaryPlan(PlanMethod):
         self.budget = Budget(**shares) if shares else None
         self.counts = {"n_remove": n_remove, "n_keep": n_keep}
         self.trials = trials or TrialSettings()
-        self.searching: dict[str, Any] = {"design": design, "runs": runs, "surface": surface, "noise": noise}
-        self.planning: dict[str, Any] = {"importance": importance, "replace": replace, "search": search}
-        self.planning["ignore"] = tuple(ignore or ())
-        self.seed = seed
+        self.config = BoundaryConfig(design=design, runs=runs, surface=surface, noise=noise, seed=seed)
+        self.depth = DepthConfig(importance=importance, replace=replace, search=search, ignore=ignore or (), seed=seed)
         self._found: tuple[AccuracyMap, Sequence[Split], list[TrialRecord]] | None = None
 
     def make(self, task: PlanTask) -> Plan:
@@ -99,41 +100,35 @@ class BoundaryPlan(PlanMethod):
                 planner,
                 from_first_rank(feasible.splits),  # a latency is measured
                 runner,
-                seed=self.seed,
+                self.config,
                 more=lambda plan: from_first_rank(feasible.more(plan)),
-                **self.searching,
             )
             with progress("recovering pruned models for a while", search.n_runs) as advance:
                 runner.after_trial = advance
                 fitted, plan = search.run()
         self._found = (fitted, search.splits, runner.records)
         asked = {**self.counts, **(self.budget.to_dict() if self.budget else {})}
-        cost = {
-            "asked": {name: value for name, value in asked.items() if value is not None},
-            "seconds": time.perf_counter() - started,
-            "trial_seconds": sum(record.seconds for record in runner.records),
-            "peak_memory_bytes": max(most, peak_memory(device), *(r.peak_memory_bytes for r in runner.records)),
-            "trials": len(runner.records),
-        }
-        return plan.model_copy(update={"evidence": {**plan.evidence, "search": cost}})
+        cost = PlanningCost(
+            asked={name: value for name, value in asked.items() if value is not None},
+            seconds=time.perf_counter() - started,
+            trial_seconds=sum(record.seconds for record in runner.records),
+            peak_memory_bytes=max(most, peak_memory(device), *(r.peak_memory_bytes for r in runner.records)),
+            trials=len(runner.records),
+        )
+        return plan.model_copy(update={"evidence": {**plan.evidence, **SearchEvidence(search=cost).to_dict()}})
 
     def _planner(self, task: PlanTask) -> DepthPlanner:
         """Return what plans splits, calibrated and scored at the start of a fit, as `DepthPrune` is."""
 
         def start(trainer: pl.Trainer, module: pl.LightningModule) -> DepthPlanner:
-            planner = DepthPlanner(
-                unwrap(get_module(module, task.target)),
-                TYPES,
-                batches=capture_inputs(trainer, module, task.target, task.calibration, self.seed),
-                loss=training_loss(trainer, module),
-                seed=self.seed,
-                **self.planning,
-            )
-            if self.planning["importance"] in NEED_LOSS:
+            batches = capture_inputs(trainer, module, task.target, task.calibration, self.depth.seed)
+            config = dataclasses.replace(self.depth, loss=training_loss(trainer, module))
+            planner = DepthPlanner(unwrap(get_module(module, task.target)), TYPES, batches=batches, config=config)
+            if config.registered.needs_loss:
                 planner.rank()  # while there is a training step to ask
             return planner
 
-        planner = at_start_of_fit(task.module, task.datamodule, start, self.seed)
+        planner = at_start_of_fit(task.module, task.datamodule, start, self.depth.seed)
         planner.model.to(task.module.device)  # a fit that ends leaves it on the CPU
         return planner
 
@@ -172,20 +167,28 @@ class PublishedBoundaryPlan(BoundaryPlan):
 
 
 def page_of(plan: Plan, records: Sequence[TrialRecord], figure: str) -> str:
-    """Return the page of a search, Markdown: what was asked for, found and planned, the trials, and what it took."""
-    predicted, cost = plan.evidence["predicted"], plan.evidence["search"]
-    regret = predicted["regret"]
+    """Return the page of a search, Markdown: what was asked for, found and planned, the trials, and what it took.
+
+    Args:
+        plan: What `BoundaryPlan.make` returned, with the prediction and what the search took as evidence.
+        records: The trials.
+        figure: File name of the accuracy map, beside the page.
+    """
+    predicted, cost = BoundaryEvidence.of(plan.evidence).predicted, SearchEvidence.of(plan.evidence).search
+    assert predicted is not None, "the search has picked"
+    assert cost is not None, "the command line has measured"
+    regret = predicted.regret
     attention, activation = (len(plan.removed.get(kind, ())) for kind in TYPES)
-    asked = ", ".join(f"{name}={value}" for name, value in cost["asked"].items())
-    picked = (predicted["attention"], predicted["activation"]) == (attention, activation)
+    asked = ", ".join(f"{name}={value}" for name, value in cost.asked.items())
+    picked = (predicted.attention, predicted.activation) == (attention, activation)
     further = "" if picked else " The pick saves less than was asked for; this is the nearest split that saves enough."
     units = ", ".join(name for kind in TYPES for name in plan.removed.get(kind, ()))
     lines = [
         "# Search for the best split between attentions and activations",
         "",
-        f"Asked for: {asked}. Picked: {predicted['attention']} attentions and {predicted['activation']} activations.",
-        f"Predicted accuracy after a short recovery: {predicted['accuracy']:.2f}%. The truly best split may be better "
-        f"by {regret['value']:.2f} points (95%: {regret['low']:.2f} to {regret['high']:.2f}).",
+        f"Asked for: {asked}. Picked: {predicted.attention} attentions and {predicted.activation} activations.",
+        f"Predicted accuracy after a short recovery: {predicted.accuracy:.2f}%. The truly best split may be better "
+        f"by {regret.value:.2f} points (95%: {regret.low:.2f} to {regret.high:.2f}).",
         "",
         f"Planned: {attention} attentions and {activation} activations removed ({units}).{further}",
         "",
@@ -193,8 +196,8 @@ def page_of(plan: Plan, records: Sequence[TrialRecord], figure: str) -> str:
         "",
         table(records),
         "",
-        f"The {cost['trials']} trials took {cost['trial_seconds'] / 60:.1f} minutes, those of an earlier, interrupted "
-        f"search counted; this search took {cost['seconds'] / 60:.1f} minutes, planning counted. Peak memory "
-        f"{cost['peak_memory_bytes'] / 2**20:,.0f} MiB.",
+        f"The {cost.trials} trials took {cost.trial_seconds / 60:.1f} minutes, those of an earlier, interrupted "
+        f"search counted; this search took {cost.seconds / 60:.1f} minutes, planning counted. Peak memory "
+        f"{(cost.peak_memory_bytes or 0) / 2**20:,.0f} MiB.",
     ]
     return "\n".join(lines) + "\n"

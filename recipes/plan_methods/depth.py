@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 
 from prunerecover.callbacks.depth_prune import DepthPrune
 from prunerecover.callbacks.trials.nested import at_start_of_fit
+from prunerecover.importance.registry import Importance
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask
@@ -22,7 +23,7 @@ class DepthPlan(PlanMethod):
         macs: Share of the MACs to remove.
         params: Share of the parameters to remove.
         latency: Share of the measured latency to remove.
-        importance: What ranks the units; the default needs no labels.
+        importance: What ranks the units, by name or as the import path of a callable; the default needs no labels.
         replace: What removed units leave: `calibrated`, `zero` or `identity`.
         search: `one_shot` or `greedy`; None takes the better one that is possible.
         ignore: Shell patterns of units that stay.
@@ -36,7 +37,7 @@ class DepthPlan(PlanMethod):
         macs: float | None = None,
         params: float | None = None,
         latency: float | None = None,
-        importance: str = "output_divergence",
+        importance: Importance | str = "output_divergence",
         replace: str = "calibrated",
         search: str | None = None,
         ignore: list[str] | None = None,

@@ -7,6 +7,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 
+from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.networks.model_names import expand
 from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask
@@ -50,7 +51,7 @@ def load_dense_weights(module: pl.LightningModule, path: str) -> None:
         ValueError: If the file is of a pruned module.
     """
     checkpoint = torch.load(expand(path), map_location="cpu", weights_only=True)
-    if any(plan["edits"] for plan in checkpoint.get("prunerecover", {}).get("plans", {}).values()):
+    if KEY in checkpoint and any(plan.edits for plan in LedgerRecord.from_dict(checkpoint[KEY]).plans.values()):
         raise ValueError(
             f"Expected a checkpoint of the dense model at {path}, but it has been pruned already. "
             "Give one from before the surgery, or plan without --ckpt_path."

@@ -8,6 +8,7 @@ Scored on what the network gets at the start of a fit of the recipe, with the lo
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,22 @@ from prunerecover.callbacks.calibration.width_inputs import width_inputs
 from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
+from prunerecover.importance.registry import name_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import PlanningCost, SearchEvidence
 from prunerecover.plan.groups import Group
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
 from prunerecover.recipes.plan_methods.width_page import page
 from prunerecover.width.allocation.cost_model import Cost
-from prunerecover.width.arguments import Allocation, WidthReplace, check_arguments
+from prunerecover.width.allocation.registry import AllocationRule
+from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.figure import plot_rankings
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.unit_slices import Scores, removal_positions
 from prunerecover.width.planner import WidthPlanner
+from prunerecover.width.signals.context import WidthImportance
 from prunerecover.width.signals.score_file import save_scores
 
 
@@ -37,38 +42,14 @@ class WidthPlan(PlanMethod):
     """What both methods have in common.
 
     Args:
-        allocation: See `plan_width`.
+        config: See `plan_width`.
         budgets: By the names of `Budget`'s arguments; at most one is not None.
-        removal: See `plan_width`.
-        protection: See `plan_width`.
-        tolerance: See `plan_width`.
-        kinds: Among "channel", "head", "neuron" and "expert"; a budget in units names its own.
-        replace: See `plan_width`.
-        ignore: Shell patterns of groups that stay.
-        seed: Of everything random.
     """
 
-    def __init__(
-        self,
-        allocation: Allocation,
-        budgets: dict[str, Any],
-        *,
-        removal: str | None = None,
-        protection: str,
-        tolerance: float | None = None,
-        kinds: list[str] | None,
-        replace: WidthReplace,
-        ignore: list[str] | None,
-        seed: int,
-    ) -> None:
+    def __init__(self, config: WidthConfig, **budgets: Any) -> None:
         given = {name: budget for name, budget in budgets.items() if budget is not None}
         self.budget = Budget(**given) if given else None
-        found = tuple(kinds or FOUND_KINDS) if self.budget is None else self.budget.kinds(kinds or FOUND_KINDS)
-        check_arguments(self.budget, allocation, removal, protection, tolerance, replace, found)
-        self.deciding: dict[str, Any] = {"allocation": allocation, "removal": removal, "protection": protection}
-        self.deciding |= {"tolerance": tolerance, "replace": replace}
-        self.finding: dict[str, Any] = {"kinds": found, "ignore": tuple(ignore or ())}
-        self.seed = seed
+        self.config = config.for_budget(self.budget)
         self._scores: dict[str, Scores] = {}
         self._groups: tuple[Group, ...] = ()
         self._dense = Cost(0, 0)
@@ -85,21 +66,22 @@ class WidthPlan(PlanMethod):
         """
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
-            inputs = width_inputs(trainer, module, task.target, task.calibration, self.seed)
+            inputs = width_inputs(trainer, module, task.target, task.calibration, self.config.seed)
             network = unwrap(get_module(module, task.target))
-            return self._plan(WidthPlanner(network, **vars(inputs), **self.finding, seed=self.seed))
+            config = dataclasses.replace(self.config, loss=inputs.loss, labels=inputs.labels)
+            return self._plan(WidthPlanner(network, batches=inputs.batches, config=config))
 
         device = task.module.device
         reset_peak_memory(device)
         started = time.perf_counter()
-        plan = at_start_of_fit(task.module, task.datamodule, decide, self.seed)
+        plan = at_start_of_fit(task.module, task.datamodule, decide, self.config.seed)
         if not plan.edits:
             raise ValueError(
-                f"Expected a budget or a tolerance by which something goes, but got {self.budget or self.deciding}. "
-                "Raise it."
+                "Expected a budget or a tolerance by which something goes, but got "
+                f"{self.budget or self.config.tolerance}. Raise it."
             )
-        cost = {"seconds": time.perf_counter() - started, "peak_memory_bytes": peak_memory(device)}
-        return plan.model_copy(update={"evidence": {**plan.evidence, "search": cost}})
+        cost = PlanningCost(seconds=time.perf_counter() - started, peak_memory_bytes=peak_memory(device))
+        return plan.model_copy(update={"evidence": {**plan.evidence, **SearchEvidence(search=cost).to_dict()}})
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the plan, the page, the figures and the scores."""
@@ -118,9 +100,12 @@ class WidthPlan(PlanMethod):
 
     def _plan(self, planner: WidthPlanner) -> Plan:
         """Plan, and keep what the pages are written from."""
-        plan = planner.plan(self.budget, **self.deciding)
-        signals = dict.fromkeys(s for s in (self.deciding["removal"], self.deciding["protection"]) if s)
-        self._scores = dict(zip(signals, planner.scores(*signals), strict=True))
+        plan = planner.plan(self.budget, self.config)
+        signals = self.config.signals
+        names = [name_of(signal) for signal in signals]
+        if len(set(names)) < len(names) and signals[0] != signals[1]:
+            names = [f"{name}, {role}" for name, role in zip(names, ("removal", "protection"), strict=True)]
+        self._scores = dict(zip(names, planner.scores(*signals), strict=True))
         self._groups, self._dense = planner.groups, planner.costs.full
         return plan
 
@@ -135,11 +120,13 @@ class PerCostPlan(WidthPlan):
         remove: Units of one kind, in all groups together, for example `{"expert": 8}`.
         ratio: Share of the units of one kind, in all groups together.
         protection: The signal that says how much a unit matters: `gate_taylor`, `r_score`, `fisher`, `u_score`,
-            `magnitude` or `random`; for experts also `routing`.
+            `magnitude`, `random`, for experts `routing`, of torch-pruning `group_taylor`, `group_magnitude`, `lamp`,
+            `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one with its arguments.
         kinds: Among `channel`, `head`, `neuron` and `expert`; None takes the first three.
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
         seed: Of everything random.
+        allocation: Another way to choose among the groups: `uniform`, `global`, or the import path of a callable.
     """
 
     def __init__(
@@ -149,21 +136,22 @@ class PerCostPlan(WidthPlan):
         latency: float | None = None,
         remove: dict[str, int] | None = None,
         ratio: dict[str, float] | None = None,
-        protection: str = "gate_taylor",
+        protection: WidthImportance | str = "gate_taylor",
         kinds: list[str] | None = None,
         replace: WidthReplace = "calibrated",
         ignore: list[str] | None = None,
         seed: int = 0,
+        allocation: AllocationRule | str = "per_cost",
     ) -> None:
-        super().__init__(
-            "per_cost",
-            {"macs": macs, "params": params, "latency": latency, "remove": remove, "ratio": ratio},
+        config = WidthConfig(
+            allocation=allocation,
             protection=protection,
-            kinds=kinds,
             replace=replace,
-            ignore=ignore,
+            kinds=kinds or FOUND_KINDS,
+            ignore=ignore or (),
             seed=seed,
         )
+        super().__init__(config, macs=macs, params=params, latency=latency, remove=remove, ratio=ratio)
 
 
 class FairPlan(WidthPlan):
@@ -178,8 +166,9 @@ class FairPlan(WidthPlan):
         remove: Units of one kind, in all groups together, for example `{"expert": 8}`.
         ratio: Share of the units of one kind, in all groups together.
         removal: The signal whose low values propose what goes: `u_score`, `gate_taylor`, `r_score`, `fisher`,
-            `magnitude` or `random`; for experts also `routing`.
-        protection: The signal whose high values stay, of the same names.
+            `magnitude`, `random`, for experts `routing`, of torch-pruning `group_taylor`, `group_magnitude`, `lamp`,
+            `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one with its arguments.
+        protection: The signal whose high values stay; the same.
         kinds: Among `channel`, `head`, `neuron` and `expert`; None takes the first three.
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
@@ -194,21 +183,21 @@ class FairPlan(WidthPlan):
         latency: float | None = None,
         remove: dict[str, int] | None = None,
         ratio: dict[str, float] | None = None,
-        removal: str = "u_score",
-        protection: str = "r_score",
+        removal: WidthImportance | str = "u_score",
+        protection: WidthImportance | str = "r_score",
         kinds: list[str] | None = None,
         replace: WidthReplace = "calibrated",
         ignore: list[str] | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(
-            "tolerance",
-            {"macs": macs, "params": params, "latency": latency, "remove": remove, "ratio": ratio},
+        config = WidthConfig(
+            allocation="tolerance",
             removal=removal,
             protection=protection,
             tolerance=tolerance,
-            kinds=kinds,
             replace=replace,
-            ignore=ignore,
+            kinds=kinds or FOUND_KINDS,
+            ignore=ignore or (),
             seed=seed,
         )
+        super().__init__(config, macs=macs, params=params, latency=latency, remove=remove, ratio=ratio)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from prunerecover.display.markdown import table
+from prunerecover.plan.evidence import SearchEvidence, ToleranceEvidence, UniformComparison, WidthEvidence
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.plan import Plan
 from prunerecover.width.allocation.cost_model import Cost
@@ -28,10 +30,11 @@ def page(plan: Plan, dense: Cost, file: str, figures: Mapping[str, str]) -> str:
         _summary(plan, dense, groups),
         *(f"![{title}]({name})" for title, name in figures.items()),
         "## What every group keeps",
-        _table(("group", "units", "kept", "of", "share"), map(_row, groups)),
+        table(("group", "units", "kept", "of", "share"), map(_row, groups)),
     ]
-    if "tolerance" in plan.evidence:
-        parts += _by_tolerance(plan.evidence, plan.made_by.arguments)
+    found = ToleranceEvidence.of(plan.evidence)
+    if found.tolerance is not None:
+        parts += _by_tolerance(found, plan.made_by.arguments)
     return "\n\n".join([*parts, "## What next", _next_steps(plan, file)]) + "\n"
 
 
@@ -44,17 +47,17 @@ def _summary(plan: Plan, dense: Cost, groups: Sequence[KeptGroup]) -> str:
         f"({_change(dense.macs, plan.result.macs)}). Parameters: {dense.params:,} before, {plan.result.params:,} after "
         f"({_change(dense.params, plan.result.params)}).\n\n"
         f"Planned by `{plan.made_by.method}` with `{arguments}`, seed {plan.made_by.seed}."
-        f"{_weighing(plan.evidence)}"
+        f"{_weighing(WidthEvidence.of(plan.evidence))}"
     )
 
 
-def _weighing(evidence: Mapping[str, Any]) -> str:
+def _weighing(evidence: WidthEvidence) -> str:
     """Say what kinds count for beside each other, if that was decided."""
-    if "rates" not in evidence:
+    if not evidence.rates:
         return ""
-    (first, _), *others = evidence["rates"].items()
+    (first, _), *others = evidence.rates.items()
     told = " and ".join(f"that of {kind}s {rate:g} times" for kind, rate in others)
-    damping = f"with damping {evidence['damping']:g}"
+    damping = f"with damping {evidence.damping:g}"
     return f" Beside the saliency of {first}s counts {told}, {damping}: of what was tried, so the output changes least."
 
 
@@ -62,61 +65,57 @@ def _change(before: int, after: int) -> str:
     return f"{100 * (after / before - 1):+.1f}%"
 
 
-def _row(group: KeptGroup) -> tuple[str, ...]:
-    return f"`{group.name}`", f"{group.kind}s", str(group.kept), str(group.size), f"{group.share:.0%}"
+def _row(group: KeptGroup) -> tuple[object, ...]:
+    return f"`{group.name}`", f"{group.kind}s", group.kept, group.size, f"{group.share:.0%}"
 
 
-def _by_tolerance(evidence: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[str]:
+def _by_tolerance(evidence: ToleranceEvidence, arguments: Mapping[str, Any]) -> list[str]:
     return [
         "## Tolerance",
         _tolerance(evidence),
         "Had the tolerance been another one, with the same scores:",
-        _table(("tolerance", "units kept"), ((t, f"{kept:.1%}") for t, kept in evidence["kept_by_tolerance"].items())),
+        table(("tolerance", "units kept"), ((t, f"{kept:.1%}") for t, kept in evidence.kept_by_tolerance.items())),
         "## Protected score that goes",
         f"The `{arguments['protection']}` of removed units that are among the equally many best protected ones of "
         "their group, and the most that the ranks alone would allow. The closer the two, the worse the pick.",
-        _protected(evidence["protected_mass"]),
+        _protected(evidence.protected_mass),
         "## Against uniform pruning",
-        _exchange(evidence["exchange"], COSTS[evidence["compared_by"]]),
+        _exchange(evidence.exchange, COSTS[evidence.compared_by]),
     ]
 
 
-def _tolerance(evidence: Mapping[str, Any]) -> str:
-    text = f"Tolerance of Difference: {evidence['tolerance']:.4g}"
-    if evidence["share"] == 1:
+def _tolerance(evidence: ToleranceEvidence) -> str:
+    text = f"Tolerance of Difference: {evidence.tolerance:.4g}"
+    if evidence.share == 1:
         return f"{text}. At most this share of what a group loses is among its equally many best protected units."
-    return f"{text}, the smallest one that meets the budget. The groups go {evidence['share']:.0%} of the way there."
+    return f"{text}, the smallest one that meets the budget. The groups go {evidence.share:.0%} of the way there."
 
 
 def _protected(masses: Mapping[str, Sequence[float]]) -> str:
     rows = [(f"`{name}`", f"{entered:.3g}", f"{bound:.3g}") for name, (entered, bound) in masses.items() if bound > 0]
     if not rows:
         return "None: no group loses a unit that is among its best protected ones."
-    return _table(("group", "goes", "bound"), rows)
+    return table(("group", "goes", "bound"), rows)
 
 
-def _exchange(found: Mapping[str, float] | None, cost: str) -> str:
+def _exchange(found: UniformComparison | None, cost: str) -> str:
     if found is None:
         return f"Not comparable: the same {cost} cannot be saved by removing the same share of every group."
-    holds = Exchange(**found).pays
+    holds = Exchange(found.taken, found.spared).pays
     return (
         f"At the same {cost}, by the same removal signal, with the same share of every group removed instead: what "
-        f"this plan removes beyond it has a protection score of {found['taken']:.3g}, what it spares one of "
-        f"{found['spared']:.3g}. The exchange condition {'holds' if holds else 'fails'}: to first order, this plan "
+        f"this plan removes beyond it has a protection score of {found.taken:.3g}, what it spares one of "
+        f"{found.spared:.3g}. The exchange condition {'holds' if holds else 'fails'}: to first order, this plan "
         f"{'loses no more than' if holds else 'loses more than'} uniform pruning."
     )
 
 
 def _next_steps(plan: Plan, file: str) -> str:
-    cost = plan.evidence["search"]
+    cost = SearchEvidence.of(plan.evidence).search
+    assert cost is not None, "the command line has measured"
     return (
         f"`WidthPrune(plan: {file})` in a recipe's callbacks applies the plan and lets the fit recover. Networks with "
         "BatchNorm are reconstructed layer by layer first, and their statistics estimated anew: neither is part of the "
         "plan.\n\n"
-        f"Planning took {cost['seconds']:.1f} s; peak memory {cost['peak_memory_bytes'] / 2**20:,.0f} MiB."
+        f"Planning took {cost.seconds:.1f} s; peak memory {(cost.peak_memory_bytes or 0) / 2**20:,.0f} MiB."
     )
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

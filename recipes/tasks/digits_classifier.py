@@ -47,7 +47,13 @@ class DigitsClassifier(ImageClassifier):
 
 
 def vit_kwargs(depth: int, embed_dim: int, num_heads: int) -> dict[str, Any]:
-    """Return the arguments that make any timm ViT a small one for grey images of 8 x 8 pixels."""
+    """Return the arguments that make any timm ViT a small one for grey images of 8 x 8 pixels.
+
+    Args:
+        depth: Number of blocks.
+        embed_dim: Channels of the tokens.
+        num_heads: Attention heads; they divide the channels.
+    """
     return {
         "img_size": 8,
         "patch_size": 2,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.boundary import BATCHES, LAYERS, QUICK, Told, attention_hurts, hill, split_of
+from cases.boundary import BATCHES, LAYERS, QUICK, Told, attention_hurts, hill, quick_planner, split_of
 from cases.engine import batch_of, build
 from torch import nn
 
@@ -17,7 +17,7 @@ from prunerecover.apply import apply_plan
 from prunerecover.boundary.designs import Split, affordable_splits, feasible_splits
 from prunerecover.boundary.feasible import TYPES, CostLine, feasible_within, layers_of
 from prunerecover.boundary.plan_boundary import plan_boundary
-from prunerecover.boundary.search import BoundarySearch
+from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
 from prunerecover.cost.macs import count_macs
 from prunerecover.cost.statistics import Interval
 from prunerecover.depth.planner import DepthPlanner
@@ -54,7 +54,7 @@ def macs_removed(model: nn.Module, plan: Plan) -> float:
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8])
 def test_every_split_of_a_share_of_macs_meets_it_and_no_unit_is_spare(share: float) -> None:
     model = build("timm")
-    planner = DepthPlanner(model, TYPES, **QUICK)
+    planner = quick_planner(model)
     splits = feasible_within(planner, Budget(macs=share)).splits
     search = BoundarySearch(planner, splits, Told(hill))
     assert splits
@@ -68,7 +68,7 @@ def test_every_split_of_a_share_of_macs_meets_it_and_no_unit_is_spare(share: flo
 def test_the_pick_of_a_share_is_the_best_split_that_meets_it(cost: str) -> None:
     model, told = build("timm"), Told(attention_hurts)
     plan = plan_boundary(model, Budget(**{cost: 0.3}), evaluate=told, **QUICK)
-    splits = feasible_within(DepthPlanner(model, TYPES, **QUICK), Budget(**{cost: 0.3})).splits
+    splits = feasible_within(quick_planner(model), Budget(**{cost: 0.3})).splits
     assert split_of(plan) == max(splits, key=lambda split: attention_hurts(*split))
     assert {split for split, _ in told.runs} <= set(splits)
 
@@ -101,8 +101,8 @@ def test_of_further_splits_the_nearest_is_planned_even_off_the_line_of_the_runs(
         return () if sum(split_of(plan)) == 6 else ((2, 4), (3, 3), (4, 2))
 
     splits = feasible_splits(4, n_remove=3)
-    planner = DepthPlanner(build("timm"), TYPES, **QUICK)
-    search = BoundarySearch(planner, splits, Told(attention_hurts), surface=surface, more=more)
+    planner = quick_planner(build("timm"))
+    search = BoundarySearch(planner, splits, Told(attention_hurts), BoundaryConfig(surface=surface), more)
     assert split_of(search.run()[1]) == (2, 4)
 
 
@@ -138,7 +138,7 @@ def test_a_share_of_latency_is_measured_per_type(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(saved_cost, "latency_ratio", clock)
     model, told = build("timm"), Told(hill)
-    planner = DepthPlanner(model, TYPES, **QUICK)
+    planner = quick_planner(model)
     plan = plan_boundary(model, Budget(latency=0.3), evaluate=told, **QUICK)
     splits = feasible_within(planner, Budget(params=0.3)).splits
     assert feasible_within(planner, Budget(latency=0.3)).splits == splits
@@ -146,6 +146,6 @@ def test_a_share_of_latency_is_measured_per_type(monkeypatch: pytest.MonkeyPatch
 
 
 def test_ignored_units_are_not_counted() -> None:
-    planner = DepthPlanner(build("timm"), TYPES, ignore=["blocks.0.*", "blocks.3.attn"], **QUICK)
+    planner = quick_planner(build("timm"), ignore=["blocks.0.*", "blocks.3.attn"])
     assert layers_of(planner) == (2, 3)
     assert feasible_within(planner, n_keep=1).splits == ((1, 3), (2, 2))

@@ -11,7 +11,7 @@ from torch import nn
 
 from prunerecover import Plan
 from prunerecover.callbacks import DistillRecover
-from prunerecover.callbacks.ledger.ledger import KEY
+from prunerecover.checkpoint.ledger_record import KEY
 
 
 def pruned_run(folder, *callbacks):

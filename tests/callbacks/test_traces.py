@@ -88,8 +88,8 @@ def test_report_is_written(tmp_path):
     text = (folder / "report.md").read_text()
     assert "MACs" in text
     (event,) = Ledger.of(module).events
-    assert Report.load(folder).search == SearchCost(seconds=event["seconds"])
-    assert event["seconds"] > 0
+    assert Report.load(folder).search == SearchCost(seconds=event.seconds)
+    assert event.seconds > 0
     history = PruneReport()
     history.load_state_dict(runner.callbacks[1].state_dict())
     assert [epoch for epoch, _ in history.history["val_acc"]] == [0, 1, 2]

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from cases.engine import batches_of
+from torch import nn
 
 from prunerecover.boundary.designs import Split
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.boundary.search import Trial
+from prunerecover.depth.arguments import DepthConfig
+from prunerecover.depth.planner import DepthPlanner
 from prunerecover.plan.plan import Plan
 
 BATCHES = batches_of("timm", count=2)
 LAYERS = 4
-QUICK = {"batches": BATCHES, "importance": "magnitude", "replace": "zero"}
+HOW = {"importance": "magnitude", "replace": "zero"}
+QUICK = {"batches": BATCHES, **HOW}
+
+
+def quick_planner(model: nn.Module, **how: Any) -> DepthPlanner:
+    """Return a planner of splits that fits nothing."""
+    return DepthPlanner(model, TYPES, batches=BATCHES, config=DepthConfig(**HOW, **how))
+
+
 Truth = Callable[[int, int], float]
 
 

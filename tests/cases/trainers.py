@@ -24,10 +24,10 @@ def prune(**arguments):
     return DepthPrune(**{**defaults, **arguments})
 
 
-def fit(folder, module, *callbacks, data=None, **settings):
+def fit(folder, module, *callbacks, data=None, resume=None, **settings):
     pl.seed_everything(3, verbose=False)
     runner = trainer_of(folder, *callbacks, **settings)
-    runner.fit(module, loader() if data is None else data)
+    runner.fit(module, loader() if data is None else data, ckpt_path=resume)
     return runner
 
 

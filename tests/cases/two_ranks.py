@@ -79,7 +79,7 @@ def fit(
         "world": runner.world_size,
         "steps": agreement.steps,
         "agreed": agreement.agreed,
-        "events": Ledger.of(module).events,
+        "events": [event.to_dict() for event in Ledger.of(module).events],
         "plans": {target: str(plan.edits) for target, plan in Ledger.of(module).plans.items()},
         "digest": digest(module),
     }
@@ -211,7 +211,10 @@ def sharded(folder):
         )
         runner.fit(module, loader(), ckpt_path=resume)
         results.append(
-            {"events": Ledger.of(module).events, "digest": digest(load_pruned(folder / name / "epoch=1.ckpt"))}
+            {
+                "events": [e.to_dict() for e in Ledger.of(module).events],
+                "digest": digest(load_pruned(folder / name / "epoch=1.ckpt")),
+            }
         )
     return {"whole": results[0], "again": results[1]}
 

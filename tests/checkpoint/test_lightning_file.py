@@ -15,9 +15,9 @@ from cases.tiny_plans import VIT, tiny_plan
 
 from prunerecover import Plan, load_pruned
 from prunerecover.apply import apply_plan
-from prunerecover.callbacks.ledger import ledger as ledger_module
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.checkpoint.lightning_file import LEDGER, LEDGER_SCHEMA, read_checkpoint
+from prunerecover.checkpoint.ledger_record import KEY
+from prunerecover.checkpoint.lightning_file import read_checkpoint
 from prunerecover.model.paths import unwrap
 from prunerecover.surgery.provenance import source_of
 
@@ -61,10 +61,6 @@ class Language(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.model = tiny_llama(tie_word_embeddings=True)
-
-
-def test_the_ledger_is_where_the_callbacks_write_it() -> None:
-    assert (ledger_module.KEY, ledger_module.SCHEMA) == (LEDGER, LEDGER_SCHEMA)
 
 
 @pytest.mark.parametrize("merged", [False, True], ids=["unmerged", "merged"])
@@ -184,9 +180,7 @@ def test_before_the_first_surgery(tmp_path: Path) -> None:
 def test_a_plan_without_edits(file: Path) -> None:
     module = stirred(Classifier())
     plan = Plan(source=source_of(module.net)).to_dict()
-    rewrite(
-        file, lambda c: c.update({"state_dict": module.state_dict(), LEDGER: {**c[LEDGER], "plans": {"net": plan}}})
-    )
+    rewrite(file, lambda c: c.update({"state_dict": module.state_dict(), KEY: {**c[KEY], "plans": {"net": plan}}}))
     for network in (load_pruned(file), load_pruned(file, Classifier).net):
         assert torch.equal(network.eval()(tiny_images()), module.net(tiny_images()))
 

@@ -12,7 +12,7 @@ from cases.models.tiny import tiny_timm
 from torch import nn
 
 from prunerecover import load_pruned
-from prunerecover.checkpoint.lightning_file import LEDGER
+from prunerecover.checkpoint.ledger_record import KEY
 
 
 class NoPlainData:
@@ -38,13 +38,13 @@ def test_weights_alone(tmp_path: Path) -> None:
 
 
 def test_a_newer_ledger(file: Path) -> None:
-    rewrite(file, lambda c: c[LEDGER].update({"schema": "prunerecover.ledger/2"}))
+    rewrite(file, lambda c: c[KEY].update({"schema": "prunerecover.ledger/2"}))
     with pytest.raises(ValueError, match="ledger of schema prunerecover.ledger/1, but .* has prunerecover.ledger/2"):
         load_pruned(file)
 
 
 def test_a_newer_plan(file: Path) -> None:
-    rewrite(file, lambda c: c[LEDGER]["plans"]["net"].update({"schema": "prunerecover.plan/2"}))
+    rewrite(file, lambda c: c[KEY]["plans"]["net"].update({"schema": "prunerecover.plan/2"}))
     with pytest.raises(ValueError, match="prunerecover.plan/1, but got prunerecover.plan/2"):
         load_pruned(file)
 

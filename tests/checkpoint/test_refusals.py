@@ -164,7 +164,7 @@ def test_a_plan_that_was_edited(folder: Path) -> None:
     dense = tiny_timm()
     before = structure(dense)
     for model in (None, dense):
-        with pytest.raises(ValueError, match="to leave the model that its plan describes .* Was the file edited"):
+        with pytest.raises(ValueError, match="to leave the model it describes, .* Was the file edited"):
             load_pruned(folder, model)
     assert_same(dense, before)
 

@@ -112,13 +112,30 @@ def test_median_equals_scipys_bootstrap() -> None:
     assert [found.low, found.high] == pytest.approx([oracle.low, oracle.high], abs=0.02)
 
 
-def test_long_vectors_are_drawn_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("recurring", [False, True])
+def test_long_vectors_are_drawn_in_chunks(recurring: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).normal(size=50)
+    values = values.round() if recurring else values
     whole_median, whole_mean = median_interval(values, resamples=500), mean_interval(values, resamples=500)
     monkeypatch.setattr("prunerecover.cost.statistics.CHUNK", 64)
     assert median_interval(values, resamples=500).low == pytest.approx(whole_median.low, abs=0.05)
     chunked_mean = mean_interval(values, resamples=500)
     assert (chunked_mean.low, chunked_mean.high) == pytest.approx((whole_mean.low, whole_mean.high))
+
+
+def test_a_single_value_has_no_width() -> None:
+    assert median_interval([2.5]) == mean_interval([2.5]) == Interval(2.5, 2.5, 2.5)
+
+
+def test_drawing_counts_equals_drawing_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that recur take the quick way."""
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=5)[rng.integers(0, 5, 400)]
+    quick = mean_interval(values)
+    monkeypatch.setattr("prunerecover.cost.statistics.RECURRING", len(values))
+    drawn = mean_interval(values)
+    assert quick != drawn
+    assert [quick.low, quick.high] == pytest.approx([drawn.low, drawn.high], abs=0.02)
 
 
 def test_mean_of_zeros_and_ones_gets_wilson() -> None:

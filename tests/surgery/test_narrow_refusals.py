@@ -126,7 +126,7 @@ BAD: dict[str, tuple[Callable[[], nn.Module], Edit, str]] = {
     "rewrite of a module with parameters": (
         SmallCnn,
         Rewrite(unit="conv1", in_channels=3, out_channels=8),
-        r"'conv1' to be a shortcut without parameters, but this Conv2d holds weight, bias\. Was it rewritten before",
+        r"'conv1' to be a shortcut without parameters, but this Conv2d holds weight, bias\. Was the plan applied",
     ),
 }  # fmt: skip
 

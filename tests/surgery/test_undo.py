@@ -13,7 +13,7 @@ from prunerecover.families.describe import describe
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Config, Edit, Merge, Remove, Replace
-from prunerecover.surgery.apply_edits import apply_edits, undo
+from prunerecover.surgery.apply_edits import apply_and_check, apply_edits, undo
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -37,7 +37,7 @@ def test_partial_undo_keeps_the_first_changes() -> None:
     kept = len(journal.entries)
     second = apply_edits(model, [Remove(unit="blocks.2", kind="block")]).journal
     journal.entries += second.entries
-    undo(model, journal, keep=kept)
+    journal.undo(model, keep=kept)
     apply_edits(half, [first])
     assert torch.equal(output_of(model, batch_of("timm")), output_of(half, batch_of("timm")))
 
@@ -89,3 +89,15 @@ def test_last_block_stays() -> None:
     edits = [Remove(unit="blocks.0", kind="block")] * 4
     with unchanged(model), pytest.raises(ValueError, match=r"the last block of the model\. Keep at least one"):
         apply_edits(model, edits)
+
+
+@pytest.mark.parametrize("where", ["", " in plan.json"])
+def test_edits_that_leave_another_model_are_taken_back(where: str) -> None:
+    model, edits = build("timm"), [Remove(unit="blocks.1.attn", kind="attention")]
+    before = tensors_hash(model)
+    match = f"Expected the plan{where} to leave the model it describes, but it left another .* Was the file edited"
+    with pytest.raises(ValueError, match=match):
+        apply_and_check(model, edits, None, "0" * 64, where)
+    assert tensors_hash(model) == before
+    apply_and_check(model, edits, None, None)
+    assert tensors_hash(model) != before

@@ -16,6 +16,7 @@ from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, pla
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.edits import Narrow
 from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.width.arguments import WidthRule
 from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.planner import WidthPlanner
@@ -116,7 +117,7 @@ def test_moments_that_a_planner_keeps_give_what_the_edits_alone_do(make: Any) ->
     model = make()
     x = torch.randn(64, 6) if make is Both else IMAGES
     batches = [(x, torch.arange(len(x)) % 3)]
-    plan = WidthPlanner(model, batches=batches).plan(Budget(params=0.3), allocation="uniform")
+    plan = WidthPlanner(model, batches=batches).plan(Budget(params=0.3), WidthRule(allocation="uniform"))
     narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
     found = fit_compensation(model, narrowing, [ModelInputs((x,))])
     assert sum(map(len, found)) == len(plan.tensors) > 0
@@ -142,7 +143,7 @@ def test_readers_are_closer_to_dense_than_without() -> None:
 
 def test_costs_do_not_change() -> None:
     planner = WidthPlanner(cnn(), batches=[(IMAGES, LABELS)])
-    with_, without = (planner.plan(Budget(macs=0.3), replace=replace) for replace in ("calibrated", "zero"))
+    with_, without = (planner.plan(Budget(macs=0.3), WidthRule(replace=replace)) for replace in ("calibrated", "zero"))
     assert with_.result == without.result
     assert with_.removed == without.removed
     assert with_.tensors
@@ -210,7 +211,7 @@ def test_tensor_for_a_weight_outside_the_group_is_refused() -> None:
     edits[number] = edits[number].model_copy(update={"group": edits[number].group[:1]})
     edited = plan.model_copy(update={"edits": tuple(edits)}).with_tensors(plan.tensors)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"its group has no such 'layer1.0.conv1.weight'. Was the plan edited\?"):
+    with pytest.raises(ValueError, match=r"'layer1.0.conv1.weight' is not among them. Was the plan edited\?"):
         apply_plan(model, edited)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 

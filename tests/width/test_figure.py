@@ -24,7 +24,8 @@ from prunerecover.display.style import BLUE, LIGHT, VERMILION
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Narrow, Remove
 from prunerecover.plan.kept_groups import KeptGroup
-from prunerecover.plan.width_panel import COLORS, plot_kept
+from prunerecover.plan.kinds import TRAITS
+from prunerecover.plan.width_panel import plot_kept
 from prunerecover.report.data import PlanSummary
 from prunerecover.report.render import _what_was_removed
 from prunerecover.width.figure import plot_rankings
@@ -128,7 +129,7 @@ def test_bars_are_the_kept_shares_in_order() -> None:
     figure = plot_kept(GROUPS)
     (axes,) = figure.axes
     expected = [(1.0, "channel"), (0.25, "head"), (0.75, "neuron"), (0.125, "expert")]
-    assert bars(axes) == [(share, COLORS[kind]) for share, kind in expected]
+    assert bars(axes) == [(share, TRAITS[kind].color) for share, kind in expected]
     assert texts(axes.get_xticklabels()) == ["stem", "blocks.0.attn", "blocks.0.mlp", "blocks.1.mlp"]
     assert texts(axes.texts) == ["8 of 8", "1 of 4", "6 of 8", "2 of 16"]
     assert axes.get_title(loc="left") == "Removed: channel 0 of 8, head 3 of 4, neuron 2 of 8, expert 14 of 16"
@@ -167,7 +168,7 @@ def test_a_plan_in_width_is_drawn_as_bars(tmp_path: Path) -> None:
     plan = plan_width(vit(), Budget(macs=0.3), batches=batches())
     figure = plan.plot(tmp_path / "plan.png")
     (axes,) = figure.axes
-    assert bars(axes) == [(group.share, COLORS[group.kind]) for group in plan.kept_groups]
+    assert bars(axes) == [(group.share, TRAITS[group.kind].color) for group in plan.kept_groups]
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 

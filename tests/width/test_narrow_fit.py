@@ -22,9 +22,10 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Sto
 
 from prunerecover import Plan, load_pruned
 from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport
-from prunerecover.callbacks.ledger.ledger import KEY, Ledger
+from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer
 from prunerecover.callbacks.surgery.artifacts import save_merged
+from prunerecover.checkpoint.ledger_record import KEY
 from prunerecover.model.replacements import Replacement
 from prunerecover.surgery.provenance import plan_for
 
@@ -50,7 +51,7 @@ def assert_same(left: torch.nn.Module, right: torch.nn.Module) -> None:
 
 def resumed_equals_uninterrupted(folder, epochs, callbacks=list, **settings):
     whole, runner = fit(folder / "whole", callbacks=callbacks(), **settings)
-    assert [event["epoch"] for event in Ledger.of(whole).events if event["by"] == "NarrowAt"] == [1, 2]
+    assert [event.epoch for event in Ledger.of(whole).events if event.by == "NarrowAt"] == [1, 2]
     for epoch in epochs:
         resume = folder / "whole" / f"epoch={epoch}.ckpt"
         part, again = fit(folder / f"from{epoch}", resume=resume, callbacks=callbacks(), **settings)
@@ -238,9 +239,9 @@ def test_console_says_what_went(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
         module, _ = fit(tmp_path)
     assert "epoch 1, removed conv1[1, 4, 5]; " in caplog.text
-    assert [len(event["units"]) for event in Ledger.of(module).events] == [3, 3]
+    assert [len(event.units) for event in Ledger.of(module).events] == [3, 3]
     params = sum(p.numel() for p in module.net.parameters())
-    assert Ledger.of(module).events[-1]["params"] == params
+    assert Ledger.of(module).events[-1].params == params
     assert f"{params:,} parameters left" in caplog.text
 
 

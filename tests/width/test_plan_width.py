@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from prunerecover import Budget, Plan, apply_plan, find_groups, plan_depth, plan_width, recalibrate_batchnorm
 from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.width.arguments import WidthRule
 from prunerecover.width.planner import WidthPlanner
 
 
@@ -30,7 +31,7 @@ def test_budgets_are_met_to_a_unit(batches: Batches, allocation: Any, cost: str)
     model = cnn()
     planner = WidthPlanner(model, batches=batches)
     for share in (0.1, 0.3, 0.5):
-        plan = planner.plan(Budget(**{cost: share}), allocation=allocation)
+        plan = planner.plan(Budget(**{cost: share}), WidthRule(allocation=allocation))
         assert share <= removed_share(model, plan, cost) < share + 0.03  # ResNet-8's widest unit is 3% of it
 
 
@@ -155,7 +156,7 @@ def test_least_salient_goes_first(batches: Batches) -> None:
 def test_tolerance_by_the_book(batches: Batches) -> None:
     model = cnn()
     planner = WidthPlanner(model, batches=batches)
-    plan = planner.plan(allocation="tolerance", tolerance=0.3)
+    plan = planner.plan(rule=WidthRule(allocation="tolerance", tolerance=0.3))
     low, high = planner.scores("u_score", "r_score")
     for group in planner.groups:
         left, size = plan.evidence["kept"][group.name]

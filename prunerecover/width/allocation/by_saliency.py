@@ -73,7 +73,15 @@ def per_cost(
 def global_ranking(
     groups: Sequence[Group], saliency: Scores, costs: CostModel, budget: Budget, *, most: float = 0.9
 ) -> Removed:
-    """Remove the units of lowest saliency wherever they are, whatever they save. Arguments as in `per_cost`."""
+    """Remove the units of lowest saliency wherever they are, whatever they save.
+
+    Args:
+        groups: To choose from.
+        saliency: `(size,)` by group name, not negative and comparable between groups; low goes first.
+        costs: Of these groups.
+        budget: See `per_cost`.
+        most: Share of a group that may go.
+    """
     ranked = _ranked(groups, saliency)
 
     def key(name: str, gone: int, units: int, saving: Cost) -> float:
@@ -87,8 +95,15 @@ def uniform(
 ) -> Removed:
     """Remove the same share of every group, to half a unit; within a group the lowest saliency goes first.
 
-    Arguments as in `per_cost`. Between groups that would give their next unit at the same share, the first in order
-    does, so that budgets between two shares are met too.
+    Between groups that would give their next unit at the same share, the first in order does, so that budgets between
+    two shares are met too.
+
+    Args:
+        groups: To choose from.
+        saliency: `(size,)` by group name; low goes first within its group.
+        costs: Of these groups.
+        budget: See `per_cost`.
+        most: Share of a group that may go.
     """
     _ranked(groups, saliency)
     sizes = {group.name: group.size for group in groups}
@@ -102,6 +117,11 @@ def uniform(
 def share_saved(saving: Cost, full: Cost, per: Literal["macs", "params", "both"]) -> float:
     """Return the share of the model's cost that goes.
 
+    Args:
+        saving: MACs and parameters that go.
+        full: Those of the dense model.
+        per: Which share; "both": the mean of the two.
+
     >>> share_saved(Cost(10, 30), Cost(100, 100), "both")
     0.2
     """
@@ -111,7 +131,13 @@ def share_saved(saving: Cost, full: Cost, per: Literal["macs", "params", "both"]
 
 
 def lowest(groups: Sequence[Group], saliency: Scores, counts: Mapping[str, int]) -> Removed:
-    """Return the units of lowest saliency, so many of each group, 0 if it is not named; ties go by index."""
+    """Return the units of lowest saliency, so many of each group, 0 if it is not named; ties go by index.
+
+    Args:
+        groups: To choose from.
+        saliency: `(size,)` by group name.
+        counts: Units that go, by group name.
+    """
     return {g.name: removal_order(g, saliency[g.name])[: counts.get(g.name, 0)].sort().values for g in groups}
 
 

@@ -126,6 +126,11 @@ class CostModel:
         """Return what goes with `units` more units of a group when `gone` have left each group.
 
         Only the group's own tensors are looked at. A unit never saves more once others have left.
+
+        Args:
+            name: Of the group.
+            gone: Units that have left, by group name.
+            units: How many more go.
         """
         macs, params = (cost * units for cost in self.linear[name])
         after = {**gone, name: gone.get(name, 0) + units}

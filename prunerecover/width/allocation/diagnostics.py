@@ -7,9 +7,10 @@ less protected score than uniform ones at the same cost; and how the kept units 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import ToleranceEvidence, UniformComparison
 from prunerecover.plan.groups import Group
 from prunerecover.width.allocation.by_saliency import uniform
 from prunerecover.width.allocation.cost_model import CostModel
@@ -23,7 +24,7 @@ TOLERANCES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 def tolerance_evidence(
     groups: Sequence[Group], removal: Scores, protection: Scores, found: ToleranceAllocation, costs: CostModel
 ) -> dict[str, Any]:
-    """Return the diagnostics as JSON primitives.
+    """Return the diagnostics, as they stand in a plan's evidence: see `ToleranceEvidence`.
 
     Args:
         groups: That were allocated.
@@ -31,31 +32,26 @@ def tolerance_evidence(
         protection: The protection signal.
         found: What goes.
         costs: Of the groups.
-
-    Returns:
-        {"tolerance", "share", "protected_mass": by group [entered, bound], "exchange": {"taken", "spared"} or
-        None if nothing goes, "compared_by": the cost that is the same then, "kept_by_tolerance": {tolerance: share of
-        all units}}.
     """
     removal = removal_positions(groups, removal)
     depth = {name: len(units) for name, units in found.removed.items()}
     total = sum(group.size for group in groups)
     solver = Solver(groups, removal, protection)
-    cost = "params" if all(group.kind == "expert" for group in groups) else "macs"
+    cost: Literal["macs", "params"] = "params" if all(group.kind == "expert" for group in groups) else "macs"
     masses = {g.name: protected_mass(removal[g.name], protection[g.name], depth[g.name]) for g in groups}
-    return {
-        "tolerance": found.tolerance,
-        "share": found.share,
-        "protected_mass": {name: [mass.entered, mass.bound] for name, mass in masses.items()},
-        "exchange": _against_uniform(groups, removal, protection, depth, costs, cost),
-        "compared_by": cost,
-        "kept_by_tolerance": {str(t): 1 - sum(solver.depths(t).values()) / total for t in TOLERANCES},
-    }
+    return ToleranceEvidence(
+        tolerance=found.tolerance,
+        share=found.share,
+        protected_mass={name: (mass.entered, mass.bound) for name, mass in masses.items()},
+        exchange=_against_uniform(groups, removal, protection, depth, costs, cost),
+        compared_by=cost,
+        kept_by_tolerance={str(t): 1 - sum(solver.depths(t).values()) / total for t in TOLERANCES},
+    ).to_dict()
 
 
 def _against_uniform(
     groups: Sequence[Group], removal: Scores, protection: Scores, depth: dict[str, int], costs: CostModel, cost: str
-) -> dict[str, float] | None:
+) -> UniformComparison | None:
     kept = {group.name: group.size - depth[group.name] for group in groups}
     share = 1 - getattr(costs.total(kept), cost) / getattr(costs.full, cost)
     if share <= 0:
@@ -66,4 +62,4 @@ def _against_uniform(
         return None
     other = {name: len(units) for name, units in even.items()}
     result = exchange(removal, protection, depth, other)
-    return {"taken": result.taken, "spared": result.spared}
+    return UniformComparison(taken=result.taken, spared=result.spared)

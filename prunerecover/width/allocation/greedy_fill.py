@@ -10,12 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 from torch import Tensor
 
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.groups import Group, WidthKind
+from prunerecover.plan.groups import Group
+from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 
 Removed = dict[str, Tensor]  # by group name: indices of the units that go, ascending
@@ -48,6 +48,11 @@ class RemovalTarget:
     @classmethod
     def of(cls, budget: Budget, groups: Sequence[Group], costs: CostModel) -> RemovalTarget:
         """Read a budget.
+
+        Args:
+            budget: As the user gave it.
+            groups: To choose from.
+            costs: Of these groups.
 
         Raises:
             ValueError: If it is neither a share of MACs or parameters nor in units of one kind of width, or asks for
@@ -89,10 +94,10 @@ def kind_of(budget: Budget) -> str:
         ValueError: If it is not in units of one kind of width.
     """
     kinds = budget.kinds(()) if budget.in_units else ()
-    if len(kinds) != 1 or kinds[0] not in get_args(WidthKind):
+    if len(kinds) != 1 or kinds[0] not in WIDTH_KINDS:
         raise ValueError(
             "Expected a budget in a share of macs, params or latency, or in units of one kind among "
-            f"{', '.join(get_args(WidthKind))}, but got {budget.to_dict()}. For several kinds, add plans: p1 + p2."
+            f"{', '.join(WIDTH_KINDS)}, but got {budget.to_dict()}. For several kinds, add plans: p1 + p2."
         )
     return kinds[0]
 
@@ -211,7 +216,13 @@ def _taken_last(group: Group, gone: int) -> int:
 
 
 def saved_by(costs: CostModel, target: RemovalTarget, gone: Mapping[str, int]) -> int:
-    """Return what counts of so many units per group."""
+    """Return what counts of so many units per group.
+
+    Args:
+        costs: Of the groups.
+        target: What counts: MACs, parameters or units.
+        gone: Units that go, by group name.
+    """
     if target.in_units:
         return sum(gone.get(group.name, 0) for group in target.groups)
     kept = {name: costs.sizes[name] - count for name, count in gone.items()}

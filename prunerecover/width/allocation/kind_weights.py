@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.unit_slices import Scores
 
-WEIGHED = ("head", "expert")  # several features at once, unlike channels and neurons, which compare as they are
 FACTORS = (0.25, 4.0, 16.0), (0.5, 2.0)  # of a rate: first far, then near what was best
 
 
@@ -73,7 +72,13 @@ def number_of_trials(kinds: Sequence[str]) -> int:
 
 
 def weighted(groups: Sequence[Group], saliency: Scores, rates: Mapping[str, float]) -> Scores:
-    """Return saliencies times the rate of their group's kind; kinds without one count as they are."""
+    """Return saliencies times the rate of their group's kind; kinds without one count as they are.
+
+    Args:
+        groups: Whose saliencies they are.
+        saliency: `(size,)` by group name.
+        rates: By kind.
+    """
     return {group.name: saliency[group.name] * rates.get(group.kind, 1.0) for group in groups}
 
 

@@ -103,6 +103,11 @@ def protected_mass(removal: Tensor, protection: Tensor, m: int) -> ProtectedMass
 
     With overlap c, the ranks allow c of the m highest scores to go, at worst the c highest. At ToD(m) <= tolerance, c
     is at most tolerance * m.
+
+    Args:
+        removal: `(size,)`, low goes first.
+        protection: `(size,)`, high stays.
+        m: Units that go.
     """
     by_removal, by_protection = removal.argsort(stable=True), protection.argsort(descending=True, stable=True)
     gone, ranked = by_removal[:m], protection[by_protection].double()
@@ -137,6 +142,12 @@ def exchange(removal: Scores, protection: Scores, depth: Mapping[str, int], othe
     Both remove the lowest units by the same signal, so they differ in a stretch of each group's ranking: where the
     first goes deeper it takes the stretch, where it stays above it spares it. The first is better if what it takes
     matters less, additively, than what it spares. Every choice passes or fails by the protection score alone.
+
+    Args:
+        removal: `(size,)` by group name, low goes first.
+        protection: `(size,)` by group name, high stays.
+        depth: Units that the first choice removes, by group name.
+        other: Units that the second one removes.
     """
     taken = spared = 0.0
     for name, scores in removal.items():

@@ -16,7 +16,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from prunerecover.model.paths import get_module, parent_path
-from prunerecover.plan.groups import Group, Setting, Site, Slice, WidthKind
+from prunerecover.plan.groups import Group, Setting, Site, Slice
+from prunerecover.plan.kinds import WidthKind
 from prunerecover.width.tracing.dimension_ids import Owner
 from prunerecover.width.tracing.trace import Location, Product, Trace
 

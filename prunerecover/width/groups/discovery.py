@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import Any, get_args
+from typing import Any
 
 from torch import nn
 
@@ -29,7 +29,8 @@ from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
-from prunerecover.plan.groups import Group, WidthKind
+from prunerecover.plan.groups import Group
+from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.width.groups.assembly import assemble
 from prunerecover.width.groups.dry_run import that_narrow
 from prunerecover.width.groups.experts import find_experts
@@ -94,8 +95,8 @@ def find_groups(
 def check_kinds(kinds: Sequence[str]) -> None:
     """Raise ValueError if a kind is unknown."""
     for kind in kinds:
-        if kind not in get_args(WidthKind):
-            raise ValueError(f"Expected kinds among {', '.join(get_args(WidthKind))}, but got '{kind}'.")
+        if kind not in WIDTH_KINDS:
+            raise ValueError(f"Expected kinds among {', '.join(WIDTH_KINDS)}, but got '{kind}'.")
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,13 @@ class Consumer:
         """Read what a router chose, at a site of routed experts."""
 
     def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
-        """Read gradients of the batch's mean loss: of the gates, `(n, size * channels per unit)`, and of parameters."""
+        """Read gradients of the batch's mean loss: of the gates, `(n, size * channels per unit)`, and of parameters.
+
+        Args:
+            n: Samples in the batch.
+            gates: `(n, size * channels per unit)` by site.
+            gradients: Those of `parameters` that the loss depends on.
+        """
 
 
 def stream(
@@ -254,6 +260,12 @@ class _Taps:
 
 def units_of(tensor: Tensor, site: Site, size: int, n: int) -> Tensor:
     """Arrange activations as `(n, size, entries per unit)`; rows of one sample, such as windows, are its entries.
+
+    Args:
+        tensor: Activations at a site, samples along dimension 0.
+        site: Where the units lie in it.
+        size: Number of units.
+        n: Number of samples.
 
     >>> units_of(torch.zeros(2, 5, 12), Site("qkv", dim=-1, offset=4, span=2), size=3, n=2).shape
     torch.Size([2, 3, 10])

@@ -9,46 +9,48 @@ batches nor a smaller last one matters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from prunerecover.importance.context import Loss
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.unit_slices import Scores, check_names, made_parameters, sum_per_unit
-from prunerecover.width.signals.activations import Consumer, SiteCall, stream
+from prunerecover.width.signals.activations import SiteCall
+from prunerecover.width.signals.context import WidthContext
+from prunerecover.width.signals.streaming import OnePass, StreamedSignal
 
 
-def r_score(model: nn.Module, groups: Sequence[Group], batches: Iterable[Any], loss: Loss) -> Scores:
+@StreamedSignal
+def r_score(context: WidthContext) -> WeightTaylor:
     """Score units by |sum of w dL/dw| over the weights that make them: the R-Score of arXiv 2508.02291.
 
     The sum is signed within a unit and over all samples; the absolute value is taken once, at the end. It is the
     first-order change of the mean loss when the unit's weights go to zero together. High means sensitive.
 
     Raises:
-        ValueError: If the loss depends on none of the weights.
+        ValueError: If there is no loss, or it depends on none of the weights.
     """
-    consumer = WeightTaylor(unwrap(model), groups)
-    stream(model, (), batches, [consumer], loss)
-    return consumer.scores()
+    return WeightTaylor(unwrap(context.model), context.groups)
 
 
-def fisher(model: nn.Module, groups: Sequence[Group], batches: Iterable[Any], loss: Loss) -> Scores:
+@StreamedSignal
+def fisher(context: WidthContext) -> FisherDiagonal:
     """Score units by the sum of w^2 times the mean of (dL/dw)^2: Optimal Brain Damage with the empirical Fisher.
 
     One gradient per batch is squared: batches of one sample give the empirical Fisher matrix itself, larger ones
     less, as gradients of samples cancel. High means keep.
+
+    Raises:
+        ValueError: If there is no loss, or it depends on none of the weights.
     """
-    consumer = FisherDiagonal(unwrap(model), groups)
-    stream(model, (), batches, [consumer], loss)
-    return consumer.scores()
+    return FisherDiagonal(unwrap(context.model), context.groups)
 
 
-def gate_taylor(model: nn.Module, groups: Sequence[Group], batches: Iterable[Any], loss: Loss) -> Scores:
+@StreamedSignal
+def gate_taylor(context: WidthContext) -> GateTaylor:
     """Score units by the mean over samples of |sum over positions of o dL/do|, o the output at the group's sites.
 
     The inner sum is the gradient of a gate on the unit (Molchanov et al. 2019, arXiv 1906.10771, "Taylor-FO-BN" on
@@ -58,14 +60,12 @@ def gate_taylor(model: nn.Module, groups: Sequence[Group], batches: Iterable[Any
     all they cancel, which ranks heads far too low beside neurons.
 
     Raises:
-        ValueError: If a group has no site, or the loss depends on no unit.
+        ValueError: If there is no loss, a group has no site, or the loss depends on no unit.
     """
-    consumer = GateTaylor(groups)
-    stream(model, groups, batches, [consumer], loss)
-    return consumer.scores()
+    return GateTaylor(context.groups)
 
 
-class WeightTaylor(Consumer):
+class WeightTaylor(OnePass):
     """Adds up w dL/dw per unit, signed."""
 
     def __init__(self, model: nn.Module, groups: Sequence[Group]) -> None:
@@ -77,7 +77,13 @@ class WeightTaylor(Consumer):
         self.samples = 0
 
     def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
-        """Add the products of a batch; per unit, so that no gradient is kept."""
+        """Add the products of a batch; per unit, so that no gradient is kept.
+
+        Args:
+            n: Samples in the batch.
+            gates: Not read.
+            gradients: Of the mean loss, by parameter.
+        """
         products = {name: self._product(p, gradients[p], n) for name, p in self.made.items() if p in gradients}
         for group in self.groups:
             self.sums[group.name] += sum_per_unit(group, products)
@@ -98,7 +104,7 @@ class FisherDiagonal(WeightTaylor):
         return n * (weight.detach() * gradient).double().square()
 
 
-class GateTaylor(Consumer):
+class GateTaylor(OnePass):
     """Adds up absolute gradients of the gates."""
 
     gated = True
@@ -115,7 +121,13 @@ class GateTaylor(Consumer):
         self.samples = 0
 
     def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
-        """Add a batch; `n` times the gradient of the mean loss is that of the sample's own loss."""
+        """Add a batch; `n` times the gradient of the mean loss is that of the sample's own loss.
+
+        Args:
+            n: Samples in the batch.
+            gates: `(n, size * channels per unit)`, gradients of the gates by site.
+            gradients: Not read.
+        """
         for site_call, gradient in gates.items():
             own = self.sums[site_call.group]
             own += (n * gradient).double().abs().sum(0).view(len(own), -1).sum(1).cpu()

@@ -101,6 +101,14 @@ def read_call(
 ) -> Routed:
     """Tell the arguments of fused experts apart; no padding is marked.
 
+    Args:
+        path: Of the experts, for messages.
+        experts: The module that holds them fused.
+        args: Positional arguments of its call.
+        kwargs: Keyword arguments of its call.
+        size: Number of experts.
+        samples: Samples in the batch.
+
     Raises:
         ValueError: If tokens, integer choices and weights of the choices' shape are not among them.
     """

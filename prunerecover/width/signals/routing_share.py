@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from prunerecover.plan.groups import Group, Site
 from prunerecover.width.groups.unit_slices import Scores, check_names
-from prunerecover.width.signals.activations import Consumer, SiteCall, stream
+from prunerecover.width.signals.activations import SiteCall
+from prunerecover.width.signals.context import WidthContext
 from prunerecover.width.signals.routed import Routed
+from prunerecover.width.signals.streaming import OnePass, StreamedSignal
 
 
-def routing(model: nn.Module, groups: Sequence[Group], batches: Iterable[Any]) -> Scores:
+@StreamedSignal
+def routing(context: WidthContext) -> RoutingShare:
     """Score experts by the share of tokens that visit them, padding left out. High means keep.
 
     A layer's shares add up to the number of experts that each token visits.
@@ -22,12 +23,10 @@ def routing(model: nn.Module, groups: Sequence[Group], batches: Iterable[Any]) -
     Raises:
         ValueError: If a group is not one of routed experts.
     """
-    consumer = RoutingShare(groups)
-    stream(model, groups, batches, [consumer])
-    return consumer.scores()
+    return RoutingShare(context.groups)
 
 
-class RoutingShare(Consumer):
+class RoutingShare(OnePass):
     """Counts how many tokens visit each expert."""
 
     def __init__(self, groups: Sequence[Group]) -> None:

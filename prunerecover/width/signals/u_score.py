@@ -14,45 +14,34 @@ in several passes over the batches.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from prunerecover.model.batches import as_inputs, split_labels
 from prunerecover.plan.groups import Group, Site
 from prunerecover.width.groups.unit_slices import Scores, check_names
-from prunerecover.width.signals.activations import Consumer, SiteCall, stream
+from prunerecover.width.signals.activations import Consumer, SiteCall
+from prunerecover.width.signals.context import ClassLabels, WidthContext
 from prunerecover.width.signals.routed import Routed
+from prunerecover.width.signals.streaming import StreamedSignal
 from prunerecover.width.signals.token_classes import TOKEN_CLASSES, Observations, observations, with_few_classes
 from prunerecover.width.signals.wasserstein import class_separation
 
-ClassLabels = Callable[[Any], Tensor]
 MAP_DIRECTIONS = 128
 TOKEN_DIRECTIONS = 64
 PROJECTIONS = 2**31  # bytes
 
 
-def u_score(
-    model: nn.Module,
-    groups: Sequence[Group],
-    batches: Sequence[Any],
-    labels: ClassLabels | None = None,
-    directions: int | None = None,
-    seed: int = 0,
-    per_class: int | None = None,
-) -> Scores:
+@StreamedSignal
+def u_score(context: WidthContext) -> UScore:
     """Score units by how much their output depends on the class. Low means redundant.
 
-    Args:
-        model: Seen in evaluation mode.
-        groups: With sites; the score of a group with several is the largest over its sites.
-        batches: Tuples (input, labels, ...), mappings with `labels` or `label`, or what `labels` can read.
-        labels: `labels(batch) -> (N,)` integer classes, for batches of another form; for experts also `(N, T)`.
-        directions: Per site; None: 128 for maps, 64 for tokens.
-        seed: Of the directions.
-        per_class: Samples of each class to use, the first ones; None uses all.
+    Reads the context's groups, which need sites (the score of a group with several is the largest over its sites), its
+    `labels`, `directions` and `per_class`, and as batches tuples (input, labels, ...), mappings with `labels` or
+    `label`, or what `labels` can read. The model is seen in evaluation mode.
 
     Returns:
         `(size,)` distances by group name, in the units of the activations.
@@ -61,53 +50,41 @@ def u_score(
         ValueError: If a group has no site, a batch has no labels, there are fewer than two classes, labels are not one
             integer per sample or a unit's number of positions differs between batches.
     """
-    passes = u_passes(groups, batches, labels, directions, seed, per_class)
-    for consumer in passes:
-        stream(model, groups, batches, [consumer])
-    return merged(groups, passes)
+    return UScore(context)
 
 
-def u_passes(
-    groups: Sequence[Group],
-    batches: Sequence[Any],
-    labels: ClassLabels | None = None,
-    directions: int | None = None,
-    seed: int = 0,
-    per_class: int | None = None,
-) -> list[Projections]:
-    """Return one consumer per pass over the batches; one alone if all projections fit into memory."""
-    check_names(groups)
-    for group in groups:
-        if not group.sites:
-            raise ValueError(
-                f"Expected a site where the units of '{group.name}' are seen, but the group has none. "
-                "Leave it out, or score it by weights ('magnitude', 'r_score')."
-            )
-    labels = labels or labels_in
-    samples = sum(as_inputs(batch).n_samples for batch in batches)
-    if any(site.of == "routing" for group in groups for site in group.sites):
-        labels = with_few_classes(labels, batches)
-    parts: list[list[tuple[str, Site]]] = [[]]
-    size = 0
-    for group in groups:
-        for site in group.sites:
-            seen = samples * (TOKEN_CLASSES if site.of == "routing" else 1)
-            needed = 4 * group.size * seen * (directions or _default_directions(site))
-            if parts[-1] and size + needed > PROJECTIONS:
-                parts.append([])
-                size = 0
-            parts[-1].append((group.name, site))
-            size += needed
-    return [Projections(part, labels, directions, seed, per_class) for part in parts]
+class UScore:
+    """The U-Score under way: one consumer per pass over the batches, a single one if all projections fit into memory.
 
+    Attributes:
+        passes: The consumers.
+    """
 
-def merged(groups: Sequence[Group], passes: Sequence[Projections]) -> Scores:
-    """Return the largest distance of each unit over the sites of its group."""
-    scores = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in groups}
-    for consumer in passes:
-        for site_call, distances in consumer.separations():
-            scores[site_call.group] = torch.maximum(scores[site_call.group], distances)
-    return scores
+    def __init__(self, context: WidthContext) -> None:
+        check_names(context.groups)
+        for group in context.groups:
+            if not group.sites:
+                raise ValueError(
+                    f"Expected a site where the units of '{group.name}' are seen, but the group has none. "
+                    "Leave it out, or score it by weights ('magnitude', 'r_score')."
+                )
+        self.groups = context.groups
+        labels = context.labels or labels_in
+        if any(site.of == "routing" for group in self.groups for site in group.sites):
+            labels = with_few_classes(labels, context.batches)
+        samples = sum(as_inputs(batch).n_samples for batch in context.batches)
+        self.passes = [
+            Projections(part, labels, context.directions, context.seed, context.per_class)
+            for part in _parts(self.groups, samples, context.directions)
+        ]
+
+    def scores(self) -> Scores:
+        """Return the largest distance of each unit over the sites of its group."""
+        scores = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in self.groups}
+        for consumer in self.passes:
+            for site_call, distances in consumer.separations():
+                scores[site_call.group] = torch.maximum(scores[site_call.group], distances)
+        return scores
 
 
 class Projections(Consumer):
@@ -211,6 +188,22 @@ def labels_in(batch: Any) -> Tensor:
             "Expected labelled batches for the U-Score, tuples (input, labels) or mappings with 'labels', but got "
             f"{type(batch).__name__} without. Pass labels=, a function batch -> classes."
         ) from error
+
+
+def _parts(groups: Sequence[Group], samples: int, directions: int | None) -> list[list[tuple[str, Site]]]:
+    """Divide the sites among passes, so that the projections of each need at most `PROJECTIONS` bytes."""
+    parts: list[list[tuple[str, Site]]] = [[]]
+    size = 0
+    for group in groups:
+        for site in group.sites:
+            seen = samples * (TOKEN_CLASSES if site.of == "routing" else 1)
+            needed = 4 * group.size * seen * (directions or _default_directions(site))
+            if parts[-1] and size + needed > PROJECTIONS:
+                parts.append([])
+                size = 0
+            parts[-1].append((group.name, site))
+            size += needed
+    return parts
 
 
 def _default_directions(site: Site) -> int:

@@ -40,7 +40,13 @@ class Operation:
         return [leaf for leaf in tree_leaves(self.out) if isinstance(leaf, Tensor)]
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument, however it was passed."""
+        """An argument, however it was passed.
+
+        Args:
+            position: Its place among positional arguments.
+            name: Its keyword.
+            default: If it was not passed.
+        """
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
 
@@ -50,7 +56,15 @@ Rule = Callable[[Trace, Operation], None]
 def record_output(
     trace: Trace, operation: Operation, maps: Maps, chain: Chain | None = None, out: Tensor | None = None
 ) -> None:
-    """Note an output (the first, unless given), and whether it depends on the model's input."""
+    """Note an output (the first, unless given), and whether it depends on the model's input.
+
+    Args:
+        trace: Of the forward pass.
+        operation: That was run.
+        maps: Ids along the output's dimensions.
+        chain: That goes on through the output; None: none does.
+        out: The output; None: the first.
+    """
     infos = [trace.info(t) for t in operation.tensors]
     constant = all(info.constant for info in infos)
     static = not constant and all(info.static or info.constant for info in infos)
@@ -58,7 +72,14 @@ def record_output(
 
 
 def propagate(trace: Trace, operation: Operation, maps: Maps, out: Tensor | None = None) -> None:
-    """Note an output that follows from the operands unit by unit; several chains end in it, a single one goes on."""
+    """Note an output that follows from the operands unit by unit; several chains end in it, a single one goes on.
+
+    Args:
+        trace: Of the forward pass.
+        operation: That was run.
+        maps: Ids along the output's dimensions.
+        out: The output; None: the first.
+    """
     chains = list(dict.fromkeys(trace.info(t).chain for t in activations(trace, operation)))
     if len(chains) > 1:
         trace.record_addends(*chains)

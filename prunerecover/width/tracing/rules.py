@@ -23,7 +23,15 @@ from prunerecover.width.tracing.trace import Trace
 
 
 def follow(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    """Note what an operation did."""
+    """Note what an operation did.
+
+    Args:
+        trace: Of the forward pass.
+        func: The ATen operator.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        out: What it returned.
+    """
     name: str = func.overloadpacket.__name__
     plain = name.rstrip("_")
     operation = Operation(func, plain, name != plain, args, kwargs, out)

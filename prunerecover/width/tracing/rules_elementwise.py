@@ -76,7 +76,13 @@ def per_channel(trace: Trace, operation: Operation) -> None:
 
 
 def vectors(trace: Trace, tensors: Iterable[Tensor | None], ndim: int) -> list[Operand]:
-    """Describe vectors of one weight per index of dimension 1."""
+    """Describe vectors of one weight per index of dimension 1.
+
+    Args:
+        trace: Of the forward pass.
+        tensors: `(C,)` each; those that are None are left out.
+        ndim: Dimensions of the operation.
+    """
     shape = [-1 if dim == 1 else 1 for dim in range(ndim)]
     return [Operand(tuple(m.view(shape) for m in trace.info(t).maps)) for t in tensors if t is not None]
 

@@ -133,6 +133,11 @@ class Trace:
         """Describe a tensor for `unify`; `only` limits the dimensions whose sizes matter.
 
         Expanded dimensions (stride 0) count as broadcast: their size was taken from elsewhere.
+
+        Args:
+            tensor: That the operation reads.
+            ndim: Dimensions of the operation, to which the tensor's are aligned from the right.
+            only: Dimensions whose sizes matter; None: all.
         """
         info, before = self.info(tensor), ndim - tensor.ndim
         maps = tuple(aligned(m, ndim) for m in info.maps)

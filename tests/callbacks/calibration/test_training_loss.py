@@ -79,6 +79,6 @@ def test_lowest_of_each_type_goes_in_turn_while_training(tmp_path):
     )
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     pl.Trainer(max_epochs=4, default_root_dir=tmp_path, callbacks=[prune], **quiet).fit(module, loader())
-    kinds = [event["units"][0].rpartition(".")[2] for event in Ledger.of(module).events]
+    kinds = [event.units[0].rpartition(".")[2] for event in Ledger.of(module).events]
     assert kinds == ["attn", "act", "attn", "act"]
     assert {e["leaves"] for e in Ledger.of(module).plans["net"].to_dict()["edits"]} == {"identity"}

@@ -11,7 +11,8 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Sto
 
 from prunerecover import Budget
 from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune
-from prunerecover.callbacks.ledger.ledger import KEY, Ledger
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.checkpoint.ledger_record import KEY
 
 ONCE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1}}
 
@@ -170,7 +171,7 @@ def test_optimizer_state_follows_surgery(tmp_path):
 def test_tuners_do_not_trigger_surgery_and_survive_it(tmp_path):
     finder = pl.callbacks.LearningRateFinder(num_training_steps=6, early_stop_threshold=None)
     module, _ = fit(tmp_path, make=lambda: _Tunable(), callbacks=[finder], prune={**ONCE, "schedule": {"start": 0}})
-    assert [event["epoch"] for event in Ledger.of(module).events] == [0]
+    assert [event.epoch for event in Ledger.of(module).events] == [0]
 
 
 @pytest.mark.slow
@@ -181,9 +182,9 @@ def test_batch_size_may_be_scaled_around_surgery(tmp_path):
     pl.tuner.Tuner(runner).scale_batch_size(module, max_trials=2, steps_per_trial=1, init_val=4)
     assert not Ledger.of(module).events
     runner.fit(module)
-    assert [event["epoch"] for event in Ledger.of(module).events] == [1]
+    assert [event.epoch for event in Ledger.of(module).events] == [1]
     pl.tuner.Tuner(runner).scale_batch_size(module, max_trials=2, steps_per_trial=1, init_val=4)
-    assert [event["epoch"] for event in Ledger.of(module).events] == [1]
+    assert [event.epoch for event in Ledger.of(module).events] == [1]
 
 
 class _Tunable(Plain):

@@ -205,7 +205,7 @@ def test_second_fit_with_a_new_callback_prunes_again(tmp_path):
     start = copy.deepcopy(module)
     every = ModelCheckpoint(tmp_path / "files", filename="{epoch}", save_top_k=-1)
     fit(tmp_path, module, prune(), every, epochs=3)
-    assert [event["epoch"] for event in Ledger.of(module).events] == [1, 1]
+    assert [event.epoch for event in Ledger.of(module).events] == [1, 1]
     assert len(find_units(module.net)) == 16 - 4
     for epoch in (0, 1):
         again = copy.deepcopy(start) if epoch else Plain()

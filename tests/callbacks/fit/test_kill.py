@@ -14,7 +14,7 @@ from cases.models.habits import Plain
 from cases.paths import ROOT
 from cases.trainers import fit, prune
 
-from prunerecover.callbacks.ledger.ledger import KEY
+from prunerecover.checkpoint.ledger_record import KEY
 
 SCRIPT = ROOT / "benchmarks" / "end_to_end" / "kill_and_resume.py"
 

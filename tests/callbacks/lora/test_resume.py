@@ -18,7 +18,8 @@ from torch import nn
 
 from prunerecover import apply_plan, load_pruned, plan_depth
 from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport
-from prunerecover.callbacks.ledger.ledger import KEY, Ledger
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.checkpoint.ledger_record import KEY
 from prunerecover.recovery.lora import frozen_parameters, has_adapters
 
 

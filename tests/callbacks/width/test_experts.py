@@ -65,5 +65,5 @@ def test_steps_do_not_take_what_others_took_beyond_their_part(tmp_path: Path) ->
     scheduled = WidthPrune(four, schedule={"every": 1, "step": 1}, calibration=16)
     with pytest.warns(UserWarning, match="removed nothing: .*, or had surgeries before taken more than their part"):
         module = fit(tmp_path, scheduled, epochs=4, name="deepseek_v3")
-    assert [len(event["units"]) for event in Ledger.of(module).events] == [2, 0, 2, 0]
+    assert [len(event.units) for event in Ledger.of(module).events] == [2, 0, 2, 0]
     assert sum(counts(module.net)) == 16 - 4

@@ -22,8 +22,8 @@ def test_half_goes_and_training_goes_on(tmp_path: Path) -> None:
     module = fit(tmp_path, prune())
     assert 0.46 < left(module) <= 0.5
     event = Ledger.of(module).events[0]
-    assert event["by"] == "WidthPrune.0"
-    assert event["epoch"] == 1
+    assert event.by == "WidthPrune.0"
+    assert event.epoch == 1
     assert all(p.requires_grad for p in module.net.parameters())
     plan = Plan.load(tmp_path / "files" / "plan.json")
     assert plan.removed["channel"]
@@ -61,9 +61,9 @@ def test_schedule_divides_the_budget(tmp_path: Path) -> None:
     steps = prune(schedule={"start": 0, "every": 1, "times": 3})
     module = fit(tmp_path, steps)
     events = Ledger.of(module).events
-    assert [event["epoch"] for event in events] == [0, 1, 2]
+    assert [event.epoch for event in events] == [0, 1, 2]
     full = count_macs(Classifier().net, IMAGE)
-    shares = [1 - event["macs"] / full for event in events]
+    shares = [1 - event.macs / full for event in events]
     assert shares == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=0.04)
 
 
@@ -75,7 +75,7 @@ def test_surgeries_do_not_take_what_others_took_beyond_their_part(tmp_path: Path
     steps = prune(budget=Budget(macs=0.25), schedule={"every": 1, "times": 4})
     with pytest.warns(UserWarning, match="WidthPrune.0 removed nothing"):
         trainer(tmp_path, steps, epochs=4).fit(module, rows())
-    assert [len(event["units"]) for event in Ledger.of(module).events] == [1, 0, 1, 0]
+    assert [len(event.units) for event in Ledger.of(module).events] == [1, 0, 1, 0]
     assert module.net[1].out_features == 6
 
 
@@ -84,8 +84,8 @@ def test_surgeries_in_depth_do_not_either(tmp_path: Path) -> None:
     steps = DepthPrune(Budget(macs=0.2), calibration=24, schedule={"every": 1, "times": 4})
     with pytest.warns(UserWarning, match="DepthPrune.0 removed nothing"):
         module = fit(tmp_path, steps, network="vit", epochs=4)
-    assert [len(event["units"]) for event in Ledger.of(module).events] == [1, 0, 0, 1]
-    assert [event["taken"].get("macs", 0) for event in Ledger.of(module).events] == pytest.approx(
+    assert [len(event.units) for event in Ledger.of(module).events] == [1, 0, 0, 1]
+    assert [event.taken.get("macs", 0) for event in Ledger.of(module).events] == pytest.approx(
         [0.1724, 0, 0, 0.2083], abs=1e-3
     )
     merge(module.net)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +11,12 @@ from cases.models.hand_made_groups import CLASSES, reads
 from scipy.stats import wasserstein_distance
 from torch import Tensor, nn
 
+from prunerecover.importance.context import Loss
 from prunerecover.plan.groups import Group, Site, Slice
 from prunerecover.width.allocation.tolerance import curves, depths
+from prunerecover.width.groups.unit_slices import Scores
+from prunerecover.width.signals.context import WidthContext
+from prunerecover.width.signals.registry import compute_signals
 
 Batch = tuple[Tensor, Tensor]
 
@@ -19,6 +24,17 @@ Batch = tuple[Tensor, Tensor]
 def same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], rel: float = 1e-5) -> bool:
     assert list(found) == list(expected)
     return all(torch.allclose(found[n], expected[n], rtol=rel, atol=1e-12) for n in found)
+
+
+def context(
+    model: nn.Module, groups: Sequence[Group], batches: Sequence[Any] = (), loss: Loss | None = None, **options: Any
+) -> WidthContext:
+    return WidthContext(model=model, groups=groups, batches=batches, loss=loss, **options)
+
+
+def computed(scored: WidthContext, names: Sequence[str]) -> dict[str, Scores]:
+    """Signals that are computed together, by name."""
+    return dict(zip(names, compute_signals(scored, names), strict=True))
 
 
 def removable(removal: Tensor, protection: Tensor, tolerance: float) -> int:

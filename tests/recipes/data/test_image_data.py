@@ -140,7 +140,7 @@ def test_named_columns_win(parquet_folder: Path) -> None:
 
 
 def test_missing_column_is_an_error(parquet_folder: Path) -> None:
-    with pytest.raises(ValueError, match="Expected an image column named 'photo', but the data has image, label"):
+    with pytest.raises(ValueError, match="column for the image named 'photo', but the data has image, label"):
         opened(parquet_folder, image_column="photo")
 
 

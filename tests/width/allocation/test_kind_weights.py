@@ -27,6 +27,7 @@ from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.by_saliency import per_cost
 from prunerecover.width.allocation.kind_weights import KindWeights, best_kind_weights, number_of_trials
+from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.narrowed_output import NarrowedOutput, subsample
@@ -216,9 +217,8 @@ def test_a_share_of_latency_beyond_what_macs_allow_leaves_kinds_as_scored(monkey
 
 def test_experts_are_weighed_for_parameters_alone() -> None:
     ids = torch.randint(40, (8, 6), generator=torch.Generator().manual_seed(0))
-    planner = WidthPlanner(
-        tiny_mixture("qwen3_moe"), batches=[{"input_ids": ids, "labels": ids}], kinds=("head", "neuron", "expert")
-    )
+    config = WidthConfig(kinds=("head", "neuron", "expert"))
+    planner = WidthPlanner(tiny_mixture("qwen3_moe"), batches=[{"input_ids": ids, "labels": ids}], config=config)
     assert "expert" not in planner.plan(Budget(macs=0.1)).evidence.get("rates", {})
     assert "expert" in planner.plan(Budget(params=0.2)).evidence["rates"]
 

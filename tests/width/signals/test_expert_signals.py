@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cases.models.tiny import MIXTURES, tiny_llama, tiny_mixture
+from cases.width.scores import computed, context
 from scipy.stats import wasserstein_distance
 from torch import Tensor, nn
 
@@ -16,11 +17,11 @@ from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.signals.data_free import magnitude
 from prunerecover.width.signals.first_order import gate_taylor, r_score
 from prunerecover.width.signals.routing_share import routing
-from prunerecover.width.signals.signals import SIGNALS, signals
 from prunerecover.width.signals.token_classes import TOKEN_CLASSES, observations, with_few_classes
 from prunerecover.width.signals.u_score import u_score
 
 SAMPLES, LENGTH = 6, 7
+OF_EXPERTS = ("u_score", "r_score", "gate_taylor", "fisher", "routing", "magnitude", "random")
 Call = tuple[Tensor, Tensor, Tensor]
 
 
@@ -71,7 +72,7 @@ def test_gate_taylor_is_the_effect_of_scaling_an_expert(name: str) -> None:
     """
     model: Any = tiny_mixture(name)
     inputs, step, group = batch(3), 1e-2, find_experts(model)[-1]
-    scores = gate_taylor(model, [group], [inputs], loss_of)[group.name]
+    scores = gate_taylor(context(model, [group], [inputs], loss_of))[group.name]
     down = model.get_submodule(group.name).down_proj.data
     for expert in range(group.size):
         original, slopes = down[expert].clone(), []
@@ -89,7 +90,7 @@ def test_gate_taylor_is_the_effect_of_scaling_an_expert(name: str) -> None:
 def test_gate_taylor_is_the_slope_along_the_last_matrix(name: str) -> None:
     """In all layers: the gradient of a gate is the sum of w dL/dw over the expert's last matrix."""
     model: Any = tiny_mixture(name)
-    scores = gate_taylor(model, find_experts(model), [batch(3), batch(1, seed=1)], loss_of)
+    scores = gate_taylor(context(model, find_experts(model), [batch(3), batch(1, seed=1)], loss_of))
     for group in find_experts(model):
         down = model.get_submodule(group.name).down_proj
         slopes = []
@@ -103,7 +104,7 @@ def test_gate_taylor_is_the_slope_along_the_last_matrix(name: str) -> None:
 @pytest.mark.parametrize("name", MIXTURES)
 def test_routing_is_counted_by_hand(name: str) -> None:
     model, batches = tiny_mixture(name), [batch(4), batch(2, seed=1)]
-    shares = routing(model, find_experts(model), batches)
+    shares = routing(context(model, find_experts(model), batches))
     for group in find_experts(model):
         visits = torch.zeros(group.size, dtype=torch.float64)
         for inputs in batches:
@@ -118,7 +119,7 @@ def test_padding_is_not_counted() -> None:
     model, inputs = tiny_mixture("mixtral"), batch(2)
     mask = torch.ones(2, LENGTH, dtype=torch.long)
     mask[1, 3:] = 0
-    shares = routing(model, find_experts(model), [{**inputs, "attention_mask": mask}])
+    shares = routing(context(model, find_experts(model), [{**inputs, "attention_mask": mask}]))
     for name, (_, index, _) in calls(model, {**inputs, "attention_mask": mask}).items():
         visits = torch.bincount(index[mask.flatten() == 1].flatten(), minlength=6)
         torch.testing.assert_close(shares[name], visits / (LENGTH + 3), check_dtype=False)
@@ -132,7 +133,7 @@ def test_u_score_is_the_distance_of_what_experts_add(name: str, by_token: bool) 
     classes = inputs["input_ids"] % 3 if by_token else torch.arange(SAMPLES) % 2
     if by_token:
         classes = torch.where(inputs["input_ids"] < 10, -100, classes)
-    scores = u_score(model, find_experts(model), [inputs], labels=lambda _: classes, directions=5, seed=4)
+    scores = u_score(context(model, find_experts(model), [inputs], labels=lambda _: classes, directions=5, seed=4))
     drawn = torch.randn(5, 32, generator=torch.Generator().manual_seed(4))
     directions = drawn / drawn.norm(dim=1, keepdim=True)
     of_token = classes if by_token else classes[:, None].expand(-1, LENGTH)
@@ -160,7 +161,7 @@ def test_padding_is_not_averaged() -> None:
     mask[:, 4:] = 0
     other = {"input_ids": torch.where(mask == 1, inputs["input_ids"], 7), "attention_mask": mask}
     both = [
-        u_score(model, find_experts(model), [b], labels=lambda _: torch.arange(SAMPLES) % 2)
+        u_score(context(model, find_experts(model), [b], labels=lambda _: torch.arange(SAMPLES) % 2))
         for b in ({"input_ids": inputs["input_ids"], "attention_mask": mask}, other)
     ]
     for name, scores in both[0].items():
@@ -170,9 +171,9 @@ def test_padding_is_not_averaged() -> None:
 def test_samples_per_class_are_limited_for_experts() -> None:
     model, inputs = tiny_mixture("mixtral"), batch()
     classes = torch.tensor([0, 0, 0, 1, 1, 1])
-    limited = u_score(model, find_experts(model), [inputs], labels=lambda _: classes, per_class=2)
+    limited = u_score(context(model, find_experts(model), [inputs], labels=lambda _: classes, per_class=2))
     few = {key: value[[0, 1, 3, 4]] for key, value in inputs.items()}
-    alone = u_score(model, find_experts(model), [few], labels=lambda _: classes[[0, 1, 3, 4]])
+    alone = u_score(context(model, find_experts(model), [few], labels=lambda _: classes[[0, 1, 3, 4]]))
     for name, scores in limited.items():
         torch.testing.assert_close(scores, alone[name])
 
@@ -181,7 +182,7 @@ def test_weights_of_experts_are_scored_without_the_router() -> None:
     model, inputs = tiny_mixture("mixtral"), batch()
     model.requires_grad_(False)
     groups = find_experts(model)
-    sizes, sensitive = magnitude(model, groups), r_score(model, groups, [inputs], loss_of)
+    sizes, sensitive = magnitude(context(model, groups)), r_score(context(model, groups, [inputs], loss_of))
     model.requires_grad_(True)
     loss_of(model, inputs).backward()
     for group in groups:
@@ -198,11 +199,11 @@ def test_all_signals_in_one_pass_leave_no_trace() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     runs: list[int] = []
     handle = model.register_forward_hook(lambda *_: runs.append(1))
-    together = signals(model, find_experts(model), batches, SIGNALS, loss=loss_of)
+    together = computed(context(model, find_experts(model), batches, loss=loss_of), OF_EXPERTS)
     assert len(runs) == len(batches)
     handle.remove()
-    for name in SIGNALS:
-        (alone,) = signals(model, find_experts(model), batches, [name], loss=loss_of).values()
+    for name in OF_EXPERTS:
+        (alone,) = computed(context(model, find_experts(model), batches, loss=loss_of), [name]).values()
         for path, scores in alone.items():
             torch.testing.assert_close(scores, together[name][path], rtol=1e-5, atol=1e-10)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -250,21 +251,21 @@ def test_routing_is_for_experts_only() -> None:
     model = tiny_llama()
     groups = find_groups(model, batch(1)).groups
     with pytest.raises(ValueError, match="Expected routed experts for 'routing', but 'model.* is a group of kind"):
-        routing(model, groups, [batch()])
+        routing(context(model, groups, [batch()]))
 
 
 def test_labels_that_do_not_fit_the_tokens() -> None:
     model = tiny_mixture("mixtral")
     with pytest.raises(ValueError, match="for each of the 42 tokens that reach 'model.layers.0.mlp.experts', but got"):
-        u_score(model, find_experts(model), [batch()], labels=lambda _: torch.zeros(SAMPLES, 3).long())
+        u_score(context(model, find_experts(model), [batch()], labels=lambda _: torch.zeros(SAMPLES, 3).long()))
     with pytest.raises(ValueError, match="Expected one integer class per sample"):
-        u_score(model, find_experts(model), [batch()], labels=lambda _: torch.zeros(SAMPLES, 3))
+        u_score(context(model, find_experts(model), [batch()], labels=lambda _: torch.zeros(SAMPLES, 3)))
 
 
 def test_token_labels_of_a_single_class() -> None:
     model = tiny_mixture("mixtral")
     with pytest.raises(ValueError, match="Expected samples of at least two classes, but got 1"):
-        u_score(model, find_experts(model), [batch()], labels=lambda b: torch.zeros_like(b["input_ids"]))
+        u_score(context(model, find_experts(model), [batch()], labels=lambda b: torch.zeros_like(b["input_ids"])))
 
 
 def test_experts_that_are_called_otherwise() -> None:
@@ -287,4 +288,4 @@ def test_experts_that_are_called_otherwise() -> None:
 
     group = Group("experts", "expert", 3, (), sites=(Site("experts", of="routing", dim=-1),))
     with pytest.raises(ValueError, match=r"'experts' to be called with tokens, .* but got x \(4, 2\)"):
-        routing(Model(), [group], [torch.zeros(4, 2)])
+        routing(context(Model(), [group], [torch.zeros(4, 2)]))

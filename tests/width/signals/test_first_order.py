@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases.models.hand_made_groups import cross_entropy, images, resnet_groups, small_resnet, vit_groups
-from cases.width.scores import Batch, perceptron, same
+from cases.width.scores import Batch, context, perceptron, same
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,7 +23,7 @@ def test_r_equals_the_finite_difference_of_shrinking_a_unit() -> None:
     """d/dt of the mean loss with the unit's weights times 1 - t."""
     model, batches = small_resnet().double(), [(x.double(), y) for x, y in images()]
     groups = resnet_groups(model)
-    scores = r_score(model, groups, batches, cross_entropy)
+    scores = r_score(context(model, groups, batches, cross_entropy))
     tensors = dict(model.named_parameters())
     step = 2**-16
     for group in groups:
@@ -44,7 +44,7 @@ def test_r_in_training_mode_would_be_rounding_noise() -> None:
     model, batches = small_resnet(), images()
     convs = Slice(tensor="layer1.0.conv1.weight", dim=0)
     group = Group("layer1.0.conv1", "channel", 5, (convs,))
-    score = r_score(model.train(), [group], batches, cross_entropy)[group.name]
+    score = r_score(context(model.train(), [group], batches, cross_entropy))[group.name]
     loss = cross_entropy(model, batches[0])
     weight = model.layer1[0].conv1.weight
     (gradient,) = torch.autograd.grad(loss, weight)
@@ -58,7 +58,7 @@ def test_r_in_training_mode_would_be_rounding_noise() -> None:
 def test_first_order_scores_do_not_depend_on_how_samples_are_batched(score: Callable[..., Any]) -> None:
     model = small_resnet()
     groups = resnet_groups(model)
-    found = [score(model, groups, images(batch=n), cross_entropy) for n in (24, 7, 1)]
+    found = [score(context(model, groups, images(batch=n), cross_entropy)) for n in (24, 7, 1)]
     assert same(found[1], found[0], rel=1e-3)
     assert same(found[2], found[0], rel=1e-3)
 
@@ -98,7 +98,7 @@ def out_of_place(model: nn.Module) -> nn.Module:
 def test_gate_taylor_equals_one_backward_pass_per_sample(act: type[nn.Module]) -> None:
     """Also where the next layer writes into the output."""
     model, batches = small_resnet(act=act), images(10)
-    scores = gate_taylor(model, resnet_groups(model), batches, cross_entropy)
+    scores = gate_taylor(context(model, resnet_groups(model), batches, cross_entropy))
     for group in resnet_groups(model):
         expected = gate_taylor_by_loop(out_of_place(model), group, batches)
         assert torch.allclose(scores[group.name], expected, rtol=1e-3, atol=1e-12)
@@ -107,7 +107,7 @@ def test_gate_taylor_equals_one_backward_pass_per_sample(act: type[nn.Module]) -
 def test_gate_taylor_of_heads_and_neurons(make_vit: Callable[..., nn.Module]) -> None:
     model, batches = make_vit(), images(10, channels=1)
     groups = vit_groups(model)
-    scores = gate_taylor(model, groups, batches, cross_entropy)
+    scores = gate_taylor(context(model, groups, batches, cross_entropy))
     for group in groups[:2]:
         expected = gate_taylor_by_loop(model, group, batches)
         assert torch.allclose(scores[group.name], expected, rtol=1e-3, atol=1e-14)
@@ -117,7 +117,7 @@ def test_gates_leave_entries_of_no_unit_alone() -> None:
     """A site in the middle of a width: the gate on it is the gate on those entries."""
     model, groups, batches = perceptron()
     middle = replace(groups[0], size=2, sites=(Site("first", dim=-1, offset=1, span=2),))
-    found = gate_taylor(model, [middle], batches, cross_entropy)["first"]
+    found = gate_taylor(context(model, [middle], batches, cross_entropy))["first"]
     expected = torch.zeros(2, dtype=torch.float64)
     for x, y in ((x[None], y[None]) for b in batches for x, y in zip(*b, strict=True)):
         hidden = model.first(x)
@@ -135,7 +135,7 @@ def test_fisher_of_single_samples_equals_the_loop() -> None:
         gradients = torch.autograd.grad(cross_entropy(model, batch), weights)
         for w, g in zip(weights, gradients, strict=True):
             expected += (w.detach() * g).square().reshape(5, -1).sum(1) / 13
-    assert torch.allclose(fisher(model, groups, single, cross_entropy)["first"], expected)
+    assert torch.allclose(fisher(context(model, groups, single, cross_entropy))["first"], expected)
 
 
 def test_magnitude_is_the_norm_of_what_makes_a_unit(make_vit: Callable[..., nn.Module]) -> None:
@@ -143,10 +143,12 @@ def test_magnitude_is_the_norm_of_what_makes_a_unit(make_vit: Callable[..., nn.M
     head = vit_groups(model)[0]
     qkv, span = model.blocks[0].attn.qkv, head.sites[0].span
     own = torch.cat([qkv.weight, qkv.bias[:, None]], 1).detach().double().view(3, head.size, span, -1)
-    assert torch.allclose(magnitude(model, [head])[head.name], own.square().sum((0, 2, 3)).sqrt())
+    assert torch.allclose(magnitude(context(model, [head]))[head.name], own.square().sum((0, 2, 3)).sqrt())
 
 
 def test_random_is_seeded() -> None:
     groups = resnet_groups(small_resnet())
-    assert same(random(groups, 1), random(groups, 1))
-    assert not torch.equal(random(groups, 1)["conv1"], random(groups, 2)["conv1"])
+    assert same(random(context(None, groups, seed=1)), random(context(None, groups, seed=1)))
+    assert not torch.equal(
+        random(context(None, groups, seed=1))["conv1"], random(context(None, groups, seed=2))["conv1"]
+    )

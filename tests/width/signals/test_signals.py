@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from cases.models.hand_made_groups import CLASSES, cross_entropy, images, resnet_groups, small_resnet, vit_groups
-from cases.width.scores import Batch, directions_of, largest_distance, perceptron, same
+from cases.width.scores import Batch, computed, context, directions_of, largest_distance, perceptron, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from prunerecover.plan.groups import Site
 from prunerecover.width.signals.activations import units_of
-from prunerecover.width.signals.signals import signals
 from prunerecover.width.signals.u_score import u_score
 from prunerecover.width.signals.wasserstein import class_separation
 
@@ -74,7 +73,7 @@ def test_u_of_scalars_equals_scipy() -> None:
     outputs = seen(model, batches, groups[0].sites[0])
     labels = torch.cat([y for _, y in batches])
     expected = [largest_distance(outputs[:, [j]], labels) for j in range(5)]
-    assert u_score(model, groups, batches)["first"].tolist() == pytest.approx(expected, rel=1e-12)
+    assert u_score(context(model, groups, batches))["first"].tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_u_of_maps_equals_scipy_along_the_same_directions() -> None:
@@ -84,7 +83,7 @@ def test_u_of_maps_equals_scipy_along_the_same_directions() -> None:
     labels = torch.cat([y for _, y in batches])
     basis = directions_of(64, 128, seed=3)
     expected = [largest_distance(maps[:, c] @ basis.T, labels) for c in range(group.size)]
-    assert u_score(model, [group], batches, seed=3)[group.name].tolist() == pytest.approx(expected, rel=1e-4)
+    assert u_score(context(model, [group], batches, seed=3))[group.name].tolist() == pytest.approx(expected, rel=1e-4)
 
 
 def test_u_of_heads_is_that_of_tokens_times_head_dimension(make_vit: Callable[..., nn.Module]) -> None:
@@ -96,31 +95,33 @@ def test_u_of_heads_is_that_of_tokens_times_head_dimension(make_vit: Callable[..
     basis = directions_of(tokens.shape[1] * span, 64, seed=0)
     heads = [tokens[:, :, h * span : (h + 1) * span].flatten(1) @ basis.T for h in range(group.size)]
     expected = [largest_distance(values, labels) for values in heads]
-    assert u_score(model, [group], batches)[group.name].tolist() == pytest.approx(expected, rel=1e-4)
+    assert u_score(context(model, [group], batches))[group.name].tolist() == pytest.approx(expected, rel=1e-4)
 
 
 def test_u_of_several_sites_is_the_largest() -> None:
     model, batches = small_resnet(), images()
     group = resnet_groups(model)[1]
     assert len(group.sites) == 2
-    alone = [u_score(model, [replace(group, sites=(site,))], batches)[group.name] for site in group.sites]
-    assert torch.equal(u_score(model, [group], batches)[group.name], torch.maximum(*alone))
+    alone = [u_score(context(model, [replace(group, sites=(site,))], batches))[group.name] for site in group.sites]
+    assert torch.equal(u_score(context(model, [group], batches))[group.name], torch.maximum(*alone))
 
 
 def test_u_does_not_depend_on_how_samples_are_batched() -> None:
     model = small_resnet()
     groups = resnet_groups(model)
-    assert same(u_score(model, groups, images(batch=24)), u_score(model, groups, images(batch=7)), rel=1e-4)
+    assert same(
+        u_score(context(model, groups, images(batch=24))), u_score(context(model, groups, images(batch=7))), rel=1e-4
+    )
 
 
 def test_u_in_several_passes_equals_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batches = small_resnet(), images()
     groups = resnet_groups(model)
-    whole = signals(model, groups, batches, ["u_score", "gate_taylor"], loss=cross_entropy)
+    whole = computed(context(model, groups, batches, loss=cross_entropy), ["u_score", "gate_taylor"])
     monkeypatch.setattr("prunerecover.width.signals.u_score.PROJECTIONS", 4 * 128 * 24 * 12)
     runs = []
     handle = model.register_forward_hook(lambda *_: runs.append(1))
-    parts = signals(model, groups, batches, ["u_score", "gate_taylor"], loss=cross_entropy)
+    parts = computed(context(model, groups, batches, loss=cross_entropy), ["u_score", "gate_taylor"])
     handle.remove()
     assert len(runs) > len(batches)
     assert same(parts["u_score"], whole["u_score"])
@@ -133,25 +134,29 @@ def test_u_with_a_number_per_class_equals_u_of_the_first_samples() -> None:
     pixels, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     first = torch.cat([(labels == c).nonzero().flatten()[:3] for c in range(CLASSES)]).sort().values
     assert same(
-        u_score(model, groups, batches, per_class=3), u_score(model, groups, [(pixels[first], labels[first])]), rel=1e-4
+        u_score(context(model, groups, batches, per_class=3)),
+        u_score(context(model, groups, [(pixels[first], labels[first])])),
+        rel=1e-4,
     )
 
 
 def test_labels_may_come_from_a_mapping_or_a_function() -> None:
     model, groups, batches = perceptron()
-    expected = u_score(model, groups, batches)
-    assert same(u_score(model, groups, [{"x": x, "label": y} for x, y in batches]), expected)
+    expected = u_score(context(model, groups, batches))
+    assert same(u_score(context(model, groups, [{"x": x, "label": y} for x, y in batches])), expected)
     label_of = {float(x[0, 0]): y for x, y in batches}
-    assert same(u_score(model, groups, [x for x, _ in batches], labels=lambda x: label_of[float(x[0, 0])]), expected)
+    assert same(
+        u_score(context(model, groups, [x for x, _ in batches], labels=lambda x: label_of[float(x[0, 0])])), expected
+    )
 
 
 def test_a_silent_unit_has_u_zero_and_a_louder_one_more() -> None:
     model, groups, batches = perceptron()
-    before = u_score(model, groups, batches)["first"]
+    before = u_score(context(model, groups, batches))["first"]
     with torch.no_grad():
         model.first.weight[0] = 0
         model.first.weight[1] *= 3
-    after = u_score(model, groups, batches)["first"]
+    after = u_score(context(model, groups, batches))["first"]
     assert after[0] == 0
     assert after[1].item() == pytest.approx(3 * before[1].item())
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases.models.hand_made_groups import CLASSES, cross_entropy, images, resnet_groups, small_resnet
-from cases.width.scores import Batch, Perceptron, directions_of, largest_distance, perceptron, same
+from cases.width.scores import Batch, Perceptron, computed, context, directions_of, largest_distance, perceptron, same
 from torch import Tensor, nn
 
 from prunerecover.plan.groups import Group, Site, Slice
@@ -18,7 +18,7 @@ from prunerecover.width.groups.unit_slices import check_names
 from prunerecover.width.signals.activations import Consumer, stream
 from prunerecover.width.signals.data_free import magnitude, random
 from prunerecover.width.signals.first_order import fisher, gate_taylor, r_score
-from prunerecover.width.signals.signals import SIGNALS, signals
+from prunerecover.width.signals.registry import SIGNALS
 from prunerecover.width.signals.u_score import u_score
 
 ANYWHERE = tuple(name for name in SIGNALS if name != "routing")  # see test_expert_signals
@@ -56,7 +56,7 @@ def test_scoring_leaves_no_trace(name: str) -> None:
     before = copy.deepcopy(model)
     waiting = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
     random_state = torch.get_rng_state()
-    signals(model, groups, images(), [name], loss=cross_entropy)
+    computed(context(model, groups, images(), loss=cross_entropy), [name])
     assert torch.equal(torch.get_rng_state(), random_state)
     assert [m.training for m in model.modules()] == [m.training for m in before.modules()]
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
@@ -73,16 +73,16 @@ def test_signals_together_equal_signals_alone_and_run_the_model_once() -> None:
     groups = resnet_groups(model)
     runs = []
     handle = model.register_forward_hook(lambda *_: runs.append(1))
-    together = signals(model, groups, batches, ANYWHERE, loss=cross_entropy)
+    together = computed(context(model, groups, batches, loss=cross_entropy), ANYWHERE)
     handle.remove()
     assert len(runs) == len(batches)
     alone = {
-        "u_score": u_score(model, groups, batches),
-        "r_score": r_score(model, groups, batches, cross_entropy),
-        "gate_taylor": gate_taylor(model, groups, batches, cross_entropy),
-        "fisher": fisher(model, groups, batches, cross_entropy),
-        "magnitude": magnitude(model, groups),
-        "random": random(groups),
+        "u_score": u_score(context(model, groups, batches)),
+        "r_score": r_score(context(model, groups, batches, cross_entropy)),
+        "gate_taylor": gate_taylor(context(model, groups, batches, cross_entropy)),
+        "fisher": fisher(context(model, groups, batches, cross_entropy)),
+        "magnitude": magnitude(context(model, groups)),
+        "random": random(context(None, groups)),
     }
     assert list(together) == list(ANYWHERE)
     for name, scores in alone.items():
@@ -103,8 +103,8 @@ def test_a_module_that_is_called_twice_is_seen_twice() -> None:
     once = Perceptron().double()
     once.load_state_dict(model.state_dict())
     negative = [(-x, y) for x, y in batches]
-    expected = torch.maximum(*(u_score(once, groups, b)["first"] for b in (batches, negative)))
-    assert torch.allclose(u_score(model, groups, batches)["first"], expected)
+    expected = torch.maximum(*(u_score(context(once, groups, b))["first"] for b in (batches, negative)))
+    assert torch.allclose(u_score(context(model, groups, batches))["first"], expected)
 
 
 class Attention(nn.Module):
@@ -132,7 +132,9 @@ def test_sites_of_keyword_inputs_and_of_tuples(score: str) -> None:
         "tuple": (model, Site("mixed", dim=-1)),
     }
     found = {
-        name: signals(net, [Group("x", "channel", 6, (), (site,))], batches, [score], loss=cross_entropy)[score]["x"]
+        name: computed(context(net, [Group("x", "channel", 6, (), (site,))], batches, loss=cross_entropy), [score])[
+            score
+        ]["x"]
         for name, (net, site) in sites.items()
     }
     assert torch.allclose(found["keyword"], found["plain"], rtol=1e-4)
@@ -193,7 +195,7 @@ def one_class() -> list[Batch]:
 def test_unusable_batches_are_refused(batches: list[Any], message: str) -> None:
     model = small_resnet()
     with pytest.raises(ValueError, match=message):
-        u_score(model, resnet_groups(model), batches)
+        u_score(context(model, resnet_groups(model), batches))
 
 
 @pytest.mark.parametrize("name", ["u_score", "gate_taylor"])
@@ -201,17 +203,17 @@ def test_groups_without_a_site_are_refused(name: str) -> None:
     model = small_resnet()
     groups = [replace(resnet_groups(model)[0], sites=())]
     with pytest.raises(ValueError, match=r"a site where the units of 'layer1.0.conv1' (are seen|can be gated)"):
-        signals(model, groups, images(), [name], loss=cross_entropy)
+        computed(context(model, groups, images(), loss=cross_entropy), [name])
 
 
 def test_sites_that_do_not_fit_are_refused() -> None:
     model = small_resnet()
     group = resnet_groups(model)[0]
     with pytest.raises(ValueError, match=r"Expected the output of 'layer1.0.bn1' to hold 50 units of 1 entries"):
-        u_score(model, [replace(group, size=50)], images())
+        u_score(context(model, [replace(group, size=50)], images()))
     model.unused = nn.Conv2d(1, 1, 1)
     with pytest.raises(ValueError, match=r"Expected 'unused', where the units of .* are seen, to be called"):
-        u_score(model, [replace(group, sites=(Site("unused"),))], images())
+        u_score(context(model, [replace(group, sites=(Site("unused"),))], images()))
 
 
 def test_samples_of_different_numbers_of_rows_are_refused_in_one_batch() -> None:
@@ -223,39 +225,41 @@ def test_samples_of_different_numbers_of_rows_are_refused_in_one_batch() -> None
     groups, x = find_groups(model, torch.randn(1, 4)).groups, torch.randn(2, 4)
     loss = lambda model, batch: model(batch).square().sum()  # noqa: E731
     with pytest.raises(ValueError, match=r"got shape \(3, 6\)\..* as the boxes of a detector, pass one sample per"):
-        signals(model, groups, [x], ["gate_taylor"], loss=loss)
-    assert signals(model, groups, [*x.split(1)], ["gate_taylor"], loss=loss)["gate_taylor"][groups[0].name].any()
+        computed(context(model, groups, [x], loss=loss), ["gate_taylor"])
+    assert computed(context(model, groups, [*x.split(1)], loss=loss), ["gate_taylor"])["gate_taylor"][
+        groups[0].name
+    ].any()
 
 
 def test_slices_that_do_not_fit_are_refused() -> None:
     model = small_resnet()
     group = Group("x", "channel", 2, (Slice(tensor="layer1.0.conv9.weight", dim=0),))
     with pytest.raises(ValueError, match=r"Expected a module at 'layer1.0.conv9'"):
-        magnitude(model, [group])
+        magnitude(context(model, [group]))
     group = Group("x", "channel", 2, (Slice(tensor="layer1.0.conv1.bias", dim=0),))
     with pytest.raises(ValueError, match=r"Expected a parameter or buffer 'layer1.0.conv1.bias'.*Conv2d\) has none"):
-        magnitude(model, [group])
+        magnitude(context(model, [group]))
 
 
 def test_gradients_need_a_loss_that_reaches_the_units() -> None:
     model = small_resnet()
     groups = resnet_groups(model)
     with pytest.raises(ValueError, match=r"Expected a loss, loss\(model, batch\) .*, for a score that needs gradients"):
-        signals(model, groups, images(), ["r_score"])
+        computed(context(model, groups, images()), ["r_score"])
     other = small_resnet()
     with pytest.raises(ValueError, match="no gradient reached any"):
-        r_score(model, groups, images(), lambda _, batch: cross_entropy(other, batch))
+        r_score(context(model, groups, images(), lambda _, batch: cross_entropy(other, batch)))
 
 
 def test_unknown_signals_and_bad_values_are_refused() -> None:
     model = small_resnet()
     groups = resnet_groups(model)
     with pytest.raises(ValueError, match="Expected signals among u_score, .*, but got 'luck'"):
-        signals(model, groups, images(), ["luck"])
+        computed(context(model, groups, images()), ["luck"])
     with torch.no_grad():
         model.conv1.weight[0, 0, 0, 0] = torch.nan
     with pytest.raises(ValueError, match="Expected finite scores from 'magnitude', but those of conv1 are not"):
-        signals(model, groups, images(), ["magnitude"])
+        computed(context(model, groups, images()), ["magnitude"])
 
 
 def test_groups_of_one_name_are_refused() -> None:

@@ -1,12 +1,14 @@
-"""Executors of edits: one per kind, called by `apply_edits`, which checks, and takes back what fails."""
+"""Executors of edits, one for each class of edit: called by `apply_edits`, which takes back what fails."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import singledispatch
 from itertools import chain
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -15,7 +17,7 @@ from prunerecover.families.layout import Branch
 from prunerecover.model.linears import linear_shape, without_affine
 from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import Affine, ChannelMap, Constant, Nothing, PassThrough, SlopeBias
-from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace, Rewrite
+from prunerecover.plan.edits import Config, Merge, Narrow, Remove, Replace, Rewrite
 from prunerecover.surgery.folding import merged_linear
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.narrowing import Cuts, narrow
@@ -54,7 +56,13 @@ class EditContext:
         return parameter, cuts
 
     def register(self, new: nn.Module, likes: Mapping[str, Parameter], values: Mapping[str, Tensor]) -> None:
-        """Give new parameters their values, and the device, dtype and trainability of those they stand for."""
+        """Give new parameters their values, and the device, dtype and trainability of those they stand for.
+
+        Args:
+            new: A module that is not in the model yet and holds its parameters itself, not in submodules.
+            likes: Parameter of the model that each one stands for, by its name in `new`.
+            values: By the same names, in the parameters' shapes; those that are not there keep their initial values.
+        """
         for name, initial in list(new.named_parameters()):
             like = likes[name]
             value = values.get(name, initial).detach().to(like.device, like.dtype, copy=True)
@@ -73,48 +81,64 @@ class EditContext:
                 self.replace_module(path, nn.Identity())
 
 
-def apply_edit(context: EditContext, edit: Edit) -> None:
-    """Apply one edit.
+@singledispatch
+def execute(edit: BaseModel, context: EditContext) -> None:
+    """Apply one edit; `execute.register` adds the executor of another kind of edit.
+
+    An executor changes the model through `context.journal` alone, which takes its changes back when something fails.
 
     Raises:
-        ValueError: If it names something that is not there.
+        ValueError: If the edit names something that is not there.
+        TypeError: If there is no executor for such an edit.
     """
-    if isinstance(edit, Config):
-        context.journal.set_config(context.model, edit.set)
-    elif isinstance(edit, Merge):
-        _merge(context, edit)
-    elif isinstance(edit, Narrow):
-        made = narrow(context.model, edit, context.journal, _compensation(context, edit))
-        context.cuts |= made
-        context.likes |= {new: old for new, (old, _) in made.items()}
-    elif isinstance(edit, Rewrite):
-        _rewrite(context, edit)
-    elif edit.kind == "block":
-        _take_out(context, edit.unit)
-    elif isinstance(edit, Remove):
-        branch = _branch(context.model, edit.unit, edit.kind)
-        context.replace_module(branch.path, Nothing(branch.returns))
-        context.replace_by_identity(branch.followers)
-    elif edit.kind == "activation":
+    raise TypeError(f"Expected an edit with an executor, but got {type(edit).__name__}. Register one with execute.")
+
+
+@execute.register
+def _(edit: Config, context: EditContext) -> None:
+    context.journal.set_config(context.model, edit.set)
+
+
+@execute.register
+def _(edit: Remove, context: EditContext) -> None:
+    if edit.kind == "block":
+        _remove_block(context, edit.unit)
+        return
+    branch = _branch(context.model, edit.unit, edit.kind)
+    context.replace_module(branch.path, Nothing(branch.returns))
+    context.replace_by_identity(branch.followers)
+
+
+@execute.register
+def _(edit: Replace, context: EditContext) -> None:
+    if edit.kind == "activation":
         _replace_activation(context, edit)
     else:
         _replace_branch(context, edit)
 
 
-def _rewrite(context: EditContext, edit: Rewrite) -> None:
+@execute.register
+def _(edit: Narrow, context: EditContext) -> None:
+    made = narrow(context.model, edit, context.journal, _compensation(context, edit))
+    context.cuts |= made
+    context.likes |= {new: old for new, (old, _) in made.items()}
+
+
+@execute.register
+def _(edit: Rewrite, context: EditContext) -> None:
     shortcut = get_module(context.model, edit.unit)
     held = [name for name, _ in chain(shortcut.named_parameters(), shortcut.named_buffers())]
     if held:
         raise ValueError(
             f"Expected '{edit.unit}' to be a shortcut without parameters, but this {type(shortcut).__name__} holds "
-            f"{', '.join(held[:3])}. Was it rewritten before, or was the plan made for another model?"
+            f"{', '.join(held[:3])}. Was the plan applied before, or made for another model?"
         )
     like = next((p for p in context.model.parameters() if p.is_floating_point()), torch.empty(0))
     new = ChannelMap(edit.in_channels, edit.out_channels, edit.stride, edit.first, like.device, like.dtype)
     context.replace_module(edit.unit, new)
 
 
-def _take_out(context: EditContext, unit: str) -> None:
+def _remove_block(context: EditContext, unit: str) -> None:
     layout = describe(context.model)
     depth = len(layout.blocks)
     prefix, _, number = unit.rpartition(".")
@@ -208,7 +232,8 @@ def _values(context: EditContext, edit: Replace) -> dict[str, Tensor]:
     return {key.rpartition(".")[2]: context.tensors[key] for key in edit.tensors}
 
 
-def _merge(context: EditContext, edit: Merge) -> None:
+@execute.register
+def _(edit: Merge, context: EditContext) -> None:
     matrix, vector = _matrix_and_vector(get_module(context.model, edit.into))
     new = merged_linear(context.model, edit)
     context.register(new, {"weight": matrix, "bias": vector}, dict(new.named_parameters()))

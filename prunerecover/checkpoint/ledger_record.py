@@ -1,0 +1,137 @@
+"""The ledger in a checkpoint: what callbacks did to the networks of a LightningModule, as primitives and tensors.
+
+It lies in the file under the key "prunerecover". Callbacks write it and go on from it (`callbacks.ledger`);
+`load_pruned` takes its plans and adapters, without Lightning. Entries that earlier versions did not write have
+defaults; entries that this version does not know are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from prunerecover.plan.plan import Plan
+from prunerecover.recovery.lora import Adapters
+
+KEY = "prunerecover"
+SCHEMA = "prunerecover.ledger/1"
+
+GroupNames = list[list[list[str]]]  # by optimizer and group: names of parameters, "" for one of something else
+GroupPositions = dict[str, list[int]]  # by name of a parameter: number of an optimizer and of a group in it
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class SurgeryEvent(_Record):
+    """One surgery.
+
+    Attributes:
+        by: Which callback did it, such as "DepthPrune.0".
+        target: Path of the network.
+        epoch: At the start of which it came.
+        step: How many optimizer steps came before it.
+        units: What was removed, named as in the network right before it.
+        params: Parameters of the network afterwards; 0 if nothing was removed.
+        macs: Per calibration sample, afterwards; 0: not counted.
+        seconds: That it took to decide; None if that was done elsewhere.
+        taken: Of a budget that several surgeries share: units by kind, or by cost the share of what there was.
+    """
+
+    by: str
+    target: str
+    epoch: int
+    step: int = 0
+    units: tuple[str, ...] = ()
+    params: int = 0
+    macs: int = 0
+    seconds: float | None = None
+    taken: dict[str, int | float] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready primitives."""
+        return self.model_dump(mode="json")
+
+
+class ScheduleStart(_Record):
+    """What a callback found when its schedule began.
+
+    Attributes:
+        events: How many surgeries of its own there had been, in fits before.
+        units: How many units of each kind there were.
+        asked: The arguments that decide which surgeries come when.
+    """
+
+    events: int = 0
+    units: dict[str, int] = {}
+    asked: dict[str, Any] = {}
+
+
+class TeacherFile(_Record):
+    """Where the dense teacher of a network was saved: name and folder of the file, and its hash."""
+
+    file: str
+    folder: str
+    sha256: str
+
+
+class LedgerRecord(_Record):
+    """Everything that a checkpoint holds of a ledger.
+
+    Attributes:
+        plans: All edits so far of each network, by its path in the LightningModule.
+        events: Surgeries in order.
+        begun: By callback.
+        teachers: By path of the network, once they were saved.
+        adapters: What is injected on each network after all its edits, by the same paths.
+        places: Where optimizers held what adapters froze, by path of the network.
+        optimizers: What each group held, in order; None: the file does not say.
+        random_states: Of all ranks; None: the file does not say.
+    """
+
+    plans: dict[str, Plan] = {}
+    events: tuple[SurgeryEvent, ...] = ()
+    begun: dict[str, ScheduleStart] = {}
+    teachers: dict[str, TeacherFile] = {}
+    adapters: dict[str, Adapters] = {}
+    places: dict[str, GroupPositions] = {}
+    optimizers: GroupNames | None = None
+    random_states: list[dict[str, Any]] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what goes into a file: primitives and tensors."""
+        return {
+            "schema": SCHEMA,
+            "plans": {target: plan.to_dict() for target, plan in self.plans.items()},
+            "adapters": {target: adapters.to_dict() for target, adapters in self.adapters.items()},
+            "random_states": self.random_states,
+            **self.model_dump(mode="json", exclude={"plans", "adapters", "random_states"}),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any, path: Path | None = None) -> LedgerRecord:
+        """Validate what `to_dict` returned.
+
+        Args:
+            data: What lies under `KEY`.
+            path: Of the checkpoint, if it is known, for messages.
+
+        Raises:
+            ValueError: If it is of another schema, a plan in it is, or something in it is not what it should be.
+        """
+        schema = data.get("schema") if isinstance(data, Mapping) else None
+        if schema != SCHEMA:
+            raise ValueError(
+                f"Expected a checkpoint with a ledger of schema {SCHEMA}, but {f'{path} has' if path else 'got'} "
+                f"{schema}. It was saved by another version of prunerecover; install that version or newer."
+            )
+        plans = {target: Plan.from_dict(plan) for target, plan in data.get("plans", {}).items()}
+        adapters = {target: Adapters.from_dict(found) for target, found in data.get("adapters", {}).items()}
+        try:
+            return cls.model_validate({**data, "plans": plans, "adapters": adapters})
+        except ValidationError as error:
+            raise ValueError(f"Expected a complete ledger, but {error}. Was the checkpoint edited?") from None

@@ -1,0 +1,156 @@
+"""The evidence of a plan: what it was decided by, written by the planners and read by figures, pages and reports.
+
+In the plan and in its file evidence is one mapping, `Plan.evidence`, to which planning in depth and in width, the
+boundary search and the command line each add entries, and a user may add others. Every record here stands for some of
+these entries: `to_dict` gives those that were set, and `of` reads them from a plan's evidence. Entries that are not
+there, or have another form than here, have their defaults: the evidence of a plan that somebody else wrote is no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from prunerecover.plan.kinds import WidthKind
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Evidence(_Record):
+    """Base: entries of a plan's evidence."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entries that were set, as JSON primitives."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    @classmethod
+    def of(cls, evidence: Mapping[str, Any]) -> Self:
+        """Read the entries in a plan's evidence.
+
+        >>> DepthEvidence.of({"importance": {"blocks.0": 0.5}, "samples": "many", "note": "by hand"})
+        DepthEvidence(importance={'blocks.0': 0.5}, samples=None, divergence={})
+        """
+        entries = {name: evidence[name] for name in cls.model_fields if name in evidence}
+        try:
+            return cls.model_validate(entries)
+        except ValidationError as error:
+            wrong = {problem["loc"][0] for problem in error.errors()}
+            return cls.model_validate({name: value for name, value in entries.items() if name not in wrong})
+
+
+class DepthEvidence(_Evidence):
+    """What planning in depth says.
+
+    Attributes:
+        importance: Of every unit that was ranked, by name.
+        samples: How many the plan was calibrated on.
+        divergence: Of the output on held-out samples, once the unit of this name and those before it had gone.
+    """
+
+    importance: dict[str, float] = {}
+    samples: int | None = None
+    divergence: dict[str, float] = {}
+
+
+class WidthEvidence(_Evidence):
+    """What planning in width says of every group, and of how kinds of units count for beside each other.
+
+    Attributes:
+        kept: Units that stay, and units that there were, by the name of the group.
+        kinds: Of their units.
+        rates: How many times as much the saliency of a kind counts; empty: it was not tried.
+        damping: That was tried best with them.
+    """
+
+    kept: dict[str, tuple[int, int]] = {}
+    kinds: dict[str, WidthKind] = {}
+    rates: dict[str, float] = {}
+    damping: float = 0.0
+
+
+class UniformComparison(_Record):
+    """Protection scores of a plan beside uniform pruning: of what only the plan takes, and of what it alone spares."""
+
+    taken: float
+    spared: float
+
+
+class ToleranceEvidence(_Evidence):
+    """What planning in width by Tolerance of Difference says besides.
+
+    Attributes:
+        tolerance: That the groups were pruned at; None: the plan is not by tolerance.
+        share: Of the way there that the groups go.
+        protected_mass: Protection score that goes, and the most that could, by the name of the group.
+        exchange: Against uniform pruning; None: it cannot be compared.
+        compared_by: The cost that is the same then.
+        kept_by_tolerance: The share of all units that another tolerance would keep.
+    """
+
+    tolerance: float | None = None
+    share: float = 1.0
+    protected_mass: dict[str, tuple[float, float]] = {}
+    exchange: UniformComparison | None = None
+    compared_by: Literal["macs", "params"] = "macs"
+    kept_by_tolerance: dict[str, float] = {}
+
+
+class TrialResult(_Record):
+    """One short recovery of the boundary search: attentions and activations removed, and the accuracy in percent."""
+
+    attention: int
+    activation: int
+    accuracy: float
+
+
+class Regret(_Record):
+    """How many points better the truly best split may be: the expectation, and the interval around it."""
+
+    value: float
+    low: float
+    high: float
+    confidence: float
+
+
+class PredictedSplit(_Record):
+    """The split that the boundary search has picked: attentions and activations to remove, and what to expect."""
+
+    attention: int
+    activation: int
+    accuracy: float
+    regret: Regret
+
+
+class BoundaryEvidence(_Evidence):
+    """What the boundary search says: its runs in order, and its pick, which a plan may have to go beyond."""
+
+    trials: tuple[TrialResult, ...] = ()
+    predicted: PredictedSplit | None = None
+
+
+class PlanningCost(_Record):
+    """What it took to find a plan.
+
+    Attributes:
+        asked: The budget, by the names of the command line's arguments.
+        seconds: In all.
+        trial_seconds: Of all trials, those of an interrupted search before included.
+        peak_memory_bytes: Of the process on a CPU, of the allocator on an accelerator.
+        trials: How many there were.
+    """
+
+    asked: dict[str, Any] = {}
+    seconds: float = 0.0
+    trial_seconds: float = 0.0
+    peak_memory_bytes: int | None = None
+    trials: int | None = None
+
+
+class SearchEvidence(_Evidence):
+    """What the command line says of finding the plan."""
+
+    search: PlanningCost | None = None

@@ -1,0 +1,60 @@
+"""Kinds of units and everything that is ever asked of a kind, wherever kinds are ordered, nested or drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from prunerecover.display.style import BLACK, BLUE, GREEN, ORANGE, PURPLE
+
+Kind = Literal["block", "attention", "mlp", "activation", "layer", "channel", "head", "neuron", "expert"]
+WidthKind = Literal["channel", "head", "neuron", "expert"]
+
+
+@dataclass(frozen=True)
+class KindTraits:
+    """What is true of all units of a kind.
+
+    Attributes:
+        dimension: Of the network in which they are pruned.
+        edits: Operations of plans that take them out; none for a kind that nothing removes yet.
+        holds: Kinds of units inside, which go along.
+        fitted: Whether something can be fitted in their place.
+        composite: Whether a unit is several features at once, so that its scores do not compare with single ones.
+        color: Of bars of the kind in figures.
+        ink: Of text on that colour.
+    """
+
+    dimension: Literal["depth", "width"]
+    edits: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+    fitted: bool = False
+    composite: bool = False
+    color: str = BLACK
+    ink: str = "white"
+
+
+# In the order in which the units of one block are removed.
+TRAITS: dict[str, KindTraits] = {
+    "block": KindTraits("depth", edits=("remove",), holds=("attention", "mlp", "activation")),
+    "attention": KindTraits("depth", edits=("remove", "replace"), fitted=True),
+    "mlp": KindTraits("depth", edits=("remove", "replace"), holds=("activation",), fitted=True),
+    "activation": KindTraits("depth", edits=("replace",), fitted=True),
+    "layer": KindTraits("depth"),
+    "channel": KindTraits("width", edits=("narrow",), color=BLUE),
+    "head": KindTraits("width", edits=("narrow",), composite=True, color=ORANGE, ink=BLACK),
+    "neuron": KindTraits("width", edits=("narrow",), color=GREEN),
+    "expert": KindTraits("width", edits=("narrow",), composite=True, color=PURPLE, ink=BLACK),
+}
+KINDS = tuple(TRAITS)
+DEPTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "depth" and traits.edits)
+WIDTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "width")
+
+
+def holders_first(kind: str) -> tuple[int, int]:
+    """Return a sort key by which kinds that hold others come before what they hold.
+
+    >>> sorted(("activation", "attention", "mlp", "block"), key=holders_first)
+    ['block', 'mlp', 'attention', 'activation']
+    """
+    return -len(TRAITS[kind].holds), KINDS.index(kind)

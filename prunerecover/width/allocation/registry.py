@@ -1,0 +1,144 @@
+"""The registry of allocations: by the names that `plan_width` takes, or the caller's own callables.
+
+An allocation decides which units go within a budget: any callable `(groups, saliency, costs, budget) -> {group name:
+numbers of the units that go}`. What it returns is checked; whether it meets the budget is its own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prunerecover.importance.registry import name_of
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.groups import Group
+from prunerecover.width.allocation.by_saliency import global_ranking, per_cost, uniform
+from prunerecover.width.allocation.cost_model import CostModel
+from prunerecover.width.allocation.greedy_fill import Removed, allowed
+from prunerecover.width.groups.unit_slices import Scores
+
+AllocationRule = Callable[[Sequence[Group], Scores, CostModel, Budget], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class RegisteredAllocation:
+    """An allocation by saliency.
+
+    Attributes:
+        name: As plans and messages state it.
+        rule: Returns which units go; None: Tolerance of Difference, which weighs two signals.
+    """
+
+    name: str
+    rule: AllocationRule | None
+
+    def __call__(self, groups: Sequence[Group], saliency: Scores, costs: CostModel, budget: Budget) -> Removed:
+        """Return which units go, by the name of every group, ascending.
+
+        Raises:
+            ValueError: If the rule names a group that is not there, or units that it does not have or may not lose.
+            TypeError: If it returns no mapping of integers.
+        """
+        assert self.rule is not None, "Tolerance of Difference is computed by `tolerance_allocation`"
+        found = self.rule(groups, saliency, costs, budget)
+        if not isinstance(found, Mapping):
+            raise TypeError(
+                f"Expected allocation '{self.name}' to return {{group name: units that go}}, but got "
+                f"{type(found).__name__}."
+            )
+        unknown = [name for name in found if name not in {group.name for group in groups}]
+        if unknown:
+            raise ValueError(
+                f"Expected allocation '{self.name}' to return units of the groups that it is given, such as "
+                f"'{groups[0].name}', but got '{unknown[0]}'."
+            )
+        return {group.name: self._units(group, found.get(group.name, ())) for group in groups}
+
+    def _units(self, group: Group, found: Any) -> Tensor:
+        """Return the numbers of a group's units that go, checked."""
+        units = torch.as_tensor(found).cpu()
+        if not units.numel():
+            return torch.empty(0, dtype=torch.long)
+        if units.ndim != 1 or units.is_floating_point() or units.is_complex() or units.dtype == torch.bool:
+            raise TypeError(
+                f"Expected allocation '{self.name}' to return the numbers of the units of '{group.name}' that go, "
+                f"integers of shape (k,), but got {units.dtype} of shape {tuple(units.shape)}."
+            )
+        units = units.long()
+        if int(units.min()) < 0 or int(units.max()) >= group.size or not bool((units.diff() > 0).all()):
+            raise ValueError(
+                f"Expected allocation '{self.name}' to return numbers of units of '{group.name}' from 0 to "
+                f"{group.size - 1}, ascending and each once, but got {_told(units)}."
+            )
+        if allowed(group, len(units)) != len(units):
+            raise ValueError(
+                f"Expected allocation '{self.name}' to leave '{group.name}' at least {group.at_least} of its "
+                f"{group.size} units and a multiple of {group.multiple}, but {group.size - len(units)} would stay. "
+                "Use greedy_fill.allowed(group, count) for how many may go."
+            )
+        counts = units.div(group.size // group.strata, rounding_mode="floor").bincount(minlength=group.strata)
+        if int(counts.min()) != int(counts.max()):
+            raise ValueError(
+                f"Expected allocation '{self.name}' to take equally many units of '{group.name}' out of each of its "
+                f"{group.strata} strata, but got {counts.tolist()}. Use by_saliency.lowest(groups, saliency, counts)."
+            )
+        return units
+
+
+ALLOCATIONS = {
+    entry.name: entry
+    for entry in (
+        RegisteredAllocation("per_cost", per_cost),
+        RegisteredAllocation("tolerance", None),
+        RegisteredAllocation("uniform", uniform),
+        RegisteredAllocation("global", global_ranking),
+    )
+}
+
+
+def register_allocation(name: str, rule: AllocationRule) -> RegisteredAllocation:
+    """Let `allocation=name` mean a rule of your own, in `plan_width`, `WidthPrune` and recipes.
+
+    Args:
+        name: That it goes by from now on.
+        rule: `(groups, saliency, costs, budget) -> {group name: numbers of the units that go}`, a tensor of integers
+            per group, ascending; groups that are not named keep all. `saliency` is the protection signal, `(size,)` by
+            group name; `costs` says what units save; see `per_cost`.
+
+    Raises:
+        ValueError: If another allocation has the name.
+    """
+    if name in ALLOCATIONS and ALLOCATIONS[name].rule is not rule:
+        raise ValueError(f"Expected a name that no allocation has, but '{name}' is taken. Choose another.")
+    ALLOCATIONS[name] = RegisteredAllocation(name, rule)
+    return ALLOCATIONS[name]
+
+
+def allocation_of(allocation: str | AllocationRule) -> RegisteredAllocation:
+    """Return the entry of a name, or one for a callable.
+
+    Raises:
+        ValueError: If there is no allocation of the name.
+        TypeError: If it is neither a name nor a callable.
+    """
+    if isinstance(allocation, str):
+        if allocation not in ALLOCATIONS:
+            raise ValueError(
+                f"Expected allocation among {', '.join(ALLOCATIONS)}, or a callable (groups, saliency, costs, budget) "
+                f"-> {{group name: units that go}}, but got '{allocation}'."
+            )
+        return ALLOCATIONS[allocation]
+    if not callable(allocation):
+        raise TypeError(
+            "Expected allocation to be a name or a callable (groups, saliency, costs, budget) -> {group name: units "
+            f"that go}}, but got {type(allocation).__name__}."
+        )
+    return RegisteredAllocation(name_of(allocation), allocation)
+
+
+def _told(units: Tensor) -> str:
+    return f"[{', '.join(map(str, units[:8].tolist()))}{', ...' if len(units) > 8 else ''}]"

@@ -1,0 +1,107 @@
+"""A family of the user's own: once registered, its models are pruned in depth like any other."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+
+from prunerecover import Budget, apply_plan, find_units, plan_depth
+from prunerecover.callbacks.ledger.target import find_target
+from prunerecover.families import describe as registry
+from prunerecover.families.describe import describe, is_supported, register_family
+from prunerecover.families.layout import Block, Branch, Layout
+from prunerecover.model.replacements import Replacement
+
+DIM, DEPTH = 8, 4
+
+
+class MixerBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM)
+        self.mixer = nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mixer(self.norm(x))
+
+
+class MixerNetwork(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.Sequential(*(MixerBlock() for _ in range(DEPTH)))
+        self.head = nn.Linear(DIM, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stages(x))
+
+
+def read(model: nn.Module) -> Layout | None:
+    if not isinstance(model, MixerNetwork):
+        return None
+
+    def branch(path: str, block: nn.Module) -> Branch | None:
+        if isinstance(block.mixer, Replacement):
+            return None
+        return Branch("mlp", f"{path}.mixer", (f"{path}.norm",), f"{path}.norm", returns=1, dim=DIM)
+
+    stages = [(f"stages.{i}", block) for i, block in enumerate(model.stages)]
+    return Layout("MixerNetwork", "stages", tuple(Block(p, None, branch(p, b), None, "not listed") for p, b in stages))
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> MixerNetwork:
+    monkeypatch.setattr(registry, "FAMILIES", dict(registry.FAMILIES))
+    register_family(read, "MixerNetwork")
+    torch.manual_seed(0)
+    return MixerNetwork().eval()
+
+
+def test_an_architecture_nobody_registered_is_named_in_the_error() -> None:
+    with pytest.raises(ValueError, match=r"supported family \(timm VisionTransformer, .*got MixerNetwork.*register_f"):
+        describe(MixerNetwork())
+
+
+def test_a_family_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="Expected the name of the family"):
+        register_family(read)
+
+
+def test_its_units_are_found_and_messages_list_it(network: MixerNetwork) -> None:
+    assert [unit.name for unit in find_units(network, kinds=("mlp",))] == [f"stages.{i}.mixer" for i in range(DEPTH)]
+    with pytest.raises(ValueError, match=r"supported family \(MixerNetwork, timm VisionTransformer, "):
+        describe(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("kind", ["block", "mlp"])
+def test_without_its_units_it_computes_what_is_left(network: MixerNetwork, kind: str) -> None:
+    batches = [torch.randn(4, DIM) for _ in range(4)]
+    plan = plan_depth(network, Budget(remove={kind: 2}), batches=batches, replace="zero")  # type: ignore[dict-item]
+    x, left = torch.randn(5, DIM), list(network.stages)
+    gone = {int(edit.unit.split(".")[1]) for edit in plan.edits}
+    expected = network.head(nn.Sequential(*(block for i, block in enumerate(left) if i not in gone))(x))
+    apply_plan(network, plan)
+    torch.testing.assert_close(network(x), expected)
+    assert len(find_units(network, kinds=("mlp",))) == DEPTH - 2
+
+
+def test_what_is_fitted_in_its_place_is_better_than_nothing(network: MixerNetwork) -> None:
+    batches = [torch.randn(64, DIM) for _ in range(8)]
+    x = torch.randn(256, DIM)
+    expected = network(x)
+
+    def error(replace: str) -> float:
+        pruned = MixerNetwork().eval()
+        pruned.load_state_dict(network.state_dict())
+        apply_plan(pruned, plan_depth(pruned, remove={"mlp": 2}, batches=batches, replace=replace))
+        return float((pruned(x) - expected).square().mean())
+
+    assert error("calibrated") < 0.5 * error("zero")
+
+
+def test_callbacks_find_it_in_a_module(network: MixerNetwork) -> None:
+    module = pl.LightningModule()
+    module.other, module.network = nn.Linear(2, 2), network
+    assert is_supported(network)
+    assert find_target(module, None) == "network"

@@ -1,0 +1,90 @@
+"""An importance of the user's own: passed, or by the name that it was registered with."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from cases.engine import batches_of, build
+from cases.models.habits import Plain
+from cases.trainers import fit, prune
+
+from prunerecover import Budget, Plan, find_units, plan_depth
+from prunerecover.callbacks import DepthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.importance.context import DepthContext
+from prunerecover.importance.registry import IMPORTANCES, check_unit_scores, register_importance
+
+
+def later_first(context: DepthContext) -> dict[str, float]:
+    """Deep units matter less."""
+    return {unit.name: -float(place) for place, unit in enumerate(context.units)}
+
+
+class Favourite:
+    """Keeps what has a word in its name."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def __call__(self, context: DepthContext) -> dict[str, float]:
+        return {unit.name: float(self.word in unit.name) for unit in context.units}
+
+
+def planned(importance: object, **arguments: object) -> Plan:
+    arguments = {"remove": {"attention": 2}, "replace": "zero", **arguments}
+    return plan_depth(build("timm"), batches=batches_of("timm"), importance=importance, **arguments)
+
+
+def test_a_callable_decides_what_goes() -> None:
+    names = [unit.name for unit in find_units(build("timm"), ("attention",))]
+    plan = planned(later_first)
+    assert set(plan.removed["attention"]) == set(names[-2:])
+    assert plan.made_by.method == "depth/later_first"
+    assert planned(Favourite("blocks.3")).removed["attention"] == tuple(names[:2])
+
+
+def test_a_name_means_the_callable_that_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(IMPORTANCES, "later_first", raising=False)
+    register_importance("later_first", later_first)
+    assert planned("later_first").edits == planned(later_first).edits
+    assert register_importance("later_first", later_first).name == "later_first"
+    with pytest.raises(ValueError, match="name that no importance has, but 'later_first' is taken"):
+        register_importance("later_first", Favourite("x"))
+    del IMPORTANCES["later_first"]
+
+
+def test_shares_of_cost_trust_that_a_callable_compares_kinds() -> None:
+    assert planned(later_first, remove=None, budget=Budget(macs=0.1)).removed
+
+
+def test_a_unit_without_an_importance() -> None:
+    with pytest.raises(ValueError, match=r"to return an importance for each of the 4 units, but .* have none"):
+        planned(lambda context: {})
+
+
+def test_an_unknown_name_and_what_is_no_callable() -> None:
+    with pytest.raises(ValueError, match=r"importance to be one of output_divergence, .* or a callable .*'mine'"):
+        planned("mine")
+    with pytest.raises(TypeError, match="importance to be a name or a callable .*, but got int"):
+        DepthPrune(remove={"attention": 1}, importance=3)
+
+
+def test_a_callable_decides_in_a_fit_and_a_resumed_run_knows_it(tmp_path: Path) -> None:
+    module = Plain()
+    trainer = fit(tmp_path, module, prune(importance=later_first, remove={"attention": 1}), epochs=2)
+    (plan,) = Ledger.of(module).plans.values()
+    assert plan.removed == {"attention": ("blocks.3.attn",)}
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    other = prune(importance=Favourite("blocks"), remove={"attention": 1})
+    with pytest.raises(ValueError, match="with the arguments of the run that is resumed .*later_first.*Favourite"):
+        fit(tmp_path, Plain(), other, epochs=3, resume=tmp_path / "last.ckpt")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_importances_that_are_not_finite_are_refused(value: float) -> None:
+    with pytest.raises(
+        ValueError, match=r"finite importances from 'taylor', but 1 of 2 are not \(b: .*Check the model"
+    ):
+        check_unit_scores({"a": 1.0, "b": value}, "taylor")

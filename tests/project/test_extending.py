@@ -1,0 +1,76 @@
+"""docs/extending.md: every example runs as it is written, and is short."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from prunerecover import Plan
+from prunerecover.families import describe
+from prunerecover.importance import registry
+from prunerecover.recipes.cli.main import main
+
+PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text()
+SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")[1:]}
+BLOCKS = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+LINES = 30
+
+
+def code_lines(text: str) -> list[str]:
+    """Lines of code: neither blank, nor comments, nor docstrings."""
+    without = re.sub(r'"""(.*?)"""', "", text, flags=re.DOTALL)
+    return [line for line in without.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_an_example_is_short(title: str) -> None:
+    lines = [line for _, text in BLOCKS.findall(SECTIONS[title]) for line in code_lines(text)]
+    assert 1 <= len(lines) <= LINES
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the user's own, and registries that forget what an example adds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the command line adds the working directory
+    monkeypatch.setattr(describe, "FAMILIES", dict(describe.FAMILIES))
+    monkeypatch.setattr(registry, "IMPORTANCES", dict(registry.IMPORTANCES))
+    return tmp_path
+
+
+def run(title: str, folder: Path) -> None:
+    """Write the blocks of a section under their names; run the Python and the commands."""
+    for language, text in BLOCKS.findall(SECTIONS[title]):
+        if language == "bash":
+            for command in text.strip().splitlines():
+                program, *arguments = shlex.split(command)
+                assert program == "prunerecover"
+                assert main(arguments) == 0
+            continue
+        path = folder / text.partition("\n")[0].removeprefix("# ")
+        path.write_text(text)
+        if language == "python":
+            runpy.run_path(str(path), run_name="__main__")
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_an_example_runs(title: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    modules = set(sys.modules)
+    run(title, folder)
+    for name in set(sys.modules) - modules:
+        if name.startswith("my_"):
+            del sys.modules[name]
+    printed = capsys.readouterr().out
+    if title.endswith("command line"):
+        (attentions,) = Plan.load(folder / "plan.json").removed.values()
+        assert len(attentions) == 2
+        assert min(int(name.split(".")[1]) for name in attentions) >= 3
+    elif title.endswith("recipe"):
+        assert list(folder.rglob("pruned/plan.json"))
+    else:
+        assert re.search(r"'[\w.]+': (\(|[1-9])", printed), printed
