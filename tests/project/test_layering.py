@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 import graphlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,14 +73,17 @@ def module_name(path: Path) -> str:
 SOURCES = {module_name(path): path.read_text() for folder in FOLDERS for path in python_files(ROOT / folder)}
 
 
-def named_in(source: str) -> Iterator[str]:
-    """Yield every module that an import statement names; `from a import b` counts as a and a.b."""
+@cache
+def named_in(source: str) -> tuple[str, ...]:
+    """Return every module that an import statement names; `from a import b` counts as a and a.b."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield "." * node.level + (node.module or "")
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found.append("." * node.level + (node.module or ""))
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return tuple(found)
 
 
 def imports_of(sources: Mapping[str, str]) -> Imports:
@@ -139,7 +143,7 @@ def test_engine_does_without_callbacks_and_recipes() -> None:
 
 def test_configs_only_name_classes() -> None:
     assert [path.name for path in (ROOT / "configs").glob("*.py")] == ["__init__.py"]
-    assert not list(named_in((ROOT / "configs" / "__init__.py").read_text()))
+    assert not named_in((ROOT / "configs" / "__init__.py").read_text())
 
 
 @pytest.mark.parametrize("top", [*FOLDERS, "tests", "benchmarks"])

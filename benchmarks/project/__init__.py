@@ -1,0 +1,1 @@
+"""What holds of the project as a whole."""

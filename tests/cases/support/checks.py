@@ -1,0 +1,110 @@
+"""The columns of the support matrix: what has to work on a family of models for its cell to say yes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from cases.models.families import squares
+from cases.support.families import BLOCKS, DEPTH, NARROW, Family
+from cases.width.groups import outputs
+from torch import Tensor, nn
+
+from prunerecover import Budget, Plan, apply_plan, load_pruned, plan_depth, plan_width, save_pruned
+
+WIDTH = ("channel", "head", "neuron")
+
+
+def planned(model: nn.Module, batch: Any, kind: str, alike: bool = False) -> Plan:
+    """Remove one unit of a depth kind, or two of a width kind; alike in all layers if they are to stay alike."""
+    if kind in DEPTH:
+        return plan_depth(model, remove={kind: 1}, batches=[batch] * 4)
+    settings: dict[str, Any] = {"batches": [batch], "loss": squares, "kinds": (kind,)}
+    if alike:
+        settings["allocation"] = "uniform"
+        settings["ignore"] = ["bert.pooler.*"] if hasattr(model, "bert") else []  # its neurons are in no config
+        budget = Budget(remove={kind: 4}) if kind == "expert" else Budget(ratio={kind: 0.25})
+        return plan_width(model, budget, **settings)
+    return plan_width(model, Budget(remove={kind: 2}), **settings)
+
+
+@torch.no_grad()
+def given(model: nn.Module, batch: Any) -> list[Tensor]:
+    return outputs(model.eval(), batch)
+
+
+def assert_same(one: nn.Module, other: nn.Module, batch: Any) -> None:
+    for parameter in other.parameters():  # a mapped file is aligned otherwise, and kernels round otherwise then
+        parameter.data = parameter.data.clone()
+    pairs = list(zip(given(one, batch), given(other, batch), strict=True))
+    assert pairs
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def is_removed(family: Family, folder: Path, kind: str) -> None:
+    """Units go, the plan says what is left, gradients reach it, and what is saved opens as the same network."""
+    model, batch = family.build()
+    dense = sum(p.numel() for p in model.parameters())
+    plan = planned(model, batch, kind)
+    apply_plan(model, plan)
+    assert plan.result.params == sum(p.numel() for p in model.parameters())
+    assert plan.result.params < dense or kind == "activation"
+    assert plan.removed[kind]
+    again = load_pruned(save_pruned(model, plan, folder / "pruned"), family.build()[0])
+    assert_same(model, again, batch)
+    squares(model, batch).backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert gradients
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def is_standard(family: Family, folder: Path, kinds: tuple[str, ...]) -> None:
+    """The folder of a pruned model is one that `from_pretrained` of its class opens without a word of ours."""
+    model, batch = family.build()
+    kind = next(kind for kind in kinds if kind in family.works)
+    plan = planned(model, batch, kind, alike=True)
+    apply_plan(model, plan)
+    save_pruned(model, plan, folder / "pruned")
+    assert (folder / "pruned" / "config.json").is_file()  # without one transformers builds a model of full size
+    again = type(model).from_pretrained(folder / "pruned")  # type: ignore[attr-defined]
+    assert_same(model, again, batch)
+
+
+def is_exported(family: Family, folder: Path) -> None:
+    """A pruned model runs in onnxruntime as it does here."""
+    import onnxruntime
+
+    model, batch = family.build()
+    kind = next(kind for kind in (*DEPTH, *WIDTH) if kind in family.works)
+    apply_plan(model, planned(model, batch, kind))
+    path = str(folder / "model.onnx")
+    torch.onnx.export(model, (batch,), path, dynamo=True, input_names=["images"], external_data=False, verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    found = session.run(None, {"images": batch.numpy()})
+    wanted = given(model, batch)
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(torch.from_numpy(one), other, rtol=1e-3, atol=1e-3)
+
+
+COLUMNS: Mapping[str, Callable[[Family, Path], None]] = {
+    **{kind: partial(is_removed, kind=kind) for kind in (*DEPTH, *WIDTH, "expert")},
+    BLOCKS: partial(is_standard, kinds=("block",)),
+    NARROW: partial(is_standard, kinds=("expert", "neuron")),
+    "ONNX": is_exported,
+}
+
+
+def outcome(family: Family, column: str, folder: Path) -> str:
+    """Run a cell: "" if it works, else the error's message."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            COLUMNS[column](family, folder)
+    except ValueError as error:
+        return str(error)
+    return ""

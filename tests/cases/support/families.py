@@ -1,0 +1,122 @@
+"""The rows of the support matrix: a family of models, a small one of it with a batch, and what is known to work.
+
+What a row names neither under `works` nor under `refused` does not apply to it: a ResNet has no attention heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from cases.models import tiny, width
+from cases.models.width import Built
+from torch.utils._pytree import tree_map
+
+UNKNOWN = "Expected a model of a supported family"
+GATED = "... to have removable activations, but its MLP is gated"
+NO_GROUPS = "... to have groups of kind {kind}, but it has"  # none at all, or those of other kinds
+DEPTH = ("block", "attention", "mlp", "activation")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row: what builds a model and its batch, the columns that work, and the error of those that are refused."""
+
+    library: str
+    make: Callable[[], Built]
+    works: tuple[str, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    quick: bool = False  # in the fast suite
+
+    def build(self) -> Built:
+        """A dense model in single precision and evaluation mode, always of the same weights, and a batch."""
+        torch.manual_seed(0)
+        model, batch = self.make()
+        return model.float().eval(), tree_map(lambda t: t.float() if t.is_floating_point() else t, batch)
+
+    def reason(self, column: str) -> str | None:
+        """Words of the error that a column ends in; "" where it works, None where it does not apply."""
+        return "" if column in self.works else self.refused.get(column)
+
+    def is_expected(self, column: str, message: str) -> bool:
+        """Whether a column that ended in this error's message, or in none (""), did what the row says."""
+        reason = self.reason(column)
+        return reason is not None and (reason.removeprefix("... ") in message if reason else not message)
+
+
+def _refused(reason: str, *columns: str) -> dict[str, str]:
+    return {column: reason.format(kind=column) for column in columns}
+
+
+BLOCKS, NARROW = "from_pretrained, fewer blocks", "from_pretrained, fewer neurons or experts"
+IN_DEPTH = (*DEPTH, "head", "neuron")
+STANDARD = (BLOCKS, NARROW)
+HIDDEN_SIZE = _refused(NO_GROUPS, "channel")
+
+
+def _decoder(name: str, gated: bool = False, quick: bool = False) -> Family:
+    refused = HIDDEN_SIZE | (_refused(GATED, "activation") if gated else {})
+    works = tuple(column for column in (*IN_DEPTH, *STANDARD) if column not in refused)
+    make: Callable[[], Built] = lambda: (tiny.BUILD[name](), tiny.tiny_inputs(name))  # noqa: E731
+    return Family("transformers", make, works, refused, quick)
+
+
+def _mixture(name: str, *works: str, quick: bool = False) -> Family:
+    refused = _refused(UNKNOWN, *DEPTH) | HIDDEN_SIZE
+    refused |= _refused(NO_GROUPS, *(kind for kind in ("head", "neuron") if kind not in works))
+    make: Callable[[], Built] = lambda: (tiny.tiny_mixture(name), tiny.tiny_inputs("text"))  # noqa: E731
+    return Family("transformers", make, (*works, "expert", NARROW), refused, quick)
+
+
+def _convolutional(name: str, *works: str, refused: tuple[str, ...] = (), quick: bool = False) -> Family:
+    make = {**width.BUILD, **width.LARGE}[name]
+    library = "plain PyTorch" if name == "option_a_resnet20" else "torchvision"
+    return Family(library, make, works, _refused(UNKNOWN, "block", *refused), quick)
+
+
+def _transformer(library: str, name: str, *works: str) -> Family:
+    refused = _refused(UNKNOWN, *DEPTH)
+    refused |= _refused(NO_GROUPS, *(kind for kind in ("channel", "head") if kind not in works))
+    return Family(library, width.BUILD[name], works, refused)
+
+
+def _vit(distilled: bool) -> Family:
+    make: Callable[[], Built] = lambda: (tiny.tiny_timm(distilled=distilled), tiny.tiny_images())  # noqa: E731
+    return Family("timm", make, (*IN_DEPTH, "ONNX"), HIDDEN_SIZE, quick=not distilled)
+
+
+FAMILIES: dict[str, Family] = {
+    "ViT, DeiT": _vit(distilled=False),
+    "DeiT, distilled": _vit(distilled=True),
+    "Llama": _decoder("llama", gated=True, quick=True),
+    "Mistral": _decoder("mistral", gated=True),
+    "Qwen2": _decoder("qwen2", gated=True),
+    "Qwen3": _decoder("qwen3", gated=True),
+    "GPT-2": _decoder("gpt2"),
+    "OPT": _decoder("opt"),
+    "OPT, norms after the sum (350m)": _decoder("opt_post_norm"),
+    "BERT": _decoder("bert"),
+    "ViT of transformers": _decoder("hf_vit"),
+    "Mixtral": _mixture("mixtral", "head", quick=True),
+    "Qwen2-MoE": _mixture("qwen2_moe", "head", "neuron"),
+    "Qwen3-MoE": _mixture("qwen3_moe", "head"),
+    "DeepSeek-V2": _mixture("deepseek_v2", "neuron"),
+    "DeepSeek-V2, experts in groups": _mixture("deepseek_v2_grouped", "neuron"),
+    "DeepSeek-V3": _mixture("deepseek_v3", "neuron"),
+    "ViT of torchvision": _transformer("torchvision", "torchvision_vit", "neuron", "ONNX"),
+    "Swin of torchvision": _transformer("torchvision", "torchvision_swin", "neuron", "ONNX"),
+    "Swin of timm": _transformer("timm", "timm_swin", "head", "neuron", "ONNX"),
+    "SegFormer": _transformer("transformers", "segformer", "channel", "head", "neuron"),
+    "CIFAR ResNet, option A": _convolutional("option_a_resnet20", "channel", "ONNX", quick=True),
+    "ResNet": _convolutional("bottlenecks", "channel", "ONNX"),
+    "ResNeXt": _convolutional("resnext", "channel", "ONNX"),
+    "VGG": _convolutional("vgg", "channel", "neuron", "ONNX"),
+    "DenseNet": _convolutional("densenet", "channel", "ONNX"),
+    "MobileNetV2": _convolutional("mobilenet_v2", "channel", "ONNX"),
+    "EfficientNet": _convolutional("efficientnet", "channel", "ONNX"),
+    "ConvNeXt": _convolutional("convnext", "channel", "neuron", "ONNX", refused=("mlp", "activation"), quick=True),
+    "DeepLabV3": _convolutional("deeplabv3", "channel", "ONNX"),
+    "Faster R-CNN": _convolutional("faster_rcnn", "channel"),
+    "SSDLite": _convolutional("ssdlite", "channel"),
+}

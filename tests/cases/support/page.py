@@ -1,0 +1,44 @@
+"""The support matrix as Markdown: a table of families by columns, and what refused cells say."""
+
+from __future__ import annotations
+
+from cases.support.checks import COLUMNS
+from cases.support.families import FAMILIES
+
+COMMAND = "python -m benchmarks.project.support_matrix"
+HEAD = f"""\
+# What works on which family of models
+
+Written by `{COMMAND}`, which runs every cell on a small model of the family; the tests run the same.
+
+- **yes**: it was planned, applied, saved and opened again with the same outputs, and gradients reach what is left.
+  from_pretrained: transformers' own class opens the saved folder and computes the same, without prunerecover.
+  ONNX: a pruned model runs in onnxruntime and computes the same, to 0.001.
+- **no**, with a number: it is refused; the messages are below.
+- **-**: a family has no such unit, or (ONNX, from_pretrained) it was not tried.
+
+block, attention, mlp and activation are removed by `plan_depth`, channel, head, neuron and expert by `plan_width`.
+"""
+
+
+def markdown(versions: str) -> str:
+    """The page; `versions` is a line that names those of the libraries."""
+    notes: list[str] = []
+    rows = []
+    for name, family in FAMILIES.items():
+        cells = [_cell(family.reason(column), column, notes) for column in COLUMNS]
+        rows.append(f"| {name} | {family.library} | {' | '.join(cells)} |")
+    head = [f"| family | library | {' | '.join(COLUMNS)} |", "|---" * (2 + len(COLUMNS)) + "|"]
+    messages = [f'{number}. "{note} ..."' for number, note in enumerate(notes, 1)]
+    return "\n".join([HEAD, *head, *rows, "", *messages, "", versions, ""])
+
+
+def _cell(reason: str | None, column: str, notes: list[str]) -> str:
+    """One cell; a message that is new joins the notes."""
+    if reason is None:
+        return "-"
+    if not reason:
+        return "yes"
+    if reason not in notes:
+        notes.append(reason)
+    return f"no ({notes.index(reason) + 1})"
