@@ -1,4 +1,4 @@
-"""What the project claims, measured: one module, one page in `docs/results`.
+"""Measurements of what the project claims: one module, one page in `docs/results`.
 
 python -m benchmarks.end_to_end.quickstart
 """

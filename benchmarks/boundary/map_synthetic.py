@@ -1,4 +1,4 @@
-"""How much accuracy an accuracy map leaves on the table, on synthetic surfaces whose best split is known.
+"""Accuracy that an accuracy map leaves on the table, on synthetic surfaces whose best split is known.
 
     python -m benchmarks.boundary.map_synthetic
 

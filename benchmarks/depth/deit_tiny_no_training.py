@@ -1,4 +1,4 @@
-"""What calibrated replacement keeps before a single training step: real DeiT-Tiny, all 1,000 images of imagenet_sample.
+"""Accuracy that calibrated replacement keeps without training: real DeiT-Tiny, all 1,000 images of imagenet_sample.
 
     PRUNERECOVER_DATA=... python -m benchmarks.depth.deit_tiny_no_training
     PRUNERECOVER_DATA=... python -m benchmarks.depth.deit_tiny_no_training --search one_shot

@@ -1,4 +1,4 @@
-"""How long the scores of Tolerance of Difference take: ours, the published package's, and training passes.
+"""Time of the scores of Tolerance of Difference: ours, the published package's, and training passes.
 
     pip install network-pruner==2.16
     PRUNERECOVER_DATA=... python -m benchmarks.width.width_speed

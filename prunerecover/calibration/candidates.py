@@ -152,7 +152,15 @@ class BranchFit:
             seen: What entered the modules in `paths`, `(N, ..., C)`.
             target: The dense model's hidden state after the branch, `(N, ..., C)`.
             weight: Token weights, `(N, ...)`.
+
+        Raises:
+            ValueError: If channels are not last.
         """
+        if target.shape[-1] != self.branch.dim:
+            raise ValueError(
+                f"Expected the {self.branch.dim} channels of '{self.branch.path}' in the last dimension, to fit what "
+                f"is left in its place, but its output has shape {tuple(target.shape)}. Use replace='zero'."
+            )
         wanted = target - seen[f"{self.branch.stream}.in"]
         self._affine.add(_rows(seen[f"{self.branch.path}.in"]), _rows(wanted), weight.flatten())
 

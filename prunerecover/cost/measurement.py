@@ -24,7 +24,7 @@ class Measurement:
     Args:
         parameters: Number of parameters, shared ones once.
         parameter_bytes: Their size.
-        macs: Multiply-accumulate operations of one forward pass of the whole batch (see `prunerecover.macs`).
+        macs: Multiply-accumulate operations of one forward pass of the whole batch (see `prunerecover.cost.macs`).
         latency_ms: Median time of one forward pass, or None if it was not timed.
         activation_bytes: Peak memory of a forward pass beyond weights and inputs.
         activation_source: How that peak was taken: `"cuda allocator"` or `"tensor sizes"` (see `prunerecover.memory`).

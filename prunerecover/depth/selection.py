@@ -92,8 +92,8 @@ def check_comparable(units: Sequence[Unit], importance: RegisteredImportance) ->
     if len(kinds) > 1 and not importance.comparable:
         raise ValueError(
             f"Expected importance='output_divergence' for a share of cost over several kinds ({', '.join(kinds)}), but "
-            f"got '{importance.name}': gate gradients and the like differ in scale and must not be compared across "
-            "types. Use Budget(remove=...) with a number per kind, or ignore all kinds but one."
+            f"got '{importance.name}': its values differ in scale between kinds and must not be compared. Use "
+            "Budget(remove=...) with a number per kind, or ignore all kinds but one."
         )
 
 

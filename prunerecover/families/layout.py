@@ -23,7 +23,8 @@ class Branch:
         followers: Modules that serve only this branch (norm before it, LayerScale, DropPath): dropped with it.
         norm: The norm whose output `path` reads, if it serves only this branch (pre-norm families).
         returns: How many values the module at `path` returns.
-        dim: Width of the residual stream, C.
+        dim: Width of the residual stream, C. What is fitted in the branch's place works on the last dimension, so
+            states are `(N, ..., C)`; with channels elsewhere nothing can be fitted (`replace="zero"`).
     """
 
     kind: Literal["attention", "mlp"]

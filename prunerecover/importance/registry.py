@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from prunerecover.importance.angular_distance import angular_distance
 from prunerecover.importance.block_influence import block_influence
@@ -39,8 +40,15 @@ class RegisteredImportance:
 
         Raises:
             ValueError: If one is missing, NaN or infinite.
+            TypeError: If it returns no mapping of numbers.
         """
-        scores = {name: float(value) for name, value in self.compute(context).items()}
+        found = self.compute(context)
+        try:
+            scores = {name: float(value) for name, value in found.items()}
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            raise TypeError(
+                f"Expected '{self.name}' to return {{unit name: number}}, but got {_told(found)}."
+            ) from None
         check_unit_scores(scores, self.name, [unit.name for unit in context.units])
         return scores
 
@@ -60,7 +68,7 @@ IMPORTANCES = {
 
 
 def register_importance(
-    name: str, compute: Importance, *, needs_loss: bool = False, comparable: bool = False
+    name: str, compute: Importance, *, needs_loss: bool = False, comparable: bool = True
 ) -> RegisteredImportance:
     """Let `importance=name` mean a callable of your own, in `plan_depth`, `DepthPrune`, recipes and the command line.
 
@@ -68,11 +76,13 @@ def register_importance(
         name: That it goes by from now on.
         compute: `(context) -> {unit name: importance}`, higher means keep.
         needs_loss: Whether it reads `context.loss`.
-        comparable: Whether its values compare across kinds of units.
+        comparable: Whether its values compare across kinds of units, which a budget in a share of cost needs.
 
     Raises:
         ValueError: If another importance has the name.
+        TypeError: If the name is no word, or nothing can be called.
     """
+    check_new("importance", name, compute)
     if name in IMPORTANCES and IMPORTANCES[name].compute is not compute:
         raise ValueError(f"Expected a name that no importance has, but '{name}' is taken. Choose another.")
     IMPORTANCES[name] = RegisteredImportance(name, compute, needs_loss, comparable)
@@ -95,10 +105,10 @@ def importance_of(importance: str | Importance) -> RegisteredImportance:
                 f"{{unit name: importance}}, but got '{importance}'."
             )
         return IMPORTANCES[importance]
-    if not callable(importance):
+    if not callable(importance) or isinstance(importance, type):
         raise TypeError(
             "Expected argument importance to be a name or a callable (context) -> {unit name: importance}, but got "
-            f"{type(importance).__name__}."
+            f"{kind_of_thing(importance)}."
         )
     return RegisteredImportance(name_of(importance), importance, comparable=True)
 
@@ -106,10 +116,45 @@ def importance_of(importance: str | Importance) -> RegisteredImportance:
 def name_of(score: object) -> str:
     """Return the name by which plans record a callable: its own, or that of its class.
 
-    >>> name_of(magnitude), name_of("magnitude")
-    ('magnitude', 'magnitude')
+    Arguments that are bound to it are not part of the name, nor can lambdas be told apart by theirs.
+
+    >>> name_of(magnitude), name_of("magnitude"), name_of(partial(magnitude))
+    ('magnitude', 'magnitude', 'magnitude')
     """
+    while isinstance(score, partial):
+        score = score.func
     return score if isinstance(score, str) else str(getattr(score, "__name__", type(score).__name__))
+
+
+def check_new(what: str, name: object, compute: object) -> None:
+    """Raise TypeError unless an entry of a registry has a name, and something to call.
+
+    Args:
+        what: It is, for the message.
+        name: That it is to go by.
+        compute: What the name is to mean.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise TypeError(f"Expected a word as the name of the {what}, but got {name!r}.")
+    if not callable(compute) or isinstance(compute, type):
+        raise TypeError(f"Expected a callable as the {what} '{name}', but got {kind_of_thing(compute)}.")
+
+
+def kind_of_thing(thing: object) -> str:
+    """Return what messages call something that cannot serve.
+
+    >>> kind_of_thing(3), kind_of_thing(dict)
+    ('int', 'the class dict. Pass dict(...)')
+    """
+    return (
+        f"the class {thing.__name__}. Pass {thing.__name__}(...)" if isinstance(thing, type) else type(thing).__name__
+    )
+
+
+def _told(found: object) -> str:
+    if not isinstance(found, Mapping):
+        return type(found).__name__
+    return ", ".join(f"{name}: {type(value).__name__}" for name, value in list(found.items())[:3])
 
 
 def check_unit_scores(scores: Mapping[str, float], importance: str, units: Collection[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Take the removed units of a group out of its tensors: called by `operations`, which takes back what fails.
+"""Take the removed units of a group out of its tensors: called by `executors`; `apply_edits` takes back what fails.
 
 Everything is checked before anything changes. A tensor that several names share stays one, and several slices may cut
 the same tensor: along different dimensions, or in different parts of a concatenation.

@@ -100,6 +100,32 @@ def test_what_is_fitted_in_its_place_is_better_than_nothing(network: MixerNetwor
     assert error("calibrated") < 0.5 * error("zero")
 
 
+class ConvBlock(MixerBlock):
+    """Channels first, as in CNNs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mixer = nn.BatchNorm2d(DIM), nn.Conv2d(DIM, DIM, 3, padding=1)
+
+
+class Pooled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+def test_with_channels_first_nothing_is_fitted(network: MixerNetwork) -> None:
+    network.stages = nn.Sequential(*(ConvBlock() for _ in range(DEPTH)))
+    network.head = nn.Sequential(Pooled(), nn.Linear(DIM, 3))
+    batches = [torch.randn(4, DIM, 6, 6) for _ in range(4)]
+    with pytest.raises(
+        ValueError, match=r"Expected the 8 channels of 'stages.0.mixer' in the last dim.*replace='zero'"
+    ):
+        plan_depth(network.eval(), remove={"mlp": 1}, batches=batches)
+    plan = plan_depth(network, remove={"mlp": 1}, batches=batches, replace="zero")
+    apply_plan(network, plan)
+    assert network(batches[0]).shape == (4, 3)
+
+
 def test_callbacks_find_it_in_a_module(network: MixerNetwork) -> None:
     module = pl.LightningModule()
     module.other, module.network = nn.Linear(2, 2), network

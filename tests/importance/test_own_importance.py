@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,15 @@ from prunerecover import Budget, Plan, find_units, plan_depth
 from prunerecover.callbacks import DepthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.importance.context import DepthContext
-from prunerecover.importance.registry import IMPORTANCES, check_unit_scores, register_importance
+from prunerecover.importance.registry import (
+    IMPORTANCES,
+    RegisteredImportance,
+    check_unit_scores,
+    importance_of,
+    register_importance,
+)
+from prunerecover.width.allocation.registry import ALLOCATIONS, allocation_of, register_allocation
+from prunerecover.width.signals.registry import SIGNALS, register_signal, signal_of
 
 
 def later_first(context: DepthContext) -> dict[str, float]:
@@ -88,3 +97,29 @@ def test_importances_that_are_not_finite_are_refused(value: float) -> None:
         ValueError, match=r"finite importances from 'taylor', but 1 of 2 are not \(b: .*Check the model"
     ):
         check_unit_scores({"a": 1.0, "b": value}, "taylor")
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [(None, "NoneType"), ([1.0], "list"), ({"blocks.0.attn": None}, "blocks.0.attn: NoneType")],
+    ids=["nothing", "list", "no number"],
+)
+def test_what_is_no_mapping_of_numbers_is_refused(found: object, told: str) -> None:
+    with pytest.raises(TypeError, match=rf"Expected 'score' to return {{unit name: number}}, but got {told}"):
+        RegisteredImportance("score", lambda context: found)(None)
+
+
+@pytest.mark.parametrize("register", [register_importance, register_signal, register_allocation])
+def test_registries_take_a_word_and_something_to_call(register: Callable[..., object]) -> None:
+    with pytest.raises(TypeError, match="Expected a word as the name of the .*, but got <function later_first"):
+        register(later_first, "mine")
+    with pytest.raises(TypeError, match="Expected a callable as the .* 'mine', but got NoneType"):
+        register("mine", None)
+    with pytest.raises(TypeError, match=r"'mine', but got the class Favourite. Pass Favourite\(\.\.\.\)"):
+        register("mine", Favourite)
+
+
+def test_entries_serve_where_names_do() -> None:
+    assert importance_of(IMPORTANCES["taylor"]) is IMPORTANCES["taylor"]
+    assert signal_of(SIGNALS["magnitude"]) is SIGNALS["magnitude"]
+    assert allocation_of(ALLOCATIONS["uniform"]) is ALLOCATIONS["uniform"]

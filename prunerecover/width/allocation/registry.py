@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prunerecover.importance.registry import name_of
+from prunerecover.importance.registry import check_new, kind_of_thing, name_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.groups import Group
 from prunerecover.width.allocation.by_saliency import global_ranking, per_cost, uniform
@@ -60,7 +60,13 @@ class RegisteredAllocation:
 
     def _units(self, group: Group, found: Any) -> Tensor:
         """Return the numbers of a group's units that go, checked."""
-        units = torch.as_tensor(found).cpu()
+        try:
+            units = torch.as_tensor(found).cpu()
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(
+                f"Expected allocation '{self.name}' to return the numbers of the units of '{group.name}' that go, "
+                f"integers of shape (k,), but got {type(found).__name__}."
+            ) from None
         if not units.numel():
             return torch.empty(0, dtype=torch.long)
         if units.ndim != 1 or units.is_floating_point() or units.is_complex() or units.dtype == torch.bool:
@@ -111,7 +117,9 @@ def register_allocation(name: str, rule: AllocationRule) -> RegisteredAllocation
 
     Raises:
         ValueError: If another allocation has the name.
+        TypeError: If the name is no word, or nothing can be called.
     """
+    check_new("allocation", name, rule)
     if name in ALLOCATIONS and ALLOCATIONS[name].rule is not rule:
         raise ValueError(f"Expected a name that no allocation has, but '{name}' is taken. Choose another.")
     ALLOCATIONS[name] = RegisteredAllocation(name, rule)
@@ -125,6 +133,8 @@ def allocation_of(allocation: str | AllocationRule) -> RegisteredAllocation:
         ValueError: If there is no allocation of the name.
         TypeError: If it is neither a name nor a callable.
     """
+    if isinstance(allocation, RegisteredAllocation):
+        return allocation
     if isinstance(allocation, str):
         if allocation not in ALLOCATIONS:
             raise ValueError(
@@ -132,10 +142,10 @@ def allocation_of(allocation: str | AllocationRule) -> RegisteredAllocation:
                 f"-> {{group name: units that go}}, but got '{allocation}'."
             )
         return ALLOCATIONS[allocation]
-    if not callable(allocation):
+    if not callable(allocation) or isinstance(allocation, type):
         raise TypeError(
             "Expected allocation to be a name or a callable (groups, saliency, costs, budget) -> {group name: units "
-            f"that go}}, but got {type(allocation).__name__}."
+            f"that go}}, but got {kind_of_thing(allocation)}."
         )
     return RegisteredAllocation(name_of(allocation), allocation)
 

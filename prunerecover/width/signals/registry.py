@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prunerecover.importance.registry import name_of
+from prunerecover.importance.registry import check_new, kind_of_thing, name_of
 from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.unit_slices import Scores
@@ -76,24 +76,28 @@ def register_signal(name: str, compute: WidthImportance, *, needs_loss: bool = F
 
     Raises:
         ValueError: If another signal has the name.
+        TypeError: If the name is no word, or nothing can be called.
     """
+    check_new("signal", name, compute)
     if name in SIGNALS and SIGNALS[name].compute is not compute:
         raise ValueError(f"Expected a name that no signal has, but '{name}' is taken. Choose another.")
     SIGNALS[name] = RegisteredSignal(name, compute, needs_loss)
     return SIGNALS[name]
 
 
-def signal_of(signal: str | WidthImportance, role: str = "signals") -> RegisteredSignal:
+def signal_of(signal: str | WidthImportance | RegisteredSignal, role: str = "signals") -> RegisteredSignal:
     """Return the entry of a name, or one for a callable.
 
     Args:
-        signal: A name, a callable or an importance of torch-pruning.
+        signal: A name, a callable, an importance of torch-pruning, or an entry of the registry.
         role: What it is asked for as, for messages.
 
     Raises:
         ValueError: If there is no signal of the name.
         TypeError: If it is neither a name nor a callable, or a class instead of an importance.
     """
+    if isinstance(signal, RegisteredSignal):
+        return signal
     if isinstance(signal, str):
         if signal not in SIGNALS:
             raise ValueError(
@@ -102,10 +106,9 @@ def signal_of(signal: str | WidthImportance, role: str = "signals") -> Registere
             )
         return SIGNALS[signal]
     if not callable(signal) or isinstance(signal, type):
-        hint = f" Pass {signal.__name__}(...)." if isinstance(signal, type) else ""
         raise TypeError(
             f"Expected {role} to be a name or a callable (context) -> {{group name: tensor (size,)}}, but got "
-            f"{'the class ' + signal.__name__ if isinstance(signal, type) else type(signal).__name__}.{hint}"
+            f"{kind_of_thing(signal)}."
         )
     return RegisteredSignal(name_of(signal), signal)
 
