@@ -184,7 +184,7 @@ def test_wrong_options_leave_no_file(tmp_path: Path, options: list[str], message
 
 SLOWLY = """
 import sys, time
-from prunerecover.recipes.cli import main
+from prunerecover.recipes.cli.main import main
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
 
 step = DigitsClassifier.training_step
