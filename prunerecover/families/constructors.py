@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -76,7 +77,8 @@ def constructor_of(model: nn.Module) -> dict[str, Any] | None:
         candidates = _timm_candidates(model)
     else:
         return None
-    return next((candidate for candidate in candidates if _makes(candidate, model)), None)
+    outline = _Outline.of(model)
+    return next((candidate for candidate in candidates if _makes(candidate, outline)), None)
 
 
 def build(constructor: dict[str, Any]) -> nn.Module:
@@ -172,18 +174,36 @@ def _self_contained(config: Any) -> Any:
     }
 
 
-def _makes(constructor: dict[str, Any], model: nn.Module) -> bool:
-    """Whether building from `constructor` gives a model like this one."""
+@dataclass(frozen=True)
+class _Outline:
+    """What two models made by one constructor have in common."""
+
+    text: str
+    tensors: str
+    attributes: list[dict[str, Any]]
+    tables: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> _Outline:
+        held = model.state_dict()
+        tables = {name: buffer for name, buffer in model.named_buffers() if name not in held}
+        return cls(repr(model), tensors_hash(model), _plain_attributes(model), tables)
+
+
+@lru_cache(maxsize=32)
+def _outline(constructor: str, dtype: torch.dtype) -> _Outline:
+    """Outline what this JSON builds under this default dtype; kept, since a search describes one model many times."""
+    return _Outline.of(build(json.loads(constructor)))
+
+
+def _makes(constructor: dict[str, Any], own: _Outline) -> bool:
+    """Whether building from `constructor` gives a model like the one that is outlined."""
     try:
-        built = build(constructor)
+        built = _outline(json.dumps(constructor), torch.get_default_dtype())
     except Exception:  # a guess may fail in any way; then it is not the constructor
         return False
-    return (
-        repr(built) == repr(model)
-        and tensors_hash(built) == tensors_hash(model)
-        and _plain_attributes(built) == _plain_attributes(model)
-        and _same_tables(built, model)
-    )
+    alike = (built.text, built.tensors, built.attributes) == (own.text, own.tensors, own.attributes)
+    return alike and all(_same_table(built.tables.get(name), table) for name, table in own.tables.items())
 
 
 def _plain_attributes(model: nn.Module) -> list[dict[str, Any]]:
@@ -198,16 +218,11 @@ def _plain_attributes(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def _same_tables(built: nn.Module, model: nn.Module) -> bool:
-    """Whether buffers that no state dict holds (rotary tables) are equal, but for those on the meta device."""
-    held, tables = model.state_dict(), dict(built.named_buffers())
-    for name, buffer in model.named_buffers():
-        if name in held or buffer.is_meta:
-            continue
-        table = tables.get(name)
-        if table is None or table.is_meta or not torch.equal(table.to(buffer.dtype), buffer.cpu()):
-            return False
-    return True
+def _same_table(built: Tensor | None, own: Tensor) -> bool:
+    """Whether a buffer that no state dict holds (a rotary table) is the one that is built; on meta, nobody can tell."""
+    if own.is_meta:
+        return True
+    return built is not None and not built.is_meta and torch.equal(built.to(own.dtype), own.cpu())
 
 
 def _transformers_candidates(model: Any) -> Iterator[dict[str, Any]]:
