@@ -12,7 +12,9 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import gc
 import io
+import multiprocessing
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +63,13 @@ def _seed() -> None:
 def data_root() -> Path:
     """The folder with `data/` and `models/` that PRUNERECOVER_DATA names; for tests marked `data`."""
     return Path(os.environ["PRUNERECOVER_DATA"])
+
+
+@pytest.fixture(scope="session")
+def in_a_new_process() -> Iterator[Callable[[str], None]]:
+    """Run a script in an interpreter that shares nothing with this one; it is started once, for all that ask."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield lambda script: pool.submit(exec, f"import torch\ntorch.set_num_threads(1)\n{script}", {}).result()
 
 
 @pytest.fixture(scope="module")

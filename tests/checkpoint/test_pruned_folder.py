@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from cases.models.tiny import BUILD, tiny_gpt2, tiny_inputs, tiny_llama, tiny_timm
-from cases.paths import ROOT
 from cases.tiny_plans import CASES, assert_same, inputs_of, logits, pruned, structure, tiny_plan
 from safetensors import safe_open
 from torch import nn
@@ -32,27 +29,20 @@ def test_reloaded_is_saved(name: str, merged: bool, tmp_path: Path) -> None:
     assert Plan.load(path / "plan.json").edits == plan.edits
 
 
-RELOAD = """
-import sys, torch
-from prunerecover import load_pruned
-from prunerecover.model.batches import logits_of
-torch.set_num_threads(1)
-inputs = torch.load(sys.argv[1])
-with torch.no_grad():
-    torch.save({path: logits_of(load_pruned(path)(**kw)) for path, kw in inputs.items()}, sys.argv[2])
-"""
-
-
-def test_reloaded_in_a_new_process(tmp_path: Path) -> None:
+def test_reloaded_in_a_new_process(tmp_path: Path, in_a_new_process: Callable[[str], None]) -> None:
     expected, inputs = {}, {}
     for name in ("everything", "attention affine", "activation slope and bias", "llama mlp", "gpt2 activation"):
         model, plan = pruned(name, merged=name == "everything")
         path = str(save_pruned(model, plan, tmp_path / name))
         inputs[path], expected[path] = inputs_of(CASES[name][0]), logits(model, CASES[name][0])
     torch.save(inputs, tmp_path / "inputs.pt")
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", RELOAD, str(tmp_path / "inputs.pt"), str(tmp_path / "logits.pt")]
-    subprocess.run(command, check=True, env=env, timeout=300)
+    in_a_new_process(f"""
+from prunerecover import load_pruned
+from prunerecover.model.batches import logits_of
+with torch.no_grad():
+    logits = {{path: logits_of(load_pruned(path)(**kw)) for path, kw in torch.load("{tmp_path}/inputs.pt").items()}}
+torch.save(logits, "{tmp_path}/logits.pt")
+""")
     found = torch.load(tmp_path / "logits.pt")
     assert all(torch.equal(found[path], value) for path, value in expected.items())
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases.engine import batch_of, batches_of, build, output_of
-from cases.paths import ROOT, TESTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -120,16 +118,17 @@ def test_saved_equals_reloaded(fitted: Plan, tmp_path: Path) -> None:
     assert torch.equal(output_of(a, batch_of("timm")), output_of(b, batch_of("timm")))
 
 
-def test_new_process_gives_identical_logits(fitted: Plan, tmp_path: Path) -> None:
+def test_new_process_gives_identical_logits(
+    fitted: Plan, tmp_path: Path, in_a_new_process: Callable[[str], None]
+) -> None:
     path = fitted.save(tmp_path / "plan.json")
-    script = (
-        "import sys, torch; from cases.engine import batch_of, build, output_of\n"
-        "from prunerecover import Plan, apply_plan\n"
-        "torch.set_num_threads(1); model = build('timm'); apply_plan(model, Plan.load(sys.argv[1]))\n"
-        "torch.save(output_of(model, batch_of('timm')), sys.argv[2])"
-    )
-    search = f"import sys; sys.path[:0] = [{str(TESTS)!r}, {str(ROOT)!r}]\n"
-    subprocess.run([sys.executable, "-c", search + script, str(path), str(tmp_path / "out.pt")], check=True)
+    in_a_new_process(f"""
+from cases.engine import batch_of, build, output_of
+from prunerecover import Plan, apply_plan
+model = build("timm")
+apply_plan(model, Plan.load("{path}"))
+torch.save(output_of(model, batch_of("timm")), "{tmp_path}/out.pt")
+""")
     model = build("timm")
     apply_plan(model, fitted)
     assert torch.equal(torch.load(tmp_path / "out.pt", weights_only=True), output_of(model, batch_of("timm")))

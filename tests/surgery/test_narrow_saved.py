@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from cases.engine import unchanged
 from cases.models.habits import tiny_vit
 from cases.models.tiny import tiny_inputs, tiny_llama
-from cases.paths import ROOT, TESTS
 from cases.width.masks import maps
 from cases.width.narrow import (
     CASES,
@@ -165,17 +163,17 @@ def test_saved_equals_reloaded_into_a_dense_model(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_new_process_gives_the_same_outputs(tmp_path: Path) -> None:
+def test_a_new_process_gives_the_same_outputs(tmp_path: Path, in_a_new_process: Callable[[str], None]) -> None:
     case = CASES["shortcut"]
     model = case.build()
     plan = plan_for(model, case.edits, method="test")
     apply_plan(model, plan)
     save_pruned(model, plan, tmp_path / "pruned")
-    script = (
-        f"import sys; sys.path[:0] = [{str(TESTS)!r}, {str(ROOT)!r}]\n"
-        "import torch; from cases.width.narrow import CASES; from prunerecover import load_pruned\n"
-        "torch.set_num_threads(1); case = CASES['shortcut']; model = load_pruned(sys.argv[1], case.build())\n"
-        "torch.save(model(case.example()), sys.argv[2])"
-    )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "pruned"), str(tmp_path / "out.pt")], check=True)
+    in_a_new_process(f"""
+from cases.width.narrow import CASES
+from prunerecover import load_pruned
+case = CASES["shortcut"]
+model = load_pruned("{tmp_path}/pruned", case.build())
+torch.save(model(case.example()), "{tmp_path}/out.pt")
+""")
     assert torch.equal(torch.load(tmp_path / "out.pt", weights_only=True), model(case.example()))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +12,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from cases.models.habits import Plain, dataset, loader
-from cases.paths import ROOT, TESTS
 from cases.width.narrow import first_conv
 from cases.width.narrow_fits import CNN, RESIDUAL, VIT, Cnn, Compiled, NarrowAt, ResidualCnn
 from cases.width.narrow_models import SmallCnn
@@ -261,15 +258,14 @@ def test_plan_for_another_network_changes_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_new_process_opens_the_checkpoint(tmp_path):
+def test_a_new_process_opens_the_checkpoint(tmp_path, in_a_new_process):
     module, _ = fit(tmp_path)
-    script = (
-        f"import sys; sys.path[:0] = [{str(TESTS)!r}, {str(ROOT)!r}]\n"
-        "import torch; from prunerecover import load_pruned\n"
-        "from cases.models.habits import dataset; from cases.width.narrow_fits import Cnn\n"
-        "torch.set_num_threads(1); module = load_pruned(sys.argv[1], Cnn)\n"
-        "torch.save(module.eval().net(dataset().tensors[0]), sys.argv[2])"
-    )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "epoch=3.ckpt"), str(tmp_path / "out.pt")], check=True)
+    in_a_new_process(f"""
+from prunerecover import load_pruned
+from cases.models.habits import dataset
+from cases.width.narrow_fits import Cnn
+module = load_pruned("{tmp_path}/epoch=3.ckpt", Cnn)
+torch.save(module.eval().net(dataset().tensors[0]), "{tmp_path}/out.pt")
+""")
     found = torch.load(tmp_path / "out.pt", weights_only=True)
     assert torch.equal(found, module.net.eval()(dataset().tensors[0]))

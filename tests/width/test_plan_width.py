@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -187,23 +186,22 @@ def test_depth_and_width_add_up(batches: Batches) -> None:
     assert torch.equal(both(images), model(images))
 
 
-def test_plan_narrows_alike_in_a_new_process(batches: Batches, tmp_path: Any) -> None:
+def test_plan_narrows_alike_in_a_new_process(
+    batches: Batches, tmp_path: Any, in_a_new_process: Callable[[str], None]
+) -> None:
     model, images = cnn(), torch.randn(2, 3, 32, 32)
     torch.save(model.state_dict(), tmp_path / "dense.pt")
     plan_width(model, Budget(macs=0.4), batches=batches).save(tmp_path / "plan.json")
     apply_plan(model, Plan.load(tmp_path / "plan.json"))
     torch.save(images, tmp_path / "images.pt")
-    script = f"""
-import torch
+    in_a_new_process(f"""
 from prunerecover import Plan, apply_plan
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
-torch.set_num_threads({torch.get_num_threads()})
 model = CifarResNet(blocks=1, num_classes=4).eval()
 model.load_state_dict(torch.load("{tmp_path}/dense.pt"))
 apply_plan(model, Plan.load("{tmp_path}/plan.json"))
 torch.save(model(torch.load("{tmp_path}/images.pt")).detach(), "{tmp_path}/logits.pt")
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
+""")
     assert torch.equal(torch.load(tmp_path / "logits.pt"), model(images).detach())
 
 

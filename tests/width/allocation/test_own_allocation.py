@@ -69,7 +69,8 @@ def test_latency_budgets_are_asked_for_in_macs() -> None:
         asked.append(budget)
         return uniform(groups, saliency, costs, budget)
 
-    planned(allocation=look, budget=Budget(latency=0.01))
+    small = [(images[:1], labels[:1]) for images, labels in labelled_batches()]
+    planned(allocation=look, budget=Budget(latency=0.01), batches=small)
     assert all(budget.macs is not None for budget in asked)
 
 
