@@ -79,6 +79,7 @@ class DistillRecover(LedgerCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Get the teacher of a resumed run, and attach to the training step."""
+        super().on_train_start(trainer, pl_module)
         ledger, target = Ledger.of(pl_module), self.network_path(trainer, pl_module)
         if self._network is None and self.teacher != "dense":
             assert not isinstance(self.teacher, nn.Module)
@@ -105,6 +106,7 @@ class DistillRecover(LedgerCallback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Forget what the network was called with outside of training steps; follow surgery with the feature hooks."""
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         if self._student is not None:
             self._student.tap.take()
         if self.features:

@@ -125,6 +125,7 @@ class LoRARecover(LedgerCallback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Inject adapters when it is time, and anew after a surgery has merged them."""
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         if trainer.current_epoch < self.start and not is_dry_run(trainer):
             return
         ledger, target = Ledger.of(pl_module), self.network_path(trainer, pl_module)

@@ -48,6 +48,7 @@ class PruneReport(LedgerCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep a batch to measure on."""
+        super().on_train_start(trainer, pl_module)
         target = self.network_path(trainer, pl_module)
         self._example = capture_inputs(trainer, pl_module, target, self.samples, seed=0)[0]
 

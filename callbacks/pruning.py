@@ -102,10 +102,12 @@ class PruningCallback(ScheduledCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse fitted tensors of other weights under a sharded strategy, unless a checkpoint was read."""
+        super().on_train_start(trainer, pl_module)
         self._after_sharding(pl_module)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Do the surgeries that are due."""
+        super().on_train_epoch_start(trainer, pl_module)
         for epoch, budget in self._due_surgeries(trainer, pl_module):
             if epoch <= trainer.current_epoch or is_dry_run(trainer):  # a trial run tries the surgery, too
                 self._operate(trainer, pl_module, budget)

@@ -1,33 +1,36 @@
-"""Kill a pruning run at random moments, resume it until it is done, and compare it with one that was left alone.
+"""Kill a run of all callbacks at random moments, resume it until it is done, and compare it with one left alone.
 
     python -m benchmarks.end_to_end.kill_and_resume
 
-A run is `fit` with DepthPrune (three surgeries), DistillRecover and a checkpoint per epoch, with shuffling,
-augmentation and DropPath on. Kills are SIGKILL, at a seeded step, either after a batch or with half of a checkpoint
-written where the whole one belongs (Lightning moves it there from a temporary folder: no single operation if that is on
-another file system). The next process takes the newest checkpoint that can be read. In the end all weights must be the
-same, bit for bit.
+A run is `fit` with DepthPrune (three surgeries), WidthPrune, LoRARecover, DistillRecover and PruneReport, a checkpoint
+after every step and every epoch, with shuffling, augmentation and DropPath on. Kills are SIGKILL at a seeded step:
+after a batch, once its checkpoint is written, with half of a checkpoint written where the whole one belongs (Lightning
+moves it there from a temporary folder: no single operation if that is on another file system), or in the middle of the
+next surgery. The next process takes the newest checkpoint that can be read. In the end all weights must be the same,
+bit for bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-EPOCHS, STEPS_PER_EPOCH = 10, 7
-LONGEST = 12  # steps that a process lives at most before it is killed: under two epochs
-SCHEDULE = {"start": 2, "every": 1, "step": 1, "alternate": True}
-PRUNE = {"remove": {"attention": 1, "activation": 2}, "schedule": SCHEDULE}
+EPOCHS, STEPS_PER_EPOCH = 20, 7
+LONGEST = 6  # steps that a process lives at most before it is killed
+MOMENTS = {
+    "batch": "after a batch",
+    "saved": "after its checkpoint",
+    "saving": "half of a checkpoint written",
+    "surgery": "in the middle of a surgery",
+}
 
 
 def newest(folder: Path) -> Path | None:
@@ -43,73 +46,102 @@ def newest(folder: Path) -> Path | None:
     return None
 
 
-def train(folder: Path, epochs: int, kill_after: int | None, moment: str) -> None:
-    """Run or resume the fit in this process; `kill_after` that many steps it is no more."""
+def train(folder: Path, epochs: int, kill_after: int | None = None, moment: str = "batch") -> None:
+    """Run or resume the fit in this process; `kill_after` that many steps, or at the next surgery, it is no more."""
     import lightning.pytorch as pl
     import torch
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    from prunerecover import DepthPrune, DistillRecover
+    from benchmarks.end_to_end.resumable import ResumableLoader
     from prunerecover.recipes.data.digits import DigitsData
     from prunerecover.recipes.tasks.digits_classifier import vit_kwargs
     from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 
-    class Diary(pl.Callback):
-        """Writes down each step, and dies."""
+    torch.set_num_threads(1)
+    pl.seed_everything(0, verbose=False)
+    data = DigitsData(batch_size=64, shift=1)
+    data.setup()
+    model_kwargs = {**vit_kwargs(depth=4, embed_dim=32, num_heads=4), "drop_path_rate": 0.1}
+    module = ImageClassifier("vit_tiny_patch16_224", num_classes=10, model_kwargs=model_kwargs)
+    steps = ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1, every_n_train_steps=1)
+    each = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        max_epochs=epochs,
+        limit_train_batches=STEPS_PER_EPOCH,
+        accelerator="cpu",
+        default_root_dir=folder,
+        callbacks=[*all_callbacks(), *diaries(folder, kill_after, moment), steps, each],
+        **quiet,
+    )
+    train_loader = ResumableLoader(torch.utils.data.Subset(data.datasets["train"], range(64 * STEPS_PER_EPOCH)), 64)
+    trainer.fit(module, train_loader, data.val_dataloader(), ckpt_path=newest(folder))
 
+
+def all_callbacks() -> list[Any]:
+    """Return the callbacks of the package, in an order in which each has to wait for another."""
+    from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, PruneReport, WidthPrune
+
+    gradual = {"start": 2, "every": 2, "step": 1, "alternate": True}
+    return [
+        LoRARecover(rank=4, dropout=0.1, start=3),
+        DepthPrune(remove={"attention": 1, "activation": 2}, schedule=gradual, calibration=64),
+        WidthPrune(Budget(macs=0.2), schedule={"start": 5}, calibration=64),
+        DistillRecover(features=True),
+        PruneReport(pairs=3),
+    ]
+
+
+def diaries(folder: Path, kill_after: int | None, moment: str) -> list[Any]:
+    """Return the callbacks that write down each step, and end the process at its moment."""
+    import lightning.pytorch as pl
+
+    from prunerecover.callbacks import pruning
+
+    def die(*args: Any, **kwargs: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def half_a_move(source: str, target: str, *args: Any) -> None:
+        content = Path(source).read_bytes()
+        Path(target).write_bytes(content[: len(content) // 2])
+        die()
+
+    class Diary(pl.Callback):
         lived = 0
+
+        def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+            if self.lived == kill_after:
+                die()
 
         def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
             with (folder / "steps.txt").open("a") as diary:
                 diary.write(f"{os.getpid()} {trainer.global_step}\n")
             self.lived += 1
             if self.lived == kill_after and moment == "batch":
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             if self.lived == kill_after and moment == "saving":
                 shutil.move = half_a_move
 
-    def half_a_move(source: str, target: str, *args: Any) -> None:
-        content = Path(source).read_bytes()
-        Path(target).write_bytes(content[: len(content) // 2])
-        Path(source).unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
+    def apply_and_die(*args: Any) -> None:
+        apply(*args)
+        die()
 
-    torch.set_num_threads(1)
-    pl.seed_everything(0, verbose=False)
-    model_kwargs = {**vit_kwargs(depth=4, embed_dim=32, num_heads=4), "drop_path_rate": 0.1}
-    module = ImageClassifier("vit_tiny_patch16_224", num_classes=10, model_kwargs=model_kwargs)
-    every = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-    trainer = pl.Trainer(
-        max_epochs=epochs,
-        limit_train_batches=STEPS_PER_EPOCH,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[DepthPrune(**PRUNE, calibration=64, merge="never"), DistillRecover(), every, Diary()],
-    )
-    trainer.fit(module, DigitsData(batch_size=64, shift=1), ckpt_path=newest(folder))
+    apply = pruning.apply_in_trainer
+    if moment == "surgery":
+        pruning.apply_in_trainer = apply_and_die
+    return [Diary()]
 
 
 def start(folder: Path, epochs: int, kill_after: int | None = None, moment: str = "batch") -> int:
     """Run `train` in a new process and return how it ended."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.end_to_end.kill_and_resume",
-        "--folder",
-        str(folder),
-        "--epochs",
-        str(epochs),
-        "--moment",
-        moment,
-        "--train",
-    ]
-    command += [] if kill_after is None else ["--kill-after", str(kill_after)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, -signal.SIGKILL):
-        raise RuntimeError(f"Expected a training process that ends well or is killed, but it failed:\n{done.stderr}")
-    return done.returncode
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lightning.pytorch", "timm", "prunerecover.callbacks", "sklearn.datasets"])
+    process = context.Process(target=train, args=(folder, epochs, kill_after, moment))
+    process.start()
+    process.join()
+    if process.exitcode not in (0, -signal.SIGKILL):
+        raise RuntimeError(f"Expected a process that ends well or is killed, but it ended with {process.exitcode}.")
+    return process.exitcode
 
 
 def last_step(folder: Path) -> int:
@@ -120,6 +152,14 @@ def last_step(folder: Path) -> int:
     return 0 if path is None else int(torch.load(path, map_location="cpu", weights_only=True)["global_step"])
 
 
+def last_diary(folder: Path, begun: int) -> int:
+    """Return the last step that the newest process did; `begun` if none, and empty the diary."""
+    diary = folder / "steps.txt"
+    steps = [int(line.split()[1]) for line in diary.read_text().splitlines()] if diary.exists() else []
+    diary.unlink(missing_ok=True)
+    return max(steps, default=begun)
+
+
 def kill_until(folder: Path, kills: int, epochs: int, seed: int) -> list[dict[str, Any]]:
     """Start, kill and resume until `kills` kills are done, then let it finish; return what each kill cost."""
     draw = random.Random(seed)
@@ -127,12 +167,10 @@ def kill_until(folder: Path, kills: int, epochs: int, seed: int) -> list[dict[st
     while len(record) < kills:
         begun = last_step(folder)
         left = epochs * STEPS_PER_EPOCH - begun
-        lived, moment = draw.randint(1, min(LONGEST, left - 1)), draw.choice(("batch", "batch", "saving"))
+        lived, moment = draw.randint(1, min(LONGEST, left - 1)), draw.choice(tuple(MOMENTS))
         if start(folder, epochs, lived, moment) == 0:
             raise RuntimeError("Expected a process that is killed before its end, but it ended.")
-        steps = [line.split() for line in (folder / "steps.txt").read_text().splitlines()]
-        died = max(int(step) for process, step in steps if process == steps[-1][0])
-        kept = last_step(folder)
+        died, kept = last_diary(folder, begun), last_step(folder)
         record.append({"resumed_at": begun, "killed_at": died, "moment": moment, "kept": kept, "lost": died - kept})
     start(folder, epochs)
     return record
@@ -144,10 +182,10 @@ def compare(killed: Path, whole: Path, epochs: int) -> dict[str, Any]:
 
     from prunerecover.checkpoint.ledger_record import KEY
 
-    names = [f"epoch={epochs - 1}.ckpt", f"epoch={epochs - 1}-v1.ckpt"]  # a file cut off by a kill keeps its name
     files = [newest(folder) for folder in (killed, whole)]
-    assert all(path is not None and path.name in names for path in files), files
+    assert None not in files, "a finished run has a checkpoint"
     first, second = (torch.load(path, map_location="cpu", weights_only=True) for path in files)
+    assert first["global_step"] == second["global_step"] == epochs * STEPS_PER_EPOCH
     a, b = first["state_dict"], second["state_dict"]
     same = a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     events = [
@@ -179,9 +217,8 @@ def markdown(result: dict[str, Any]) -> str:
     verdict = "are bit for bit those" if result["bitwise_equal"] and result["same_surgeries"] else "DIFFER from those"
     from prunerecover.display.markdown import table
 
-    moments = {"batch": "after a batch", "saving": "half of a checkpoint written"}
     kills = [
-        (number, moments[kill["moment"]], kill["resumed_at"], kill["killed_at"], kill["kept"], kill["lost"])
+        (number, MOMENTS[kill["moment"]], kill["resumed_at"], kill["killed_at"], kill["kept"], kill["lost"])
         for number, kill in enumerate(result["kills"], 1)
     ]
     columns = ("kill", "moment", "resumed at step", "killed at step", "newest readable checkpoint", "steps lost")
@@ -190,7 +227,7 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         "`python -m benchmarks.end_to_end.kill_and_resume`",
         "",
-        f"Digits, {result['epochs']} epochs of {result['steps_per_epoch']} steps, a checkpoint at the end of each. "
+        f"Digits, {result['epochs']} epochs of {result['steps_per_epoch']} steps, a checkpoint after each step. "
         f"Surgeries: {surgeries}. After the last resume all {result['tensors']} tensors {verdict} of a run that was "
         "left alone.",
         "",
@@ -202,18 +239,12 @@ def markdown(result: dict[str, Any]) -> str:
 def main() -> None:
     """Train, or run the experiment and write its result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--result", type=Path, help="write JSON here instead of docs/results")
     parser.add_argument("--folder", type=Path, help="where the runs go; default: a temporary folder")
-    parser.add_argument("--train", action="store_true", help="be the training process")
-    parser.add_argument("--kill-after", type=int)
-    parser.add_argument("--moment", choices=("batch", "saving"), default="batch")
     given = parser.parse_args()
-    if given.train:
-        train(given.folder, given.epochs, given.kill_after, given.moment)
-        return
     with tempfile.TemporaryDirectory() as temporary:
         result = experiment(given.folder or Path(temporary), given.kills, given.epochs, given.seed)
     if given.result:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.ledger.resumed_progress import begin_next_epoch, load_loader_states, pass_over_validation
 from prunerecover.callbacks.ledger.target import find_network
 
 
@@ -37,6 +38,32 @@ class LedgerCallback(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume from the ledger of a checkpoint, if one was read."""
         Ledger.of(pl_module).resume(trainer, pl_module)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Have a resumed fit go on from any file as the fit that wrote it did; see `resumed_progress`."""
+        begin_next_epoch(trainer)
+        load_loader_states(trainer)
+        pass_over_validation(trainer)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Go on with the random numbers of training, whatever was drawn since its last step."""
+        Ledger.of(pl_module).continue_random_state()
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Let random numbers be drawn."""
+        Ledger.of(pl_module).training_random_state = None
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Note the random state: a file that is written now is resumed without the validation that comes next."""
+        Ledger.of(pl_module).note_random_state()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Go on with the random numbers of training."""
+        Ledger.of(pl_module).continue_random_state()
 
     def before_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
         """Called on every rank before the network at `target` changes.

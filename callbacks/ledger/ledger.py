@@ -53,6 +53,7 @@ class Ledger:
         places: Where optimizers held what those adapters froze, by network and name.
         from_checkpoint: Whether the last file read held a ledger; None: no file was read.
         pending: What the last file read says, until the fit starts: of optimizers and random states.
+        training_random_state: Of this rank after a training step, until the next one begins.
     """
 
     plans: dict[str, Plan] = field(default_factory=dict)
@@ -64,6 +65,7 @@ class Ledger:
     places: dict[str, GroupPositions] = field(default_factory=dict)
     from_checkpoint: bool | None = None
     pending: LedgerRecord = field(default_factory=LedgerRecord)
+    training_random_state: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, module: pl.LightningModule) -> Ledger:
@@ -151,7 +153,7 @@ class Ledger:
             adapters=self.adapters,
             places=self.places,
             optimizers=optimizers.group_names(trainer.optimizers, module) if trainer is not None else [],
-            random_states=random_state.collect(),
+            random_states=random_state.collect(self.training_random_state),
         )
 
     def restore(self, module: pl.LightningModule, record: LedgerRecord | None) -> None:
@@ -196,6 +198,16 @@ class Ledger:
         self.journals.setdefault(target, Journal()).entries.extend(applied.journal.entries)
         return applied
 
+    def note_random_state(self) -> None:
+        """Note how training goes on, unless it is noted."""
+        if self.training_random_state is None:
+            self.training_random_state = random_state.of_this_rank()
+
+    def continue_random_state(self) -> None:
+        """Take back what was drawn since the last training step: a run that is resumed from there has not drawn it."""
+        if self.training_random_state is not None:
+            random_state.restore_this_rank(self.training_random_state)
+
     def restore_random_state(self) -> None:
         """Set the random states of the file that was read last."""
         if self.pending.random_states is not None:
@@ -217,6 +229,7 @@ class Ledger:
         if trainer.fit_loop._combined_loader is None:
             self.restore_random_state()
         self.pending = LedgerRecord()
+        self.training_random_state = None
 
 
 def _edits(plans: dict[str, Plan]) -> dict[str, tuple[Edit, ...]]:

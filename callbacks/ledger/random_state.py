@@ -37,9 +37,13 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed)
 
 
-def collect() -> list[dict[str, Any]]:
-    """Return the states of every rank (all ranks must call this), readable with `torch.load(weights_only=True)`."""
-    own = _collect_own()
+def collect(own: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Return the states of every rank (all ranks must call this), readable with `torch.load(weights_only=True)`.
+
+    Args:
+        own: The state of this rank; None: as it is now.
+    """
+    own = of_this_rank() if own is None else own
     if not (dist.is_available() and dist.is_initialized()):
         return [own]
     states: list[Any] = [None] * dist.get_world_size()
@@ -53,7 +57,11 @@ def restore(states: list[dict[str, Any]]) -> None:
     rank, world = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
     if world != len(states):
         return
-    state = states[rank]
+    restore_this_rank(states[rank])
+
+
+def restore_this_rank(state: dict[str, Any]) -> None:
+    """Set this rank's state to what `of_this_rank` returned."""
     torch.set_rng_state(state["torch"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
@@ -67,7 +75,8 @@ def _uses_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def _collect_own() -> dict[str, Any]:
+def of_this_rank() -> dict[str, Any]:
+    """Return the state of this rank."""
     version, internal, gauss = random.getstate()
     name, keys, *rest = np.random.get_state()
     return {

@@ -48,4 +48,5 @@ def sharded(strategy, *callbacks):
         fast_dev_run=False,
         current_epoch=0,
         global_step=0,
+        fit_loop=pl.Trainer(accelerator="cpu", barebones=True).fit_loop,
     )

@@ -1,0 +1,80 @@
+"""Any file that Lightning writes is one to resume from: after each step, the last of an epoch too, and each epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases.every_step import EPOCHS, STEPS, fit
+from cases.models.habits import Plain, loader
+from cases.trainers import assert_same
+
+from prunerecover import Budget
+from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, PruneReport, WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
+
+SETTINGS = {"calibration": 16, "merge": "never"}
+
+
+def depth():
+    schedule = {"start": 1, "every": 1, "step": 1, "alternate": True}
+    return DepthPrune(remove={"attention": 1, "activation": 1}, schedule=schedule, **SETTINGS)
+
+
+def width():
+    return WidthPrune(Budget(macs=0.2), schedule={"start": 1}, **SETTINGS)
+
+
+def lora():
+    return LoRARecover(rank=2, dropout=0.1, start=1)
+
+
+ALL = {
+    "depth": lambda: [depth()],
+    "width": lambda: [width()],
+    "lora": lambda: [lora()],
+    "distill": lambda: [DistillRecover(features=True), depth()],
+    "all": lambda: [lora(), depth(), width(), DistillRecover(), PruneReport(pairs=2)],
+}
+
+
+def resumed_equals_uninterrupted(folder: Path, name: str, pattern: str, files: int, **settings: Any) -> None:
+    whole = fit(folder / "whole", ALL[name], **settings)
+    found = sorted((folder / "whole").glob(pattern))
+    assert len(found) == files
+    for file in found:
+        resumed = fit(folder / file.stem, ALL[name], file, **settings)
+        assert Ledger.of(resumed).removed_units == Ledger.of(whole).removed_units, file.stem
+        assert_same(whole, resumed)
+
+
+@pytest.mark.parametrize(
+    "name", ["depth", *(pytest.param(each, marks=pytest.mark.slow) for each in ALL if each != "depth")]
+)
+def test_from_any_step_and_epoch(name: str, tmp_path: Path) -> None:
+    resumed_equals_uninterrupted(tmp_path, name, "*.ckpt", EPOCHS * STEPS + EPOCHS)
+
+
+@pytest.mark.parametrize("name", ["depth", "width", pytest.param("all", marks=pytest.mark.slow)])
+def test_from_the_last_step_of_an_epoch_with_an_ordinary_loader(name: str, tmp_path: Path) -> None:
+    resumed_equals_uninterrupted(tmp_path, name, "step=[369].ckpt", EPOCHS, data=loader(8 * STEPS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["depth", "all"])
+def test_with_validation_in_the_middle_of_epochs(name: str, tmp_path: Path) -> None:
+    resumed_equals_uninterrupted(tmp_path, name, "*.ckpt", EPOCHS * STEPS + EPOCHS, val_check_interval=2)
+
+
+def test_with_a_scheduler_that_asks_for_the_number_of_steps(tmp_path: Path) -> None:
+    """Lightning has made the loaders by then, and does not give them the state of the file."""
+    one_cycle = {"make": lambda: Plain(scheduler="onecycle")}
+    resumed_equals_uninterrupted(tmp_path, "depth", "step=[24].ckpt", 2, **one_cycle)
+
+
+def test_resumed_twice(tmp_path: Path) -> None:
+    """Both times from the last step of an epoch, after which Lightning miscounts."""
+    whole = fit(tmp_path / "whole", ALL["depth"])
+    fit(tmp_path / "once", ALL["depth"], tmp_path / "whole" / "step=3.ckpt")
+    assert_same(whole, fit(tmp_path / "twice", ALL["depth"], tmp_path / "once" / "step=6.ckpt"))
