@@ -10,8 +10,6 @@ weight must fit.
 from __future__ import annotations
 
 import copy
-import shutil
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,12 @@ from torch import nn
 from prunerecover.checkpoint.lightning_file import LightningFile, before_loading, read_checkpoint
 from prunerecover.checkpoint.weights_file import Weights, check_fit, fill, read_weights, save_weights
 from prunerecover.families.constructors import build, constructor_of
+from prunerecover.files.atomic import atomic_folder, whole_folder
+from prunerecover.files.hashes import sha256_of
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.plan_file import Saved, read_data, read_saved, write_plan
 from prunerecover.recovery.lora import Adapters, has_adapters, inject_adapters, merge_adapters
 from prunerecover.surgery.apply_edits import apply_and_check, check_source, undo
 from prunerecover.surgery.provenance import source_of
@@ -47,25 +48,26 @@ def save_pruned(model: nn.Module, plan: Plan, path: str | Path) -> Path:
         ValueError: If the model is not the one that the plan leaves, or has no values.
         FileExistsError: If something that we did not write is at `path`.
     """
+    return write_folder(model, plan, path)
+
+
+def write_folder(model: nn.Module, plan: Plan, path: str | Path, run: str = "") -> Path:
+    """Write a folder as `save_pruned` does, and note in it which run of a Trainer did.
+
+    Args:
+        model: As of `save_pruned`.
+        plan: As of `save_pruned`.
+        path: As of `save_pruned`.
+        run: See `Saved`.
+    """
     model, path = unwrap(model), Path(path)
     plan = _checked(model, plan)
     _check_free(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished, former = (path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.{word}" for word in ("new", "old"))
-    unfinished.mkdir()
-    try:
-        plan.save(unfinished / PLAN)
-        save_weights(model, unfinished / WEIGHTS)
-        _save_config(model, unfinished)
-        if path.exists():
-            path.rename(former)
-        unfinished.rename(path)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if former.exists():
-            former.rename(path)
-        raise
-    shutil.rmtree(former, ignore_errors=True)
+    with atomic_folder(path) as folder:
+        save_weights(model, folder / WEIGHTS)
+        _save_config(model, folder)
+        saved = Saved(run=run, sha256={WEIGHTS: sha256_of(folder / WEIGHTS)})
+        write_plan(folder / PLAN, plan.to_dict(), plan.tensors, saved)
     return path
 
 
@@ -87,7 +89,7 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
             its weights are not for the structure that its plan leaves. A model that was passed stays as it was.
         TypeError: If `model` cannot take what `path` holds.
     """
-    path = Path(path)
+    path = whole_folder(Path(path))
     if not path.exists():
         raise FileNotFoundError(
             f"Expected a folder of save_pruned or a Lightning checkpoint, but {path} does not exist."
@@ -177,7 +179,14 @@ def _read_folder(path: Path) -> tuple[Plan, Weights, None]:
             "It is one of transformers: use from_pretrained." if (path / CONFIG).is_file() else "Is it the right one?"
         )
         raise FileNotFoundError(f"Expected a folder of save_pruned, but {path} has no {PLAN}. {hint}")
-    return Plan.load(path / PLAN), read_weights(path / WEIGHTS), None
+    plan, weights = Plan.load(path / PLAN), read_weights(path / WEIGHTS)
+    expected = read_saved(read_data(path / PLAN)).sha256.get(WEIGHTS)
+    if expected not in (None, sha256_of(path / WEIGHTS)):  # folders of version 0.1.0 do not say
+        raise ValueError(
+            f"Expected the weights that {path} was saved with, but {WEIGHTS} has another sha256. Copy the folder again "
+            "from where it was made."
+        )
+    return plan, weights, None
 
 
 def _only_network(file: LightningFile) -> tuple[Plan, Weights, Adapters | None]:

@@ -48,6 +48,7 @@ def export(path: str, output: str, merge: bool = True, batch_size: int = 1) -> N
     """
     from prunerecover import load_pruned, save_pruned
     from prunerecover import merge as merge_model
+    from prunerecover.files.atomic import atomic_file
     from prunerecover.recipes.networks import cifar_resnet  # noqa: F401  # its names are timm's from now on
 
     target = Path(output)
@@ -61,8 +62,8 @@ def export(path: str, output: str, merge: bool = True, batch_size: int = 1) -> N
     if merge:
         plan = plan + merge_model(model)
     if target.suffix == ".onnx":
-        target.parent.mkdir(parents=True, exist_ok=True)
-        export_onnx(model, target, batch_size)
+        with atomic_file(target) as unfinished:
+            export_onnx(model, unfinished, batch_size)
     else:
         save_pruned(model, plan, target)
     print(f"Wrote {target}")
