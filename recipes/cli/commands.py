@@ -71,10 +71,11 @@ def export(path: str, output: str, merge: bool = True, batch_size: int = 1) -> N
 
 def stored_plan(path: Path) -> Plan:
     """Return the plan of the one network in a checkpoint or folder that `load_pruned` opens."""
+    from prunerecover.checkpoint.distributed_folder import is_distributed
     from prunerecover.checkpoint.lightning_file import read_checkpoint
     from prunerecover.plan.plan import Plan
 
-    if path.is_dir():
+    if path.is_dir() and not is_distributed(path):
         return Plan.load(path / "plan.json")
     (plan,) = read_checkpoint(path).networks.values()
     return plan
