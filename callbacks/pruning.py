@@ -82,17 +82,24 @@ class PruningCallback(ScheduledCallback):
         """Read the plan's file; install the ledger before any checkpoint is read.
 
         Raises:
-            FileNotFoundError: If there is no plan file.
+            FileNotFoundError: If there is no plan file, and the fit is sharded.
+            ValueError: If it cannot be read, and the fit is sharded.
         """
         super().setup(trainer, pl_module, stage)
-        if self._plan_file is not None and self.plan is None:
-            self.plan = Plan.load(self._plan_file)
         if isinstance(trainer.strategy, SHARDED):
+            self._check_plan_was_read()
             self._prune_before_sharding(trainer, pl_module)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Resume from the ledger of a checkpoint; refuse a schedule that does not fit."""
+        """Resume from the ledger of a checkpoint; refuse a schedule that does not fit.
+
+        Raises:
+            FileNotFoundError: If there is no plan file, and no checkpoint holds what the plan did.
+            ValueError: If the plan's file cannot be read, and no checkpoint holds what it did.
+        """
         super().on_fit_start(trainer, pl_module)
+        if not self._is_done(trainer, pl_module):
+            self._check_plan_was_read()
         self._begin(trainer, pl_module)
         left = self._due_surgeries(trainer, pl_module)
         if not left and not Ledger.of(pl_module).made_by(self._key(trainer)):
@@ -190,7 +197,9 @@ class PruningCallback(ScheduledCallback):
         self._after_sharding(pl_module)
         ledger = Ledger.of(pl_module)
         if ledger.from_checkpoint:
+            self._say_plan_is_not_needed()
             return
+        self._check_plan_was_read()
         if self.plan is None:
             if ledger.is_dense:
                 rank_zero_warn(

@@ -67,6 +67,7 @@ class ScheduledCallback(LedgerCallback):
         self.schedule.check_budget(budget)
         self.target, self.calibration, self.merge, self.seed = target, calibration, merge, seed
         self._has_begun = False
+        self._unread: OSError | ValueError | None = None  # why there is no plan from the plan's file
 
     @property
     @abstractmethod
@@ -81,6 +82,33 @@ class ScheduledCallback(LedgerCallback):
     def units(self, network: nn.Module) -> dict[str, int]:
         """Return how many units of each kind there are."""
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Read the plan's file; whether it is needed, is known once a checkpoint is read."""
+        super().setup(trainer, pl_module, stage)
+        if self._plan_file is None or self.plan is not None:
+            return
+        try:
+            self.plan, self._unread = Plan.load(self._plan_file), None
+        except (OSError, ValueError) as error:
+            self._unread = error
+
+    def _check_plan_was_read(self) -> None:
+        """Raise what went wrong with the plan's file, if anything did."""
+        if self._unread is not None:
+            raise self._unread
+
+    def _say_plan_is_not_needed(self) -> None:
+        if self._unread is not None:
+            rank_zero_warn(f"The plan file is not needed, since the checkpoint holds what it did. {self._unread}")
+
+    def _is_done(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
+        """Whether the checkpoint that was read holds what a given plan did."""
+        ledger = Ledger.of(pl_module)
+        done = self.budget is None and bool(ledger.from_checkpoint and ledger.made_by(self._key(trainer)))
+        if done:
+            self._say_plan_is_not_needed()
+        return done
+
     def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note what there was before the first surgery, unless this schedule is already under way."""
         ledger, me = Ledger.of(pl_module), self._key(trainer)
@@ -91,16 +119,17 @@ class ScheduledCallback(LedgerCallback):
                 "still to come will not happen. Pass the same callbacks in the same order."
             )
         under_way = me in ledger.begun and (self._has_begun or ledger.from_checkpoint)
-        if under_way and ledger.begun[me].asked != self._signature():
+        asked = self._signature()
+        if under_way and self._unread is not None:
+            asked["plan"] = ledger.begun[me].asked.get("plan")
+        if under_way and ledger.begun[me].asked != asked:
             raise ValueError(
                 f"Expected {me} with the arguments of the run that is resumed ({ledger.begun[me].asked}), but got "
-                f"{self._signature()}. Resume with the same callbacks in the same order, or start a new fit from the "
-                "weights."
+                f"{asked}. Resume with the same callbacks in the same order, or start a new fit from the weights."
             )
         if not under_way:
             total = sum(event.by == me for event in ledger.events)
-            units, asked = self._available(pl_module), self._signature()
-            ledger.begun[me] = ScheduleStart(events=total, units=units, asked=asked)
+            ledger.begun[me] = ScheduleStart(events=total, units=self._available(pl_module), asked=asked)
         self._has_begun = True
 
     def _signature(self) -> dict[str, Any]:

@@ -7,13 +7,15 @@ import hashlib
 from pathlib import Path
 
 import lightning.pytorch as pl
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.artifacts import artifact_folder
 from prunerecover.checkpoint.ledger_record import TeacherFile
 from prunerecover.checkpoint.pruned_folder import load_pruned
+from prunerecover.files.atomic import atomic_file
+from prunerecover.files.hashes import sha256_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.recovery.lora import merge_adapters
 from prunerecover.surgery.apply_edits import undo
@@ -51,13 +53,12 @@ def save_teacher(trainer: pl.Trainer, network: nn.Module) -> TeacherFile | None:
 
 
 def _write(folder: Path, network: nn.Module) -> TeacherFile:
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
-    unfinished = folder / "teacher.unfinished"
-    save_file(tensors, unfinished)
-    digest = hashlib.sha256(unfinished.read_bytes()).hexdigest()
+    content = save(tensors)
+    digest = hashlib.sha256(content).hexdigest()
     path = folder / f"teacher-{digest[:8]}.safetensors"
-    unfinished.replace(path)
+    with atomic_file(path) as unfinished:
+        unfinished.write_bytes(content)
     return TeacherFile(file=path.name, folder=str(folder.absolute()), sha256=digest)
 
 
@@ -77,16 +78,17 @@ def load_teacher(trainer: pl.Trainer, module: pl.LightningModule, target: str, r
     new = artifact_folder(trainer)
     places = [Path(trainer.ckpt_path).parent if trainer.ckpt_path else None, new, Path(record.folder)]
     folders = list(dict.fromkeys(place for place in places if place is not None))
-    for path in (folder / Path(record.file).name for folder in folders):
-        if path.is_file():
-            if hashlib.sha256(path.read_bytes()).hexdigest() != record.sha256:
-                raise ValueError(
-                    f"Expected the teacher that the run was started with at {path}, but its sha256 differs. Copy the "
-                    "file again from where the run began, or pass DistillRecover(teacher=path)."
-                )
-            network = copy_dense(module, target)
-            network.load_state_dict(load_file(path))
-            return network
+    there = [path for folder in folders if (path := folder / Path(record.file).name).is_file()]
+    right = next((path for path in there if sha256_of(path) == record.sha256), None)
+    if right is not None:
+        network = copy_dense(module, target)
+        network.load_state_dict(load_file(right))
+        return network
+    if there:
+        raise ValueError(
+            f"Expected the teacher that the run was started with at {there[0]}, but its sha256 differs. Copy the "
+            "file again from where the run began, or pass DistillRecover(teacher=path)."
+        )
     raise FileNotFoundError(
         f"Expected the dense teacher {record.file} in {' or '.join(map(str, folders))}, but it is not "
         "there. Copy it beside the checkpoint, or pass DistillRecover(teacher=path)."

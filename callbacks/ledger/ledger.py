@@ -9,6 +9,7 @@ has: a file may be less pruned than the module.
 from __future__ import annotations
 
 import copy
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,7 @@ class Ledger:
     """What was done to one LightningModule.
 
     Attributes:
+        run: Which fit this is: those that resume it are the same one, and go on writing its files.
         plans: All edits so far of each network, by its path.
         journals: How to take them back, by the same paths.
         events: Surgeries in order.
@@ -56,6 +58,7 @@ class Ledger:
         training_random_state: Of this rank after a training step, until the next one begins.
     """
 
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
     plans: dict[str, Plan] = field(default_factory=dict)
     journals: dict[str, Journal] = field(default_factory=dict)
     events: list[SurgeryEvent] = field(default_factory=list)
@@ -146,6 +149,7 @@ class Ledger:
         """Return everything that a checkpoint must hold."""
         trainer = module._trainer
         return LedgerRecord(
+            run=self.run,
             plans=self.plans,
             events=tuple(self.events),
             begun=self.begun,
@@ -177,6 +181,7 @@ class Ledger:
                 self.inject(module, target, injected)
         self.plans, self.places, self.events = dict(record.plans), dict(record.places), list(record.events)
         self.begun, self.teachers = dict(record.begun), dict(record.teachers)
+        self.run = record.run or self.run
         self.pending = record
 
     def _replay(self, module: pl.LightningModule, plans: dict[str, Plan]) -> None:

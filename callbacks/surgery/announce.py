@@ -72,7 +72,7 @@ def announce(
     )
     folder = artifact_folder(trainer)
     if folder is not None and trainer.is_global_zero:
-        save_plan(folder, target if len(ledger.plans) > 1 else "", ledger.plans[target])
+        save_plan(folder, ledger, target)
 
 
 def warn_of_launcher(trainer: pl.Trainer, ledger: Ledger) -> None:

@@ -10,8 +10,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.checkpoint.pruned_folder import save_pruned
+from prunerecover.checkpoint.pruned_folder import PLAN, write_folder
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.plan_file import Saved, read_data, read_saved, write_plan
 from prunerecover.surgery.merging import merge
 
 
@@ -28,24 +29,25 @@ def is_dry_run(trainer: pl.Trainer) -> bool:
     return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
 
 
-def save_plan(folder: Path, name: str, plan: Plan) -> None:
-    """Write all edits so far of one network, for strategies that must know them early.
+def save_plan(folder: Path, ledger: Ledger, target: str) -> None:
+    """Write all edits so far of one network, for strategies that must know them early; see `own_place`.
 
     Checkpoints do not hold fitted tensors of their own: after a resume, those of earlier surgeries come from the file
-    that is there.
+    that is there. One that says the same already, such as the user's own plan, stays as it is.
 
     Args:
         folder: Of the checkpoints.
-        name: The file is plan-<name>.json; if empty, plan.json.
-        plan: With all edits so far.
+        ledger: Of the run.
+        target: Path of the network; if there are several, the file is plan-<target>.json, else plan.json.
     """
-    path = folder / (f"plan-{name}.json" if name else "plan.json")
-    missing = set(plan.needed_tensors) - set(plan.tensors)
-    if missing and path.is_file():
-        earlier = Plan.load(path)
+    first = folder / (f"plan-{target}.json" if len(ledger.plans) > 1 else "plan.json")
+    plan, written = ledger.plans[target], _plans_at(first)
+    for earlier in written:
         if earlier.edits == plan.edits[: len(earlier.edits)] and earlier.source.weights == plan.source.weights:
             plan = plan.with_tensors({**earlier.tensors, **plan.tensors})
-    plan.save(path)
+    if plan not in written:
+        run = _run_of(ledger, target)
+        write_plan(own_place(first, run, "plan"), plan.to_dict(), plan.tensors, Saved(run=run))
 
 
 def save_merged(module: pl.LightningModule, folder: Path) -> None:
@@ -57,11 +59,70 @@ def save_merged(module: pl.LightningModule, folder: Path) -> None:
     ledger = Ledger.of(module)
     plans = dict.fromkeys(ledger.adapters, Plan()) | {t: plan for t, plan in ledger.plans.items() if plan.edits}
     for target, plan in plans.items():
-        network = ledger.plain_copy(module, target)
-        path = folder / ("pruned" if len(plans) == 1 else f"pruned/{target}")
+        network, run = ledger.plain_copy(module, target), _run_of(ledger, target)
+        path = own_place(folder / ("pruned" if len(plans) == 1 else f"pruned/{target}"), run, "merged copy")
         composed = plan + merge(network)
         try:
-            save_pruned(network, composed, path)
+            write_folder(network, composed, path, run)
         except FileExistsError as error:
-            other = next(p for i in itertools.count(1) if not (p := path.with_name(f"{path.name}-v{i}")).exists())
-            rank_zero_warn(f"{error} The merged copy of this fit is at {save_pruned(network, composed, other)}.")
+            other = next(_numbered(path, number) for number in itertools.count(1) if _is_free(_numbered(path, number)))
+            rank_zero_warn(f"{error} The merged copy of this fit is at {write_folder(network, composed, other, run)}.")
+
+
+def own_place(path: Path, run: str, what: str) -> Path:
+    """Return where a run writes: `path`, or the same with a number if another run or somebody else has written there.
+
+    Args:
+        path: Of a plan's file, or of a folder of `save_pruned`.
+        run: The mark of the run; a run that is resumed finds its own files by it.
+        what: Is written there, for the warning.
+    """
+    for number in itertools.count():
+        place = _numbered(path, number)
+        if _is_free(place):
+            if number:
+                rank_zero_warn(
+                    f"Expected nothing at {path}, or the {what} of this run, but got what another run or somebody else "
+                    f"has put there. It stays; the {what} of this run is at {place}. Give each run a "
+                    "ModelCheckpoint(dirpath=...) of its own."
+                )
+            return place
+        if _writer_of(place) == run:
+            return place
+    raise AssertionError
+
+
+def _run_of(ledger: Ledger, target: str) -> str:
+    return f"{ledger.run}/{target}"
+
+
+def _numbered(path: Path, number: int) -> Path:
+    """The same path, or another version of it, named as ModelCheckpoint names versions."""
+    end = ".json" if path.name.endswith(".json") else ""
+    return path.with_name(f"{path.name.removesuffix(end)}-v{number}{end}") if number else path
+
+
+def _is_free(path: Path) -> bool:
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+
+def _writer_of(path: Path) -> str:
+    """Return the mark of the run that wrote a plan's file or a folder; empty: none did, or it cannot be read."""
+    try:
+        return read_saved(read_data(path / PLAN if path.is_dir() else path)).run
+    except (OSError, ValueError):
+        return ""
+
+
+def _plans_at(path: Path) -> list[Plan]:
+    """Return the plan at a path, and other versions of it; one that cannot be read is not needed, and left alone."""
+    found: list[Plan] = []
+    for number in itertools.count():
+        place = _numbered(path, number)
+        if not place.is_file():
+            return found
+        try:
+            found.append(Plan.load(place))
+        except (OSError, ValueError) as error:
+            rank_zero_warn(f"{place} is not needed, since the checkpoint holds its edits, and is left alone. {error}")
+    raise AssertionError

@@ -83,6 +83,7 @@ class LedgerRecord(_Record):
     """Everything that a checkpoint holds of a ledger.
 
     Attributes:
+        run: Which fit it is of, with all that resume it; empty: the file does not say.
         plans: All edits so far of each network, by its path in the LightningModule.
         events: Surgeries in order.
         begun: By callback.
@@ -93,6 +94,7 @@ class LedgerRecord(_Record):
         random_states: Of all ranks; None: the file does not say.
     """
 
+    run: str = ""
     plans: dict[str, Plan] = {}
     events: tuple[SurgeryEvent, ...] = ()
     begun: dict[str, ScheduleStart] = {}
@@ -106,10 +108,11 @@ class LedgerRecord(_Record):
         """Return what goes into a file: primitives and tensors."""
         return {
             "schema": SCHEMA,
+            **({"run": self.run} if self.run else {}),
             "plans": {target: plan.to_dict() for target, plan in self.plans.items()},
             "adapters": {target: adapters.to_dict() for target, adapters in self.adapters.items()},
             "random_states": self.random_states,
-            **self.model_dump(mode="json", exclude={"plans", "adapters", "random_states"}),
+            **self.model_dump(mode="json", exclude={"run", "plans", "adapters", "random_states"}),
         }
 
     @classmethod

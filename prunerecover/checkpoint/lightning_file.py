@@ -1,5 +1,6 @@
 """Read a Lightning checkpoint without Lightning: the ledger that callbacks left in it, and the networks' weights.
 
+A checkpoint is a file, or the folder of a strategy that shards the model (`distributed_folder`).
 Of the ledger (`ledger_record`) only the plans and the adapters count here; other entries are the callbacks' own. Files
 are read with `weights_only`, so nothing in them is executed.
 """
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunerecover.checkpoint.distributed_folder import META, is_distributed, read_weights_of
 from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters
@@ -28,7 +30,7 @@ class LightningFile:
     """What a checkpoint says.
 
     Attributes:
-        path: The file.
+        path: The file, or the folder of a distributed checkpoint.
         plans: All edits so far of each network, by its path in the LightningModule; "" is the module itself.
         weights: The whole state dict, by canonical name.
         adapters: What is injected on each network after its edits, by the same paths.
@@ -64,13 +66,13 @@ class LightningFile:
 
 
 def read_checkpoint(path: Path) -> LightningFile:
-    """Read a file that a Trainer saved.
+    """Read a file that a Trainer saved, or the folder of a distributed checkpoint.
 
     Raises:
         ValueError: If it holds more than plain data, cannot be read, is no Lightning checkpoint, has no ledger, or one
             of a newer schema.
     """
-    checkpoint = _load(path)
+    checkpoint = _load_folder(path) if is_distributed(path) else _load(path)
     if not isinstance(checkpoint, Mapping) or not isinstance(checkpoint.get("state_dict"), Mapping):
         raise ValueError(
             f"Expected a Lightning checkpoint or a folder of save_pruned, but {path} holds no 'state_dict'. "
@@ -127,6 +129,18 @@ def before_loading(cls: type[nn.Module], file: LightningFile, act: Callable[[Any
             del cls.load_state_dict
         else:
             cls.load_state_dict = own  # type: ignore[method-assign]
+
+
+def _load_folder(path: Path) -> Any:
+    if not (path / META).is_file():
+        raise ValueError(
+            f"Expected a distributed checkpoint of Lightning, but {path} has no {META}, which holds what was pruned. "
+            "Is the folder complete? Copy it again."
+        )
+    rest = _load(path / META)
+    if not isinstance(rest, Mapping) or KEY not in rest:
+        return {**(rest if isinstance(rest, Mapping) else {}), "state_dict": {}}
+    return {**rest, "state_dict": read_weights_of(path)}
 
 
 def _load(path: Path) -> Any:

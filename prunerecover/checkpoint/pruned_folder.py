@@ -10,25 +10,32 @@ weight must fit.
 from __future__ import annotations
 
 import copy
-import shutil
-import uuid
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from prunerecover.checkpoint.distributed_folder import as_file, is_distributed
 from prunerecover.checkpoint.lightning_file import LightningFile, before_loading, read_checkpoint
 from prunerecover.checkpoint.weights_file import Weights, check_fit, fill, read_weights, save_weights
 from prunerecover.families.constructors import build, constructor_of
+from prunerecover.files.atomic import atomic_folder, whole_folder
+from prunerecover.files.hashes import sha256_of
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.plan_file import Saved, read_data, read_saved, write_plan
 from prunerecover.recovery.lora import Adapters, has_adapters, inject_adapters, merge_adapters
 from prunerecover.surgery.apply_edits import apply_and_check, check_source, undo
 from prunerecover.surgery.provenance import source_of
 
 PLAN, SIDECAR, WEIGHTS = "plan.json", "plan.safetensors", "model.safetensors"
 CONFIG, GENERATION = "config.json", "generation_config.json"
+FOREIGN = {
+    CONFIG: "It is one of transformers: use from_pretrained.",
+    "zero_to_fp32.py": "It is one of DeepSpeed: make it one file with convert_zero_checkpoint_to_fp32_state_dict of "
+    "lightning.pytorch.utilities.deepspeed, and load that.",
+}
 OURS = {PLAN, SIDECAR, WEIGHTS, CONFIG, GENERATION}
 
 
@@ -47,25 +54,26 @@ def save_pruned(model: nn.Module, plan: Plan, path: str | Path) -> Path:
         ValueError: If the model is not the one that the plan leaves, or has no values.
         FileExistsError: If something that we did not write is at `path`.
     """
+    return write_folder(model, plan, path)
+
+
+def write_folder(model: nn.Module, plan: Plan, path: str | Path, run: str = "") -> Path:
+    """Write a folder as `save_pruned` does, and note in it which run of a Trainer did.
+
+    Args:
+        model: As of `save_pruned`.
+        plan: As of `save_pruned`.
+        path: As of `save_pruned`.
+        run: See `Saved`.
+    """
     model, path = unwrap(model), Path(path)
     plan = _checked(model, plan)
     _check_free(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished, former = (path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.{word}" for word in ("new", "old"))
-    unfinished.mkdir()
-    try:
-        plan.save(unfinished / PLAN)
-        save_weights(model, unfinished / WEIGHTS)
-        _save_config(model, unfinished)
-        if path.exists():
-            path.rename(former)
-        unfinished.rename(path)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if former.exists():
-            former.rename(path)
-        raise
-    shutil.rmtree(former, ignore_errors=True)
+    with atomic_folder(path) as folder:
+        save_weights(model, folder / WEIGHTS)
+        _save_config(model, folder)
+        saved = Saved(run=run, sha256={WEIGHTS: sha256_of(folder / WEIGHTS)})
+        write_plan(folder / PLAN, plan.to_dict(), plan.tensors, saved)
     return path
 
 
@@ -73,7 +81,8 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
     """Make a pruned model again, with the weights in the dtype of the file; adapters in it are merged.
 
     Args:
-        path: A folder of `save_pruned`, or a checkpoint that a Trainer with one of our callbacks saved.
+        path: A folder of `save_pruned`, or a checkpoint that a Trainer with one of our callbacks saved: a file, or the
+            folder of a distributed checkpoint (FSDPStrategy, ModelParallelStrategy).
         model: None: the dense model is rebuilt from the plan (timm, transformers). A dense network: it is pruned in
             place and gets the weights, on its device. A LightningModule class, for checkpoints: it is built as
             `load_from_checkpoint` builds it, from the file's hyperparameters, and pruned just before its weights load.
@@ -87,7 +96,7 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
             its weights are not for the structure that its plan leaves. A model that was passed stays as it was.
         TypeError: If `model` cannot take what `path` holds.
     """
-    path = Path(path)
+    path = whole_folder(Path(path))
     if not path.exists():
         raise FileNotFoundError(
             f"Expected a folder of save_pruned or a Lightning checkpoint, but {path} does not exist."
@@ -95,7 +104,8 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
     if isinstance(model, type):
         _check_class(model, path)
         return _load_module(model, read_checkpoint(path))
-    plan, weights, adapters = _read_folder(path) if path.is_dir() else _only_network(read_checkpoint(path))
+    is_folder = path.is_dir() and not is_distributed(path)
+    plan, weights, adapters = _read_folder(path) if is_folder else _only_network(read_checkpoint(path))
     _check_network(model, plan)
     network = _dense(plan, path) if model is None else unwrap(model)
     _prune_and_fill(network, plan, weights, path, adapters)
@@ -152,7 +162,7 @@ def _save_config(model: Any, folder: Path) -> None:
 def _check_class(cls: type, path: Path) -> None:
     if not hasattr(cls, "load_from_checkpoint"):
         raise TypeError(f"Expected a LightningModule class, a network or None, but got the class {cls.__name__}.")
-    if path.is_dir():
+    if path.is_dir() and not is_distributed(path):
         raise TypeError(
             f"Expected a Lightning checkpoint for the class {cls.__name__}, but {path} is a folder, which holds only "
             "the network. Call load_pruned(path), and put what it returns into your LightningModule."
@@ -173,11 +183,16 @@ def _check_network(model: object, plan: Plan) -> None:
 
 def _read_folder(path: Path) -> tuple[Plan, Weights, None]:
     if not (path / PLAN).is_file():
-        hint = (
-            "It is one of transformers: use from_pretrained." if (path / CONFIG).is_file() else "Is it the right one?"
-        )
+        hint = next((hint for name, hint in FOREIGN.items() if (path / name).is_file()), "Is it the right one?")
         raise FileNotFoundError(f"Expected a folder of save_pruned, but {path} has no {PLAN}. {hint}")
-    return Plan.load(path / PLAN), read_weights(path / WEIGHTS), None
+    plan, weights = Plan.load(path / PLAN), read_weights(path / WEIGHTS)
+    expected = read_saved(read_data(path / PLAN)).sha256.get(WEIGHTS)
+    if expected not in (None, sha256_of(path / WEIGHTS)):  # folders of version 0.1.0 do not say
+        raise ValueError(
+            f"Expected the weights that {path} was saved with, but {WEIGHTS} has another sha256. Copy the folder again "
+            "from where it was made."
+        )
+    return plan, weights, None
 
 
 def _only_network(file: LightningFile) -> tuple[Plan, Weights, Adapters | None]:
@@ -240,7 +255,7 @@ def _load_module(cls: Any, file: LightningFile) -> nn.Module:
         replayed.append(module)
 
     with before_loading(cls, file, replay):
-        module: nn.Module = cls.load_from_checkpoint(file.path, map_location="cpu", weights_only=True)
+        module: nn.Module = cls.load_from_checkpoint(as_file(file.path), map_location="cpu", weights_only=True)
     if file.networks and module not in replayed:
         raise ValueError(
             f"Expected {cls.__name__} to load the weights of {', '.join(file.networks)} that are in {file.path}, but "

@@ -6,11 +6,14 @@ Colours are those of Okabe and Ito (2008), which colour-blind readers can tell a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from prunerecover.files.atomic import atomic_file
 
 BLACK, GREY, LIGHT = "#1a1a1a", "#767676", "#e6e6e6"
 BLUE, ORANGE, GREEN, VERMILION = "#0072b2", "#e69f00", "#009e73", "#d55e00"
@@ -97,3 +100,16 @@ def draw_panels(panels: Sequence[Panel]) -> Figure:
     for part, panel in zip(parts.flat, panels, strict=True):
         panel.draw(part)
     return figure
+
+
+def save_figure(figure: Figure, path: str | Path, dpi: int = 150) -> None:
+    """Write a figure as a picture, whole or not at all.
+
+    Args:
+        figure: A matplotlib Figure.
+        path: Of the file; one without a suffix becomes a PNG.
+        dpi: Dots per inch.
+    """
+    path = Path(path)
+    with atomic_file(path if path.suffix else path.with_name(f"{path.name}.png")) as unfinished:
+        figure.savefig(unfinished, dpi=dpi, bbox_inches="tight")

@@ -6,20 +6,18 @@ beside it, whose sha256 the JSON holds. Nothing from either file is executed.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.edits import FITTED, OPS, Edit
 from prunerecover.plan.kept_groups import KeptGroup, kept_groups
+from prunerecover.plan.plan_file import SAVED, read_data, read_tensors, write_plan
 from prunerecover.version import __version__
 
 SCHEMA = "prunerecover.plan/1"
@@ -136,24 +134,18 @@ class Plan(_Record):
             )
         _check_ops(data)
         try:
-            return cls.model_validate(data).with_tensors(tensors or {})
+            return cls.model_validate({key: data[key] for key in data if key != SAVED}).with_tensors(tensors or {})
         except ValidationError as error:
             raise ValueError(f"Expected a valid plan, but got one with {error.error_count()} errors: {error}") from None
 
     def save(self, path: str | Path) -> Path:
         """Write the JSON file and, beside it, one with the fitted tensors; return the JSON's path.
 
+        A process that is killed meanwhile leaves the plan that was there before, or this one.
         `plan.json` gets `plan.safetensors`; any other name keeps all of itself: `plan_0.3` gets `plan_0.3.safetensors`.
         """
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data = self.to_dict()
-        data["sidecar"] = None
-        if self._tensors:
-            sidecar = path.with_name(f"{path.name.removesuffix('.json')}.safetensors")
-            save_file({k: v.detach().cpu().contiguous() for k, v in self._tensors.items()}, sidecar)
-            data["sidecar"] = {"file": sidecar.name, "sha256": _sha256(sidecar)}
-        path.write_text(json.dumps(data, indent=2) + "\n")
+        write_plan(path, self.to_dict(), self._tensors)
         return path
 
     @classmethod
@@ -167,26 +159,8 @@ class Plan(_Record):
             ValueError: If the file is not a plan, or the sidecar is not the one the plan was saved with.
         """
         path = Path(path)
-        if not path.is_file():
-            raise FileNotFoundError(f"Expected a plan file at {path}, but there is none.")
-        try:
-            data = json.loads(path.read_text())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(
-                f"Expected a plan in JSON at {path}, but it cannot be read: {error}. Is it cut off?"
-            ) from None
-        plan = cls.from_dict(data)
-        if plan.sidecar is None:
-            return plan
-        sidecar = path.parent / Path(plan.sidecar["file"]).name
-        if not sidecar.is_file():
-            return plan
-        if _sha256(sidecar) != plan.sidecar["sha256"]:
-            raise ValueError(
-                f"Expected the fitted tensors that {path.name} was saved with, but {sidecar.name} has another sha256. "
-                "Copy both files again from where the plan was made."
-            )
-        return plan.with_tensors(load_file(sidecar))
+        plan = cls.from_dict(read_data(path))
+        return plan.with_tensors(read_tensors(path, plan.sidecar))
 
     def __eq__(self, other: object) -> bool:
         """Whether both say the same and hold equal tensors; where a plan was saved does not count."""
@@ -206,11 +180,12 @@ class Plan(_Record):
             path: Of the PNG.
             how: `units`, `importance` and `title` of `plot_plan`: all units of the dense model make the picture whole.
         """
+        from prunerecover.display.style import save_figure
         from prunerecover.plan.figure import plot_plan
 
         figure = plot_plan(self.edits, self.evidence, **how)
         if path is not None:
-            figure.savefig(path, dpi=150, bbox_inches="tight")
+            save_figure(figure, path)
         return figure
 
     def __add__(self, other: Plan) -> Plan:
@@ -285,7 +260,3 @@ def _check_ops(data: Mapping[str, Any]) -> None:
 def _version_of(data: Mapping[str, Any]) -> str:
     made_by = data.get("made_by")
     return str(made_by.get("version") or "of unknown version") if isinstance(made_by, Mapping) else "of unknown version"
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

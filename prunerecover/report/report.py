@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from prunerecover.files.atomic import atomic_file, write_text
 from prunerecover.report import render
 from prunerecover.report.data import SCHEMA, ReportData
 
@@ -56,12 +57,12 @@ class Report(ReportData):
     def save(self, folder: str | Path, figures: Mapping[str, Figure] | None = None) -> Path:
         """Write `report.md`, `report.json` and one PNG per figure into `folder`, and return the folder."""
         target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
         names = [f"{name}.png" for name in figures or {}]
         for file, figure in zip(names, (figures or {}).values(), strict=True):
-            figure.savefig(target / file, dpi=200)
-        (target / "report.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
-        (target / "report.md").write_text(self.to_markdown(names), encoding="utf-8")
+            with atomic_file(target / file) as unfinished:
+                figure.savefig(unfinished, dpi=200)
+        write_text(target / "report.json", json.dumps(self.to_dict(), indent=2) + "\n")
+        write_text(target / "report.md", self.to_markdown(names))
         return target
 
     @classmethod

@@ -48,6 +48,7 @@ def export(path: str, output: str, merge: bool = True, batch_size: int = 1) -> N
     """
     from prunerecover import load_pruned, save_pruned
     from prunerecover import merge as merge_model
+    from prunerecover.files.atomic import atomic_file
     from prunerecover.recipes.networks import cifar_resnet  # noqa: F401  # its names are timm's from now on
 
     target = Path(output)
@@ -61,8 +62,8 @@ def export(path: str, output: str, merge: bool = True, batch_size: int = 1) -> N
     if merge:
         plan = plan + merge_model(model)
     if target.suffix == ".onnx":
-        target.parent.mkdir(parents=True, exist_ok=True)
-        export_onnx(model, target, batch_size)
+        with atomic_file(target) as unfinished:
+            export_onnx(model, unfinished, batch_size)
     else:
         save_pruned(model, plan, target)
     print(f"Wrote {target}")
@@ -70,10 +71,11 @@ def export(path: str, output: str, merge: bool = True, batch_size: int = 1) -> N
 
 def stored_plan(path: Path) -> Plan:
     """Return the plan of the one network in a checkpoint or folder that `load_pruned` opens."""
+    from prunerecover.checkpoint.distributed_folder import is_distributed
     from prunerecover.checkpoint.lightning_file import read_checkpoint
     from prunerecover.plan.plan import Plan
 
-    if path.is_dir():
+    if path.is_dir() and not is_distributed(path):
         return Plan.load(path / "plan.json")
     (plan,) = read_checkpoint(path).networks.values()
     return plan

@@ -29,6 +29,8 @@ from prunerecover.cost.memory import peak_memory, reset_peak_memory
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.display.progress import progress
+from prunerecover.display.style import save_figure
+from prunerecover.files.atomic import write_text
 from prunerecover.importance.registry import Importance
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
@@ -138,8 +140,8 @@ class BoundaryPlan(PlanMethod):
         fitted, splits, records = self._found
         plan.save(output)
         figure = beside(output, ".map.png")
-        plot_map(fitted, splits, fitted.best(splits=splits)).savefig(figure, dpi=150, bbox_inches="tight")
-        beside(output, ".md").write_text(page_of(plan, records, figure.name), encoding="utf-8")
+        save_figure(plot_map(fitted, splits, fitted.best(splits=splits)), figure)
+        write_text(beside(output, ".md"), page_of(plan, records, figure.name))
 
 
 class PublishedBoundaryPlan(BoundaryPlan):

@@ -19,6 +19,8 @@ from prunerecover.callbacks.calibration.width_inputs import width_inputs
 from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
+from prunerecover.display.style import save_figure
+from prunerecover.files.atomic import write_text
 from prunerecover.importance.registry import name_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
@@ -94,9 +96,9 @@ class WidthPlan(PlanMethod):
             order = removal_positions(self._groups, low)
             figure = plot_rankings(plan, order, high, names=(removal, protection))
             figures["The two rankings"] = beside(output, ".ranks.png")
-            figure.savefig(figures["The two rankings"], dpi=150, bbox_inches="tight")
+            save_figure(figure, figures["The two rankings"])
         names = {title: file.name for title, file in figures.items()}
-        beside(output, ".md").write_text(page(plan, self._dense, output.name, names), encoding="utf-8")
+        write_text(beside(output, ".md"), page(plan, self._dense, output.name, names))
 
     def _plan(self, planner: WidthPlanner) -> Plan:
         """Plan, and keep what the pages are written from."""

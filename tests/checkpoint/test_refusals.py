@@ -148,6 +148,31 @@ def test_weights_that_are_cut_off(folder: Path) -> None:
         weights.write_bytes(content)
 
 
+@pytest.mark.parametrize("where", [0.5, 0.9])
+def test_weights_with_one_bit_turned(where: float, folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[int(where * len(content))] ^= 1
+    weights.write_bytes(content)
+    dense = tiny_timm()
+    before = structure(dense)
+    with pytest.raises(ValueError, match="Expected the weights that .* but model.safetensors has another sha256. Copy"):
+        load_pruned(folder, dense)
+    assert_same(dense, before)
+
+
+def test_a_folder_without_hashes_opens(folder: Path) -> None:
+    edit_plan(folder, lambda plan: plan.pop("saved"))
+    assert torch.equal(logits(load_pruned(folder), "timm"), logits(pruned("everything")[0], "timm"))
+
+
+@pytest.mark.parametrize("saved", [3, {"sha256": 3}, {"sha256": {"model.safetensors": None}}])
+def test_hashes_that_are_none(saved: Any, folder: Path) -> None:
+    edit_plan(folder, lambda plan: plan.update(saved=saved))
+    with pytest.raises(ValueError, match="Expected hashes by file name in 'saved' of a plan's file, but got"):
+        load_pruned(folder)
+
+
 def test_the_sidecar_is_not_needed(folder: Path) -> None:
     (folder / "plan.safetensors").unlink()
     assert torch.equal(logits(load_pruned(folder), "timm"), logits(pruned("everything")[0], "timm"))
@@ -194,6 +219,7 @@ def test_weights_that_do_not_fit(change: Callable[[dict[str, Tensor]], Any], mes
     state = load_file(folder / "model.safetensors")
     change(state)
     save_file(state, folder / "model.safetensors")
+    edit_plan(folder, lambda plan: plan.pop("saved"))  # as folders of version 0.1.0, which have no hash of the weights
     dense = tiny_timm()
     before = structure(dense)
     for model in (None, dense):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from prunerecover.files.atomic import atomic_file
 from prunerecover.width.groups.unit_slices import Scores
 
 SEPARATOR = "/"  # in no name of a signal, and in no path of a module
@@ -20,4 +21,5 @@ def save_scores(path: str | Path, scores: Mapping[str, Scores]) -> None:
         scores: `(size,)` by signal, such as "u_score", and group.
     """
     named = {f"{signal}{SEPARATOR}{g}": v for signal, by_group in scores.items() for g, v in by_group.items()}
-    save_file({name: values.contiguous() for name, values in named.items()}, path)
+    with atomic_file(path) as unfinished:
+        save_file({name: values.contiguous() for name, values in named.items()}, unfinished)

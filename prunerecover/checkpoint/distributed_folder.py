@@ -1,0 +1,128 @@
+"""Read a distributed checkpoint as one: the folder that FSDPStrategy and ModelParallelStrategy write, shard by shard.
+
+It holds `.metadata` (a pickle that says which tensor lies where), `*.distcp` (shards of tensors) and Lightning's
+meta.pt (everything else, the ledger included). PyTorch unpickles `.metadata` without a check; here it may name nothing
+but the few classes that it is made of, and only files of the folder, so nothing in it is executed and nothing outside
+is read. Of what lies in the shards only the weights are read. Not covered: folders of DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import pickle
+import warnings
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata
+
+META, INDEX = "meta.pt", ".metadata"
+WEIGHTS = ("state_dict.", "model.")  # of ModelParallelStrategy, of FSDPStrategy
+OF_DCP = "torch.distributed.checkpoint"
+CLASSES = {
+    f"{OF_DCP}.metadata": {
+        "Metadata",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+        "_MEM_FORMAT_ENCODING",
+        "MetadataIndex",
+        "StorageMeta",
+    },
+    f"{OF_DCP}.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size"},
+    "collections": {"OrderedDict"},
+}
+PATHS = {"PosixPath": pathlib.PurePosixPath, "WindowsPath": pathlib.PureWindowsPath}
+
+
+def is_distributed(path: Path) -> bool:
+    """Whether this is a folder that a sharded strategy of Lightning wrote."""
+    return path.is_dir() and ((path / META).is_file() or (path / INDEX).is_file())
+
+
+def read_weights_of(path: Path) -> dict[str, Tensor]:
+    """Return the state dict of the LightningModule in a distributed checkpoint, whole, on the CPU.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        ValueError: If it cannot be read, or its index names anything but tensors in files of the folder.
+    """
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        index = _index(path / INDEX)
+        prefix = next((p for p in WEIGHTS if any(name.startswith(p) for name in index.state_dict_metadata)), WEIGHTS[0])
+        state = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in index.state_dict_metadata.items()
+            if name.startswith(prefix) and hasattr(entry, "properties")
+        }
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads all shards
+            dcp.load(state, storage_reader=_reader(path, index), no_dist=True)
+    except (Exception, CheckpointException) as error:  # whatever a broken pickle leads to, and that is no Exception
+        raise ValueError(
+            f"Expected a distributed checkpoint in {path}, but it cannot be read ({type(error).__name__}: "
+            f"{str(error).partition(chr(10))[0][:200]}). Is a file missing or cut off? Copy the folder again."
+        ) from None
+    return {name.removeprefix(prefix): value for name, value in state.items()}
+
+
+def as_file(path: Path) -> Path | BytesIO:
+    """Return what Lightning's `load_from_checkpoint` opens: a file as it is, a folder as one file in memory."""
+    if not is_distributed(path):
+        return path
+    checkpoint = torch.load(path / META, map_location="cpu", weights_only=True)
+    content = BytesIO()
+    torch.save({**checkpoint, "state_dict": read_weights_of(path)}, content)
+    content.seek(0)
+    return content
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes nothing but the index of a distributed checkpoint."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return one of the classes that an index is made of."""
+        if module.split(".")[0] == "pathlib" and name in PATHS:
+            return PATHS[name]
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if name in CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{INDEX} names {module}.{name}, and nothing in a file is executed")
+
+
+def _index(path: Path) -> Metadata:
+    """Read `.metadata`."""
+    with path.open("rb") as stream:
+        index: Metadata = _Unpickler(stream).load()
+    files = {info.relative_path for info in index.storage_data.values()}
+    outside = sorted(file for file in files if Path(file).name != file)
+    if outside:
+        raise ValueError(f"{INDEX} names {outside[0]}, which is no file of the folder")
+    return index
+
+
+def _reader(path: Path, index: Metadata) -> Any:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    class Reader(FileSystemReader):
+        """Reads shards by an index that was checked."""
+
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+            """Return the index."""
+            return index
+
+    return Reader(path)

@@ -1,0 +1,139 @@
+"""The files of a plan: JSON, and beside it a safetensors file with the fitted tensors, whose sha256 the JSON holds.
+
+The tensors are written first. Those that the JSON still names lie aside until the new JSON is there, and a reader takes
+the file with the right hash: a kill at any moment leaves the old plan or the new one, whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from prunerecover.files.atomic import atomic_file, write_text
+from prunerecover.files.hashes import sha256_of
+from prunerecover.files.json_file import read_json
+
+SAVED = "saved"  # in the JSON only: it says nothing about what the plan does
+
+
+class Saved(BaseModel):
+    """What a plan's file says of where it was written.
+
+    Attributes:
+        run: Which run of a Trainer wrote it, and for which network; empty: none.
+        sha256: Of files that were written with it, by name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    run: str = ""
+    sha256: dict[str, str] = {}
+
+
+def write_plan(path: Path, data: Mapping[str, Any], tensors: Mapping[str, Tensor], saved: Saved | None = None) -> None:
+    """Write a plan's files.
+
+    Args:
+        path: Of the JSON; see `Plan.save` for the other file's name.
+        data: The plan as primitives.
+        tensors: By key; none: no other file.
+        saved: What else the JSON says.
+    """
+    data = {**data, "sidecar": None}
+    if saved is not None:
+        data[SAVED] = saved.model_dump(exclude_defaults=True)
+    sidecar = path.with_name(f"{path.name.removesuffix('.json')}.safetensors")
+    if tensors:
+        with atomic_file(sidecar) as unfinished:
+            save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, unfinished)
+            data["sidecar"] = {"file": sidecar.name, "sha256": sha256_of(unfinished)}
+            if _is_of(sidecar, path):
+                sidecar.replace(_aside(sidecar))
+    write_text(path, json.dumps(data, indent=2) + "\n")
+    _aside(sidecar).unlink(missing_ok=True)
+
+
+def read_data(path: Path) -> Any:
+    """Return what is in a plan's JSON file.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it cannot be read as JSON.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"Expected a plan file at {path}, but there is none.")
+    return read_json(path, "a plan")
+
+
+def read_saved(data: Any) -> Saved:
+    """Return what a plan's file says of where it was written, or that it does not.
+
+    >>> read_saved({"saved": {"run": "1a2b/net"}}).run
+    '1a2b/net'
+
+    Raises:
+        ValueError: If it says so in another form.
+    """
+    found = data.get(SAVED, {}) if isinstance(data, Mapping) else {}
+    try:
+        return Saved.model_validate(found)
+    except ValidationError as error:
+        raise ValueError(
+            f"Expected hashes by file name in '{SAVED}' of a plan's file, but got {error.error_count()} other things: "
+            f"{str(found)[:60]}. Copy the file again from where it was made."
+        ) from None
+
+
+def read_tensors(path: Path, sidecar: Mapping[str, str] | None) -> dict[str, Tensor]:
+    """Return the fitted tensors that a plan's JSON names; none if it names none, or their file is not there.
+
+    Args:
+        path: Of the JSON.
+        sidecar: What it says: name and sha256.
+
+    Raises:
+        ValueError: If the file is not the one that the plan was saved with, or cannot be read.
+    """
+    if sidecar is None:
+        return {}
+    if not {"file", "sha256"} <= sidecar.keys() or Path(sidecar["file"]).name in ("", ".."):
+        raise ValueError(
+            f"Expected name and sha256 of the file with the fitted tensors in {path}, but got {sidecar}. Copy the plan "
+            "again from where it was made."
+        )
+    named = path.parent / Path(sidecar["file"]).name
+    there = [file for file in (named, _aside(named)) if file.is_file()]
+    if not there:
+        return {}
+    right = next((file for file in there if sha256_of(file) == sidecar["sha256"]), None)
+    if right is None:
+        raise ValueError(
+            f"Expected the fitted tensors that {path.name} was saved with, but {named.name} has another sha256. "
+            "Copy both files again from where the plan was made."
+        )
+    try:
+        return load_file(right)
+    except SafetensorError as error:
+        raise ValueError(f"Expected tensors in safetensors at {right}, but it cannot be read: {error}.") from None
+
+
+def _is_of(sidecar: Path, path: Path) -> bool:
+    """Whether the JSON that is there names just these tensors."""
+    if not (sidecar.is_file() and path.is_file()):
+        return False
+    try:
+        named = read_data(path)["sidecar"]["sha256"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return bool(sha256_of(sidecar) == named)
+
+
+def _aside(sidecar: Path) -> Path:
+    return sidecar.with_name(f".{sidecar.name}.old")

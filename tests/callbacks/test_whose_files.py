@@ -1,0 +1,142 @@
+"""Files beside the checkpoints: of one run each, and needed by no resume that the checkpoint can do without them."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from cases.models.habits import Plain, dataset, loader
+from cases.refusals import plan_for_plain
+from cases.trainers import assert_same, fit, prune, trainer_of
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from prunerecover import DepthPrune, DistillRecover, Plan, load_pruned
+
+COPY = {"merge": "copy", "schedule": {"start": 0, "every": 1, "step": 1, "alternate": True}}
+OTHER = {**COPY, "remove": {"mlp": 1, "attention": 1}}
+
+
+def seeded():
+    torch.manual_seed(7)
+    return Plain()
+
+
+def every(folder):
+    return ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+
+
+def run(folder, resume=None, epochs=2, **arguments):
+    module = seeded()
+    fit(folder, module, prune(**{**COPY, **arguments}), every(folder), epochs=epochs, resume=resume)
+    return module
+
+
+def contents(folder):
+    files = ("plan.json", "plan.safetensors", "pruned/plan.json", "pruned/model.safetensors")
+    return {name: (folder / name).read_bytes() for name in files}
+
+
+def ours(caught):
+    return [str(w.message) for w in caught if "of this run" in str(w.message)]
+
+
+def test_a_second_run_leaves_the_files_of_the_first_alone(tmp_path):
+    run(tmp_path)
+    before = contents(tmp_path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module = run(tmp_path, **OTHER)
+    assert contents(tmp_path) == before
+    said = ours(caught)
+    assert len(said) == 2
+    assert "plan.json" in said[0]
+    assert f"the plan of this run is at {tmp_path / 'plan-v1.json'}. Give each run a ModelCheckpoint(dirpath" in said[0]
+    assert f"the merged copy of this run is at {tmp_path / 'pruned-v1'}." in said[1]
+    assert Plan.load(tmp_path / "plan-v1.json").removed.keys() == {"mlp", "attention"}
+    images = dataset().tensors[0]
+    with torch.no_grad():
+        torch.testing.assert_close(load_pruned(tmp_path / "pruned-v1")(images), module.net.eval()(images))
+
+
+def test_a_resumed_run_goes_on_in_its_own_files(tmp_path):
+    run(tmp_path)
+    run(tmp_path, **OTHER)
+    first, names = contents(tmp_path), {path.name for path in tmp_path.iterdir()}
+    again = next(tmp_path.glob("epoch=0-v1.ckpt"))
+    before = Plan.load(tmp_path / "plan-v1.json")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(tmp_path, resume=again, **OTHER)
+    assert not ours(caught)
+    assert contents(tmp_path) == first
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".ckpt"} == {
+        name for name in names if not name.endswith(".ckpt")
+    }
+    assert Plan.load(tmp_path / "plan-v1.json").edits == before.edits
+
+
+def test_a_broken_plan_beside_the_checkpoints_is_not_needed(tmp_path):
+    whole = run(tmp_path)
+    (tmp_path / "plan.json").write_text('{"schema": "prun')
+    with pytest.warns(UserWarning, match=r"plan\.json is not needed, since the checkpoint holds its edits"):
+        resumed = run(tmp_path, resume=tmp_path / "epoch=0.ckpt")
+    assert_same(resumed, whole)
+    assert Plan.load(tmp_path / "plan-v1.json").removed.keys() == {"attention", "activation"}
+
+
+BROKEN = {"missing": None, "cut off": '{"schema": "prunerecover.pl'}
+
+
+@pytest.fixture(params=BROKEN)
+def broken(request, tmp_path):
+    """A run from a plan's file that is gone or broken by now."""
+    path = plan_for_plain(replace="identity").save(tmp_path / "given" / "plan.json")
+    fit(tmp_path, seeded(), DepthPrune(plan=path, merge="never"), every(tmp_path), epochs=2)
+    path.unlink()
+    if BROKEN[request.param] is not None:
+        path.write_text(BROKEN[request.param])
+    return path
+
+
+def test_a_resume_does_without_the_plan_file(broken, tmp_path):
+    whole = seeded()
+    plan = plan_for_plain(replace="identity")
+    fit(tmp_path / "whole", whole, DepthPrune(plan=plan, merge="never"), epochs=2)
+    resumed, callback = Plain(), DepthPrune(plan=broken, merge="never")
+    with pytest.warns(UserWarning, match="The plan file is not needed, since the checkpoint holds what it did. Expect"):
+        fit(tmp_path / "again", resumed, callback, epochs=2, resume=tmp_path / "epoch=0.ckpt")
+    assert_same(resumed, whole)
+
+
+def test_a_test_of_a_checkpoint_does_without_the_plan_file(broken, tmp_path):
+    callback = DepthPrune(plan=broken)
+    with pytest.warns(UserWarning, match="The plan file is not needed, since the checkpoint holds what it did"):
+        trainer_of(tmp_path, callback).test(Plain(), loader(), ckpt_path=tmp_path / "epoch=1.ckpt", verbose=False)
+
+
+def test_a_run_that_needs_the_plan_file_says_so(broken, tmp_path):
+    with pytest.raises((FileNotFoundError, ValueError), match="Expected a plan .*at .*plan.json"):
+        fit(tmp_path / "new", Plain(), DepthPrune(plan=broken))
+    with pytest.raises((FileNotFoundError, ValueError), match="Expected a plan .*at .*plan.json"):
+        trainer_of(tmp_path, DepthPrune(plan=broken)).test(Plain(), loader(), verbose=False)
+
+
+def test_the_users_own_plan_beside_the_checkpoints_stays(tmp_path):
+    path = plan_for_plain().save(tmp_path / "plan.json")
+    before = path.read_bytes()
+    fit(tmp_path, Plain(), DepthPrune(plan=path, merge="at_surgery"), every(tmp_path), epochs=2)
+    assert path.read_bytes() == before
+    assert len(Plan.load(tmp_path / "plan-v1.json").edits) > len(Plan.load(path).edits)
+    resumed = DepthPrune(plan=path, merge="at_surgery")
+    fit(tmp_path, Plain(), resumed, every(tmp_path), epochs=2, resume=tmp_path / "epoch=0.ckpt")
+
+
+def test_a_good_copy_of_the_teacher_is_found_beside_a_broken_one(tmp_path):
+    fit(tmp_path, Plain(), prune(), DistillRecover(), every(tmp_path), epochs=2)
+    (teacher,) = tmp_path.glob("teacher-*")
+    other = tmp_path / "copied"
+    other.mkdir()
+    (other / "epoch=1.ckpt").write_bytes((tmp_path / "epoch=1.ckpt").read_bytes())
+    (other / teacher.name).write_bytes(b"cut off")
+    fit(other, Plain(), prune(), DistillRecover(), every(other), epochs=3, resume=other / "epoch=1.ckpt")
