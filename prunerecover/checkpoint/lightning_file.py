@@ -32,12 +32,14 @@ class LightningFile:
         plans: All edits so far of each network, by its path in the LightningModule; "" is the module itself.
         weights: The whole state dict, by canonical name.
         adapters: What is injected on each network after its edits, by the same paths.
+        class_path: Of the LightningModule, where LightningCLI noted it.
     """
 
     path: Path
     plans: dict[str, Plan]
     weights: dict[str, Tensor]
     adapters: dict[str, Adapters] = field(default_factory=dict)
+    class_path: str | None = None
 
     @property
     def networks(self) -> dict[str, Plan]:
@@ -52,6 +54,10 @@ class LightningFile:
         """Return the weights of the network at `target`, by their names in it."""
         prefix = _prefix(target)
         return {n.removeprefix(prefix): value for n, value in self.weights.items() if n.startswith(prefix)}
+
+    def beside(self, target: str) -> list[str]:
+        """Return the names of the weights that do not belong to the network at `target`."""
+        return [name for name in self.weights if not name.startswith(_prefix(target))]
 
     def has_structure_of(self, weights: Mapping[str, Tensor]) -> bool:
         """Whether another state dict has the same names and shapes in all networks that were changed."""
@@ -83,7 +89,9 @@ def read_checkpoint(path: Path) -> LightningFile:
         )
     record = LedgerRecord.from_dict(checkpoint[KEY], path)
     weights = {canonical(name): value for name, value in checkpoint["state_dict"].items()}
-    return LightningFile(path, record.plans, weights, record.adapters)
+    hparams = checkpoint.get("hyper_parameters")
+    noted = hparams.get("_class_path") if isinstance(hparams, Mapping) else None
+    return LightningFile(path, record.plans, weights, record.adapters, noted)
 
 
 def canonical(name: str) -> str:

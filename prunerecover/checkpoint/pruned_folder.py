@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import shutil
 import uuid
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
 
     Args:
         path: A folder of `save_pruned`, or a checkpoint that a Trainer with one of our callbacks saved.
-        model: None: the dense model is rebuilt from the plan (timm, transformers). A dense network: it is pruned in
+        model: None: the dense model is rebuilt from the plan (timm, transformers); a warning says if the checkpoint
+            holds weights beside that network, such as a decoder's. A dense network: it is pruned in
             place and gets the weights, on its device. A LightningModule class, for checkpoints: it is built as
             `load_from_checkpoint` builds it, from the file's hyperparameters, and pruned just before its weights load.
 
@@ -95,13 +97,52 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
     if isinstance(model, type):
         _check_class(model, path)
         return _load_module(model, read_checkpoint(path))
-    plan, weights, adapters = _read_folder(path) if path.is_dir() else _only_network(read_checkpoint(path))
+    if path.is_dir():
+        return _open_network(path, model, *_read_folder(path))
+    file = read_checkpoint(path)
+    network = load_network(file, model)
+    if model is None:
+        _warn_of_others(file)
+    return network
+
+
+def load_network(file: LightningFile, model: nn.Module | None = None) -> nn.Module:
+    """Make the one pruned network of a checkpoint again, as `load_pruned` does, whatever else the file holds.
+
+    Args:
+        file: What `read_checkpoint` returned.
+        model: The dense network; None: it is rebuilt.
+
+    Raises:
+        ValueError: If the file has none or several, or its weights are not for the structure that its plan leaves.
+        TypeError: If `model` is no network.
+    """
+    return _open_network(file.path, model, *_only_network(file))
+
+
+def _open_network(
+    path: Path, model: nn.Module | None, plan: Plan, weights: Weights, adapters: Adapters | None
+) -> nn.Module:
     _check_network(model, plan)
     network = _dense(plan, path) if model is None else unwrap(model)
     _prune_and_fill(network, plan, weights, path, adapters)
     if adapters is not None:
         merge_adapters(network, adapters)
     return network.eval()
+
+
+def _warn_of_others(file: LightningFile) -> None:
+    """Say so if the network that is returned is not all that the file holds."""
+    (target,) = file.networks
+    beside = file.beside(target)
+    if beside:
+        cls = (file.class_path or "YourModule").rpartition(".")[2]
+        warnings.warn(
+            f"load_pruned(path) returns the network at '{target}' alone, but {file.path} also holds "
+            f"{', '.join(beside[:3])}{' and others' if len(beside) > 3 else ''}. If the LightningModule's outputs need "
+            f"them, load_pruned(path, {cls}) returns all of it.",
+            stacklevel=3,
+        )
 
 
 def _checked(model: nn.Module, plan: Plan) -> Plan:
