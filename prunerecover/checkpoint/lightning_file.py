@@ -1,7 +1,7 @@
 """Read a Lightning checkpoint without Lightning: the ledger that callbacks left in it, and the networks' weights.
 
 Of the ledger (`ledger_record`) only the plans and the adapters count here; other entries are the callbacks' own. Files
-are read with `weights_only`, so nothing in them is executed.
+are read without executing anything in them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
+from prunerecover.checkpoint.plain_data import foreign_class, read_without_executing
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters
 
@@ -32,14 +33,30 @@ class LightningFile:
         plans: All edits so far of each network, by its path in the LightningModule; "" is the module itself.
         weights: The whole state dict, by canonical name.
         adapters: What is injected on each network after its edits, by the same paths.
-        class_path: Of the LightningModule, where LightningCLI noted it.
+        content: All that it holds; objects that are no plain data are `Foreign`.
     """
 
     path: Path
     plans: dict[str, Plan]
     weights: dict[str, Tensor]
     adapters: dict[str, Adapters] = field(default_factory=dict)
-    class_path: str | None = None
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def class_path(self) -> str | None:
+        """The LightningModule's, where LightningCLI noted it."""
+        return self._hparams.get("_class_path")
+
+    @property
+    def foreign(self) -> dict[str, str]:
+        """The class paths of hyperparameters that are no plain data, by name."""
+        found = {name: foreign_class(value) for name, value in self._hparams.items()}
+        return {name: path for name, path in found.items() if path is not None}
+
+    @property
+    def _hparams(self) -> Mapping[str, Any]:
+        hparams = self.content.get("hyper_parameters")
+        return hparams if isinstance(hparams, Mapping) else {}
 
     @property
     def networks(self) -> dict[str, Plan]:
@@ -73,7 +90,7 @@ def read_checkpoint(path: Path) -> LightningFile:
     """Read a file that a Trainer saved.
 
     Raises:
-        ValueError: If it holds more than plain data, cannot be read, is no Lightning checkpoint, has no ledger, or one
+        ValueError: If it cannot be read, is no Lightning checkpoint, has no ledger, or one
             of a newer schema.
     """
     checkpoint = _load(path)
@@ -89,9 +106,7 @@ def read_checkpoint(path: Path) -> LightningFile:
         )
     record = LedgerRecord.from_dict(checkpoint[KEY], path)
     weights = {canonical(name): value for name, value in checkpoint["state_dict"].items()}
-    hparams = checkpoint.get("hyper_parameters")
-    noted = hparams.get("_class_path") if isinstance(hparams, Mapping) else None
-    return LightningFile(path, record.plans, weights, record.adapters, noted)
+    return LightningFile(path, record.plans, weights, record.adapters, checkpoint)
 
 
 def canonical(name: str) -> str:
@@ -140,24 +155,14 @@ def before_loading(cls: type[nn.Module], file: LightningFile, act: Callable[[Any
 def _load(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        names = _unsafe_names(path)
-        if not names:
-            raise ValueError(_unreadable(path, error)) from None
-        raise ValueError(
-            f"Expected only plain data in {path}, but it holds {', '.join(names)}, and nothing in a file is executed. "
-            "Are these hyperparameters? Keep them out with save_hyperparameters(ignore=[...]). For this file, if you "
-            "trust it, allow them first: torch.serialization.add_safe_globals([...])."
-        ) from None
+    except pickle.UnpicklingError:
+        pass  # no plain data, or no file of torch.save at all
     except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
         raise ValueError(_unreadable(path, error)) from None
-
-
-def _unsafe_names(path: Path) -> list[str]:
     try:
-        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-    except Exception:  # not a file of torch.save at all
-        return []
+        return read_without_executing(path)
+    except Exception as error:  # whatever a stand-in cannot do
+        raise ValueError(_unreadable(path, error)) from None
 
 
 def _unreadable(path: Path, error: Exception) -> str:
