@@ -2,7 +2,7 @@
 
 A checkpoint is a file, or the folder of a strategy that shards the model (`distributed_folder`).
 Of the ledger (`ledger_record`) only the plans and the adapters count here; other entries are the callbacks' own. Files
-are read with `weights_only`, so nothing in them is executed.
+are read without executing anything in them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from prunerecover.checkpoint.distributed_folder import META, is_distributed, read_weights_of
 from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
+from prunerecover.checkpoint.plain_data import foreign_class, read_without_executing
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters
 
@@ -34,12 +35,30 @@ class LightningFile:
         plans: All edits so far of each network, by its path in the LightningModule; "" is the module itself.
         weights: The whole state dict, by canonical name.
         adapters: What is injected on each network after its edits, by the same paths.
+        content: All that it holds; objects that are no plain data are `Foreign`.
     """
 
     path: Path
     plans: dict[str, Plan]
     weights: dict[str, Tensor]
     adapters: dict[str, Adapters] = field(default_factory=dict)
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def class_path(self) -> str | None:
+        """The LightningModule's, where LightningCLI noted it."""
+        return self._hparams.get("_class_path")
+
+    @property
+    def foreign(self) -> dict[str, str]:
+        """The class paths of hyperparameters that are no plain data, by name."""
+        found = {name: foreign_class(value) for name, value in self._hparams.items()}
+        return {name: path for name, path in found.items() if path is not None}
+
+    @property
+    def _hparams(self) -> Mapping[str, Any]:
+        hparams = self.content.get("hyper_parameters")
+        return hparams if isinstance(hparams, Mapping) else {}
 
     @property
     def networks(self) -> dict[str, Plan]:
@@ -55,6 +74,10 @@ class LightningFile:
         prefix = _prefix(target)
         return {n.removeprefix(prefix): value for n, value in self.weights.items() if n.startswith(prefix)}
 
+    def beside(self, target: str) -> list[str]:
+        """Return the names of the weights that do not belong to the network at `target`."""
+        return [name for name in self.weights if not name.startswith(_prefix(target))]
+
     def has_structure_of(self, weights: Mapping[str, Tensor]) -> bool:
         """Whether another state dict has the same names and shapes in all networks that were changed."""
         prefixes = tuple(map(_prefix, self.networks))
@@ -69,7 +92,7 @@ def read_checkpoint(path: Path) -> LightningFile:
     """Read a file that a Trainer saved, or the folder of a distributed checkpoint.
 
     Raises:
-        ValueError: If it holds more than plain data, cannot be read, is no Lightning checkpoint, has no ledger, or one
+        ValueError: If it cannot be read, is no Lightning checkpoint, has no ledger, or one
             of a newer schema.
     """
     checkpoint = _load_folder(path) if is_distributed(path) else _load(path)
@@ -85,7 +108,7 @@ def read_checkpoint(path: Path) -> LightningFile:
         )
     record = LedgerRecord.from_dict(checkpoint[KEY], path)
     weights = {canonical(name): value for name, value in checkpoint["state_dict"].items()}
-    return LightningFile(path, record.plans, weights, record.adapters)
+    return LightningFile(path, record.plans, weights, record.adapters, checkpoint)
 
 
 def canonical(name: str) -> str:
@@ -146,24 +169,14 @@ def _load_folder(path: Path) -> Any:
 def _load(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        names = _unsafe_names(path)
-        if not names:
-            raise ValueError(_unreadable(path, error)) from None
-        raise ValueError(
-            f"Expected only plain data in {path}, but it holds {', '.join(names)}, and nothing in a file is executed. "
-            "Are these hyperparameters? Keep them out with save_hyperparameters(ignore=[...]). For this file, if you "
-            "trust it, allow them first: torch.serialization.add_safe_globals([...])."
-        ) from None
+    except pickle.UnpicklingError:
+        pass  # no plain data, or no file of torch.save at all
     except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
         raise ValueError(_unreadable(path, error)) from None
-
-
-def _unsafe_names(path: Path) -> list[str]:
     try:
-        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-    except Exception:  # not a file of torch.save at all
-        return []
+        return read_without_executing(path)
+    except Exception as error:  # whatever a stand-in cannot do
+        raise ValueError(_unreadable(path, error)) from None
 
 
 def _unreadable(path: Path, error: Exception) -> str:

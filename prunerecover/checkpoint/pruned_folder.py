@@ -10,23 +10,25 @@ weight must fit.
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from prunerecover.checkpoint.distributed_folder import as_file, is_distributed
-from prunerecover.checkpoint.lightning_file import LightningFile, before_loading, read_checkpoint
-from prunerecover.checkpoint.weights_file import Weights, check_fit, fill, read_weights, save_weights
-from prunerecover.families.constructors import build, constructor_of
+from prunerecover.checkpoint.distributed_folder import is_distributed
+from prunerecover.checkpoint.lightning_file import LightningFile, read_checkpoint
+from prunerecover.checkpoint.lightning_module import load_class, load_instance
+from prunerecover.checkpoint.replay import dense_of, end_of, prune_and_fill
+from prunerecover.checkpoint.weights_file import Weights, read_weights, save_weights
+from prunerecover.families.constructors import constructor_of
 from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
 from prunerecover.model.hashing import tensors_hash
-from prunerecover.model.paths import get_module, unwrap
+from prunerecover.model.paths import unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.plan_file import Saved, read_data, read_saved, write_plan
-from prunerecover.recovery.lora import Adapters, has_adapters, inject_adapters, merge_adapters
-from prunerecover.surgery.apply_edits import apply_and_check, check_source, undo
+from prunerecover.recovery.lora import Adapters, merge_adapters
 from prunerecover.surgery.provenance import source_of
 
 PLAN, SIDECAR, WEIGHTS = "plan.json", "plan.safetensors", "model.safetensors"
@@ -83,12 +85,16 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
     Args:
         path: A folder of `save_pruned`, or a checkpoint that a Trainer with one of our callbacks saved: a file, or the
             folder of a distributed checkpoint (FSDPStrategy, ModelParallelStrategy).
-        model: None: the dense model is rebuilt from the plan (timm, transformers). A dense network: it is pruned in
+        model: None: the dense model is rebuilt from the plan (timm, transformers); a warning says if the checkpoint
+            holds weights beside that network, such as a decoder's. A dense network: it is pruned in
             place and gets the weights, on its device. A LightningModule class, for checkpoints: it is built as
             `load_from_checkpoint` builds it, from the file's hyperparameters, and pruned just before its weights load.
+            A LightningModule, for checkpoints: built as before the fit, where its class takes arguments that are no
+            plain data (a network, an optimizer's class); it is pruned in place.
 
     Returns:
-        The network in evaluation mode; for a class the LightningModule, in the mode in which Lightning leaves it.
+        The network in evaluation mode; for a class the LightningModule, in the mode in which Lightning leaves it; the
+        LightningModule that was passed, in evaluation mode.
 
     Raises:
         FileNotFoundError: If there is no such file or folder, or the folder lacks a file.
@@ -103,22 +109,62 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
         )
     if isinstance(model, type):
         _check_class(model, path)
-        return _load_module(model, read_checkpoint(path))
-    is_folder = path.is_dir() and not is_distributed(path)
-    plan, weights, adapters = _read_folder(path) if is_folder else _only_network(read_checkpoint(path))
+        return load_class(model, read_checkpoint(path))
+    if path.is_dir() and not is_distributed(path):
+        return _open_network(path, model, *_read_folder(path))
+    file = read_checkpoint(path)
+    if _is_whole_module(model, file):
+        return load_instance(model, file)
+    network = load_network(file, model)
+    if model is None:
+        _warn_of_others(file)
+    return network
+
+
+def load_network(file: LightningFile, model: nn.Module | None = None) -> nn.Module:
+    """Make the one pruned network of a checkpoint again, as `load_pruned` does, whatever else the file holds.
+
+    Args:
+        file: What `read_checkpoint` returned.
+        model: The dense network; None: it is rebuilt.
+
+    Raises:
+        ValueError: If the file has none or several, or its weights are not for the structure that its plan leaves.
+        TypeError: If `model` is no network.
+    """
+    return _open_network(file.path, model, *_only_network(file))
+
+
+def _open_network(
+    path: Path, model: nn.Module | None, plan: Plan, weights: Weights, adapters: Adapters | None
+) -> nn.Module:
     _check_network(model, plan)
-    network = _dense(plan, path) if model is None else unwrap(model)
-    _prune_and_fill(network, plan, weights, path, adapters)
+    network = dense_of(plan, path) if model is None else unwrap(model)
+    prune_and_fill(network, plan, weights, path, adapters)
     if adapters is not None:
         merge_adapters(network, adapters)
     return network.eval()
+
+
+def _warn_of_others(file: LightningFile) -> None:
+    """Say so if the network that is returned is not all that the file holds."""
+    (target,) = file.networks
+    beside = file.beside(target)
+    if beside:
+        cls = (file.class_path or "YourModule").rpartition(".")[2]
+        warnings.warn(
+            f"load_pruned(path) returns the network at '{target}' alone, but {file.path} also holds "
+            f"{', '.join(beside[:3])}{' and others' if len(beside) > 3 else ''}. If the LightningModule's outputs need "
+            f"them, load_pruned(path, {cls}) returns all of it.",
+            stacklevel=3,
+        )
 
 
 def _checked(model: nn.Module, plan: Plan) -> Plan:
     """Return the plan to write; for a dense model without one, a plan that says how to build it."""
     if not plan.edits and not plan.source.tensors:
         return plan.model_copy(update={"source": source_of(model)})
-    found, expected = tensors_hash(model), _end_of(plan)
+    found, expected = tensors_hash(model), end_of(plan)
     if found != expected:
         hint = "Was it merged after the plan was made? Pass plan + merge(model)."
         if found == plan.source.tensors:
@@ -128,10 +174,6 @@ def _checked(model: nn.Module, plan: Plan) -> Plan:
             f"({found[:12]}). {hint}"
         )
     return plan
-
-
-def _end_of(plan: Plan) -> str:
-    return plan.result.tensors if plan.edits else plan.source.tensors
 
 
 def _check_free(path: Path) -> None:
@@ -169,6 +211,14 @@ def _check_class(cls: type, path: Path) -> None:
         )
 
 
+def _is_whole_module(model: object, file: LightningFile) -> bool:
+    """Whether this is the LightningModule that holds the file's networks, rather than a network that is one itself."""
+    if not isinstance(model, nn.Module) or not hasattr(model, "load_from_checkpoint"):
+        return False
+    (plan, *others) = file.networks.values() or [None]
+    return bool(others) or plan is None or tensors_hash(unwrap(model)) != plan.source.tensors
+
+
 def _check_network(model: object, plan: Plan) -> None:
     if model is None:
         return
@@ -176,8 +226,8 @@ def _check_network(model: object, plan: Plan) -> None:
         raise TypeError(f"Expected a LightningModule class, a network or None, but got {type(model).__name__}.")
     if hasattr(model, "load_from_checkpoint") and tensors_hash(unwrap(model)) != plan.source.tensors:
         raise TypeError(
-            f"Expected the class {type(model).__name__} or the network inside it, but got a LightningModule instance. "
-            f"Pass {type(model).__name__} itself, or the network."
+            f"Expected the network inside {type(model).__name__} for a folder, which holds only the network, but got a "
+            "LightningModule instance. Pass the network, such as module.model."
         )
 
 
@@ -204,63 +254,3 @@ def _only_network(file: LightningFile) -> tuple[Plan, Weights, Adapters | None]:
         )
     ((target, plan),) = file.networks.items()
     return plan, Weights(file.weights_of(target)), file.adapters.get(target)
-
-
-def _dense(plan: Plan, path: Path) -> nn.Module:
-    """Rebuild the model that the plan starts from, with parameters on the meta device."""
-    source = plan.source
-    if source.constructor is None:
-        raise ValueError(
-            f"Expected a plan that says how to build its dense model, but that of {path} does not "
-            f"({source.class_ or 'unknown class'}). Build the dense model and pass it: load_pruned(path, model)."
-        )
-    model = build(source.constructor)
-    if tensors_hash(model) != source.tensors:
-        raise ValueError(
-            f"Expected the {source.class_} that the plan of {path} starts from, but the installed version builds "
-            "another. Install the timm or transformers that it was made with, or pass the dense model."
-        )
-    return model
-
-
-def _prune_and_fill(
-    network: nn.Module, plan: Plan, weights: Weights, path: Path, adapters: Adapters | None = None
-) -> None:
-    """Replay the plan's structure on a dense network and load the weights; after an error it is as it was.
-
-    Adapters are injected, and hold their weights afterwards.
-    """
-    check_source(network, plan)
-    applied = apply_and_check(network, plan.edits, None, _end_of(plan), f" in {path}")
-    try:
-        if adapters is not None:
-            inject_adapters(network, adapters)
-        check_fit(network, weights.tensors, str(path))
-    except ValueError:
-        if adapters is not None and has_adapters(network):
-            merge_adapters(network, adapters, structure_only=True)
-        undo(network, applied.journal)
-        raise
-    fill(network, weights)
-
-
-def _load_module(cls: Any, file: LightningFile) -> nn.Module:
-    """Build a LightningModule as Lightning does, with the networks pruned just before their weights are loaded."""
-    replayed: list[nn.Module] = []
-
-    def replay(module: nn.Module) -> None:
-        for target, plan in file.networks.items():
-            network, adapters = unwrap(get_module(module, target)), file.adapters.get(target)
-            _prune_and_fill(network, plan, Weights(file.weights_of(target)), file.path, adapters)
-        replayed.append(module)
-
-    with before_loading(cls, file, replay):
-        module: nn.Module = cls.load_from_checkpoint(as_file(file.path), map_location="cpu", weights_only=True)
-    if file.networks and module not in replayed:
-        raise ValueError(
-            f"Expected {cls.__name__} to load the weights of {', '.join(file.networks)} that are in {file.path}, but "
-            "it loaded others. Build the network yourself, and pass it: load_pruned(path, network)."
-        )
-    for target, adapters in file.adapters.items():
-        merge_adapters(get_module(module, target), adapters)
-    return module

@@ -119,7 +119,17 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("path", help="a Lightning .ckpt, or a folder made by save_pruned")
     parser.add_argument("--output", required=True, help="a file that ends in .onnx, or a folder")
     parser.add_argument("--unmerged", action="store_true", help="keep what merging would fold together apart")
-    parser.add_argument("--batch-size", type=int, default=1, help="of the ONNX example input; other sizes run too")
+    parser.add_argument(
+        "--model",
+        metavar="CLASS",
+        help="class path of the LightningModule, or of what builds the dense network without arguments; needed for "
+        "networks of your own, and where the module computes more than the pruned network",
+    )
+    parser.add_argument("--target", metavar="PATH", help="module to export, such as network.backbone (default: all)")
+    parser.add_argument(
+        "--input-size", type=int, nargs="+", metavar="N", help="of one ONNX input, such as 3 224 224 (default: known)"
+    )
+    parser.add_argument("--batch-size", type=int, default=2, help="of the ONNX example input; other sizes run too")
 
 
 def _runner(command: str) -> Callable[[argparse.Namespace], object]:
@@ -129,12 +139,21 @@ def _runner(command: str) -> Callable[[argparse.Namespace], object]:
 
         return lambda options: run_quickstart(seeds=options.seeds, output=options.output)
     if command == "report":
-        from prunerecover.recipes.cli.commands import show_report
+        from prunerecover.recipes.cli.report import show_report
 
         return lambda options: show_report(options.path)
-    from prunerecover.recipes.cli.commands import export
+    _let_import_from_here()
+    from prunerecover.recipes.cli.export import export
 
-    return lambda options: export(options.path, options.output, not options.unmerged, options.batch_size)
+    return lambda options: export(
+        options.path,
+        options.output,
+        merged=not options.unmerged,
+        batch_size=options.batch_size,
+        model=options.model,
+        target=options.target,
+        input_size=options.input_size,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cases.lightning_files import Classifier, prune, save, stirred
+from cases.files.lightning_files import Classifier, prune, save, stirred
 
 
 @pytest.fixture

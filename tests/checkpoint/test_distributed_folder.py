@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.lightning_files import Classifier
+from cases.files.lightning_files import Classifier
 from cases.paths import ROOT
 from lightning.fabric.utilities.load import _METADATA_FILENAME
 from torch import Tensor, nn
@@ -106,9 +106,9 @@ def test_a_folder_of_deepspeed(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_exported_as_a_folder(folder: Path, tmp_path: Path) -> None:
-    from prunerecover.recipes.cli.commands import export
+    from prunerecover.recipes.cli.export import export
 
-    export(str(folder), str(tmp_path / "out"))
+    export(str(folder), str(tmp_path / "out"), target="net")
     assert torch.equal(state(load_pruned(tmp_path / "out"))["head.weight"], state(load_pruned(folder))["head.weight"])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from cases.lightning_files import Classifier, prune, rewrite, save, stirred
+from cases.files.lightning_files import Classifier, prune, rewrite, save, stirred
 from cases.models.tiny import tiny_images, tiny_inputs, tiny_llama, tiny_timm
 from cases.tiny_plans import VIT, tiny_plan
 

@@ -7,17 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases.lightning_files import Classifier, rewrite, save
+from cases.files.lightning_files import Classifier, rewrite, save
 from cases.models.tiny import tiny_timm
 from torch import nn
 
-from prunerecover import load_pruned
+from prunerecover import Plan, load_pruned, save_pruned
 from prunerecover.checkpoint.ledger_record import KEY
-
-
-class NoPlainData:
-    pass
-
 
 # What is refused
 
@@ -57,19 +52,6 @@ def test_files_that_cannot_be_read(file: Path, tmp_path: Path) -> None:
             load_pruned(tmp_path / "wrong.ckpt")
 
 
-def test_only_plain_data(file: Path) -> None:
-    checkpoint = torch.load(file, weights_only=True)
-    checkpoint["hyper_parameters"]["loss"] = NoPlainData()
-    torch.save(checkpoint, file)
-    for model in (None, Classifier):
-        with pytest.raises(
-            ValueError, match=r"only plain data in .*NoPlainData.*save_hyperparameters\(ignore=.*add_safe_globals"
-        ):
-            load_pruned(file, model)
-    with torch.serialization.safe_globals([NoPlainData]):
-        load_pruned(file)
-
-
 @pytest.mark.parametrize("model", [None, Classifier], ids=["network", "class"])
 def test_weights_that_do_not_fit(model: type[nn.Module] | None, file: Path) -> None:
     rewrite(file, lambda c: c["state_dict"].pop("net.head.weight"))
@@ -103,8 +85,7 @@ def test_a_class_for_a_folder(tmp_path: Path) -> None:
         load_pruned(tmp_path, Classifier)
 
 
-def test_an_instance(file: Path) -> None:
-    with pytest.raises(
-        TypeError, match="Expected the class Classifier or the network inside it, but got a Lightning.* inst"
-    ):
-        load_pruned(file, Classifier())
+def test_an_instance_for_a_folder(tmp_path: Path) -> None:
+    save_pruned(tiny_timm(), Plan(), tmp_path / "pruned")
+    with pytest.raises(TypeError, match="Expected the network inside Classifier for a folder, which holds only the"):
+        load_pruned(tmp_path / "pruned", Classifier())

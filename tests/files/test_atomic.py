@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from cases.kills import killed_at_rename
+from cases.files.kills import killed_at_rename
 
 from prunerecover.files.atomic import atomic_file, atomic_folder, whole_folder, write_text
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.kills import killed_at_rename
+from cases.files.kills import killed_at_rename
 
 from prunerecover import Plan
 from prunerecover.files import json_file

@@ -286,10 +286,3 @@ def test_export_to_another_format_is_an_error(in_tmp: Path, capsys: pytest.Captu
     assert main(["export", "last.ckpt", "--output", "model.pt"]) == 2
     assert "Expected an output that ends in .onnx, or a folder, but got 'model.pt'" in capsys.readouterr().err
     assert not list(in_tmp.iterdir())
-
-
-def test_onnx_of_a_model_of_unknown_input_is_an_error() -> None:
-    from prunerecover.recipes.cli.commands import image_shape
-
-    with pytest.raises(ValueError, match="Expected an image model that knows its input size, but Linear does not"):
-        image_shape(torch.nn.Linear(2, 2))

@@ -1,0 +1,84 @@
+"""Replay of a plan on a dense network, and the weights that belong there afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from prunerecover.checkpoint.weights_file import Weights, check_fit, fill
+from prunerecover.families.constructors import build
+from prunerecover.model.hashing import tensors_hash
+from prunerecover.plan.plan import Plan
+from prunerecover.recovery.lora import Adapters, has_adapters, inject_adapters, merge_adapters
+from prunerecover.surgery.apply_edits import apply_and_check, check_source, undo
+
+
+def end_of(plan: Plan) -> str:
+    """Return the hash of the names and shapes that a plan leaves."""
+    return plan.result.tensors if plan.edits else plan.source.tensors
+
+
+def dense_of(plan: Plan, path: Path) -> nn.Module:
+    """Rebuild the model that the plan of a file starts from, with parameters on the meta device.
+
+    Raises:
+        ValueError: If the plan does not say how, or the installed library builds another.
+    """
+    source = plan.source
+    if source.constructor is None:
+        raise ValueError(
+            f"Expected a plan that says how to build its dense model, but that of {path} does not "
+            f"({source.class_ or 'unknown class'}). Build the dense model and pass it: load_pruned(path, model)."
+        )
+    model = build(source.constructor)
+    if tensors_hash(model) != source.tensors:
+        raise ValueError(
+            f"Expected the {source.class_} that the plan of {path} starts from, but the installed version builds "
+            "another. Install the timm or transformers that it was made with, or pass the dense model."
+        )
+    return model
+
+
+def prune_and_fill(
+    network: nn.Module, plan: Plan, weights: Weights, path: Path, adapters: Adapters | None = None
+) -> None:
+    """Replay the plan's structure on a dense network and load the weights; after an error it is as it was.
+
+    A network that has this structure already, such as one that lies in the hyperparameters of its own checkpoint, gets
+    the weights alone. Adapters are injected, and hold their weights afterwards.
+
+    Args:
+        network: Unwrapped.
+        plan: All edits.
+        weights: Of the network after them.
+        path: Their file, for messages.
+        adapters: What is injected after all edits.
+
+    Raises:
+        ValueError: If the network is not the one that the plan starts from, or the weights are of another one.
+    """
+    is_pruned = plan.source.tensors != end_of(plan) == tensors_hash(network)
+    if is_pruned or has_adapters(network):
+        _fill_pruned(network, weights, path, adapters)
+        return
+    check_source(network, plan)
+    applied = apply_and_check(network, plan.edits, None, end_of(plan), f" in {path}")
+    try:
+        _fill_pruned(network, weights, path, adapters)
+    except ValueError:
+        undo(network, applied.journal)
+        raise
+
+
+def _fill_pruned(network: nn.Module, weights: Weights, path: Path, adapters: Adapters | None) -> None:
+    injected = adapters is not None and not has_adapters(network)
+    if adapters is not None and injected:
+        inject_adapters(network, adapters)
+    try:
+        check_fit(network, weights.tensors, str(path))
+    except ValueError:
+        if adapters is not None and injected:
+            merge_adapters(network, adapters, structure_only=True)
+        raise
+    fill(network, weights)

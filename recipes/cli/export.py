@@ -1,0 +1,243 @@
+"""The plain command `export`: a pruned network as ONNX, or as a folder for `load_pruned`, without a trainer.
+
+What is exported is what the LightningModule computes. That is the pruned network where a checkpoint holds no other
+weights; where it does (a segmenter's decoder on a pruned backbone), it is the smallest module that holds them all, and
+the LightningModule's class must be known to build it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from prunerecover.checkpoint.distributed_folder import is_distributed
+from prunerecover.checkpoint.lightning_file import LightningFile, canonical, read_checkpoint
+from prunerecover.checkpoint.pruned_folder import load_network, load_pruned, save_pruned
+from prunerecover.files.atomic import atomic_file
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.plan import Plan
+from prunerecover.recipes.networks import cifar_resnet  # noqa: F401  # its names are timm's from now on
+from prunerecover.surgery.merging import merge
+
+OTHER_FILES = {".pt", ".pt2", ".pth", ".bin", ".ckpt", ".safetensors"}
+OWN_CLASSES = "prunerecover.recipes."  # what a file may name to be imported
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What is about to be written.
+
+    Attributes:
+        network: In evaluation mode.
+        plan: All its edits; None if it is more than the one pruned network.
+        example: Shape of its inputs without the batch, `(C, H, W)`; None if neither it nor the user says.
+    """
+
+    network: nn.Module
+    plan: Plan | None
+    example: tuple[int, ...] | None
+
+
+def export(
+    path: str,
+    output: str,
+    merged: bool = True,
+    batch_size: int = 2,
+    model: str | None = None,
+    target: str | None = None,
+    input_size: Sequence[int] | None = None,
+) -> None:
+    """Write a pruned model as ONNX or as a folder that `load_pruned` opens.
+
+    Args:
+        path: A Lightning `.ckpt` or a `save_pruned` folder.
+        output: A file ending in `.onnx`, or a folder.
+        merged: Fold together what pruning left mergeable, first.
+        batch_size: Of the example input; the exported batch dimension is dynamic.
+        model: Class path of the LightningModule (for a checkpoint), or of what builds the dense network when it is
+            called without arguments.
+        target: Path in the LightningModule of what is exported; None: what holds all weights of the checkpoint.
+        input_size: Shape of one input, such as `(3, 224, 224)`; None: what the network says.
+
+    Raises:
+        FileNotFoundError: If there is nothing at `path`.
+        ValueError: If the output is a file of another format, or what is asked for cannot be built or written so.
+    """
+    folder = Path(output)
+    if folder.suffix in OTHER_FILES:
+        raise ValueError(
+            f"Expected an output that ends in .onnx, or a folder, but got '{output}'. The weights in the folder are "
+            "model.safetensors; `torch.export` takes what load_pruned returns."
+        )
+    exported = open_for_export(Path(path), model, target, merged)
+    if folder.suffix == ".onnx":
+        shape = tuple(input_size or exported.example or image_shape(exported.network))
+        with atomic_file(folder) as unfinished:
+            export_onnx(exported.network, unfinished, (max(batch_size, 2), *shape))  # of 1 it would be taken for fixed
+    elif exported.plan is None:
+        raise ValueError(
+            f"Expected an output that ends in .onnx for {type(exported.network).__name__}, but got '{output}': a "
+            "folder holds a pruned network alone. Write .onnx, or name the network with --target."
+        )
+    else:
+        save_pruned(exported.network, exported.plan, folder)
+    print(f"Wrote {output}")
+
+
+def open_for_export(path: Path, model: str | None = None, target: str | None = None, merged: bool = True) -> Exported:
+    """Return the network that a checkpoint or a folder holds, as its module calls it.
+
+    Args:
+        path: A Lightning `.ckpt` or a `save_pruned` folder.
+        model: See `export`.
+        target: See `export`.
+        merged: See `export`.
+
+    Raises:
+        FileNotFoundError: If there is nothing at `path`.
+        ValueError: If the class is needed and not given, or there is none by this name.
+    """
+    cls = None if model is None else named_class(model)
+    if not path.is_file() and not is_distributed(path):
+        network = load_pruned(path, None if cls is None else built(cls))
+        plan = Plan.load(path / "plan.json")
+        return Exported(network, plan + merge(network) if merged else plan, _shape_or_none(network))
+    file = read_checkpoint(path)
+    wanted = held_together(file) if target is None else target
+    if cls is None and file.networks and wanted not in file.networks:
+        cls = _noted_class(file)
+    if cls is None or not hasattr(cls, "load_from_checkpoint"):
+        return _network_alone(file, None if cls is None else built(cls), merged)
+    return _of_module(file, wanted, load_pruned(path, cls).eval(), merged)
+
+
+def held_together(file: LightningFile) -> str:
+    """Return the path of the smallest module that holds all weights of a checkpoint and a pruned network whole."""
+    paths = [canonical(target).split(".") for target in file.networks] or [[""]]
+    common = paths[0]
+    for other in paths[1:]:
+        common = [a for a, b in zip(common, other, strict=False) if a == b]
+    while common and any(not name.startswith(f"{'.'.join(common)}.") for name in file.weights):
+        common = common[:-1]
+    return ".".join(common)
+
+
+def named_class(name: str) -> Any:
+    """Import what a class path names; the recipes' classes also go by their own name.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    from prunerecover.recipes.cli.lightning_cli import ADDRESSABLE
+
+    own = {cls.__name__: cls for cls in ADDRESSABLE}
+    if name in own:
+        return own[name]
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"Expected --model to be the class path of a LightningModule or a network, such as package.module.Class, "
+            f"but got '{name}' ({error}). It is looked for in the working directory, too."
+        ) from None
+
+
+def built(make: Any) -> nn.Module:
+    """Build a dense network from its class or function.
+
+    Raises:
+        ValueError: If it needs arguments, or what it returns is no network.
+    """
+    name = getattr(make, "__qualname__", type(make).__name__)
+    try:
+        inspect.signature(make).bind()
+        network = make()
+    except TypeError as error:
+        raise ValueError(
+            f"Expected --model to name what builds the dense network without arguments, but {name} does not "
+            f"({error}). Write a function that passes them, and name that."
+        ) from None
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"Expected --model to name what builds a network, but {name} gives {type(network).__name__}.")
+    return network
+
+
+def export_onnx(model: nn.Module, path: Path, shape: Sequence[int]) -> None:
+    """Write a model of one input as ONNX with a dynamic batch dimension.
+
+    Args:
+        model: In evaluation mode.
+        path: File to write, in a folder that exists.
+        shape: Of the example input, the batch first.
+    """
+    torch.onnx.export(
+        model,
+        (torch.zeros(*shape),),
+        str(path),
+        dynamo=True,
+        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+        input_names=["images"],
+        external_data=False,
+    )
+
+
+def image_shape(model: Any) -> tuple[int, ...]:
+    """Return `(C, H, W)` of the images that a timm model takes.
+
+    Raises:
+        ValueError: If the model does not say.
+    """
+    shape = _shape_or_none(model)
+    if shape is None:
+        raise ValueError(
+            f"Expected an image model that knows its input size, but {type(model).__name__} does not. "
+            "Pass --input-size, such as --input-size 3 224 224, or load it with load_pruned and call "
+            "torch.onnx.export with your own example input."
+        )
+    return shape
+
+
+def _shape_or_none(model: Any) -> tuple[int, ...] | None:
+    patches = getattr(model, "patch_embed", None)
+    if patches is not None and getattr(patches, "img_size", None):
+        return (int(patches.proj.in_channels), *map(int, patches.img_size))
+    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
+    return None if size is None else tuple(size)
+
+
+def _network_alone(file: LightningFile, dense: nn.Module | None, merged: bool) -> Exported:
+    """Open the one pruned network without its LightningModule."""
+    network = load_network(file, dense)
+    (plan,) = file.networks.values()
+    return Exported(network, plan + merge(network) if merged else plan, _shape_or_none(network))
+
+
+def _of_module(file: LightningFile, wanted: str, module: Any, merged: bool) -> Exported:
+    """Take what is wanted out of a LightningModule, all of whose networks are merged."""
+    plans = {}
+    for target, plan in file.networks.items():
+        plans[target] = plan + merge(get_module(module, target)) if merged else plan
+    example = getattr(module, "example_input_array", None)
+    shapes = (_shape_or_none(unwrap(get_module(module, target))) for target in plans)
+    shape = tuple(example.shape[1:]) if isinstance(example, torch.Tensor) else next(shapes, None)
+    return Exported(unwrap(get_module(module, wanted)), plans.get(wanted), shape)
+
+
+def _noted_class(file: LightningFile) -> Any:
+    """Return the class that LightningCLI noted in the file, if it is one of the recipes'."""
+    noted = file.class_path or ""
+    if noted.startswith(OWN_CLASSES):
+        return named_class(noted)
+    alone = next(iter(file.networks))
+    raise ValueError(
+        f"Expected --model with the class path of the LightningModule{f' ({noted})' if noted else ''}: {file.path} "
+        f"holds more than the pruned network at '{alone}', such as {', '.join(file.beside(alone)[:3])}. To export "
+        f"that network alone, pass --target {alone}."
+    )

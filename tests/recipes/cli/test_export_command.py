@@ -1,0 +1,132 @@
+"""`prunerecover export` writes what the LightningModule computes, or says what to pass."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from cases.files.lightning_files import Classifier, prune, rewrite, save, stirred
+from cases.models.tiny import tiny_images
+from cases.own_networks import OwnNetwork
+from torch import Tensor
+
+from prunerecover import Budget, apply_plan, load_pruned, plan_width, save_pruned
+from prunerecover.recipes.cli.export import image_shape, open_for_export
+from prunerecover.recipes.cli.main import main
+from prunerecover.recipes.tasks.segmenter import ImageSegmenter
+
+HERE = "cases.own_networks."
+
+
+@pytest.fixture
+def segmenter(tmp_path: Path) -> tuple[Path, ImageSegmenter]:
+    """A checkpoint of a pruned segmenter, as the recipes write it."""
+    sizes = {"patch_size": 4, "embed_dim": 16, "depth": 4, "num_heads": 2}
+    module = stirred(ImageSegmenter(3, image_size=16, model_kwargs=sizes))
+    prune(module, "everything", "network.backbone")
+    path = save(module, tmp_path / "last.ckpt")
+    noted = {"_class_path": f"{ImageSegmenter.__module__}.ImageSegmenter"}
+    rewrite(path, lambda checkpoint: checkpoint["hyper_parameters"].update(noted))
+    return path, module.eval()
+
+
+def images() -> Tensor:
+    return torch.randn(2, 3, 16, 16)
+
+
+def test_a_segmenter_is_exported_with_its_head(segmenter: tuple[Path, ImageSegmenter]) -> None:
+    path, module = segmenter
+    exported = open_for_export(path)
+    assert exported.example == (3, 16, 16)
+    given = images()
+    with torch.no_grad():
+        torch.testing.assert_close(exported.network(given), module(given), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_onnx_file_of_a_segmenter_scores_pixels(segmenter: tuple[Path, ImageSegmenter], tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    path, module = segmenter
+    assert main(["export", str(path), "--output", str(tmp_path / "model.onnx")]) == 0
+    (found,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"images": (given := images()).numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(found), module(given), rtol=1e-3, atol=1e-4)
+
+
+def test_the_backbone_alone_must_be_asked_for(segmenter: tuple[Path, ImageSegmenter], tmp_path: Path) -> None:
+    path, module = segmenter
+    assert main(["export", str(path), "--output", str(tmp_path / "out"), "--target", "network.backbone"]) == 0
+    given = images()
+    with torch.no_grad():
+        expected = module.network.backbone(given)
+        torch.testing.assert_close(load_pruned(tmp_path / "out")(given), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_folder_cannot_hold_a_segmenter(
+    segmenter: tuple[Path, ImageSegmenter], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(segmenter[0]), "--output", str(tmp_path / "out")]) == 2
+    assert "Expected an output that ends in .onnx for LinearSegmenter, but got" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_load_pruned_says_what_it_leaves_out(segmenter: tuple[Path, ImageSegmenter]) -> None:
+    with pytest.warns(UserWarning, match=r"network at 'network.backbone' alone, but .* also holds network.head.weight"):
+        load_pruned(segmenter[0])
+
+
+@pytest.fixture
+def classifier(tmp_path: Path) -> tuple[Path, Classifier]:
+    module = stirred(Classifier())
+    prune(module)
+    return save(module, tmp_path / "last.ckpt"), module.eval()
+
+
+def test_an_own_module_must_be_named(classifier: tuple[Path, Classifier], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(classifier[0]), "--output", "model.onnx"]) == 2
+    message = capsys.readouterr().err
+    assert "holds more than the pruned network at 'net', such as beside.weight, beside.bias" in message
+    assert "--model with the class path of the LightningModule" in message
+    assert "pass --target net." in message
+
+
+def test_an_own_module_is_exported_by_its_class_path(classifier: tuple[Path, Classifier]) -> None:
+    path, module = classifier
+    exported = open_for_export(path, model="cases.files.lightning_files.Classifier")
+    with torch.no_grad():
+        torch.testing.assert_close(exported.network(tiny_images()), module(tiny_images()), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.Classifier", "Expected --model to be the class path .* but got 'nowhere.Classifier'"),
+        ("Classifier", "Expected --model to be the class path .* but got 'Classifier'"),
+        ("cases.files.lightning_files.Nothing", "Expected --model to be the class path .* but got 'cases"),
+        (f"{HERE}Takes", "builds the dense network without arguments, but Takes does not"),
+        (f"{HERE}no_network", "what builds a network, but no_network gives int"),
+    ],
+)
+def test_a_wrong_class_path_is_one_line(
+    classifier: tuple[Path, Classifier], name: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(classifier[0]), "--output", "model.onnx", "--model", name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, line)
+
+
+def test_a_folder_of_an_own_network(tmp_path: Path) -> None:
+    network = OwnNetwork().eval()
+    plan = plan_width(network, Budget(params=0.3), batches=[images()], protection="magnitude")
+    apply_plan(network, plan)
+    save_pruned(network, plan, tmp_path / "pruned")
+    exported = open_for_export(tmp_path / "pruned", model=f"{HERE}OwnNetwork")
+    given = images()
+    assert torch.equal(exported.network(given), network(given))
+
+
+def test_onnx_of_a_model_of_unknown_input_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"knows its input size, but Linear does not. Pass --input-size, such as"):
+        image_shape(torch.nn.Linear(2, 2))
