@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 from torch.nn import Parameter
 
+from prunerecover.families.standard_saving import check_saving, uncheck_saving
 from prunerecover.model.paths import get_module, parent_path, unwrap
 from prunerecover.plan.plan import Source
 from prunerecover.recovery.lora_targets import adaptable, chosen_modules, trained_names
@@ -130,6 +131,7 @@ def inject_adapters(network: nn.Module, adapters: Adapters, seed: int = 0) -> Ap
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # of the CPU alone, where peft draws
         _inject(network, adapters)
+    check_saving(network, "adapters")
     for name, parameter in named.items():
         parameter.requires_grad_(flags[name] and name not in adapters.frozen)
     added = {}
@@ -174,6 +176,7 @@ def merge_adapters(network: nn.Module, adapters: Adapters, *, structure_only: bo
         if f"{path}.weight" in adapters.frozen:
             added[f"{path}.weight"] = (base.weight, next(iter(own.values())))
         setattr(get_module(network, parent_path(path)), name, base.train(layer.training))
+    uncheck_saving(network, "adapters")
     for parameter in frozen_parameters(network, adapters).values():
         parameter.requires_grad_(True)
     return Applied(removed, added)
