@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from typing import Literal
 
 import torch
 from torch import nn
 
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.depth.arguments import DepthConfig, check_ignore, listed
-from prunerecover.depth.search import SearchCache, edits_of, greedy, one_shot, saving_if_zeroed
+from prunerecover.depth.search import SearchCache, edits_of, greedy, one_shot, saving_if_left, smallest_share
 from prunerecover.depth.units import find_units
 from prunerecover.importance.context import DepthContext
 from prunerecover.model.batches import Batches, ModelInputs, as_inputs, split_batches
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.evidence import DepthEvidence
+from prunerecover.plan.edits import Edit
+from prunerecover.plan.evidence import DepthEvidence, RemovedShare
 from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.provenance import plan_for
@@ -72,6 +75,7 @@ class DepthPlanner:
                 timed = self._example_for(budget.share[0] if budget.share else None)
                 chosen = one_shot(self.calibrator, units, scores, budget, self.config.registered, timed)
             edits, tensors = edits_of(self.model, ((c.unit, c.candidate) for c in chosen))
+            removed = self._removed_by(edits, budget) if edits else None
         arguments = {
             "budget": budget.to_dict(),
             "replace": self.config.replace,
@@ -90,6 +94,7 @@ class DepthPlanner:
                 importance=scores,
                 samples=self.samples.n_samples,
                 divergence={choice.unit.name: choice.divergence for choice in chosen},
+                removed_share=removed,
             ).to_dict(),
         )
 
@@ -102,12 +107,29 @@ class DepthPlanner:
         """
         units = [u for u in self.units if u.kind == kind][::2]
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-            return saving_if_zeroed(self.calibrator, cost, self._example_for(cost))(units) / len(units)
+            return saving_if_left(self.calibrator, cost, self._example_for(cost), {})(units) / len(units)
 
     def removed_share(self, plan: Plan, cost: str) -> float:
         """Return the share of the model's cost that goes with a plan, merged; `cost` as of `share_of_one`."""
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             return removed_share(self.model, plan.edits, cost, self._example_for(cost), self.config.seed)
+
+    def _removed_by(self, edits: Sequence[Edit], budget: Budget) -> RemovedShare:
+        """Measure what goes before and after `merge`, and warn if it is more than units make necessary."""
+        name, asked = budget.share or ("macs", None)
+        cost: Literal["macs", "params"] = "params" if name == "params" else "macs"
+        live, merged = (removed_share(self.model, edits, cost, self.example, merged=m) for m in (False, True))
+        if asked is None or name != cost:
+            return RemovedShare(cost=cost, live=live, merged=merged)
+        smallest = smallest_share(self.units, saving_if_left(self.calibrator, cost, self.example, {}), cost)
+        if merged - asked > smallest:
+            warnings.warn(
+                f"The plan removes {merged:.1%} of the {cost} for a budget of {asked:.1%}, although the smallest unit "
+                f"holds {smallest:.1%}: no selection nearer to it was found. Ignore fewer units, or give the budget in "
+                "units (remove=...).",
+                stacklevel=4,
+            )
+        return RemovedShare(cost=cost, live=live, merged=merged, asked=asked, smallest_unit=smallest)
 
     def _example_for(self, cost: str | None) -> ModelInputs:
         return as_inputs(self.batches[0]).to(device_of(self.model)) if cost == "latency" else self.example
