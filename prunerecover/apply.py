@@ -27,8 +27,8 @@ def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Ap
     """Change the model in place as the plan says.
 
     Two linears whose activation has gone go on as two, which train better, and save nothing until `merge(model)` makes
-    them one: `plan.evidence["removed_share"]` says what has gone before and after. A share of the MACs or parameters
-    that was asked for is met by the merged model.
+    them one. A share of the MACs or parameters that was asked for is met by the merged model:
+    `plan.evidence["removed_share"]` says what has gone before and after.
 
     Args:
         model: The model the plan was made for, at any dtype and on any device, wrapped or not.

@@ -52,8 +52,8 @@ def plan_depth(
         seed: Of the held-out split and of everything random.
 
     Returns:
-        The plan. As evidence it has the importance of every unit, and the share of the cost that goes before and after
-        `merge`.
+        The plan, with the importance of every unit as evidence, and, for a share of the MACs or parameters, what goes
+        before and after `merge`.
 
     Raises:
         ValueError: If the budget cannot be met, an argument is unknown, there are no batches, or importances are NaN.

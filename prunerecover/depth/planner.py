@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from fnmatch import fnmatch
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -57,7 +57,8 @@ class DepthPlanner:
             self.samples = split_batches(self.batches, device_of(self.model), self.config.seed)
             self.example = self.samples.held_out[0].select(torch.tensor([0]))
             found = find_units(self.model, [k for k in DEPTH_KINDS if k in kinds], self.example)
-            check_ignore(self.config.ignore, find_units(self.model))
+            if self.config.ignore:
+                check_ignore(self.config.ignore, find_units(self.model))
             self.units = tuple(u for u in found if not any(fnmatch(u.name, pattern) for pattern in self.config.ignore))
             self.calibrator = Calibrator(self.model, self.samples, self.units, self.config.replace, self.config.seed)
         self._cache = SearchCache()
@@ -75,13 +76,18 @@ class DepthPlanner:
                 timed = self._example_for(budget.share[0] if budget.share else None)
                 chosen = one_shot(self.calibrator, units, scores, budget, self.config.registered, timed)
             edits, tensors = edits_of(self.model, ((c.unit, c.candidate) for c in chosen))
-            removed = self._removed_by(edits, budget) if edits else None
+            removed = self._removed_by(edits, budget) if edits else {}
         arguments = {
             "budget": budget.to_dict(),
             "replace": self.config.replace,
             "search": search,
             "ignore": list(self.config.ignore),
         }
+        found = DepthEvidence(
+            importance=scores,
+            samples=self.samples.n_samples,
+            divergence={choice.unit.name: choice.divergence for choice in chosen},
+        )
         return plan_for(
             self.model,
             edits,
@@ -90,12 +96,7 @@ class DepthPlanner:
             seed=self.config.seed,
             tensors=tensors,
             example=self.example,
-            evidence=DepthEvidence(
-                importance=scores,
-                samples=self.samples.n_samples,
-                divergence={choice.unit.name: choice.divergence for choice in chosen},
-                removed_share=removed,
-            ).to_dict(),
+            evidence={**found.to_dict(), **removed},
         )
 
     def share_of_one(self, kind: str, cost: str) -> float:
@@ -114,13 +115,12 @@ class DepthPlanner:
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             return removed_share(self.model, plan.edits, cost, self._example_for(cost), self.config.seed)
 
-    def _removed_by(self, edits: Sequence[Edit], budget: Budget) -> RemovedShare:
+    def _removed_by(self, edits: Sequence[Edit], budget: Budget) -> dict[str, Any]:
         """Measure what goes before and after `merge`, and warn if it is more than units make necessary."""
-        name, asked = budget.share or ("macs", None)
-        cost: Literal["macs", "params"] = "params" if name == "params" else "macs"
+        if budget.share is None or budget.share[0] == "latency":
+            return {}
+        cost, asked = budget.share
         live, merged = (removed_share(self.model, edits, cost, self.example, merged=m) for m in (False, True))
-        if asked is None or name != cost:
-            return RemovedShare(cost=cost, live=live, merged=merged)
         smallest = smallest_share(self.units, saving_if_left(self.calibrator, cost, self.example, {}), cost)
         if merged - asked > smallest:
             warnings.warn(
@@ -129,7 +129,8 @@ class DepthPlanner:
                 "units (remove=...).",
                 stacklevel=4,
             )
-        return RemovedShare(cost=cost, live=live, merged=merged, asked=asked, smallest_unit=smallest)
+        said = {"cost": cost, "live": live, "merged": merged, "asked": asked, "smallest_unit": smallest}
+        return DepthEvidence(removed_share=RemovedShare.model_validate(said)).to_dict()
 
     def _example_for(self, cost: str | None) -> ModelInputs:
         return as_inputs(self.batches[0]).to(device_of(self.model)) if cost == "latency" else self.example

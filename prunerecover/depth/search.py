@@ -234,7 +234,7 @@ def saving_if_left(
     def candidate(unit: Unit) -> Candidate:
         leaves = left.get(unit.name, left.get(unit.kind, bare.get(unit.kind, "zero")))
         if unit.kind == "block" or leaves == "zero":
-            return Candidate(Remove(unit=unit.name, kind=unit.kind))
+            return Candidate(Remove(unit=unit.name, kind=unit.kind))  # type: ignore[arg-type]
         return Candidate(Replace(unit=unit.name, kind=unit.kind, leaves=leaves))  # type: ignore[arg-type]
 
     def share(units: Sequence[Unit]) -> float:

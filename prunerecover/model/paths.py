@@ -43,7 +43,7 @@ def _inner(model: nn.Module) -> nn.Module | None:
     for cls in type(model).__mro__:
         name = WRAPPERS.get((cls.__module__.partition(".")[0], cls.__name__))
         if name is not None:
-            return cast(nn.Module, model.get_submodule(name))
+            return model.get_submodule(name)
     if type(model).__module__.startswith("peft.") and hasattr(model, "get_base_model"):
         base = cast(Any, model).get_base_model()
         return base if isinstance(base, nn.Module) else None

@@ -49,15 +49,15 @@ class RemovedShare(_Record):
         cost: "macs" or "params".
         live: Once the plan is applied: linears with no activation between them still compute as two.
         merged: Once the model is merged, too, as `pruned/` and `merge` leave it. Budgets are in these terms.
-        asked: By a budget in a share of this cost.
+        asked: By the budget.
         smallest_unit: What goes with the smallest unit alone: a plan takes hardly more than that beyond what is asked.
     """
 
     cost: Literal["macs", "params"]
     live: float
     merged: float
-    asked: float | None = None
-    smallest_unit: float | None = None
+    asked: float
+    smallest_unit: float
 
 
 class DepthEvidence(_Evidence):
@@ -67,7 +67,7 @@ class DepthEvidence(_Evidence):
         importance: Of every unit that was ranked, by name.
         samples: How many the plan was calibrated on.
         divergence: Of the output on held-out samples, once the unit of this name and those before it had gone.
-        removed_share: Of the cost that the budget is in, or of the MACs.
+        removed_share: Of the MACs or parameters, where the budget is a share of them.
     """
 
     importance: dict[str, float] = {}
