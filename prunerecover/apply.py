@@ -18,7 +18,7 @@ from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace
-from prunerecover.plan.plan import Plan
+from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, apply_edits, check_source, check_tensors
 from prunerecover.width.compensation import fit_compensation
 
@@ -39,9 +39,11 @@ def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Ap
         What became of the parameters.
 
     Raises:
+        TypeError: If an argument is of another type.
         ValueError: If the plan is for another model, its fitted tensors are missing or were fitted to other weights.
     """
     model = unwrap(model)
+    check_plan(plan)
     if not plan.edits:
         return Applied()
     check_source(model, plan)

@@ -10,6 +10,7 @@ weight must fit.
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import uuid
 from pathlib import Path
@@ -22,7 +23,7 @@ from prunerecover.checkpoint.weights_file import Weights, check_fit, fill, read_
 from prunerecover.families.constructors import build, constructor_of
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module, unwrap
-from prunerecover.plan.plan import Plan
+from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.recovery.lora import Adapters, has_adapters, inject_adapters, merge_adapters
 from prunerecover.surgery.apply_edits import apply_and_check, check_source, undo
 from prunerecover.surgery.provenance import source_of
@@ -47,7 +48,8 @@ def save_pruned(model: nn.Module, plan: Plan, path: str | Path) -> Path:
         ValueError: If the model is not the one that the plan leaves, or has no values.
         FileExistsError: If something that we did not write is at `path`.
     """
-    model, path = unwrap(model), Path(path)
+    model, path = unwrap(model), _path_of(path)
+    check_plan(plan)
     plan = _checked(model, plan)
     _check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +89,7 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
             its weights are not for the structure that its plan leaves. A model that was passed stays as it was.
         TypeError: If `model` cannot take what `path` holds.
     """
-    path = Path(path)
+    path = _path_of(path)
     if not path.exists():
         raise FileNotFoundError(
             f"Expected a folder of save_pruned or a Lightning checkpoint, but {path} does not exist."
@@ -102,6 +104,12 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
     if adapters is not None:
         merge_adapters(network, adapters)
     return network.eval()
+
+
+def _path_of(path: str | Path) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"Expected a path, but got {type(path).__name__}. Name the folder or file, such as 'pruned'.")
+    return Path(path)
 
 
 def _checked(model: nn.Module, plan: Plan) -> Plan:

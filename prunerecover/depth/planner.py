@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from prunerecover.calibration.calibrator import Calibrator
-from prunerecover.depth.arguments import DepthConfig, check_ignore, listed
+from prunerecover.depth.arguments import DepthConfig, check_ignore
 from prunerecover.depth.search import SearchCache, edits_of, greedy, one_shot, saving_if_left, smallest_share
 from prunerecover.depth.units import find_units
+from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
-from prunerecover.model.batches import Batches, ModelInputs, as_inputs, split_batches
+from prunerecover.model.batches import Batches, ModelInputs, as_inputs, call, listed, split_batches
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
@@ -56,6 +57,7 @@ class DepthPlanner:
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             self.samples = split_batches(self.batches, device_of(self.model), self.config.seed)
             self.example = self.samples.held_out[0].select(torch.tensor([0]))
+            self._check_call()
             found = find_units(self.model, [k for k in DEPTH_KINDS if k in kinds], self.example)
             if self.config.ignore:
                 check_ignore(self.config.ignore, find_units(self.model))
@@ -98,6 +100,19 @@ class DepthPlanner:
             example=self.example,
             evidence={**found.to_dict(), **removed},
         )
+
+    def _check_call(self) -> None:
+        """Raise ValueError if the model does not take the batches; what failed is its cause."""
+        describe(self.model)  # a model of no supported family is explained first
+        try:
+            call(self.model, self.example)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"Expected batches that {type(self.model).__name__} can be called with, but its forward pass failed: "
+                f"{type(error).__name__}: {error} Do their form, shape and dtype fit the model, and has it weights?"
+            ) from error
 
     def share_of_one(self, kind: str, cost: str) -> float:
         """Return the share of the model's cost that goes with one unit of a kind, merged: the mean over half of them.

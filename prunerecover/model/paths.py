@@ -27,11 +27,17 @@ def unwrap(model: nn.Module) -> nn.Module:
 
     Wrappers are known by their classes: a network that calls its only part `module` is none.
 
+    Raises:
+        TypeError: If this is no module.
+
     >>> from torch import nn
     >>> inner = nn.Linear(2, 2)
     >>> unwrap(nn.DataParallel(inner)) is inner
     True
     """
+    if not isinstance(cast(object, model), nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"Expected a network, an nn.Module, but got {got}. Pass the model itself, with its weights.")
     while True:
         inner = _inner(model)
         if inner is None:

@@ -97,6 +97,7 @@ def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:
         ValueError: If nothing is to be adapted, or the network has adapters already.
     """
     network = unwrap(network)
+    _check_is(settings, LoraSettings, "LoraSettings(rank=16, alpha=32)")
     if has_adapters(network):
         raise ValueError(
             f"Expected a {type(network).__name__} without adapters, but it has some of peft. Merge them first "
@@ -125,6 +126,7 @@ def inject_adapters(network: nn.Module, adapters: Adapters, seed: int = 0) -> Ap
         ImportError: If there is no peft.
     """
     network = unwrap(network)
+    _check_is(adapters, Adapters, "what plan_adapters returned")
     named = dict(network.named_parameters())
     _check_there(network, adapters, named)
     flags = {name: p.requires_grad for name, p in named.items()}
@@ -159,6 +161,7 @@ def merge_adapters(network: nn.Module, adapters: Adapters, *, structure_only: bo
         ValueError: If the adapters are not there.
     """
     network = unwrap(network)
+    _check_is(adapters, Adapters, "what plan_adapters returned")
     for path in adapters.modules:
         if not _is_of_peft(get_module(network, path)):
             raise ValueError(
@@ -195,6 +198,11 @@ def frozen_parameters(network: nn.Module, adapters: Adapters) -> dict[str, Param
 def has_adapters(network: nn.Module) -> bool:
     """Whether any module is one of peft's."""
     return any(map(_is_of_peft, network.modules()))
+
+
+def _check_is(value: object, wanted: type, example: str) -> None:
+    if not isinstance(value, wanted):
+        raise TypeError(f"Expected {wanted.__name__}, but got {type(value).__name__}. Pass {example}.")
 
 
 def _is_of_peft(module: nn.Module) -> bool:

@@ -37,6 +37,11 @@ def merge(model: nn.Module) -> Plan:
         ValueError: If a linear computes its weights (masks, weight norm, parametrizations); nothing is changed then.
     """
     model = unwrap(model)
+    if hasattr(model, "load_from_checkpoint") and not is_supported(model):
+        raise TypeError(
+            f"Expected a network, but got the LightningModule {type(model).__name__}, in which no blocks are known. "
+            "Pass the network that it holds."
+        )
     plan = plan_for(model, merge_edits(model), method="merge")
     hooked = _hooked(model, plan.edits)
     apply_edits(model, plan.edits)
