@@ -18,13 +18,17 @@ from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace
-from prunerecover.plan.plan import Plan
+from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, apply_edits, check_source, check_tensors
 from prunerecover.width.compensation import fit_compensation
 
 
 def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Applied:
     """Change the model in place as the plan says.
+
+    Two linears whose activation has gone go on as two, which train better, and save nothing until `merge(model)` makes
+    them one. A share of the MACs or parameters that was asked for is met by the merged model:
+    `plan.evidence["removed_share"]` says what has gone before and after.
 
     Args:
         model: The model the plan was made for, at any dtype and on any device, wrapped or not.
@@ -35,9 +39,11 @@ def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Ap
         What became of the parameters.
 
     Raises:
+        TypeError: If an argument is of another type.
         ValueError: If the plan is for another model, its fitted tensors are missing or were fitted to other weights.
     """
     model = unwrap(model)
+    check_plan(plan)
     if not plan.edits:
         return Applied()
     check_source(model, plan)

@@ -10,6 +10,7 @@ weight must fit.
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import unwrap
-from prunerecover.plan.plan import Plan
+from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.plan.plan_file import Saved, read_data, read_saved, write_plan
 from prunerecover.recovery.lora import Adapters, merge_adapters
 from prunerecover.surgery.provenance import source_of
@@ -68,7 +69,8 @@ def write_folder(model: nn.Module, plan: Plan, path: str | Path, run: str = "") 
         path: As of `save_pruned`.
         run: See `Saved`.
     """
-    model, path = unwrap(model), Path(path)
+    model, path = unwrap(model), _path_of(path)
+    check_plan(plan)
     plan = _checked(model, plan)
     _check_free(path)
     with atomic_folder(path) as folder:
@@ -102,7 +104,7 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
             its weights are not for the structure that its plan leaves. A model that was passed stays as it was.
         TypeError: If `model` cannot take what `path` holds.
     """
-    path = whole_folder(Path(path))
+    path = whole_folder(_path_of(path))
     if not path.exists():
         raise FileNotFoundError(
             f"Expected a folder of save_pruned or a Lightning checkpoint, but {path} does not exist."
@@ -158,6 +160,12 @@ def _warn_of_others(file: LightningFile) -> None:
             f"them, load_pruned(path, {cls}) returns all of it.",
             stacklevel=3,
         )
+
+
+def _path_of(path: str | Path) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"Expected a path, but got {type(path).__name__}. Name the folder or file, such as 'pruned'.")
+    return Path(path)
 
 
 def _checked(model: nn.Module, plan: Plan) -> Plan:

@@ -78,8 +78,14 @@ def measure(
         threads: CPU threads to hold while timing; by default those PyTorch uses now.
 
     Raises:
-        ValueError: If the model is on the meta device.
+        TypeError: If the model is no module.
+        ValueError: If the model is on the meta device, or a number is not one.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Expected a network, an nn.Module, but got {type(model).__name__}. Pass the model itself.")
+    for name, value in {"repeats": repeats, "warmup": warmup}.items():
+        if not isinstance(value, int) or value < 0:
+            raise ValueError(f"Expected argument {name} to be a whole number >= 0, but got {value!r}. For example 20.")
     place = device_of(model) if device is None else torch.empty(0, device=device).device
     if device_of(model).type == "meta":
         raise ValueError("Expected a model with weights, but it is on the meta device. Only `count_macs` works there.")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import Any
-
-from torch import Tensor
 
 from prunerecover.calibration.calibrator import REPLACEMENTS
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance, RegisteredImportance, importance_of
-from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.units import Unit
@@ -26,7 +22,7 @@ class DepthConfig:
 
     Raises:
         ValueError: If an importance, replacement or search is unknown.
-        TypeError: If the importance is neither a name nor a callable.
+        TypeError: If an argument is of another type, such as an importance that is neither a name nor a callable.
     """
 
     importance: str | Importance = "output_divergence"
@@ -39,13 +35,19 @@ class DepthConfig:
     def __post_init__(self) -> None:
         """Check the arguments, and take a single pattern for a list of one."""
         importance_of(self.importance)
+        if self.loss is not None and not callable(self.loss):
+            raise TypeError(
+                f"Expected argument loss to be a callable f(model, batch), but got {type(self.loss).__name__}. "
+                "Pass the function itself."
+            )
+        check_seed(self.seed)
         for name, value, allowed in (
             ("replace", self.replace, REPLACEMENTS),
             ("search", self.search or SEARCHES[0], SEARCHES),
         ):
             if value not in allowed:
                 raise ValueError(f"Expected argument {name} to be one of {', '.join(allowed)}, but got '{value}'.")
-        object.__setattr__(self, "ignore", (self.ignore,) if isinstance(self.ignore, str) else tuple(self.ignore))
+        object.__setattr__(self, "ignore", patterns_of(self.ignore))
 
     @property
     def registered(self) -> RegisteredImportance:
@@ -93,11 +95,26 @@ def check_ignore(ignore: Sequence[str], units: Sequence[Unit]) -> None:
             )
 
 
-def listed(batches: Batches) -> list[Any]:
-    """Return all batches; raise TypeError if there is one alone in the place of an iterable."""
-    if isinstance(batches, Tensor | Mapping):
+def patterns_of(ignore: Sequence[str]) -> tuple[str, ...]:
+    """Return shell patterns as a tuple, of one where there is one alone.
+
+    Raises:
+        TypeError: If these are no patterns.
+    """
+    if isinstance(ignore, str):
+        return (ignore,)
+    patterns = tuple(ignore) if isinstance(ignore, Iterable) else (ignore,)
+    if not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError(
-            f"Expected argument batches to be an iterable of batches, but got one {type(batches).__name__}. "
-            "Pass batches=[batch]."
+            f"Expected argument ignore to be shell patterns of unit names, but got {ignore!r}. "
+            'For example ignore=["blocks.0.*"], or ignore=() for none.'
         )
-    return list(batches)
+    return patterns
+
+
+def check_seed(seed: int) -> None:
+    """Raise TypeError unless the seed is a whole number."""
+    if not isinstance(seed, int):
+        raise TypeError(
+            f"Expected argument seed to be a whole number, but got {type(seed).__name__}. For example seed=0."
+        )

@@ -33,7 +33,8 @@ def plan_depth(
 
     Args:
         model: A supported model (see `find_units`), wrapped or not.
-        budget: How much goes.
+        budget: How much goes. A share of the MACs, parameters or latency is that of the model once it is merged: it is
+            met, and exceeded by no more than about the smallest unit.
         remove: Short for `Budget(remove=...)`: units per kind.
         batches: Calibration batches: tensors, tuples whose first element is the input, or mappings. No labels are read,
             except by importances that take a `loss`. Every 4th sample is held out to judge what was fitted to the
@@ -51,7 +52,8 @@ def plan_depth(
         seed: Of the held-out split and of everything random.
 
     Returns:
-        The plan, with the importance of every unit as evidence.
+        The plan, with the importance of every unit as evidence, and, for a share of the MACs or parameters, what goes
+        before and after `merge`.
 
     Raises:
         ValueError: If the budget cannot be met, an argument is unknown, there are no batches, or importances are NaN.

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from typing import Any
 
 import torch
 from torch import nn
 
 from prunerecover.calibration.calibrator import Calibrator
-from prunerecover.depth.arguments import DepthConfig, check_ignore, listed
-from prunerecover.depth.search import SearchCache, edits_of, greedy, one_shot, saving_if_zeroed
+from prunerecover.depth.arguments import DepthConfig, check_ignore
+from prunerecover.depth.search import SearchCache, edits_of, greedy, one_shot, saving_if_left, smallest_share
 from prunerecover.depth.units import find_units
+from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
-from prunerecover.model.batches import Batches, ModelInputs, as_inputs, split_batches
+from prunerecover.model.batches import Batches, ModelInputs, as_inputs, call, listed, split_batches
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.evidence import DepthEvidence
+from prunerecover.plan.edits import Edit
+from prunerecover.plan.evidence import DepthEvidence, RemovedShare
 from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.provenance import plan_for
@@ -53,8 +57,10 @@ class DepthPlanner:
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             self.samples = split_batches(self.batches, device_of(self.model), self.config.seed)
             self.example = self.samples.held_out[0].select(torch.tensor([0]))
+            self._check_call()
             found = find_units(self.model, [k for k in DEPTH_KINDS if k in kinds], self.example)
-            check_ignore(self.config.ignore, find_units(self.model))
+            if self.config.ignore:
+                check_ignore(self.config.ignore, find_units(self.model))
             self.units = tuple(u for u in found if not any(fnmatch(u.name, pattern) for pattern in self.config.ignore))
             self.calibrator = Calibrator(self.model, self.samples, self.units, self.config.replace, self.config.seed)
         self._cache = SearchCache()
@@ -72,12 +78,18 @@ class DepthPlanner:
                 timed = self._example_for(budget.share[0] if budget.share else None)
                 chosen = one_shot(self.calibrator, units, scores, budget, self.config.registered, timed)
             edits, tensors = edits_of(self.model, ((c.unit, c.candidate) for c in chosen))
+            removed = self._removed_by(edits, budget) if edits else {}
         arguments = {
             "budget": budget.to_dict(),
             "replace": self.config.replace,
             "search": search,
             "ignore": list(self.config.ignore),
         }
+        found = DepthEvidence(
+            importance=scores,
+            samples=self.samples.n_samples,
+            divergence={choice.unit.name: choice.divergence for choice in chosen},
+        )
         return plan_for(
             self.model,
             edits,
@@ -86,12 +98,21 @@ class DepthPlanner:
             seed=self.config.seed,
             tensors=tensors,
             example=self.example,
-            evidence=DepthEvidence(
-                importance=scores,
-                samples=self.samples.n_samples,
-                divergence={choice.unit.name: choice.divergence for choice in chosen},
-            ).to_dict(),
+            evidence={**found.to_dict(), **removed},
         )
+
+    def _check_call(self) -> None:
+        """Raise ValueError if the model does not take the batches; what failed is its cause."""
+        describe(self.model)  # a model of no supported family is explained first
+        try:
+            call(self.model, self.example)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"Expected batches that {type(self.model).__name__} can be called with, but its forward pass failed: "
+                f"{type(error).__name__}: {error} Do their form, shape and dtype fit the model, and has it weights?"
+            ) from error
 
     def share_of_one(self, kind: str, cost: str) -> float:
         """Return the share of the model's cost that goes with one unit of a kind, merged: the mean over half of them.
@@ -102,12 +123,29 @@ class DepthPlanner:
         """
         units = [u for u in self.units if u.kind == kind][::2]
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-            return saving_if_zeroed(self.calibrator, cost, self._example_for(cost))(units) / len(units)
+            return saving_if_left(self.calibrator, cost, self._example_for(cost), {})(units) / len(units)
 
     def removed_share(self, plan: Plan, cost: str) -> float:
         """Return the share of the model's cost that goes with a plan, merged; `cost` as of `share_of_one`."""
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             return removed_share(self.model, plan.edits, cost, self._example_for(cost), self.config.seed)
+
+    def _removed_by(self, edits: Sequence[Edit], budget: Budget) -> dict[str, Any]:
+        """Measure what goes before and after `merge`, and warn if it is more than units make necessary."""
+        if budget.share is None or budget.share[0] == "latency":
+            return {}
+        cost, asked = budget.share
+        live, merged = (removed_share(self.model, edits, cost, self.example, merged=m) for m in (False, True))
+        smallest = smallest_share(self.units, saving_if_left(self.calibrator, cost, self.example, {}), cost)
+        if merged - asked > smallest:
+            warnings.warn(
+                f"The plan removes {merged:.1%} of the {cost} for a budget of {asked:.1%}, although the smallest unit "
+                f"holds {smallest:.1%}: no selection nearer to it was found. Ignore fewer units, or give the budget in "
+                "units (remove=...).",
+                stacklevel=4,
+            )
+        said = {"cost": cost, "live": live, "merged": merged, "asked": asked, "smallest_unit": smallest}
+        return DepthEvidence(removed_share=RemovedShare.model_validate(said)).to_dict()
 
     def _example_for(self, cost: str | None) -> ModelInputs:
         return as_inputs(self.batches[0]).to(device_of(self.model)) if cost == "latency" else self.example

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from prunerecover.calibration.calibrator import Calibrator, Choice
-from prunerecover.calibration.candidates import Candidate, named_candidate
-from prunerecover.depth.selection import check_comparable, is_inside, select_by_cost, select_by_count
+from prunerecover.calibration.candidates import Candidate
+from prunerecover.depth.selection import check_comparable, cost_of, is_inside, select_by_cost, select_by_count
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
 from prunerecover.importance.registry import RegisteredImportance, check_unit_scores
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import Edit, Replace
+from prunerecover.plan.edits import Edit, Remove, Replace
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.saved_cost import removed_share
 
+SELECTIONS = 4  # that are tried to come near to a share of the cost; more only until one reaches it
 SCORED_TOGETHER = 4  # units that share the run through the blocks before them
 
 
@@ -48,19 +50,49 @@ def one_shot(
     if budget.share is None:
         return calibrator.choose(select_by_count(units, scores, budget.counts(count_by_kind(units))))
     check_comparable(units, importance)
-    cost, share = budget.share
-    bare = saving_if_zeroed(calibrator, cost, example)
-    goal = share
-    while True:
-        selected = select_by_cost(units, scores, cost, goal, bare)
+    return _one_shot_by_cost(calibrator, units, scores, *budget.share, example)
+
+
+def _one_shot_by_cost(
+    calibrator: Calibrator,
+    units: Sequence[Unit],
+    scores: Mapping[str, float],
+    cost: str,
+    share: float,
+    example: ModelInputs,
+) -> list[Choice]:
+    """Select, fit, and select anew with what the fitted maps cost, until the merged model has little more removed.
+
+    What units leave stays and costs something, which is known once it is fitted: of the units that were fitted by what
+    they left, of others by what their kind left last.
+    """
+    left: dict[str, str] = {}
+    best, least, goal = list[Choice](), 1.0, share
+    for tried in itertools.count():
+        saving = saving_if_left(calibrator, cost, example, left)
+        selected = select_by_cost(units, scores, cost, goal, saving)
         chosen = calibrator.choose(selected)
+        if cost == "latency" or not selected:  # what a fitted map costs is below what a clock can tell
+            return chosen
         edits, _ = edits_of(calibrator.model, ((c.unit, c.candidate) for c in chosen))
-        if cost == "latency":  # what a fitted map costs is below what a clock can tell
-            return chosen
-        short = share - removed_share(calibrator.model, edits, cost, example)
-        if short <= 0:
-            return chosen
-        goal = bare(selected) + short  # fitted maps stay and cost something: at least one more unit goes
+        removed = removed_share(calibrator.model, edits, cost, example)
+        if share <= removed <= least:
+            best, least = chosen, removed
+        if best and (tried >= SELECTIONS or least - share <= smallest_share(units, saving, cost)):
+            break
+        found = {name: c.candidate.leaves for c in chosen for name in (c.unit.kind, c.unit.name)}
+        known = found.items() <= left.items()
+        if known and best:
+            break
+        if known or (tried >= SELECTIONS and not best):
+            goal += share - removed
+        left |= found
+    return best
+
+
+def smallest_share(units: Sequence[Unit], saving: Callable[[Sequence[Unit]], float], cost: str) -> float:
+    """Return the share of the cost that goes with the smallest unit."""
+    return saving([min((u for u in units if cost_of(u, cost)), key=lambda u: cost_of(u, cost))])
 
 
 @dataclass
@@ -185,23 +217,28 @@ def edits_of(model: nn.Module, chosen: Iterable[tuple[Unit, Candidate]]) -> tupl
     return [*edits, *block_removals(model, blocks)], tensors
 
 
-def saving_if_zeroed(calibrator: Calibrator, cost: str, example: ModelInputs) -> Callable[[Sequence[Unit]], float]:
-    """Return a function that measures the share of the cost that goes with some units, as if they left nothing.
+def saving_if_left(
+    calibrator: Calibrator, cost: str, example: ModelInputs, left: Mapping[str, str]
+) -> Callable[[Sequence[Unit]], float]:
+    """Return a function that measures the share of the cost that goes with some units.
 
     Args:
         calibrator: Of the model; nothing is fitted.
         cost: "macs", "params" or "latency".
         example: A batch to measure the cost with, on the model's device.
+        left: What units leave, by name or by kind; those that are not there leave nothing.
     """
-    model, layout = calibrator.model, calibrator.layout
+    model = calibrator.model
+    bare = {"activation": "identity"}
+
+    def candidate(unit: Unit) -> Candidate:
+        leaves = left.get(unit.name, left.get(unit.kind, bare.get(unit.kind, "zero")))
+        if unit.kind == "block" or leaves == "zero":
+            return Candidate(Remove(unit=unit.name, kind=unit.kind))  # type: ignore[arg-type]
+        return Candidate(Replace(unit=unit.name, kind=unit.kind, leaves=leaves))  # type: ignore[arg-type]
 
     def share(units: Sequence[Unit]) -> float:
-        leaves = {u.kind: "identity" if u.kind == "activation" else "zero" for u in units}
-        bare = (
-            (u, named_candidate(model, u, leaves[u.kind], layout.blocks[layout.block_of(u.name)].feed_forward))
-            for u in units
-        )
-        edits, _ = edits_of(model, bare)
+        edits, _ = edits_of(model, ((u, candidate(u)) for u in units))
         return removed_share(model, edits, cost, example, calibrator.seed)
 
     return share

@@ -6,10 +6,13 @@ A unit inside another one goes with it: no attention is counted in a removed blo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from prunerecover.importance.registry import RegisteredImportance
 from prunerecover.plan.kinds import TRAITS, holders_first
 from prunerecover.plan.units import Unit
+
+TRIED = 8  # changes of a selection that are measured before it is taken as it is
 
 
 def select_by_count(units: Sequence[Unit], importance: Mapping[str, float], counts: Mapping[str, int]) -> list[Unit]:
@@ -44,6 +47,9 @@ def select_by_cost(
 ) -> list[Unit]:
     """Return the shortest prefix of the units, by importance per cost, whose removal reaches a share of the cost.
 
+    What it takes beyond the share is given back as far as the units allow, but for latency, which no clock tells so
+    finely: see `trim`.
+
     Args:
         units: Of any kinds.
         importance: By unit name, comparable across kinds.
@@ -68,7 +74,85 @@ def select_by_cost(
             high = middle
         else:
             low = middle + 1
-    return outermost(order[:high])
+    prefix = outermost(order[:high])
+    return prefix if cost == "latency" else trim(prefix, order, importance, cost, share, removed_share)
+
+
+def trim(
+    selected: Sequence[Unit],
+    order: Sequence[Unit],
+    importance: Mapping[str, float],
+    cost: str,
+    share: float,
+    removed_share: Callable[[Sequence[Unit]], float],
+) -> list[Unit]:
+    """Keep or exchange units until no more goes beyond the share than the smallest unit holds, or nothing helps.
+
+    One unit at a time stays, or a smaller one goes in its place; of what helps, that which loses least importance.
+
+    Args:
+        selected: Whose removal reaches the share; none inside another.
+        order: Of all units that may go.
+        importance: As of `select_by_cost`.
+        cost: As of `select_by_cost`.
+        share: As of `select_by_cost`.
+        removed_share: As of `select_by_cost`.
+    """
+    alone: dict[tuple[str, int], float] = {}  # units of one kind and size are alike
+
+    def share_of(unit: Unit) -> float:
+        alike = unit.kind, cost_of(unit, cost)
+        if alike not in alone:
+            alone[alike] = removed_share([unit])
+        return alone[alike]
+
+    chosen, removed = list(selected), removed_share(selected)
+    smallest = min(map(share_of, order), default=0.0)
+    while removed - share > smallest:
+        changes = sorted(
+            _changes(chosen, order, share_of, removed - share),
+            key=lambda change: (
+                max(removed - share - change.saved, smallest),
+                sum(importance[u.name] for u in change.into) - importance[change.unit.name],
+            ),
+        )
+        for change in changes[:TRIED]:
+            candidate = [u for u in chosen if u is not change.unit] + list(change.into)
+            found = removed_share(candidate)
+            if share <= found < removed:
+                chosen, removed = candidate, found
+                break
+        else:
+            break
+    return chosen
+
+
+def _changes(
+    chosen: Sequence[Unit], order: Sequence[Unit], share_of: Callable[[Unit], float], most: float
+) -> list[_Change]:
+    """Return changes that keep more of the cost, but no more than `most` by the shares of units alone."""
+    found = []
+    for unit in chosen:
+        others = [u for u in chosen if u is not unit]
+        free = [u for u in order if not any(u == o or is_inside(u, o) or is_inside(o, u) for o in others)]
+        ways = [(), *((u,) for u in free)]
+        changes = (_Change(unit, into, share_of(unit) - sum(map(share_of, into))) for into in ways)
+        found += [change for change in changes if 0 < change.saved <= most + 1e-9]
+    return found
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A unit stays, and those of `into` go in its place, which keeps `saved` of the cost."""
+
+    unit: Unit
+    into: tuple[Unit, ...]
+    saved: float
+
+
+def cost_of(unit: Unit, cost: str) -> int:
+    """Return what a unit costs by itself; MACs stand for latency."""
+    return unit.params if cost == "params" else unit.macs
 
 
 def by_cost(units: Sequence[Unit], importance: Mapping[str, float], cost: str) -> list[Unit]:
@@ -80,7 +164,7 @@ def by_cost(units: Sequence[Unit], importance: Mapping[str, float], cost: str) -
         cost: "macs", "params" or "latency". Latency is not known per unit: MACs stand for it in the order, and the
             prefix is measured.
     """
-    costs = {u.name: u.params if cost == "params" else u.macs for u in units}
+    costs = {u.name: cost_of(u, cost) for u in units}
     order = sorted((u for u in units if costs[u.name] > 0), key=lambda u: importance[u.name] / costs[u.name])
     last = next((u for u in reversed(order) if u.kind == "block"), None)
     return [u for u in order if u is not last]

@@ -10,7 +10,7 @@ from torch import nn
 from prunerecover.cost.macs import macs_by_module
 from prunerecover.families.describe import describe
 from prunerecover.families.layout import Block, FeedForward
-from prunerecover.model.linears import linear_shape
+from prunerecover.model.linears import check_plain, linear_shape
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.kinds import DEPTH_KINDS, Kind
 from prunerecover.plan.units import Unit
@@ -26,7 +26,8 @@ def find_units(model: nn.Module, kinds: Sequence[str] = DEPTH_KINDS, example_inp
 
     Raises:
         ValueError: If the model is of no supported family, a kind is unknown, or the family has no unit of a kind
-            (gated feed-forwards have no removable activation; the message says why).
+            (gated feed-forwards have no removable activation; the message says why), or if linears around an activation
+            compute their weights (masks, weight norm, parametrizations).
 
     >>> import timm
     >>> vit = timm.create_model("vit_tiny_patch16_224", depth=2)
@@ -39,22 +40,22 @@ def find_units(model: nn.Module, kinds: Sequence[str] = DEPTH_KINDS, example_inp
     model = unwrap(model)
     layout = describe(model)
     macs = {} if example_inputs is None else macs_by_module(model, example_inputs)
-    units = [u for block in layout.blocks for u in _units_of(model, block, macs) if u.kind in kinds]
+    units = [u for block in layout.blocks for u in _units_of(model, block, macs, kinds)]
     if tuple(kinds) != DEPTH_KINDS:
         _explain_missing_activations(kinds, layout.blocks, layout.family)
     return tuple(units)
 
 
-def _units_of(model: nn.Module, block: Block, macs: dict[str, int]) -> list[Unit]:
+def _units_of(model: nn.Module, block: Block, macs: dict[str, int], kinds: Sequence[str]) -> list[Unit]:
     units = [_unit(model, block, block.path, "block", (block.path,), macs)]
     for branch in (block.attention, block.mlp):
         if branch is not None:
             norm = (branch.norm,) if branch.norm else ()
             units.append(_unit(model, block, branch.path, branch.kind, (*norm, branch.path, *branch.then), macs))
     forward = block.feed_forward
-    if forward is not None and forward.state == "nonlinear":
+    if forward is not None and forward.state == "nonlinear" and "activation" in kinds:
         units.append(_activation(model, block, forward, macs))
-    return units
+    return [unit for unit in units if unit.kind in kinds]
 
 
 def _unit(
@@ -65,6 +66,8 @@ def _unit(
 
 
 def _activation(model: nn.Module, block: Block, forward: FeedForward, macs: dict[str, int]) -> Unit:
+    for path in (forward.first, forward.second):
+        check_plain(path, get_module(model, path))
     both = _unit(model, block, forward.activation, "activation", (forward.first, forward.second), macs)
     width, hidden = linear_shape(get_module(model, forward.first))
     merged_macs = macs.get(forward.first, 0) // hidden * width

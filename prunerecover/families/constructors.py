@@ -87,8 +87,6 @@ def build(constructor: dict[str, Any]) -> nn.Module:
     Raises:
         ValueError: If the data names anything but a timm model or a transformers class with arguments that shape it.
     """
-    from accelerate import init_empty_weights  # type: ignore[import-untyped]
-
     if not {"timm", "transformers"} & constructor.keys():
         raise ValueError(
             f"Expected a constructor of timm or transformers, but got {sorted(constructor)}. "
@@ -96,14 +94,34 @@ def build(constructor: dict[str, Any]) -> nn.Module:
         )
     make = _timm_call(constructor) if "timm" in constructor else _transformers_call(constructor)
     try:
-        with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False), _NoInitialisation():
-            model: nn.Module = make()
+        return _on_meta(make)
     except Exception as error:
         what = constructor.get("timm") or constructor.get("transformers")
         raise ValueError(
             f"Expected the installed timm or transformers to build '{what}', but it failed: {error}. "
             "Install the version that the plan was made with, or build the dense model and pass it."
         ) from error
+
+
+def is_described_by_config(model: Any) -> bool:
+    """Whether a transformers model, also of an own class, is what its class builds from its config.
+
+    Compared are the text (`repr`) and the names and shapes of all tensors: what `from_pretrained` has to go by.
+    """
+    try:
+        settings = json.loads(model.config.to_json_string(use_diff=False))
+        built = _on_meta(lambda: type(model)(type(model.config).from_dict(settings)))
+    except Exception:  # a class of the user's own may take more than a config
+        return False
+    return repr(built) == repr(model) and tensors_hash(built) == tensors_hash(model)
+
+
+def _on_meta(make: Callable[[], nn.Module]) -> nn.Module:
+    """Build a model with parameters on the meta device and buffers in memory; the random state stays as it is."""
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]
+
+    with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False), _NoInitialisation():
+        model = make()
     tie = getattr(model, "tie_weights", None)
     if callable(tie):  # making the parameters meta parted those that were one
         tie()

@@ -59,6 +59,25 @@ class ModelInputs:
         return ModelInputs(args, kwargs)
 
 
+def listed(batches: Batches) -> list[Any]:
+    """Return all batches.
+
+    Raises:
+        TypeError: If this is no iterable of batches, or one batch alone.
+    """
+    if isinstance(batches, Tensor | Mapping | ModelInputs):
+        raise TypeError(
+            f"Expected argument batches to be an iterable of batches, but got one {type(batches).__name__}. "
+            "Pass batches=[batch]."
+        )
+    if isinstance(batches, str) or not isinstance(batches, Iterable):
+        raise TypeError(
+            f"Expected argument batches to be an iterable of batches, such as a DataLoader or a list, but got "
+            f"{type(batches).__name__}. Pass the loader of your data."
+        )
+    return list(batches)
+
+
 def as_inputs(batch: Any) -> ModelInputs:
     """Turn a batch of any supported form into the arguments of a forward call.
 
@@ -181,7 +200,7 @@ def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> Cali
     Raises:
         ValueError: If there is no sample at all.
     """
-    inputs = [as_inputs(b).to(device) for b in batches]
+    inputs = [as_inputs(b).to(device) for b in listed(batches)]
     total = sum(b.n_samples for b in inputs)
     if total == 0:
         raise ValueError(

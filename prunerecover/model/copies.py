@@ -58,6 +58,8 @@ def _copy(model: nn.Module, tensor_of: Callable[[Tensor], Tensor]) -> nn.Module:
         for name, value in vars(module).items():
             if "hooks" in name and isinstance(value, dict):
                 memo[id(value)] = OrderedDict()
+            elif isinstance(value, Tensor) and not value.is_leaf:  # a weight that a mask or weight_norm computes
+                memo[id(value)] = tensor_of(value)
     new = copy.deepcopy(model, memo)
     for module in new.modules():
         vars(module).pop("_compiled_call_impl", None)

@@ -1,4 +1,4 @@
-"""Forward hooks that note what enters and leaves modules."""
+"""Forward hooks that note what enters and leaves modules, and hooks of others, which move with a module's place."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+LIBRARIES = ("torch", "transformers", "accelerate")
 
 
 @contextmanager
@@ -33,3 +44,18 @@ def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     value = args[0] if args else kwargs["hidden_states"]
     assert isinstance(value, Tensor)
     return value
+
+
+def users_hooks(module: nn.Module) -> bool:
+    """Whether a module has forward or backward hooks that neither torch nor transformers put there."""
+    held = (vars(module)[name] for name in HOOKS if not name.endswith(("_with_kwargs", "_always_called")))
+    return any(
+        getattr(hook, "__module__", "").partition(".")[0] not in LIBRARIES for hooks in held for hook in hooks.values()
+    )
+
+
+def carry_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Give the module that takes another one's place its hooks; their handles remove them there."""
+    for name in HOOKS:
+        vars(new)[name] = vars(old)[name]
+    new._is_full_backward_hook = old._is_full_backward_hook

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 
 def linear_shape(linear: nn.Module) -> tuple[int, int]:
@@ -18,6 +19,30 @@ def matrix_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor]:
     weight = weight.T if is_transposed(linear) else weight
     bias = linear.bias.detach().double() if isinstance(linear.bias, Tensor) else weight.new_zeros(weight.shape[0])
     return weight, bias
+
+
+def check_plain(path: str, module: nn.Module) -> None:
+    """Raise ValueError if a module computes its weight or bias from other tensors: these would be lost.
+
+    Args:
+        path: Of the module, for the message.
+        module: A linear or a norm.
+    """
+    for name in ("weight", "bias"):
+        if parametrize.is_parametrized(module, name):
+            how, way_out = "a parametrization", f"torch.nn.utils.parametrize.remove_parametrizations(module, '{name}')"
+        elif f"{name}_mask" in module._buffers:
+            how, way_out = "a mask of torch.nn.utils.prune", f"torch.nn.utils.prune.remove(module, '{name}')"
+        elif f"{name}_orig" in module._parameters:
+            how, way_out = "spectral_norm", f"torch.nn.utils.remove_spectral_norm(module, '{name}')"
+        elif f"{name}_g" in module._parameters:
+            how, way_out = "weight_norm", f"torch.nn.utils.remove_weight_norm(module, '{name}')"
+        else:
+            continue
+        raise ValueError(
+            f"Expected plain parameters to merge, but the {name} of '{path}' ({type(module).__name__}) is computed by "
+            f"{how}, which would be lost. Make it permanent first: {way_out}."
+        )
 
 
 def norm_affine(norm: nn.Module) -> tuple[Tensor, Tensor]:

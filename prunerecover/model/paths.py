@@ -11,17 +11,33 @@ from typing import Any, cast
 
 from torch import nn
 
-WRAPPERS = ("module", "_orig_mod")
+# By the names of the classes, and of the packages that they come from, so that none of these is imported.
+WRAPPERS = {
+    ("torch", "DataParallel"): "module",
+    ("torch", "DistributedDataParallel"): "module",
+    ("torch", "FullyShardedDataParallel"): "_fsdp_wrapped_module",
+    ("torch", "OptimizedModule"): "_orig_mod",
+    ("torch", "AveragedModel"): "module",
+    ("deepspeed", "DeepSpeedEngine"): "module",
+}
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the network inside DDP, `torch.compile` and peft wrappers; the model itself if it has none.
+    """Return the network inside DDP, FSDP, `torch.compile`, averaged and peft wrappers; the model itself without one.
+
+    Wrappers are known by their classes: a network that calls its only part `module` is none.
+
+    Raises:
+        TypeError: If this is no module.
 
     >>> from torch import nn
     >>> inner = nn.Linear(2, 2)
     >>> unwrap(nn.DataParallel(inner)) is inner
     True
     """
+    if not isinstance(cast(object, model), nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"Expected a network, an nn.Module, but got {got}. Pass the model itself, with its weights.")
     while True:
         inner = _inner(model)
         if inner is None:
@@ -30,11 +46,10 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def _inner(model: nn.Module) -> nn.Module | None:
-    children = dict(model.named_children())
-    if len(children) == 1:
-        for name in WRAPPERS:
-            if name in children:
-                return children[name]
+    for cls in type(model).__mro__:
+        name = WRAPPERS.get((cls.__module__.partition(".")[0], cls.__name__))
+        if name is not None:
+            return model.get_submodule(name)
     if type(model).__module__.startswith("peft.") and hasattr(model, "get_base_model"):
         base = cast(Any, model).get_base_model()
         return base if isinstance(base, nn.Module) else None

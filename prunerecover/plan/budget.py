@@ -59,6 +59,10 @@ class Budget:
             (v for v in (self.macs, self.params, self.latency) if v is not None),
         ):
             for value in share:
+                if isinstance(value, bool) or not isinstance(value, int | float):
+                    raise TypeError(
+                        f"Expected a removed share as a number, but got {value!r}. For example Budget(macs=0.3)."
+                    )
                 if not 0 <= value < 1:
                     raise ValueError(f"Expected a removed share between 0 and 1 (exclusive), but got {value}.")
 

@@ -32,7 +32,7 @@ class _Evidence(_Record):
         """Read the entries in a plan's evidence.
 
         >>> DepthEvidence.of({"importance": {"blocks.0": 0.5}, "samples": "many", "note": "by hand"})
-        DepthEvidence(importance={'blocks.0': 0.5}, samples=None, divergence={})
+        DepthEvidence(importance={'blocks.0': 0.5}, samples=None, divergence={}, removed_share=None)
         """
         entries = {name: evidence[name] for name in cls.model_fields if name in evidence}
         try:
@@ -42,6 +42,24 @@ class _Evidence(_Record):
             return cls.model_validate({name: value for name, value in entries.items() if name not in wrong})
 
 
+class RemovedShare(_Record):
+    """The share of a model's cost that goes with a plan in depth.
+
+    Attributes:
+        cost: "macs" or "params".
+        live: Once the plan is applied: linears with no activation between them still compute as two.
+        merged: Once the model is merged, too, as `pruned/` and `merge` leave it. Budgets are in these terms.
+        asked: By the budget.
+        smallest_unit: What goes with the smallest unit alone: a plan takes hardly more than that beyond what is asked.
+    """
+
+    cost: Literal["macs", "params"]
+    live: float
+    merged: float
+    asked: float
+    smallest_unit: float
+
+
 class DepthEvidence(_Evidence):
     """What planning in depth says.
 
@@ -49,11 +67,13 @@ class DepthEvidence(_Evidence):
         importance: Of every unit that was ranked, by name.
         samples: How many the plan was calibrated on.
         divergence: Of the output on held-out samples, once the unit of this name and those before it had gone.
+        removed_share: Of the MACs or parameters, where the budget is a share of them.
     """
 
     importance: dict[str, float] = {}
     samples: int | None = None
     divergence: dict[str, float] = {}
+    removed_share: RemovedShare | None = None
 
 
 class WidthEvidence(_Evidence):

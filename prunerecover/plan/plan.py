@@ -212,6 +212,15 @@ class Plan(_Record):
         return self.model_copy(update=update).with_tensors({**self._tensors, **tensors})
 
 
+def check_plan(plan: object) -> None:
+    """Raise TypeError if something else stands in the place of a plan."""
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            f"Expected a Plan, but got {type(plan).__name__}. Pass what plan_depth or plan_width returned, or "
+            "Plan.load(path)."
+        )
+
+
 class PlanSet(_Record):
     """Several plans over one set of weights (routes).
 

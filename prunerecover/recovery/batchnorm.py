@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from prunerecover.model.batches import as_inputs, call, without_labels
+from prunerecover.model.batches import as_inputs, call, listed, without_labels
 from prunerecover.model.evaluation import device_of, evaluating, uncompiled
 from prunerecover.model.paths import unwrap
 
@@ -34,7 +34,7 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
     Raises:
         ValueError: If there is no batch, or if statistics come out as NaN or infinite.
     """
-    network = unwrap(model)
+    network, batches = unwrap(model), listed(batches)
     named = batchnorms(network)
     norms = list(named.values())
     if not norms:

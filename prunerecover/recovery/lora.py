@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 from torch.nn import Parameter
 
+from prunerecover.families.standard_saving import check_saving, uncheck_saving
 from prunerecover.model.paths import get_module, parent_path, unwrap
 from prunerecover.plan.plan import Source
 from prunerecover.recovery.lora_targets import adaptable, chosen_modules, trained_names
@@ -96,6 +97,7 @@ def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:
         ValueError: If nothing is to be adapted, or the network has adapters already.
     """
     network = unwrap(network)
+    _check_is(settings, LoraSettings, "LoraSettings(rank=16, alpha=32)")
     if has_adapters(network):
         raise ValueError(
             f"Expected a {type(network).__name__} without adapters, but it has some of peft. Merge them first "
@@ -124,12 +126,14 @@ def inject_adapters(network: nn.Module, adapters: Adapters, seed: int = 0) -> Ap
         ImportError: If there is no peft.
     """
     network = unwrap(network)
+    _check_is(adapters, Adapters, "what plan_adapters returned")
     named = dict(network.named_parameters())
     _check_there(network, adapters, named)
     flags = {name: p.requires_grad for name, p in named.items()}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # of the CPU alone, where peft draws
         _inject(network, adapters)
+    check_saving(network, "adapters")
     for name, parameter in named.items():
         parameter.requires_grad_(flags[name] and name not in adapters.frozen)
     added = {}
@@ -157,6 +161,7 @@ def merge_adapters(network: nn.Module, adapters: Adapters, *, structure_only: bo
         ValueError: If the adapters are not there.
     """
     network = unwrap(network)
+    _check_is(adapters, Adapters, "what plan_adapters returned")
     for path in adapters.modules:
         if not _is_of_peft(get_module(network, path)):
             raise ValueError(
@@ -174,6 +179,7 @@ def merge_adapters(network: nn.Module, adapters: Adapters, *, structure_only: bo
         if f"{path}.weight" in adapters.frozen:
             added[f"{path}.weight"] = (base.weight, next(iter(own.values())))
         setattr(get_module(network, parent_path(path)), name, base.train(layer.training))
+    uncheck_saving(network, "adapters")
     for parameter in frozen_parameters(network, adapters).values():
         parameter.requires_grad_(True)
     return Applied(removed, added)
@@ -192,6 +198,11 @@ def frozen_parameters(network: nn.Module, adapters: Adapters) -> dict[str, Param
 def has_adapters(network: nn.Module) -> bool:
     """Whether any module is one of peft's."""
     return any(map(_is_of_peft, network.modules()))
+
+
+def _check_is(value: object, wanted: type, example: str) -> None:
+    if not isinstance(value, wanted):
+        raise TypeError(f"Expected {wanted.__name__}, but got {type(value).__name__}. Pass {example}.")
 
 
 def _is_of_peft(module: nn.Module) -> bool:

@@ -32,10 +32,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunerecover.calibration.moments import Moments
 from prunerecover.display.progress import progress
-from prunerecover.model.batches import Batches, ModelInputs, as_inputs, call, without_labels
+from prunerecover.model.batches import Batches, ModelInputs, as_inputs, call, listed, without_labels
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import get_module, unwrap
-from prunerecover.plan.plan import Plan
+from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.recovery.batchnorm import batchnorms, recalibrate_batchnorm
 from prunerecover.recovery.reconstruction_order import calls_of, check_between, kept_rows
 
@@ -62,6 +62,8 @@ def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches
             batches, or a fit comes out as NaN or infinite.
     """
     network, reference = unwrap(model), unwrap(dense)
+    check_plan(plan)
+    batches = listed(batches)
     rows = kept_rows(reference, plan)
     samples = [as_inputs(without_labels(batch)).to(device_of(network)) for batch in batches]
     if not samples:

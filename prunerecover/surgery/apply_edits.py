@@ -63,6 +63,8 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
     edits, before = list(edits), dict(model.named_parameters())
     context = EditContext(model, tensors)
     try:
+        if edits:
+            context.journal.check_saving(model)
         for edit in edits:
             execute(edit, context)
         renumber(model)

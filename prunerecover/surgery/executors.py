@@ -14,7 +14,8 @@ from torch.nn import Parameter
 
 from prunerecover.families.describe import describe
 from prunerecover.families.layout import Branch
-from prunerecover.model.linears import linear_shape, without_affine
+from prunerecover.model.hooks import carry_hooks
+from prunerecover.model.linears import check_plain, linear_shape, without_affine
 from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import Affine, ChannelMap, Constant, Nothing, PassThrough, SlopeBias
 from prunerecover.plan.edits import Config, Merge, Narrow, Remove, Replace, Rewrite
@@ -171,6 +172,8 @@ def _replace_activation(context: EditContext, edit: Replace) -> None:
             "Was it removed before, or was the plan made for another model?"
         )
     first = get_module(context.model, forward.first)
+    check_plain(forward.first, first)
+    check_plain(forward.second, get_module(context.model, forward.second))
     width, hidden = linear_shape(first)
     weight = first.get_parameter("weight")
     bias = first.bias if isinstance(first.bias, Parameter) else weight
@@ -234,8 +237,10 @@ def _values(context: EditContext, edit: Replace) -> dict[str, Tensor]:
 
 @execute.register
 def _(edit: Merge, context: EditContext) -> None:
-    matrix, vector = _matrix_and_vector(get_module(context.model, edit.into))
     new = merged_linear(context.model, edit)
+    places = list(filter(None, dict.fromkeys((edit.into, *edit.from_, edit.norm, edit.scale))))
+    before = {path: get_module(context.model, path) for path in places}
+    matrix, vector = _matrix_and_vector(before[edit.into])
     context.register(new, {"weight": matrix, "bias": vector}, dict(new.named_parameters()))
     context.replace_module(edit.into, new)
     context.replace_by_identity(path for path in edit.from_ if path != edit.into)
@@ -243,3 +248,5 @@ def _(edit: Merge, context: EditContext) -> None:
         context.replace_module(edit.norm, without_affine(get_module(context.model, edit.norm)))
     if edit.scale is not None:
         context.replace_by_identity((edit.scale,))
+    for path, old in before.items():
+        carry_hooks(old, get_module(context.model, path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from prunerecover.model.linears import is_transposed, matrix_and_bias, norm_affine
+from prunerecover.model.linears import check_plain, is_transposed, matrix_and_bias, norm_affine
 from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import Affine, SlopeBias
 from prunerecover.plan.edits import Merge
@@ -17,9 +17,11 @@ def merged_linear(model: nn.Module, edit: Merge) -> nn.Module:
     W = gamma W2 s W1 g and b = gamma (W2 (s (W1 beta + b1) + t) + b2).
 
     Raises:
-        ValueError: If something between is not linear.
+        ValueError: If something between is not linear, or computes its weights.
     """
     first = get_module(model, edit.into)
+    for path in filter(None, (edit.into, *edit.from_, edit.norm)):
+        check_plain(path, get_module(model, path))
     _check_linear(edit.into, first)
     weight, bias = matrix_and_bias(first)
     if edit.norm is not None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from prunerecover.families.standard_saving import check_saving, uncheck_saving
 from prunerecover.families.transformers_layers import is_transformers_config
 from prunerecover.model.paths import get_module, holder_of, set_module
 from prunerecover.surgery.transformers_depth import apply_config
@@ -111,6 +112,18 @@ class AttributeSet:
         """Hold no tensors."""
 
 
+@dataclass(frozen=True)
+class SavingChecked:
+    """`save_pretrained` of transformers models in the network warns from here on."""
+
+    def undo(self, model: nn.Module, device: torch.device) -> None:
+        """Save without a check, as before."""
+        uncheck_saving(model, "surgery")
+
+    def to_cpu(self) -> None:
+        """Hold no tensors."""
+
+
 @dataclass
 class Journal:
     """A stack of reversible changes to one model.
@@ -202,6 +215,11 @@ class Journal:
             self.copy_configs(model, getattr(module, attribute.partition(".")[0]))
             holder, name = holder_of(module, attribute)
         setattr(holder, name, value)
+
+    def check_saving(self, model: nn.Module) -> None:
+        """Let transformers models warn when they are saved in a form that `from_pretrained` cannot make again."""
+        check_saving(model, "surgery")
+        self.entries.append(SavingChecked())
 
     def undo(self, model: nn.Module, keep: int = 0) -> None:
         """Take back all changes but the first `keep`, last first. What was removed returns to the model's device."""

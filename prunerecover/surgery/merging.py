@@ -6,12 +6,14 @@ mode; dropout between the linears goes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from torch import nn
 
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.families.layout import FeedForward
+from prunerecover.model.hooks import users_hooks
 from prunerecover.model.linears import has_affine
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.model.replacements import Nothing, Replacement
@@ -25,13 +27,42 @@ from prunerecover.surgery.transformers_depth import config_edits
 def merge(model: nn.Module) -> Plan:
     """Merge every feed-forward and every fitted map that can be, in place.
 
+    Forward and backward hooks stay at their places. Those of modules that now compute something else, or that are gone
+    with a block, are named in a warning.
+
     Returns:
         The edits that were made; without edits if there was nothing to merge.
+
+    Raises:
+        ValueError: If a linear computes its weights (masks, weight norm, parametrizations); nothing is changed then.
     """
     model = unwrap(model)
+    if hasattr(model, "load_from_checkpoint") and not is_supported(model):
+        raise TypeError(
+            f"Expected a network, but got the LightningModule {type(model).__name__}, in which no blocks are known. "
+            "Pass the network that it holds."
+        )
     plan = plan_for(model, merge_edits(model), method="merge")
+    hooked = _hooked(model, plan.edits)
     apply_edits(model, plan.edits)
+    if hooked:
+        warnings.warn(
+            f"Hooks at {', '.join(hooked)} see other values from now on, or are not called: linears were merged there, "
+            "or the block is gone. Register them anew where you need them.",
+            stacklevel=2,
+        )
     return plan
+
+
+def _hooked(model: nn.Module, edits: Sequence[Edit]) -> list[str]:
+    """Return the paths that edits of a merge change and that have hooks of the user's, as they are named before."""
+    changed = {path for e in edits if isinstance(e, Merge) for path in (e.into, *e.from_, e.norm, e.scale)}
+    gone = tuple(f"{edit.unit}." for edit in edits if isinstance(edit, Remove))
+    return [
+        path
+        for path, module in model.named_modules()
+        if users_hooks(module) and (path in changed or f"{path}.".startswith(gone))
+    ]
 
 
 def merge_edits(model: nn.Module) -> list[Edit]:

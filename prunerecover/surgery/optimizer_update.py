@@ -33,6 +33,12 @@ def update_optimizer(optimizer: Optimizer, applied: Applied) -> None:
     >>> len(optimizer.param_groups[0]["params"])
     1
     """
+    if not isinstance(getattr(optimizer, "param_groups", None), list):
+        raise TypeError(
+            f"Expected a torch optimizer, but got {type(optimizer).__name__}. Call update_optimizer for each optimizer."
+        )
+    if not isinstance(applied, Applied):
+        raise TypeError(f"Expected what apply_plan returned, but got {type(applied).__name__}. Pass its result.")
     removed = set(applied.removed.values())
     cut_from = {old: new for new, (old, _) in applied.cuts.items()}
     for new, (old, cuts) in applied.cuts.items():

@@ -19,7 +19,9 @@ from prunerecover.surgery.merging import merge_edits
 PAIRS = 30
 
 
-def removed_share(model: nn.Module, edits: Sequence[Edit], cost: str, example: ModelInputs, seed: int = 0) -> float:
+def removed_share(
+    model: nn.Module, edits: Sequence[Edit], cost: str, example: ModelInputs, seed: int = 0, *, merged: bool = True
+) -> float:
     """Return the share of `cost` ("macs", "params" or "latency") that goes, relative to the model as it is once merged.
 
     Args:
@@ -28,8 +30,9 @@ def removed_share(model: nn.Module, edits: Sequence[Edit], cost: str, example: M
         cost: Latency is measured on the model's device, as the median of interleaved pairs.
         example: One batch.
         seed: Of the latency's bootstrap.
+        merged: Whether the pruned model is merged, too, as it is once it is saved.
     """
-    before, after = (_merged(model, what, cost) for what in ((), edits))
+    before, after = _copy_with((), model, cost), _copy_with(edits, model, cost, merged=merged)
     if cost == "latency":
         return 1 - latency_ratio(before, after, example, pairs=PAIRS, seed=seed).ratio.value
     if cost == "macs":
@@ -55,12 +58,13 @@ def budget_used(
     return {cost: removed_share(model, plan.edits, cost, example(), seed)} if plan.edits else {}
 
 
-def _merged(model: nn.Module, edits: Sequence[Edit], cost: str) -> nn.Module:
+def _copy_with(edits: Sequence[Edit], model: nn.Module, cost: str, *, merged: bool = True) -> nn.Module:
     copy = (
         meta_copy(model) if cost == "params" else share_copy(model)
     )  # GPT-2's forward pass reads its input: not on meta
     apply_edits(copy, edits)
-    apply_edits(copy, merge_edits(copy))
+    if merged:
+        apply_edits(copy, merge_edits(copy))
     return copy
 
 

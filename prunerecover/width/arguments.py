@@ -48,6 +48,8 @@ class WidthRule:
                 "stays is decided by protection."
             )
         if self.tolerance is not None:
+            if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float):
+                raise TypeError(f"Expected tolerance as a number, but got {self.tolerance!r}. For example 0.3.")
             check_tolerance(self.tolerance)
 
     @property
@@ -119,9 +121,16 @@ class WidthConfig(WidthRule):
         for name, value in (("kinds", self.kinds), ("ignore", self.ignore)):
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         check_kinds(self.kinds)
+        if self.loss is not None and not callable(self.loss):
+            raise TypeError(
+                f"Expected argument loss to be a callable f(model, batch), but got {type(self.loss).__name__}. "
+                "Pass the function itself."
+            )
 
     def for_budget(self, budget: Budget | None) -> WidthConfig:
         """Return the arguments with the kinds that a budget in units names; see `check_budget` for what is raised."""
+        if not isinstance(self.rounds, int):
+            raise TypeError(f"Expected rounds as a whole number, but got {self.rounds!r}. For example rounds=2.")
         if self.rounds < 1 or (self.rounds > 1 and budget is None):
             raise ValueError(
                 f"Expected rounds of at least 1, and a budget for several, but got {self.rounds} and {budget}."

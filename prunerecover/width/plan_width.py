@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from prunerecover.importance.context import Loss
-from prunerecover.model.batches import Batches
+from prunerecover.model.batches import Batches, listed
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.model.paths import unwrap
@@ -82,7 +82,8 @@ def plan_width(
         ValueError: If the budget cannot be met, an argument is unknown or does not go with another, labels are missing,
             or the model has no groups.
     """
-    batches = list(batches)
+    unwrap(model)  # explains what is no model
+    batches = listed(batches)
     config = WidthConfig(
         allocation=allocation,
         removal=removal,

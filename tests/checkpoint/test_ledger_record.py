@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.files.old_files import CHECKPOINTS
+from cases.old_files import CHECKPOINTS
 from pydantic import ValidationError
 
 from prunerecover.checkpoint.ledger_record import KEY, SCHEMA, LedgerRecord, ScheduleStart, SurgeryEvent

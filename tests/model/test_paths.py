@@ -6,6 +6,8 @@ import pytest
 import torch
 from cases.engine import build
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 from prunerecover.model.paths import get_module, parent_path, set_module, unwrap
 
@@ -14,6 +16,34 @@ def test_wrappers_are_seen_through() -> None:
     net = nn.Linear(2, 2)
     assert unwrap(nn.DataParallel(torch.compile(net))) is net
     assert unwrap(net) is net
+
+
+def test_averaged_model_and_subclasses_of_wrappers_are_seen_through() -> None:
+    class OwnDataParallel(nn.DataParallel):
+        pass
+
+    net = nn.Linear(2, 2)
+    averaged = AveragedModel(net)
+    assert unwrap(averaged) is averaged.module
+    assert unwrap(OwnDataParallel(net)) is net
+
+
+@pytest.mark.parametrize("name", ["module", "_orig_mod"])
+def test_a_network_with_one_part_of_such_a_name_is_no_wrapper(name: str) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            setattr(self, name, nn.Linear(2, 2))
+
+    net = Scaled()
+    assert unwrap(net) is net
+
+
+def test_sharded_wrapper_is_seen_through() -> None:
+    wrapper = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+    nn.Module.__init__(wrapper)
+    wrapper._fsdp_wrapped_module = net = nn.Linear(2, 2)
+    assert unwrap(wrapper) is net
 
 
 def test_peft_wrapper_is_seen_through() -> None:

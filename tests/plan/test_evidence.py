@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cases.files.old_files import PLAN_FILES
+from cases.old_files import PLAN_FILES
 from cases.paths import ROOT
 
 from prunerecover.callbacks.prune_report import search_cost

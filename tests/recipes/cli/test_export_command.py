@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from cases.files.lightning_files import Classifier, prune, rewrite, save, stirred
+from cases.models.own_networks import OwnNetwork
 from cases.models.tiny import tiny_images
-from cases.own_networks import OwnNetwork
 from torch import Tensor
 
 from prunerecover import Budget, apply_plan, load_pruned, plan_width, save_pruned
@@ -17,7 +17,7 @@ from prunerecover.recipes.cli.export import image_shape, open_for_export
 from prunerecover.recipes.cli.main import main
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
 
-HERE = "cases.own_networks."
+HERE = "cases.models.own_networks."
 
 
 @pytest.fixture

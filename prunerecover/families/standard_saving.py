@@ -1,0 +1,90 @@
+"""A warning from `save_pretrained` of transformers models that `from_pretrained` would not make again.
+
+`from_pretrained` builds what the config describes and fills what it finds no weights for with random values. A model
+that surgery or adapters have changed so that its config no longer describes it says so when it is saved. The check sits
+on the instance, in the place of its `save_pretrained`, and is no part of its state dict. Whether the model is described
+is found out when it is saved, so a model whose whole blocks went, or all of whose layers were narrowed alike, saves as
+quietly as before. Not covered: a model that holds the changed one and was not handed to the surgery itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from torch import nn
+
+from prunerecover.families.constructors import is_described_by_config
+from prunerecover.families.transformers_layers import is_transformers_model
+from prunerecover.model.replacements import Replacement, SlopeBias
+
+NAME = "save_pretrained"
+Reason = Literal["surgery", "adapters"]
+
+
+class CheckedSave:
+    """`save_pretrained` of one model, with a warning; copies and pickles of the model have one of their own.
+
+    Args:
+        model: Of transformers. It is not kept alive by this.
+        reasons: What has put the check there.
+    """
+
+    def __init__(self, model: nn.Module, reasons: frozenset[Reason]) -> None:
+        self._model, self.reasons = weakref.ref(model), reasons
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Warn if the model would not be made again, and save it."""
+        model: Any = self._model()
+        if not is_described_by_config(model):
+            warnings.warn(_message(model), stacklevel=2)
+        return type(model).save_pretrained(model, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Hold the copy in a copy, and the unpickled model in an unpickled one."""
+        return CheckedSave, (self._model(), self.reasons)
+
+
+def check_saving(network: nn.Module, reason: Reason) -> None:
+    """Let every transformers model in a network warn when it is saved but would not be made again."""
+    for model, check in _checks(network):
+        vars(model)[NAME] = CheckedSave(model, (check.reasons if check else frozenset()) | {reason})
+
+
+def uncheck_saving(network: nn.Module, reason: Reason) -> None:
+    """Take back `check_saving`, unless there is another reason for it."""
+    for model, check in _checks(network):
+        if check is None:
+            continue
+        if left := check.reasons - {reason}:
+            vars(model)[NAME] = CheckedSave(model, left)
+        else:
+            del vars(model)[NAME]
+
+
+def _checks(network: nn.Module) -> Iterator[tuple[nn.Module, CheckedSave | None]]:
+    """Yield transformers models with their checks; those whose saving others have replaced are left to them."""
+    for model in network.modules():
+        check = vars(model).get(NAME)
+        if is_transformers_model(model) and isinstance(check, CheckedSave | None):
+            yield model, check
+
+
+def _message(model: nn.Module) -> str:
+    name = type(model).__name__
+    said = f"from_pretrained will not make this {name} again from what save_pretrained writes: "
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        return (
+            f"{said}it holds low-rank adapters, and their weights and those under them would be lost. Save what "
+            "load_pruned makes of the run's checkpoint or pruned/ folder, load_pruned(path).save_pretrained(folder), "
+            "or merge the adapters first (merge_adapters)."
+        )
+    odd = (path for path, module in model.named_modules() if isinstance(module, Replacement | SlopeBias))
+    first = next(odd, None)
+    what = f"such as {first}" if first else "such as layers of different sizes"
+    return (
+        f"{said}its config does not describe what surgery left ({what}), and random weights would stand there. Use "
+        "save_pruned(model, plan, folder) and load_pruned(folder)."
+    )

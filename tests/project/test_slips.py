@@ -1,0 +1,136 @@
+"""Slips in calls of the public functions: each is told what was expected and what came, and nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cases.engine import batches_of, build, unchanged
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from prunerecover import (
+    Applied,
+    Budget,
+    Plan,
+    apply_plan,
+    find_groups,
+    find_units,
+    load_pruned,
+    measure,
+    merge,
+    plan_depth,
+    plan_width,
+    recalibrate_batchnorm,
+    reconstruct,
+    save_pruned,
+    update_optimizer,
+)
+from prunerecover.recovery.lora import LoraSettings, inject_adapters, merge_adapters, plan_adapters
+
+BATCHES = batches_of("timm")
+ONE = {"attention": 1}
+SGD = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
+
+
+class Module(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = build("timm")
+
+
+MODULE = Module()
+
+
+def depth(model: Any, **arguments: Any) -> Plan:
+    return plan_depth(model, **{"remove": ONE, "batches": BATCHES, "replace": "zero", **arguments})
+
+
+def width(model: Any, budget: Any = Budget(macs=0.3), **arguments: Any) -> Plan:  # noqa: B008 (frozen)
+    labelled = [(batch, torch.zeros(len(batch), dtype=torch.long)) for batch in BATCHES]
+    return plan_width(model, budget, **{"batches": labelled, **arguments})
+
+
+NETWORK, ITERABLE, PLAN, PATH = "a network, an nn.Module", "batches to be an iterable", "a Plan", "a path"
+FORWARD = "batches that VisionTransformer can be called with, but its forward pass failed"
+SETTINGS = LoraSettings(rank=2, alpha=4.0)
+SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
+    "plan_depth without a model": (lambda _: depth(None), f"{NETWORK}, but got NoneType"),
+    "plan_depth of a name": (lambda _: depth("deit_tiny"), f"{NETWORK}, but got str"),
+    "plan_depth of a class": (lambda m: depth(type(m)), f"{NETWORK}, but got the class VisionTransformer"),
+    "plan_depth of a LightningModule": (lambda _: depth(MODULE), "a model of a supported family .* but got Module"),
+    "plan_depth with batches None": (lambda m: depth(m, batches=None), f"{ITERABLE} .* but got NoneType"),
+    "plan_depth with a number of batches": (lambda m: depth(m, batches=3), f"{ITERABLE} .* but got int"),
+    "plan_depth with a path of batches": (lambda m: depth(m, batches="data"), f"{ITERABLE} .* but got str"),
+    "plan_depth with one batch": (lambda m: depth(m, batches=BATCHES[0]), f"{ITERABLE} of batches, but got one Tensor"),
+    "plan_depth with batches of None": (lambda m: depth(m, batches=[None]), "each batch to be a tensor, .* got None"),
+    "plan_depth with other dtypes": (lambda m: depth(m, batches=[b.double() for b in BATCHES]), FORWARD),
+    "plan_depth with other keywords": (lambda m: depth(m, batches=[{"image": b} for b in BATCHES]), FORWARD),
+    "plan_depth with other sizes": (lambda m: depth(m, batches=[b[..., :8] for b in BATCHES]), FORWARD),
+    "plan_depth with a share alone": (lambda m: plan_depth(m, 0.3, batches=BATCHES), "budget to be a Budget, but got"),  # type: ignore[arg-type]
+    "plan_depth with a number of units": (lambda m: depth(m, remove=3), "remove as numbers per kind, .* but got 3"),
+    "plan_depth with counts in words": (lambda m: depth(m, remove={"attention": "1"}), "a whole number .* but got '1'"),
+    "plan_depth with ignore=None": (lambda m: depth(m, ignore=None), "ignore to be shell patterns .* but got None"),
+    "plan_depth with a seed in words": (lambda m: depth(m, seed="a"), "seed to be a whole number, but got str"),
+    "plan_depth with a named loss": (
+        lambda m: depth(m, importance="taylor", loss="mse"),
+        r"loss to be a callable f\(model, batch\), but got str",
+    ),
+    "Budget in words": (lambda _: Budget(macs="0.3"), "a removed share as a number, but got '0.3'"),  # type: ignore[arg-type]
+    "Budget in percent": (lambda _: Budget(macs=30), "a removed share between 0 and 1 .*, but got 30"),
+    "Budget as a list": (lambda _: Budget(macs=[0.3]), r"a removed share as a number, but got \[0.3\]"),  # type: ignore[arg-type]
+    "plan_width without a model": (lambda _: width(None), f"{NETWORK}, but got NoneType"),
+    "plan_width with batches None": (lambda m: width(m, batches=None), f"{ITERABLE} .* but got NoneType"),
+    "plan_width with one batch": (lambda m: width(m, batches=BATCHES[0]), f"{ITERABLE} of batches, but got one Tensor"),
+    "plan_width with a share alone": (lambda m: width(m, 0.3), "budget to be a Budget, but got float"),
+    "plan_width with rounds in words": (lambda m: width(m, rounds="2"), "rounds as a whole number, but got '2'"),
+    "plan_width with a named loss": (lambda m: width(m, loss="ce"), "loss to be a callable .* but got str"),
+    "plan_width with a tolerance in words": (
+        lambda m: width(m, None, allocation="tolerance", tolerance="0.3"),
+        "tolerance as a number, but got '0.3'",
+    ),
+    "apply_plan without a plan": (lambda m: apply_plan(m, None), f"{PLAN}, but got NoneType"),  # type: ignore[arg-type]
+    "apply_plan of a path": (lambda m: apply_plan(m, "plan.json"), rf"{PLAN}, but got str.*Plan.load\(path\)"),  # type: ignore[arg-type]
+    "apply_plan of a mapping": (lambda m: apply_plan(m, Plan().to_dict()), f"{PLAN}, but got dict"),  # type: ignore[arg-type]
+    "apply_plan the other way round": (lambda m: apply_plan(Plan(), m), f"{NETWORK}, but got Plan"),  # type: ignore[arg-type]
+    "apply_plan with refit=True": (lambda m: apply_plan(m, depth(m), refit=True), f"{ITERABLE} .* but got bool"),  # type: ignore[arg-type]
+    "merge without a model": (lambda _: merge(None), f"{NETWORK}, but got NoneType"),  # type: ignore[arg-type]
+    "merge of a LightningModule": (lambda _: merge(MODULE), "a network, but got the LightningModule Module"),
+    "save_pruned without a plan": (lambda m: save_pruned(m, None, "x"), f"{PLAN}, but got NoneType"),  # type: ignore[arg-type]
+    "save_pruned of what apply_plan returned": (lambda m: save_pruned(m, Applied(), "x"), f"{PLAN}, but got Applied"),  # type: ignore[arg-type]
+    "save_pruned the other way round": (lambda m: save_pruned(m, "x", Plan()), f"{PATH}, but got Plan"),  # type: ignore[arg-type]
+    "save_pruned without a path": (lambda m: save_pruned(m, Plan(), None), f"{PATH}, but got NoneType"),  # type: ignore[arg-type]
+    "load_pruned without a path": (lambda _: load_pruned(None), f"{PATH}, but got NoneType"),  # type: ignore[arg-type]
+    "load_pruned of a model": (lambda m: load_pruned(m), f"{PATH}, but got VisionTransformer"),  # type: ignore[arg-type]
+    "update_optimizer without one": (lambda _: update_optimizer(None, Applied()), "a torch optimizer, but got None"),  # type: ignore[arg-type]
+    "update_optimizer of several": (lambda _: update_optimizer([SGD], Applied()), "a torch optimizer, but got list"),  # type: ignore[arg-type]
+    "update_optimizer with a plan": (lambda _: update_optimizer(SGD, Plan()), "what apply_plan returned, but got Plan"),  # type: ignore[arg-type]
+    "measure without a model": (lambda _: measure(None, BATCHES[0]), f"{NETWORK}, but got NoneType"),  # type: ignore[arg-type]
+    "measure without a batch": (lambda m: measure(m, None), "each batch to be a tensor, .* but got NoneType"),
+    "measure with repeats in words": (lambda m: measure(m, BATCHES[0], repeats="3"), "repeats to be a whole .* '3'"),  # type: ignore[arg-type]
+    "measure a negative number of times": (lambda m: measure(m, BATCHES[0], repeats=-3), "repeats to be .* got -3"),
+    "reconstruct without a plan": (lambda m: reconstruct(m, m, None, BATCHES), f"{PLAN}, but got NoneType"),  # type: ignore[arg-type]
+    "reconstruct with one batch": (lambda m: reconstruct(m, m, Plan(), BATCHES[0]), f"{ITERABLE} .* one Tensor"),
+    "recalibrate_batchnorm without a model": (lambda _: recalibrate_batchnorm(None, BATCHES), f"{NETWORK}, but got"),  # type: ignore[arg-type]
+    "recalibrate_batchnorm with one batch": (lambda m: recalibrate_batchnorm(m, BATCHES[0]), f"{ITERABLE} .* one Tens"),
+    "plan_adapters without settings": (lambda m: plan_adapters(m, None), "LoraSettings, but got NoneType"),  # type: ignore[arg-type]
+    "plan_adapters of a mapping": (lambda m: plan_adapters(m, {"rank": 2}), "LoraSettings, but got dict"),  # type: ignore[arg-type]
+    "inject_adapters of settings": (lambda m: inject_adapters(m, SETTINGS), "Adapters, but got LoraSettings"),  # type: ignore[arg-type]
+    "merge_adapters without any": (lambda m: merge_adapters(m, None), "Adapters, but got NoneType"),  # type: ignore[arg-type]
+    "find_units without a model": (lambda _: find_units(None), f"{NETWORK}, but got NoneType"),  # type: ignore[arg-type]
+    "find_groups without a model": (lambda _: find_groups(None, BATCHES[0]), f"{NETWORK}, but got NoneType"),  # type: ignore[arg-type]
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return build("timm")
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_is_explained_and_changes_nothing(slip: str, model: nn.Module) -> None:
+    call, message = SLIPS[slip]
+    with unchanged(model), pytest.raises((TypeError, ValueError), match=rf"^Expected (argument )?{message}"):
+        call(model)
