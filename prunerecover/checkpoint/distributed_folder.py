@@ -57,8 +57,9 @@ def read_weights_of(path: Path) -> dict[str, Tensor]:
     Raises:
         ValueError: If it cannot be read, or its index names anything but tensors in files of the folder.
     """
-    from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     try:
         index = _index(path / INDEX)
@@ -66,11 +67,11 @@ def read_weights_of(path: Path) -> dict[str, Tensor]:
         state = {
             name: torch.empty(entry.size, dtype=entry.properties.dtype)
             for name, entry in index.state_dict_metadata.items()
-            if name.startswith(prefix) and hasattr(entry, "properties")
+            if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
         }
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads all shards
-            dcp.load(state, storage_reader=_reader(path, index), no_dist=True)
+            load(state, storage_reader=_reader(path, index), no_dist=True)
     except (Exception, CheckpointException) as error:  # whatever a broken pickle leads to, and that is no Exception
         raise ValueError(
             f"Expected a distributed checkpoint in {path}, but it cannot be read ({type(error).__name__}: "
@@ -116,7 +117,7 @@ def _index(path: Path) -> Metadata:
 
 
 def _reader(path: Path, index: Metadata) -> Any:
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     class Reader(FileSystemReader):
         """Reads shards by an index that was checked."""

@@ -236,7 +236,7 @@ def _prune_and_fill(
         if adapters is not None:
             inject_adapters(network, adapters)
         check_fit(network, weights.tensors, str(path))
-    except ValueError:
+    except BaseException:
         if adapters is not None and has_adapters(network):
             merge_adapters(network, adapters, structure_only=True)
         undo(network, applied.journal)
@@ -254,8 +254,14 @@ def _load_module(cls: Any, file: LightningFile) -> nn.Module:
             _prune_and_fill(network, plan, Weights(file.weights_of(target)), file.path, adapters)
         replayed.append(module)
 
-    with before_loading(cls, file, replay):
-        module: nn.Module = cls.load_from_checkpoint(as_file(file.path), map_location="cpu", weights_only=True)
+    try:
+        with before_loading(cls, file, replay):
+            module: nn.Module = cls.load_from_checkpoint(as_file(file.path), map_location="cpu", weights_only=True)
+    except (LookupError, AttributeError, ArithmeticError, RuntimeError, TypeError, AssertionError) as error:
+        raise ValueError(
+            f"Expected {cls.__name__} to be built from the hyperparameters in {file.path} and to take the weights, but "
+            f"it failed ({type(error).__name__}: {error}). Is it the class that the checkpoint was saved with?"
+        ) from error
     if file.networks and module not in replayed:
         raise ValueError(
             f"Expected {cls.__name__} to load the weights of {', '.join(file.networks)} that are in {file.path}, but "
