@@ -6,6 +6,7 @@ It stands above surgery, which knows edits alone, and above planning, which know
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -23,7 +24,7 @@ from prunerecover.surgery.apply_edits import Applied, apply_and_check, apply_edi
 from prunerecover.width.compensation import fit_compensation
 
 
-def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Applied:
+def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None = None) -> Applied:
     """Change the model in place as the plan says.
 
     Two linears whose activation has gone go on as two, which train better, and save nothing until `merge(model)` makes
@@ -32,7 +33,7 @@ def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Ap
 
     Args:
         model: The model the plan was made for, at any dtype and on any device, wrapped or not.
-        plan: The plan; one without edits changes nothing.
+        plan: The plan, or the path of its file; one without edits changes nothing.
         refit: Calibration batches to fit replacements anew, for a model with other weights than the plan's.
 
     Returns:
@@ -40,9 +41,12 @@ def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Ap
 
     Raises:
         TypeError: If an argument is of another type.
-        ValueError: If the plan is for another model, its fitted tensors are missing or were fitted to other weights.
+        ValueError: If the plan is for another model, its fitted tensors are missing or were fitted to other weights, or
+            its file is no plan.
+        FileNotFoundError: If there is no such file.
     """
     model = unwrap(model)
+    plan = Plan.load(plan) if isinstance(plan, str | Path) else plan
     check_plan(plan)
     if not plan.edits:
         return Applied()

@@ -132,8 +132,15 @@ class LedgerRecord(_Record):
                 f"Expected a checkpoint with a ledger of schema {SCHEMA}, but {f'{path} has' if path else 'got'} "
                 f"{schema}. It was saved by another version of prunerecover; install that version or newer."
             )
-        plans = {target: Plan.from_dict(plan) for target, plan in data.get("plans", {}).items()}
-        adapters = {target: Adapters.from_dict(found) for target, found in data.get("adapters", {}).items()}
+        held = {name: data.get(name, {}) for name in ("plans", "adapters")}
+        odd = [name for name, value in held.items() if not isinstance(value, Mapping)]
+        if odd:
+            raise ValueError(
+                f"Expected {odd[0]} by path of their network in a ledger, but got {type(held[odd[0]]).__name__}. Was "
+                "the checkpoint edited?"
+            )
+        plans = {target: Plan.from_dict(plan) for target, plan in held["plans"].items()}
+        adapters = {target: Adapters.from_dict(found) for target, found in held["adapters"].items()}
         try:
             return cls.model_validate({**data, "plans": plans, "adapters": adapters})
         except ValidationError as error:

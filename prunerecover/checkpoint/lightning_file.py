@@ -8,6 +8,7 @@ are read without executing anything in them.
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -72,7 +73,14 @@ class LightningFile:
     def weights_of(self, target: str) -> dict[str, Tensor]:
         """Return the weights of the network at `target`, by their names in it."""
         prefix = _prefix(target)
-        return {n.removeprefix(prefix): value for n, value in self.weights.items() if n.startswith(prefix)}
+        own = {n.removeprefix(prefix): value for n, value in self.weights.items() if n.startswith(prefix)}
+        odd = [name for name, value in own.items() if not isinstance(value, Tensor)]
+        if odd:
+            raise ValueError(
+                f"Expected tensors as the weights of '{target}' in {self.path}, but '{odd[0]}' is "
+                f"{type(own[odd[0]]).__name__}. Was the checkpoint edited?"
+            )
+        return own
 
     def beside(self, target: str) -> list[str]:
         """Return the names of the weights that do not belong to the network at `target`."""
@@ -82,7 +90,7 @@ class LightningFile:
         """Whether another state dict has the same names and shapes in all networks that were changed."""
         prefixes = tuple(map(_prefix, self.networks))
         mine, theirs = (
-            {name: value.shape for name, value in state.items() if name.startswith(prefixes)}
+            {name: getattr(value, "shape", None) for name, value in state.items() if name.startswith(prefixes)}
             for state in (self.weights, weights)
         )
         return mine == theirs
@@ -100,6 +108,11 @@ def read_checkpoint(path: Path) -> LightningFile:
         raise ValueError(
             f"Expected a Lightning checkpoint or a folder of save_pruned, but {path} holds no 'state_dict'. "
             "Weights alone do not tell a pruned structure: apply the plan to the model, then load them."
+        )
+    odd = [name for name in checkpoint["state_dict"] if not isinstance(name, str)]
+    if odd:
+        raise ValueError(
+            f"Expected weights by name in the 'state_dict' of {path}, but got one by {odd[0]!r:.60}. Was it edited?"
         )
     if KEY not in checkpoint:
         raise ValueError(
@@ -168,10 +181,11 @@ def _load_folder(path: Path) -> Any:
 
 def _load(path: Path) -> Any:
     try:
+        _check_sums(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         pass  # no plain data, or no file of torch.save at all
-    except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
+    except Exception as error:  # whatever a broken pickle leads to
         raise ValueError(_unreadable(path, error)) from None
     try:
         return read_without_executing(path)
@@ -179,8 +193,18 @@ def _load(path: Path) -> Any:
         raise ValueError(_unreadable(path, error)) from None
 
 
+def _check_sums(path: Path) -> None:
+    """Raise RuntimeError if a checksum in the file is wrong: PyTorch writes them, and does not look at them."""
+    if torch.serialization.get_crc32_options() and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+        if broken is not None:
+            raise RuntimeError(f"{broken} has another checksum")
+
+
 def _unreadable(path: Path, error: Exception) -> str:
+    what = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
     return (
-        f"Expected a Lightning checkpoint or a folder of save_pruned, but {path} cannot be read as one "
-        f"({type(error).__name__}). Is the file cut off? Copy it again, or name the folder of save_pruned."
+        f"Expected a Lightning checkpoint or a folder of save_pruned, but {path} cannot be read as one ({what}). "
+        "Is the file cut off? Copy it again, or name the folder of save_pruned."
     )

@@ -39,8 +39,14 @@ def load_class(cls: Any, file: LightningFile) -> nn.Module:
 
     networks = _rebuilt(cls, file)
     source: Any = io.BytesIO(_plain_part(file)) if file.foreign else as_file(file.path)
-    with before_loading(cls, file, replay):
-        module: nn.Module = cls.load_from_checkpoint(source, map_location="cpu", weights_only=True, **networks)
+    try:
+        with before_loading(cls, file, replay):
+            module: nn.Module = cls.load_from_checkpoint(source, map_location="cpu", weights_only=True, **networks)
+    except (LookupError, AttributeError, ArithmeticError, RuntimeError, TypeError, AssertionError) as error:
+        raise ValueError(
+            f"Expected {cls.__name__} to be built from the hyperparameters in {file.path} and to take the weights, but "
+            f"it failed ({type(error).__name__}: {error}). Is it the class that the checkpoint was saved with?"
+        ) from error
     if file.networks and module not in replayed:
         raise ValueError(
             f"Expected {cls.__name__} to load the weights of {', '.join(file.networks)} that are in {file.path}, but "

@@ -66,7 +66,7 @@ def prune_and_fill(
     applied = apply_and_check(network, plan.edits, None, end_of(plan), f" in {path}")
     try:
         _fill_pruned(network, weights, path, adapters)
-    except ValueError:
+    except BaseException:
         undo(network, applied.journal)
         raise
 
@@ -77,7 +77,7 @@ def _fill_pruned(network: nn.Module, weights: Weights, path: Path, adapters: Ada
         inject_adapters(network, adapters)
     try:
         check_fit(network, weights.tensors, str(path))
-    except ValueError:
+    except BaseException:
         if adapters is not None and injected:
             merge_adapters(network, adapters, structure_only=True)
         raise

@@ -79,7 +79,8 @@ def read_weights(path: Path) -> Weights:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         aliases, tables = (json.loads(metadata.get(key, "{}")) for key in (ALIASES, TABLES))
         tensors |= {name: tensors[leader] for name, leader in aliases.items()}
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        tables = {str(name): str(dtype) for name, dtype in tables.items()}
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"Expected weights in safetensors at {path}, but they cannot be read: {error}. Is the file cut off? "
             "Copy it again."
@@ -101,13 +102,15 @@ def check_fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> No
             f"Expected a model whose buffers are in memory, but got {_some(empty)} on the meta device, and no file "
             "holds them. Build it under accelerate.init_empty_weights(include_buffers=False), or on the CPU."
         )
-    expected = {name: tuple(v.shape) for name, v in model.state_dict().items() if isinstance(v, Tensor)}
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    expected = {name: tuple(value.shape) for name, value in own.items()}
     found = {name: tuple(value.shape) for name, value in weights.items()}
     shapes = (f"{n} {found[n]} instead of {expected[n]}" for n in expected if found.get(n, expected[n]) != expected[n])
     differences = {
         "lacks": [name for name in expected if name not in found],
         "has besides": [name for name in found if name not in expected],
         "has other shapes": list(shapes),
+        "has other kinds of numbers": [n for n, v in own.items() if n in weights and _kind(weights[n]) != _kind(v)],
     }
     problems = "; ".join(f"{verb} {_some(names)}" for verb, names in differences.items() if names)
     if problems:
@@ -178,6 +181,10 @@ def _alone(value: Tensor) -> Tensor:
     """The tensor on the CPU in memory of its own, as safetensors wants it."""
     value = value.detach().cpu().contiguous()
     return value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
+
+
+def _kind(value: Tensor) -> tuple[bool, bool, bool]:
+    return value.is_floating_point(), value.is_complex(), value.dtype == torch.bool
 
 
 def _some(names: list[str]) -> str:

@@ -49,6 +49,8 @@ ARGUMENTS = frozenset(
     | {"pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate"}
 )
 ATTENTIONS = ("eager", "sdpa")
+COUNTS = ("depth", "layer", "block", "expert")  # in names of numbers that say how many modules there are
+MOST_MODULES, LARGEST_NUMBER = 2**12, 2**31
 # What a transformers config may name that is not in the config: code and weights to fetch.
 REACHING_OUT = ("attn_implementation", "experts_implementation", "auto_map", "backbone", "use_pretrained_backbone")
 INITIALISING = frozenset({"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"})
@@ -92,6 +94,7 @@ def build(constructor: dict[str, Any]) -> nn.Module:
             f"Expected a constructor of timm or transformers, but got {sorted(constructor)}. "
             "Build the dense model yourself and pass it: load_pruned(path, model)."
         )
+    _check_counts(constructor)
     make = _timm_call(constructor) if "timm" in constructor else _transformers_call(constructor)
     try:
         return _on_meta(make)
@@ -128,6 +131,24 @@ def _on_meta(make: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
+def _check_counts(data: Any, name: str = "") -> None:
+    """Refuse numbers with which building would never end, or fill the memory."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            _check_counts(value, str(key))
+    elif isinstance(data, list | tuple):
+        for value in data:
+            _check_counts(value, name)
+    elif isinstance(data, int):
+        counts = any(word in name for word in COUNTS) and not name.endswith(("size", "dim"))
+        most = MOST_MODULES if counts else LARGEST_NUMBER
+        if abs(data) > most:
+            raise ValueError(
+                f"Expected a constructor of a network that can be built, but got {name}={data!r:.40} (at most {most}). "
+                "Was the plan edited? If not, build the dense model yourself and pass it: load_pruned(path, model)."
+            )
+
+
 class _NoInitialisation(TorchFunctionMode):
     """Skip drawing values for parameters on the meta device: it has no result there, and takes most of the time."""
 
@@ -148,7 +169,7 @@ def _timm_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
             f"Expected the name of a model of timm {timm.__version__}, but got {name!r}. Is timm too old, or was the "
             "module that registers it not imported yet?"
         )
-    odd = sorted(key for key, value in kwargs.items() if key not in ARGUMENTS or not _is_plain(value))
+    odd = sorted(str(key) for key, value in kwargs.items() if key not in ARGUMENTS or not _is_plain(value))
     if odd:
         raise ValueError(
             f"Expected only arguments that shape '{name}', as numbers and words, but got {', '.join(odd)}. "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from prunerecover.plan.edits import Edit, Narrow, Remove, Replace
+from prunerecover.plan.edits import Edit, Narrow, Remove, Replace, number_of_block
 
 LISTED = 8  # units of one group; beyond, they are counted
 
@@ -84,7 +84,9 @@ class DenseNames:
         for container, numbers in self.taken.items():
             if name.startswith(container + "."):
                 number, *rest = name.removeprefix(container + ".").split(".")
-                index = int(number)
+                index = number_of_block(number)
+                if index is None:  # a plan edited by hand, which surgery will refuse
+                    return name
                 for gone in numbers:
                     index += gone <= index
                 return ".".join([container, str(index), *rest])

@@ -5,6 +5,7 @@ Edits are sequential: each names things as they are just before it.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
@@ -14,9 +15,22 @@ from prunerecover.plan.kinds import WidthKind
 
 LEAVES = {"activation": ("identity", "slope_bias", "affine"), "branch": ("identity", "affine", "constant")}
 
+PARAMETERS = {"identity": (), "slope_bias": ("slope", "bias"), "affine": ("weight", "bias"), "constant": ("bias",)}
+MOST_UNITS = 2**20  # of one group; lists of the units that go are made before a model is at hand
+
 
 class _Edit(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+def number_of_block(path: str) -> int | None:
+    """Return the number at the end of a path.
+
+    >>> number_of_block("blocks.3"), number_of_block("blocks.x")
+    (3, None)
+    """
+    found = re.fullmatch(r"(?:.*\.)?([0-9]{1,9})", path)
+    return None if found is None else int(found[1])
 
 
 class Remove(_Edit):
@@ -26,6 +40,12 @@ class Remove(_Edit):
     unit: str
     kind: Literal["block", "attention", "mlp"]
     leaves: Literal["zero"] = "zero"
+
+    @model_validator(mode="after")
+    def _blocks_have_numbers(self) -> Remove:
+        if self.kind == "block" and number_of_block(self.unit) is None:
+            raise ValueError(f"Expected the path of a block to end in its number, but got '{self.unit}'.")
+        return self
 
 
 class Replace(_Edit):
@@ -48,6 +68,12 @@ class Replace(_Edit):
         if self.leaves not in allowed:
             raise ValueError(
                 f"Expected a removed {self.kind} to leave one of {', '.join(allowed)}, but got {self.leaves}."
+            )
+        named = sorted(key.rpartition(".")[2] for key in self.tensors)
+        if named and named != sorted(PARAMETERS[self.leaves]):
+            raise ValueError(
+                f"Expected keys of the fitted {', '.join(PARAMETERS[self.leaves]) or 'nothing'} of '{self.unit}', but "
+                f"got {', '.join(self.tensors)}."
             )
         return self
 
@@ -92,7 +118,7 @@ class Narrow(_Edit):
     op: Literal["narrow"] = "narrow"
     unit: str
     kind: WidthKind
-    of: int
+    of: int = Field(le=MOST_UNITS)
     keep: tuple[int, ...]
     group: tuple[Slice, ...]
     settings: tuple[Setting, ...] = ()

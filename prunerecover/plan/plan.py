@@ -6,6 +6,7 @@ beside it, whose sha256 the JSON holds. Nothing from either file is executed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,10 @@ def _shift(plan: Plan, offset: int) -> tuple[tuple[Edit, ...], dict[str, Tensor]
 
     def new_key(key: str) -> str:
         number, _, name = key.partition(".")
+        if re.fullmatch("e[0-9]{1,9}", number) is None:
+            raise ValueError(
+                f"Expected keys of fitted tensors like 'e0.{name or 'bias'}', but got '{key}'. Was the plan edited?"
+            )
         return f"e{int(number[1:]) + offset}.{name}"
 
     edits = tuple(

@@ -66,7 +66,7 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
         if edits:
             context.journal.check_saving(model)
         for edit in edits:
-            execute(edit, context)
+            _execute(edit, context)
         renumber(model)
         narrowed = {edit.kind for edit in edits if isinstance(edit, Narrow)}
         if "expert" in narrowed:
@@ -85,6 +85,18 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
     origins = {p: context.origin_of(p) for p, _ in added.values()}
     cuts = {p: (old, how) for p, (old, how) in origins.items() if old in gone}
     return Applied(removed, added, context.journal, cuts)
+
+
+def _execute(edit: Edit, context: EditContext) -> None:
+    """Apply one edit; what goes wrong because it names something of another form is said to be the plan's fault."""
+    try:
+        execute(edit, context)
+    except (LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError, StopIteration) as error:
+        raise ValueError(
+            f"Expected an edit that fits this {type(context.model).__name__}, but {edit.op} of "
+            f"'{getattr(edit, 'unit', getattr(edit, 'into', 'config'))}' failed ({type(error).__name__}: "
+            f"{str(error)[:200]}). Was the plan made for another model, or edited?"
+        ) from error
 
 
 def apply_and_check(

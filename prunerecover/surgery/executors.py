@@ -134,6 +134,12 @@ def _(edit: Rewrite, context: EditContext) -> None:
             f"Expected '{edit.unit}' to be a shortcut without parameters, but this {type(shortcut).__name__} holds "
             f"{', '.join(held[:3])}. Was the plan applied before, or made for another model?"
         )
+    widest = max((p.shape[0] for p in context.model.parameters() if p.ndim), default=0)
+    if edit.out_channels > widest:
+        raise ValueError(
+            f"Expected '{edit.unit}' to have at most the {widest} channels of this model's layers, but the plan says "
+            f"{edit.out_channels}. Was it made for another model, or edited?"
+        )
     like = next((p for p in context.model.parameters() if p.is_floating_point()), torch.empty(0))
     new = ChannelMap(edit.in_channels, edit.out_channels, edit.stride, edit.first, like.device, like.dtype)
     context.replace_module(edit.unit, new)

@@ -80,10 +80,23 @@ def apply_config(model: nn.Module, edits: dict[str, Any]) -> dict[str, Any]:
             "no such attribute. Was the plan made for another model?"
         )
     before = {name: getattr(config, name) for name in edits}
+    odd = [n for n, value in edits.items() if n.startswith("_") or not _alike(value, before[n])]
+    if odd:
+        raise ValueError(
+            f"Expected '{odd[0]}' of the {type(config).__name__} to stay what it is ({before[odd[0]]!r:.60}), but the "
+            f"plan sets it to {edits[odd[0]]!r:.60}. Was the plan edited?"
+        )
     for holder in _same_kind(model, config):
         for name, value in edits.items():
             setattr(holder, name, list(value) if isinstance(value, list | tuple) else value)
     return before
+
+
+def _alike(new: Any, old: Any) -> bool:
+    """Whether a value is of the form of another: a number or a word, or a list of such."""
+    if isinstance(old, list | tuple):
+        return isinstance(new, list | tuple) and all(any(_alike(n, o) for o in old) for n in new)
+    return type(new) is type(old) and isinstance(new, bool | int | float | str)
 
 
 def renumber(model: nn.Module) -> None:

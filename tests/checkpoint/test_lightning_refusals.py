@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases.files.lightning_files import Classifier, rewrite, save
 from cases.models.tiny import tiny_timm
+from cases.tiny_plans import assert_same, structure
 from torch import nn
 
 from prunerecover import Plan, load_pruned, save_pruned
@@ -61,7 +62,8 @@ def test_weights_that_do_not_fit(model: type[nn.Module] | None, file: Path) -> N
 
 def test_what_lies_beside_the_network_must_fit_too(file: Path) -> None:
     rewrite(file, lambda c: c["state_dict"].pop("beside.weight"))
-    with pytest.raises(RuntimeError, match="Missing key.*beside.weight"):
+    message = r"(?s)Expected Classifier to be built from .* it failed \(RuntimeError: .*Missing key.*beside.weight"
+    with pytest.raises(ValueError, match=message):
         load_pruned(file, Classifier)
 
 
@@ -89,3 +91,39 @@ def test_an_instance_for_a_folder(tmp_path: Path) -> None:
     save_pruned(tiny_timm(), Plan(), tmp_path / "pruned")
     with pytest.raises(TypeError, match="Expected the network inside Classifier for a folder, which holds only the"):
         load_pruned(tmp_path / "pruned", Classifier())
+
+
+def test_a_file_with_one_bit_turned_in_its_weights(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    weight = torch.load(file, weights_only=True)["state_dict"]["net.head.weight"].numpy().tobytes()
+    content[content.index(weight) + 5] ^= 64
+    file.write_bytes(content)
+    dense = tiny_timm()
+    before = structure(dense)
+    with pytest.raises(ValueError, match=r"cannot be read as one \(RuntimeError: .* has another checksum\)"):
+        load_pruned(file, dense)
+    assert_same(dense, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["state_dict"].update({3: torch.ones(1)}), "Expected weights by name in the 'state_dict' .* by 3"),
+        (lambda c: c["state_dict"].update({"net.head.weight": 3}), "Expected tensors as the weights of 'net' .* int"),
+        (
+            lambda c: c["state_dict"].update({"net.head.bias": torch.ones(5, dtype=torch.int64)}),
+            "has other kinds of numbers head.bias",
+        ),
+        (lambda c: c[KEY].update(plans=[1]), "Expected plans by path of their network in a ledger, but got list"),
+        (lambda c: c[KEY].update(adapters=3), "Expected adapters by path of their network in a ledger, but got int"),
+        (
+            lambda c: c[KEY]["plans"]["net"]["source"]["constructor"]["kwargs"].update({"depth": 10**9}),
+            "Expected a constructor of a network that can be built, but got depth=1000000000",
+        ),
+    ],
+    ids=["name", "value", "integers", "plans", "adapters", "depth"],
+)
+def test_entries_of_another_form(change: Any, message: str, file: Path) -> None:
+    rewrite(file, change)
+    with pytest.raises(ValueError, match=message):
+        load_pruned(file)

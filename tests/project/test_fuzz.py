@@ -1,0 +1,76 @@
+"""Broken files end well: a seeded sample of what `benchmarks.end_to_end.fuzz` opens."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from pathlib import Path
+from random import Random
+from types import ModuleType
+
+import pytest
+import torch
+from cases.paths import ROOT
+
+SAMPLE = range(0, 1000, 17)
+
+
+@pytest.fixture
+def fuzz(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.end_to_end.fuzz")
+
+
+def test_a_sample_of_broken_files_ends_well(fuzz: ModuleType) -> None:
+    found = fuzz.run(SAMPLE)
+    assert len(found) == len(SAMPLE)
+    assert not [each for each in found if each.outcome not in fuzz.GOOD]
+    assert {each.outcome for each in found} >= {"the same", "a clear error"}
+    page = fuzz.markdown(found, 0, {"torch": torch.__version__})
+    assert f"{len(SAMPLE)} of {len(SAMPLE)} end well" in page
+
+
+def test_what_goes_wrong_is_found(fuzz: ModuleType, tmp_path: Path) -> None:
+    """A loader that looks at nothing, one that fails from deep inside, and one that writes and executes."""
+    subject = next(s for s in fuzz.make_subjects(tmp_path / "whole") if s.name == "folder, alone")
+    wanted = fuzz.logits(subject.opened(subject.files, None))
+
+    dense = importlib.import_module("benchmarks.end_to_end.subjects").vit
+
+    def judged(opened, said="flip in model.safetensors"):
+        broken = fuzz.Subject(subject.name, opened, dense, subject.mutations, subject.files)
+        return fuzz.judge(broken, subject.files, said, wanted, set())[0]
+
+    def fails(folder, model):
+        return {}["edits"]
+
+    def changes(folder, model):
+        model.head = torch.nn.Identity()
+        raise ValueError("Expected a plan.")
+
+    def writes(folder, model):
+        (folder / "x").touch()
+        raise ValueError("Expected a plan.")
+
+    def unclear(folder, model):
+        raise ValueError("invalid literal")
+
+    assert judged(lambda folder, model: model) == "another network"
+    assert judged(lambda folder, model: subject.opened(folder, None)) == "the same"
+    assert judged(fails) == "another error"
+    assert judged(changes) == "an error, and a changed model"
+    assert judged(writes) == "files written"
+    assert judged(unclear) == "an unclear error"
+
+
+def test_the_payload_would_execute(fuzz: ModuleType, tmp_path: Path) -> None:
+    """Without our reader the pickle does what it says: the benchmark would see it."""
+    (tmp_path / "files").mkdir()
+    path = tmp_path / "files" / "plan.json"
+    path.write_text("{}")
+    draw = Random(0)
+    while "payload" not in (said := fuzz.mutations.mutate_bytes(path, draw)):
+        path.write_text("{}")
+    assert said == "payload in plan.json"
+    pickle.loads(path.read_bytes())
+    assert (tmp_path / "executed").is_dir()
