@@ -94,6 +94,11 @@ def build(constructor: dict[str, Any]) -> nn.Module:
             f"Expected a constructor of timm or transformers, but got {sorted(constructor)}. "
             "Build the dense model yourself and pass it: load_pruned(path, model)."
         )
+    if not isinstance(constructor.get("kwargs") or {}, dict):
+        raise ValueError(
+            f"Expected the arguments of a constructor by name, but got {str(constructor['kwargs'])[:60]}. Was the plan "
+            "edited? Build the dense model yourself and pass it: load_pruned(path, model)."
+        )
     _check_counts(constructor)
     make = _timm_call(constructor) if "timm" in constructor else _transformers_call(constructor)
     try:

@@ -94,8 +94,9 @@ class DenseNames:
 
     def remove_block(self, block: str) -> None:
         """Note that a block of the dense model is gone: those behind it move up."""
-        container, _, number = block.rpartition(".")
-        self.taken[container] = sorted([*self.taken.get(container, []), int(number)])
+        container, number = block.rpartition(".")[0], number_of_block(block)
+        if number is not None:  # else surgery will refuse
+            self.taken[container] = sorted([*self.taken.get(container, []), number])
 
     def narrowed(self, edit: Narrow) -> Iterator[str]:
         """Yield the dense model's names of the units that an edit takes out, and note that they are gone."""

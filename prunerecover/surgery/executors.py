@@ -18,7 +18,7 @@ from prunerecover.model.hooks import carry_hooks
 from prunerecover.model.linears import check_plain, linear_shape, without_affine
 from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import Affine, ChannelMap, Constant, Nothing, PassThrough, SlopeBias
-from prunerecover.plan.edits import Config, Merge, Narrow, Remove, Replace, Rewrite
+from prunerecover.plan.edits import PARAMETERS, Config, Merge, Narrow, Remove, Replace, Rewrite, number_of_block
 from prunerecover.surgery.folding import merged_linear
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.narrowing import Cuts, narrow
@@ -148,15 +148,15 @@ def _(edit: Rewrite, context: EditContext) -> None:
 def _remove_block(context: EditContext, unit: str) -> None:
     layout = describe(context.model)
     depth = len(layout.blocks)
-    prefix, _, number = unit.rpartition(".")
-    if prefix != layout.container or not number.isdigit() or int(number) >= depth:
+    prefix, number = unit.rpartition(".")[0], number_of_block(unit)
+    if prefix != layout.container or number is None or number >= depth:
         raise ValueError(
             f"Plan removes block '{unit}' but the model has {depth} blocks ({layout.container}.0-{depth - 1}). "
             "Was it made for another depth?"
         )
     if depth == 1:
         raise ValueError(f"Plan removes '{unit}', the last block of the model. Keep at least one.")
-    context.journal.remove_block(context.model, layout.container, int(number))
+    context.journal.remove_block(context.model, layout.container, number)
 
 
 def _branch(model: nn.Module, unit: str, kind: str) -> Branch:
@@ -238,6 +238,12 @@ def _compensation(context: EditContext, edit: Narrow) -> dict[str, Tensor]:
 def _values(context: EditContext, edit: Replace) -> dict[str, Tensor]:
     if context.tensors is None:
         return {}
+    named = sorted(key.rpartition(".")[2] for key in edit.tensors)
+    if named and named != sorted(PARAMETERS[edit.leaves]):
+        raise ValueError(
+            f"Expected keys of the fitted {', '.join(PARAMETERS[edit.leaves])} of '{edit.unit}', but got "
+            f"{', '.join(edit.tensors)}. Was the plan edited?"
+        )
     return {key.rpartition(".")[2]: context.tensors[key] for key in edit.tensors}
 
 

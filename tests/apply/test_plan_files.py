@@ -57,13 +57,19 @@ def refused(model: nn.Module, plan: Plan, message: str) -> None:
             Rewrite(unit="pos_drop", in_channels=1, out_channels=10**9),
             "to have at most the .* channels of this model's",
         ),
+        (Remove(unit="blocks.x", kind="block"), "Plan removes block 'blocks.x' but the model has"),
+        (
+            Replace(unit="blocks.2.attn", kind="attention", leaves="affine", tensors=("e0.weight",)),
+            "Expected keys of the fitted weight, bias of 'blocks.2.attn', but got e0.weight",
+        ),
         (Remove(unit="blocks.99", kind="block"), "Plan removes block 'blocks.99' but the model has"),
     ],
 )
 def test_edits_that_fit_nothing(edit: Any, message: str) -> None:
     model = tiny_timm()
     plan = tiny_plan(model, (1, "attention", "zero"))
-    refused(model, plan.model_copy(update={"edits": (*plan.edits, edit)}), message)
+    tensors = {"e0.weight": torch.eye(4)}
+    refused(model, plan.model_copy(update={"edits": (*plan.edits, edit)}).with_tensors(tensors), message)
 
 
 @pytest.mark.parametrize("entries", [{"num_hidden_layers": "3"}, {"_name_or_path": "x"}, {"head_dim": [3]}])
@@ -77,15 +83,7 @@ def test_config_entries_of_another_form(entries: dict[str, Any]) -> None:
 
 NARROW = {"op": "narrow", "unit": "x", "kind": "head", "keep": [0], "group": []}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no number of a block": (
-        {"op": "remove", "unit": "blocks.x", "kind": "block"},
-        "path of a block to end in its num",
-    ),
     "units without end": ({**NARROW, "of": 10**12}, "less than or equal to 1048576"),
-    "tensors that are missing": (
-        {"op": "replace", "unit": "a", "kind": "attention", "leaves": "affine", "tensors": ["e0.weight"]},
-        "Expected keys of the fitted weight, bias of 'a', but got e0.weight",
-    ),
     "words for numbers": ({**NARROW, "of": "many"}, "should be a valid integer"),
 }
 

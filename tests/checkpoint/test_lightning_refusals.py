@@ -120,8 +120,12 @@ def test_a_file_with_one_bit_turned_in_its_weights(file: Path) -> None:
             lambda c: c[KEY]["plans"]["net"]["source"]["constructor"]["kwargs"].update({"depth": 10**9}),
             "Expected a constructor of a network that can be built, but got depth=1000000000",
         ),
+        (
+            lambda c: c[KEY]["plans"]["net"]["source"]["constructor"].update(kwargs=1.5),
+            "Expected the arguments of a constructor by name, but got 1.5",
+        ),
     ],
-    ids=["name", "value", "integers", "plans", "adapters", "depth"],
+    ids=["name", "value", "integers", "plans", "adapters", "depth", "kwargs"],
 )
 def test_entries_of_another_form(change: Any, message: str, file: Path) -> None:
     rewrite(file, change)
