@@ -92,7 +92,6 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
         "tolerance as a number, but got '0.3'",
     ),
     "apply_plan without a plan": (lambda m: apply_plan(m, None), f"{PLAN}, but got NoneType"),  # type: ignore[arg-type]
-    "apply_plan of a path": (lambda m: apply_plan(m, "plan.json"), rf"{PLAN}, but got str.*Plan.load\(path\)"),  # type: ignore[arg-type]
     "apply_plan of a mapping": (lambda m: apply_plan(m, Plan().to_dict()), f"{PLAN}, but got dict"),  # type: ignore[arg-type]
     "apply_plan the other way round": (lambda m: apply_plan(Plan(), m), f"{NETWORK}, but got Plan"),  # type: ignore[arg-type]
     "apply_plan with refit=True": (lambda m: apply_plan(m, depth(m), refit=True), f"{ITERABLE} .* but got bool"),  # type: ignore[arg-type]
