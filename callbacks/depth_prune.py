@@ -46,7 +46,7 @@ class DepthPrune(PruningCallback):
             module's training step returns.
         replace: See `plan_depth`.
         search: See `plan_depth`.
-        schedule: When; also as a dict of `PruneSchedule`'s arguments.
+        schedule: When; also the epoch to start at, or a dict of `PruneSchedule`'s arguments.
         calibration: Number of training samples to calibrate on.
         merge: "copy" saves a merged copy in `pruned/` beside the checkpoints at the end of the fit; "at_surgery" merges
             the live network; "never" does neither.
@@ -68,7 +68,7 @@ class DepthPrune(PruningCallback):
         loss: Callable[[nn.Module, Any], Tensor] | None = None,
         replace: str = "calibrated",
         search: str | None = None,
-        schedule: PruneSchedule | dict[str, Any] | None = None,
+        schedule: PruneSchedule | int | dict[str, Any] | None = None,
         calibration: int = 192,
         merge: Literal["copy", "at_surgery", "never"] = "copy",
         ignore: Sequence[str] = (),

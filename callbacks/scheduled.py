@@ -49,7 +49,7 @@ class ScheduledCallback(LedgerCallback):
         *,
         plan: str | Path | Plan | None,
         target: str | None,
-        schedule: PruneSchedule | dict[str, Any] | None,
+        schedule: PruneSchedule | int | dict[str, Any] | None,
         calibration: int,
         merge: Literal["copy", "at_surgery", "never"],
         seed: int,
