@@ -105,8 +105,8 @@ class WidthPrune(PruningCallback):
             check_alone(WidthPrune, {**planning, "loss": loss, "labels": labels})
         self.config = WidthConfig(**planning, loss=loss, labels=labels, seed=seed)
         if plan is None:
-            self.config.check_budget(budget, self.config.kinds)
             _check_units(budget)
+            self.config.check_budget(budget, self.config.kinds)
         super().__init__(
             budget,
             plan=plan,
@@ -233,7 +233,8 @@ def _check_units(budget: Budget | None) -> None:
     if budget is not None and budget.in_units and budget.kinds(()) != ("expert",):
         raise ValueError(
             f"Expected WidthPrune's budget in a share of cost or in experts, but got {budget.to_dict()}. For example "
-            "Budget(macs=0.3); for other units, make a plan with plan_width and pass WidthPrune(plan=...)."
+            "Budget(macs=0.3); blocks, attentions, MLPs and activations go with DepthPrune. For other units, make a "
+            "plan with plan_width and pass WidthPrune(plan=...)."
         )
 
 

@@ -24,6 +24,7 @@ class Budget:
 
     Raises:
         ValueError: If none or several are given, or a number is out of range.
+        TypeError: If something is no number, or units are not given per kind.
 
     >>> Budget(remove={"attention": 3})
     Budget(remove={'attention': 3}, ratio=None, macs=None, params=None, latency=None)
@@ -59,6 +60,8 @@ class Budget:
             (v for v in (self.macs, self.params, self.latency) if v is not None),
         ):
             for value in share:
+                if isinstance(value, bool) or not isinstance(value, int | float):
+                    raise TypeError(f"Expected a removed share as a number such as 0.3, but got {value!r}.")
                 if not 0 <= value < 1:
                     raise ValueError(f"Expected a removed share between 0 and 1 (exclusive), but got {value}.")
 
