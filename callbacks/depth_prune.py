@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.calibration.training_loss import training_loss
+from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.target import find_target
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
-from prunerecover.depth.arguments import DepthConfig
+from prunerecover.depth.arguments import DepthConfig, check_ignore
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.units import find_units
 from prunerecover.importance.registry import Importance
@@ -46,7 +47,7 @@ class DepthPrune(PruningCallback):
             module's training step returns.
         replace: See `plan_depth`.
         search: See `plan_depth`.
-        schedule: When; also as a dict of `PruneSchedule`'s arguments.
+        schedule: When; also the epoch to start at, or a dict of `PruneSchedule`'s arguments.
         calibration: Number of training samples to calibrate on.
         merge: "copy" saves a merged copy in `pruned/` beside the checkpoints at the end of the fit; "at_surgery" merges
             the live network; "never" does neither.
@@ -68,7 +69,7 @@ class DepthPrune(PruningCallback):
         loss: Callable[[nn.Module, Any], Tensor] | None = None,
         replace: str = "calibrated",
         search: str | None = None,
-        schedule: PruneSchedule | dict[str, Any] | None = None,
+        schedule: PruneSchedule | int | dict[str, Any] | None = None,
         calibration: int = 192,
         merge: Literal["copy", "at_surgery", "never"] = "copy",
         ignore: Sequence[str] = (),
@@ -82,6 +83,12 @@ class DepthPrune(PruningCallback):
             raise TypeError(
                 f"Expected argument budget to be a Budget, but got {type(budget).__name__}. Use remove={{...}}."
             )
+        for kind in () if budget is None and remove is None else (budget or Budget(remove=remove)).kinds(()):
+            if kind not in DEPTH_KINDS:
+                raise ValueError(
+                    f"Expected kinds among {', '.join(DEPTH_KINDS)} for DepthPrune, but got '{kind}'. Channels, heads, "
+                    "neurons and experts go with WidthPrune."
+                )
         self.config = DepthConfig(
             importance=importance, loss=loss, replace=replace, search=search, ignore=ignore, seed=seed
         )
@@ -111,6 +118,16 @@ class DepthPrune(PruningCallback):
         kinds = () if self.budget is None else self.budget.kinds(())
         units = find_units(network, kinds or DEPTH_KINDS)
         return {kind: sum(unit.kind == kind for unit in units) for kind in DEPTH_KINDS}
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Resume; refuse a schedule that does not fit, and patterns in `ignore` that match nothing.
+
+        Raises:
+            ValueError: If either is so.
+        """
+        super().on_fit_start(trainer, pl_module)
+        if self.config.ignore and not Ledger.of(pl_module).made_by(self._key(trainer)):
+            check_ignore(self.config.ignore, find_units(unwrap(get_module(pl_module, self.find(pl_module)))))
 
     def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
         """Return `plan_depth`'s plan, calibrated on inputs that the network gets while training.

@@ -10,12 +10,14 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
+from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.distillation.features import FeatureMatcher
 from prunerecover.callbacks.distillation.student import Student
 from prunerecover.callbacks.distillation.teacher import copy_dense, load_teacher, open_teacher, save_teacher
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.batches import ModelInputs, call, predictions_of
+from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.distillation import distillation_loss
@@ -38,6 +40,7 @@ class DistillRecover(LedgerCallback):
 
     Raises:
         ValueError: If alpha or temperature is out of range.
+        TypeError: If one is no number.
     """
 
     def __init__(
@@ -48,6 +51,9 @@ class DistillRecover(LedgerCallback):
         features: bool = False,
         target: str | None = None,
     ) -> None:
+        for name, value in (("alpha", alpha), ("temperature", temperature)):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"Expected argument {name} to be a number, but got {value!r}.")
         if not 0 <= alpha <= 1:
             raise ValueError(f"Expected argument alpha to be between 0 and 1, but got {alpha}.")
         if temperature <= 0:
@@ -99,6 +105,8 @@ class DistillRecover(LedgerCallback):
             )
         if self._network is not None:
             self._network.to(pl_module.device).eval().requires_grad_(False)
+            if self.teacher != "dense":
+                self._check_answers(trainer, pl_module, target)
         self._path, self._has_added = target, False
         self._student = Student(pl_module, unwrap(get_module(pl_module, target)), self._add_term)
 
@@ -130,6 +138,14 @@ class DistillRecover(LedgerCallback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Detach from the training step."""
         self._detach()
+
+    def _check_answers(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
+        """Raise ValueError before any surgery if the teacher that was passed answers in another shape."""
+        assert self._network is not None
+        inputs = capture_inputs(trainer, pl_module, target, 2, seed=0)[0]
+        student = unwrap(get_module(pl_module, target))
+        with evaluating(student), torch.no_grad():
+            distillation_loss(predictions_of(call(student, inputs)), predictions_of(call(self._network, inputs)))
 
     def _detach(self) -> None:
         if self._student is not None:

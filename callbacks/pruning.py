@@ -25,6 +25,7 @@ from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer, me
 from prunerecover.callbacks.surgery.artifacts import artifact_folder, is_dry_run, save_merged
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.paths import get_module, unwrap
+from prunerecover.model.untrained import looks_untrained
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.apply_edits import check_source, check_tensors
@@ -104,8 +105,20 @@ class PruningCallback(ScheduledCallback):
         left = self._due_surgeries(trainer, pl_module)
         if not left and not Ledger.of(pl_module).made_by(self._key(trainer)):
             rank_zero_warn(f"{self._key(trainer)} will remove nothing: {self.budget} is less than one unit.")
-        if not is_dry_run(trainer):
-            self.schedule.check_fits([epoch for epoch, _ in left], trainer.max_epochs)
+        if is_dry_run(trainer):
+            return
+        self.schedule.check_fits([epoch for epoch, _ in left], trainer.max_epochs)
+        if left and left[0][0] == 0 and Ledger.of(pl_module).from_checkpoint is None:
+            self._warn_of_untrained(trainer, pl_module)
+
+    def _warn_of_untrained(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        network = unwrap(get_module(pl_module, self.find(pl_module)))
+        if looks_untrained(network):
+            rank_zero_warn(
+                f"{self._key(trainer)} prunes {type(network).__name__} as it was initialised: no weights were loaded "
+                "and nothing was trained, so there is no quality to keep. Load weights first (pretrained=True, or the "
+                "network's own checkpoint), or train before: schedule=10 prunes at the start of epoch 10."
+            )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse fitted tensors of other weights under a sharded strategy, unless a checkpoint was read."""

@@ -22,6 +22,7 @@ class PruneSchedule:
 
     Raises:
         ValueError: If a number is out of range or `step` and `every` do not come together.
+        TypeError: If something is no whole number.
 
     >>> PruneSchedule(start=1, every=2, step=1).events({"attention": 2, "activation": 1})
     [(1, {'attention': 1, 'activation': 1}), (3, {'attention': 1})]
@@ -35,6 +36,10 @@ class PruneSchedule:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
+        for name in ("start", "every", "step", "times"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int if name == "start" else int | None):
+                raise TypeError(f"Expected argument {name} of a schedule to be a whole number, but got {value!r}.")
         if self.start < 0:
             raise ValueError(f"Expected argument start to be an epoch >= 0, but got {self.start}.")
         for name in ("every", "step", "times"):
@@ -102,10 +107,25 @@ class PruneSchedule:
             )
 
 
-def schedule_of(schedule: PruneSchedule | Mapping[str, Any] | None) -> PruneSchedule:
-    """Accept a schedule, its arguments as a mapping, or None for the default."""
+def schedule_of(schedule: PruneSchedule | int | Mapping[str, Any] | None) -> PruneSchedule:
+    """Accept a schedule, the epoch to start at, the arguments as a mapping, or None for the default.
+
+    Raises:
+        ValueError: If the mapping has something else, or a number is out of range.
+        TypeError: If it is none of these.
+
+    >>> schedule_of(3).start
+    3
+    """
     if isinstance(schedule, PruneSchedule):
         return schedule
+    if isinstance(schedule, int) and not isinstance(schedule, bool):
+        return PruneSchedule(start=schedule)
+    if schedule is not None and not isinstance(schedule, Mapping):
+        raise TypeError(
+            "Expected argument schedule to be a PruneSchedule, the epoch to start at or a dict such as "
+            f'{{"start": 1}}, but got {schedule!r}.'
+        )
     names = [f.name for f in fields(PruneSchedule)]
     unknown = [name for name in schedule or {} if name not in names]
     if unknown:

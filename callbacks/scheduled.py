@@ -38,7 +38,7 @@ class ScheduledCallback(LedgerCallback):
 
     Raises:
         ValueError: If the arguments do not fit together.
-        TypeError: If the plan is neither a plan nor a path.
+        TypeError: If the plan is neither a plan nor a path, or `calibration` no whole number.
     """
 
     prunes = True
@@ -49,7 +49,7 @@ class ScheduledCallback(LedgerCallback):
         *,
         plan: str | Path | Plan | None,
         target: str | None,
-        schedule: PruneSchedule | dict[str, Any] | None,
+        schedule: PruneSchedule | int | dict[str, Any] | None,
         calibration: int,
         merge: Literal["copy", "at_surgery", "never"],
         seed: int,
@@ -58,6 +58,8 @@ class ScheduledCallback(LedgerCallback):
             raise TypeError(f"Expected argument plan to be a Plan or the path of one, but got {type(plan).__name__}.")
         if merge not in ("copy", "at_surgery", "never"):
             raise ValueError(f"Expected argument merge to be 'copy', 'at_surgery' or 'never', but got '{merge}'.")
+        if isinstance(calibration, bool) or not isinstance(calibration, int):
+            raise TypeError(f"Expected argument calibration to be a whole number of samples, but got {calibration!r}.")
         if calibration < 1:
             raise ValueError(f"Expected argument calibration to be at least 1 sample, but got {calibration}.")
         self.budget = budget

@@ -58,8 +58,8 @@ class WidthPrune(PruningCallback):
         reconstruct: Fit the weights that are left to what the network gave before, layer by layer; see `reconstruct`.
             Takes a copy of the network and about two passes over the calibration samples per layer. None: networks with
             BatchNorm, which gain by it (a vision transformer lost), after plans that only narrow. Not before sharding.
-        schedule: When; also as a dict of `PruneSchedule`'s arguments. `every` and `times` divide the budget among
-            several surgeries, scored anew each time.
+        schedule: When; also the epoch to start at, or a dict of `PruneSchedule`'s arguments. `every` and `times` divide
+            the budget among several surgeries, scored anew each time.
         calibration: Number of training samples to score, reconstruct and recalibrate BatchNorm on.
         merge: See `DepthPrune`.
         ignore: Shell patterns of groups that stay.
@@ -84,7 +84,7 @@ class WidthPrune(PruningCallback):
         kinds: Sequence[str] = FOUND_KINDS,
         replace: WidthReplace = "calibrated",
         reconstruct: bool | None = None,
-        schedule: PruneSchedule | dict[str, Any] | None = None,
+        schedule: PruneSchedule | int | dict[str, Any] | None = None,
         calibration: int = 256,
         merge: Literal["copy", "at_surgery", "never"] = "copy",
         ignore: Sequence[str] = (),
@@ -105,8 +105,8 @@ class WidthPrune(PruningCallback):
             check_alone(WidthPrune, {**planning, "loss": loss, "labels": labels})
         self.config = WidthConfig(**planning, loss=loss, labels=labels, seed=seed)
         if plan is None:
-            self.config.check_budget(budget, self.config.kinds)
             _check_units(budget)
+            self.config.check_budget(budget, self.config.kinds)
         super().__init__(
             budget,
             plan=plan,
@@ -233,7 +233,8 @@ def _check_units(budget: Budget | None) -> None:
     if budget is not None and budget.in_units and budget.kinds(()) != ("expert",):
         raise ValueError(
             f"Expected WidthPrune's budget in a share of cost or in experts, but got {budget.to_dict()}. For example "
-            "Budget(macs=0.3); for other units, make a plan with plan_width and pass WidthPrune(plan=...)."
+            "Budget(macs=0.3); blocks, attentions, MLPs and activations go with DepthPrune. For other units, make a "
+            "plan with plan_width and pass WidthPrune(plan=...)."
         )
 
 

@@ -27,7 +27,8 @@ def find_target(module: pl.LightningModule, target: str | None) -> str:
     if not candidates:
         raise ValueError(
             f"Expected a supported network ({', '.join(supported_families())}) inside {type(module).__name__}, but "
-            "found none. Is it built later than configure_model?"
+            "found none. Is it built later than configure_model? Networks without such blocks, CNNs among them, are "
+            "narrowed by WidthPrune(Budget(macs=0.3))."
         )
     if len(candidates) > 1:
         raise ValueError(

@@ -1,8 +1,9 @@
 """One form for everything a user may hand in as calibration batches.
 
 A batch may be a tensor, a tuple or list whose first element is the input (the rest are labels and are not passed on), a
-mapping of keyword arguments (as tokenizers return), or `ModelInputs`, the form captured from a forward call. The input
-of a detector is a list: one image `(C, H, W)`, or one mapping, per sample.
+mapping of keyword arguments (as tokenizers return), a mapping with images as "img" (as ultralytics' loaders
+return), or `ModelInputs`, the form captured from a forward call. The input of a detector is a list: one image
+`(C, H, W)`, or one mapping, per sample.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 Batches = Iterable[Any]
 MIN_SAMPLES = 8
 LABELS = ("labels", "label")  # what mappings call them
+IMAGES = "img"  # as ultralytics' loaders call them, beside boxes and classes
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,9 @@ def as_inputs(batch: Any) -> ModelInputs:
     if isinstance(batch, Tensor):
         return ModelInputs((batch,))
     if isinstance(batch, Mapping):
+        images = batch.get(IMAGES)
+        if isinstance(images, Tensor) and images.ndim == 4:
+            return ModelInputs((images if images.is_floating_point() else images.float() / 255,))
         return ModelInputs(kwargs=dict(batch))
     if isinstance(batch, tuple | list) and batch and _one_per_sample(batch[0]):
         return ModelInputs((batch[0],))
@@ -243,8 +248,16 @@ def split_labels(batch: Any) -> tuple[Any, Tensor]:
     )
 
 
-def without_labels(batch: Any) -> Any:
-    """Return what the model is called with, of batches with or without labels."""
+def without_labels(batch: Any, model: nn.Module | None = None) -> Any:
+    """Return what the model is called with, of batches with or without labels.
+
+    Args:
+        batch: Of any form that `as_inputs` takes.
+        model: That is called; an encoder-decoder of transformers keeps labels that its decoder's inputs are made of.
+    """
+    in_two_parts = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    if in_two_parts and isinstance(batch, Mapping) and not any(n.startswith("decoder_input") for n in batch):
+        return batch
     try:
         return split_labels(batch)[0]
     except TypeError:

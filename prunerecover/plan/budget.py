@@ -24,6 +24,7 @@ class Budget:
 
     Raises:
         ValueError: If none or several are given, or a number is out of range.
+        TypeError: If something is no number, or units are not given per kind.
 
     >>> Budget(remove={"attention": 3})
     Budget(remove={'attention': 3}, ratio=None, macs=None, params=None, latency=None)

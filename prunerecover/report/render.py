@@ -78,7 +78,7 @@ def _how_measured(report: ReportData) -> str:
         lines.append(
             f"Latency is the median of {report.latency.pairs} interleaved pairs with {report.latency.threads} CPU "
             f"thread(s): {1 / report.latency.ratio.value:.2f}x as fast, time share / MACs share "
-            f"{report.time_over_macs:.2f}."
+            f"{report.time_over_macs:.2f}. The change is the median of the pairs' ratios, not of the two medians."
         )
     if report.metrics:
         confidence = next(iter(report.metrics.values())).difference.confidence

@@ -9,16 +9,21 @@ earlier one left a config.yaml.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.seed import reset_seed
-from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from prunerecover.plan.plan import Plan
+from prunerecover.recipes.cli.callback_options import with_callback_options
+from prunerecover.recipes.cli.errors import in_one_line
+from prunerecover.recipes.cli.trainer_commands import CALLBACK_HELP, TRAINER_COMMANDS
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.data.image_data import ImageData
 from prunerecover.recipes.data.segmentation_data import SegmentationData
@@ -106,8 +111,31 @@ def _removed(plan: Plan) -> str:
     return ", ".join(parts) or "nothing"
 
 
+class RecipeParser(LightningArgumentParser):
+    """LightningCLI's parser, whose errors are one line each."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print the message and exit with 2."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        command = self.prog.split()[-1]
+        hint = f"`prunerecover {command} --help` lists the options." if command in TRAINER_COMMANDS else ""
+        print(f"prunerecover: error: {in_one_line(message)} {hint}".rstrip(), file=sys.stderr)
+        self.exit(2)
+
+
 class RecipeCLI(LightningCLI):
     """LightningCLI with the `plan` command."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse, and see that the checkpoint is one before anything is built.
+
+        Raises:
+            FileNotFoundError: If it is not there.
+            ValueError: If it is no file that a Trainer can have saved.
+        """
+        super().parse_arguments(parser, args)
+        _check_checkpoint(self.config[self.config["subcommand"]].get("ckpt_path"))
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -115,21 +143,42 @@ class RecipeCLI(LightningCLI):
         return {**LightningCLI.subcommands(), "plan": {"model", "datamodule"}}
 
 
+def _check_checkpoint(path: str | None) -> None:
+    if not path or "://" in path or path in ("best", "last", "hpc", "registry") or path.startswith("registry:"):
+        return
+    if not Path(path).exists():
+        raise FileNotFoundError(f"Expected a checkpoint at --ckpt_path {path}, but there is none.")
+    if Path(path).is_file() and not zipfile.is_zipfile(path):
+        raise ValueError(
+            f"Expected a Lightning checkpoint at --ckpt_path {path}, but it is no file of torch.save, or cut off. Copy "
+            "it again, or name another."
+        )
+
+
 def with_method_class(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with a method's short name replaced by its class path, after `--method` and `--method.help`.
 
     >>> with_method_class(["--method.help=depth", "--seed", "depth"])
     ['--method.help=prunerecover.recipes.plan_methods.depth.DepthPlan', '--seed', 'depth']
+
+    Raises:
+        ValueError: If one is neither a short name nor a class path.
     """
     replaced: list[str] = []
     for argument in arguments:
         option, equals, value = argument.partition("=")
         if equals and option in METHOD_OPTIONS:
-            replaced.append(f"{option}={METHODS.get(value, value)}")
+            replaced.append(f"{option}={_method_class(value)}")
         else:
             follows = bool(replaced) and replaced[-1] in METHOD_OPTIONS
-            replaced.append(METHODS.get(argument, argument) if follows else argument)
+            replaced.append(_method_class(argument) if follows else argument)
     return replaced
+
+
+def _method_class(name: str) -> str:
+    if name.isidentifier() and name not in METHODS:
+        raise ValueError(f"Expected --method to be {', '.join(METHODS)} or a class path, but got '{name}'.")
+    return METHODS.get(name, name)
 
 
 def run(arguments: Sequence[str], **options: Any) -> RecipeCLI:
@@ -145,6 +194,8 @@ def run(arguments: Sequence[str], **options: Any) -> RecipeCLI:
         trainer_class=PlanTrainer,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=1,
-        args=with_method_class(arguments),
+        args=with_callback_options(with_method_class(arguments)),
+        parser_class=RecipeParser,
+        parser_kwargs={command: {"epilog": CALLBACK_HELP} for command in TRAINER_COMMANDS},
         **options,
     )

@@ -12,28 +12,23 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from prunerecover.recipes.cli.trainer_commands import TRAINER_COMMANDS
 from prunerecover.version import __version__
 
-TRAINER_COMMANDS = {
-    "fit": "train a recipe; its callbacks prune, recover and report",
-    "validate": "evaluate on the validation split",
-    "test": "evaluate on the test split, also from a pruned checkpoint (--ckpt_path)",
-    "predict": "predict the test split",
-    "plan": "decide what to remove and write the plan; the model stays as it is",
-}
 EPILOG = """\
 recipes (--config NAME or a path to YAML; every value can be overridden on the command line):
   {recipes}
 
 examples:
   prunerecover quickstart
-  prunerecover fit --config digits_vit_depth --trainer.max_epochs 50
+  prunerecover fit --config digits_vit_depth --trainer.max_epochs 50 --trainer.callbacks.DepthPrune.schedule 30
   prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method boundary --method.n_remove 5
   prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method per_cost --method.macs 0.3
   prunerecover test --config digits_vit_depth --ckpt_path path/to/last.ckpt
   prunerecover report report/report.json
 
-A second --config replaces a whole list such as the callbacks; to add one, use --trainer.callbacks+=DepthPrune.
+A callback of the recipe is addressed by its name: --trainer.callbacks.DepthPrune.remove '{{"attention": 1}}'. A second
+--config replaces a whole list such as the callbacks; to add one, use --trainer.callbacks+=DepthPrune.
 `prunerecover COMMAND --help` lists the options of a command, `prunerecover plan --method.help fair` those of a method:
 depth, boundary, boundary_published, per_cost or fair."""
 
@@ -161,21 +156,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Args:
         arguments: Without the program's name; None takes them from `sys.argv`.
+
+    Returns:
+        0, or 2 after an error that the user can mend, which is printed in one line; others keep their traceback.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if not arguments or arguments[0] not in TRAINER_COMMANDS:
-            options = build_parser().parse_args(arguments)
-            _runner(options.command)(options)
-            return 0
-        resolved = [arguments[0], *with_recipe_paths(arguments[1:])]
-    except (ValueError, FileNotFoundError, FileExistsError) as error:
-        print(f"prunerecover: error: {error}", file=sys.stderr)
+        return _dispatch(arguments)
+    except Exception as error:
+        from prunerecover.recipes.cli.errors import can_be_mended
+
+        if not can_be_mended(error):
+            raise
+        print(f"prunerecover: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] not in TRAINER_COMMANDS:
+        options = build_parser().parse_args(arguments)
+        _runner(options.command)(options)
+        return 0
+    resolved = [arguments[0], *with_recipe_paths(arguments[1:])]
     _let_import_from_here()
     from prunerecover.recipes.cli.lightning_cli import run
 
-    run(resolved)  # the user's own code runs here: errors keep their traceback
+    run(resolved)
     return 0
 
 

@@ -54,6 +54,7 @@ def test_unknown_kind():
         ({"merge": "always"}, "Expected argument merge to be 'copy', 'at_surgery' or 'never', but got 'always'"),
         ({"calibration": 0}, "Expected argument calibration to be at least 1 sample, but got 0"),
         ({"schedule": {"start": -1}}, "Expected argument start to be an epoch >= 0, but got -1"),
+        ({"schedule": -1}, "Expected argument start to be an epoch >= 0, but got -1"),
         ({"schedule": {"every": 0, "step": 1}}, "Expected argument every to be at least 1, but got 0"),
         ({"schedule": {"every": 1, "step": 0}}, "Expected argument step to be at least 1, but got 0"),
         ({"schedule": {"step": 1}}, "Expected argument every with step"),
@@ -247,3 +248,20 @@ def test_remove_before_test_warns(tmp_path):
     with pytest.warns(UserWarning, match=r"DepthPrune with a budget decides during a fit: .* nothing is pruned now"):
         trainer_of(tmp_path, prune()).test(module, loader(), verbose=False)
     assert len(find_units(module.net)) == 16
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("1", "Expected argument schedule to be a PruneSchedule, the epoch to start at or a dict .*, but got '1'"),
+        ({"start": "1"}, "Expected argument start of a schedule to be a whole number, but got '1'"),
+        ({"every": 1.5}, "Expected argument every of a schedule to be a whole number, but got 1.5"),
+    ],
+)
+def test_a_schedule_is_of_whole_numbers(schedule: object, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        DepthPrune(remove={"block": 1}, schedule=schedule)
+
+
+def test_a_number_is_the_epoch_to_start_at() -> None:
+    assert DepthPrune(remove={"block": 1}, schedule=2).schedule.start == 2

@@ -77,3 +77,24 @@ def test_padding_is_cut_from_logits() -> None:
     assert torch.equal(b.without_padding(output, padded), output[mask.bool()])
     assert b.without_padding(output, b.ModelInputs((output,))) is output
     assert b.without_padding(output[:, 0], padded).shape == (2, 5)
+
+
+def test_images_of_ultralytics_loaders() -> None:
+    batch = {"img": torch.full((2, 3, 8, 8), 255, dtype=torch.uint8), "cls": torch.zeros(5, 1), "im_file": ["a", "b"]}
+    (images,) = b.as_inputs(batch).args
+    assert torch.equal(images, torch.ones(2, 3, 8, 8))
+    assert b.as_inputs({"img": images}).args[0] is images
+
+
+def test_an_encoder_decoder_makes_its_inputs_of_labels() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    from prunerecover import find_groups
+
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 31}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval()
+    batch = {"input_ids": torch.randint(1, 31, (2, 5)), "labels": torch.randint(1, 31, (2, 4))}
+    assert b.without_labels(batch, model) is batch
+    assert "labels" not in b.without_labels({**batch, "decoder_input_ids": batch["labels"]}, model)
+    assert "labels" not in b.without_labels(batch)
+    assert {group.size for group in find_groups(model, batch, kinds=("neuron",)).groups} == {32}

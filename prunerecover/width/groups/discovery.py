@@ -82,7 +82,9 @@ def find_groups(
     check_kinds(kinds)
     model = unwrap(model)
     experts = find_experts(model)
-    watched = _Watched() if set(kinds) == {"expert"} else _watch(model, as_inputs(without_labels(example_inputs)))
+    watched = (
+        _Watched() if set(kinds) == {"expert"} else _watch(model, as_inputs(without_labels(example_inputs, model)))
+    )
     found = (*watched.groups, *experts)
     groups = tuple(group for group in found if group.kind in kinds)
     if not groups:

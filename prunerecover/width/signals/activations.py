@@ -120,7 +120,7 @@ def _run(
 ) -> tuple[dict[SiteCall, Tensor], dict[Parameter, Tensor]]:
     if loss is not None:
         return _gradients(model, batch, loss, taps, parameters)
-    call(model, as_inputs(without_labels(batch)).to(device_of(model)))
+    call(model, as_inputs(without_labels(batch, model)).to(device_of(model)))
     return {}, {}
 
 

@@ -1,0 +1,31 @@
+"""Whether a network is as it was initialised, told by its normalisation layers alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+INITIAL = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
+
+
+def looks_untrained(network: nn.Module) -> bool:
+    """Whether all normalisation layers have their initial values; False where there are none.
+
+    One optimizer step moves a norm's weight or bias, and one training batch moves BatchNorm's statistics.
+
+    >>> looks_untrained(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))
+    True
+    >>> looks_untrained(nn.Linear(2, 3))
+    False
+    """
+    norms = [module for module in network.modules() if "Norm" in type(module).__name__ and _state(module)]
+    return bool(norms) and all(map(_is_initial, norms))
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    found = {name: getattr(module, name, None) for name in INITIAL}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor) and not value.is_meta}
+
+
+def _is_initial(module: nn.Module) -> bool:
+    return all(torch.all(value == INITIAL[name]).item() for name, value in _state(module).items())

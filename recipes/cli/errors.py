@@ -1,0 +1,47 @@
+"""Errors on the command line: one line for what a user can mend; everything else keeps its traceback."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import prunerecover
+
+PACKAGE = str(Path(prunerecover.__file__).parent)
+OURS = (ValueError, TypeError, RuntimeError)
+FILES = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+LIGHTNING = "MisconfigurationException"
+# Lines of jsonargparse about types that nobody asked for.
+NOISE = (
+    "Does not validate against",
+    "Subtypes:",
+    "Errors:",
+    "Expected a <class 'NoneType'>",
+    "Expected a <class 'list'>",
+    "Expected a path but",
+    "Given value type:",
+    "Given value: NestedArg",
+    "- a ",
+)
+
+
+def can_be_mended(error: BaseException) -> bool:
+    """Whether a user can mend what went wrong: this package refused it in its own words, or a file is not there."""
+    if isinstance(error, FILES) or any(cls.__name__ == LIGHTNING for cls in type(error).__mro__):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = bool(frames) and frames[-1].filename.startswith(PACKAGE)
+    return ours and isinstance(error, OURS) and str(error).startswith("Expected")
+
+
+def in_one_line(message: str) -> str:
+    r"""Return a message of jsonargparse without its listing of all types.
+
+    >>> in_one_line('Parser key "model":\n  Errors:\n    - No module named x\n    - Expected a <class \'NoneType\'>')
+    'Parser key "model": No module named x.'
+    """
+    text = ""
+    for line in (line.strip().removeprefix("- ") for line in message.splitlines()):
+        if line and not line.startswith(NOISE):
+            text += f" {line}" if not text or text.endswith(":") else f". {line}"
+    return text.strip() + ("" if text.endswith(".") else ".")

@@ -1,0 +1,90 @@
+"""What a user can mend is told in one line; bugs keep their traceback."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from prunerecover import Budget
+from prunerecover.recipes.cli import main as front_door
+from prunerecover.recipes.cli.errors import can_be_mended, in_one_line
+from prunerecover.recipes.cli.main import main
+
+DEPTH = ["--method=depth"]
+QUICK = ["--trainer.logger=false", "--trainer.enable_progress_bar=false"]
+
+
+def raised(cause: type[Exception], message: str) -> Exception:
+    try:
+        raise cause(message)
+    except cause as error:
+        return error
+
+
+def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    try:
+        status = main(arguments)
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "Seed set" not in line]
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "--method", "nope"], "--method to be depth, boundary, .* or a class path, but got 'nope'"),
+        (["plan", "--method=nope.Class"], "given class_path 'nope.Class': No module named 'nope'"),
+        (["fit", "--model", "nope.Class"], 'key "model": .*No module named .nope.*Given value: nope.Class'),
+        (["fit", "--trainer.max_epochs=many"], "max_epochs.*Expected a <class 'int'>. Given value: many"),
+        (["fit", "--nope=3"], "unrecognized arguments: --nope=3. `prunerecover fit --help` lists the options"),
+        (["fit", "--ckpt_path=none.ckpt"], "Expected a checkpoint at --ckpt_path none.ckpt, but there is none"),
+        (["test", "--ckpt_path=text.ckpt"], "ckpt_path text.ckpt, but it is no file of torch.save, or cut off"),
+        (["plan", *DEPTH], "Expected exactly one of remove, ratio, macs, params, latency, but got none"),
+    ],
+)
+def test_one_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.ckpt").write_text("no checkpoint")
+    command, *options = arguments
+    assert re.search(message, error_of([command, "--config", "digits_vit_depth", *QUICK, *options], capsys))
+
+
+@pytest.mark.parametrize("cause", [TypeError, ValueError, KeyError])
+def test_bugs_keep_their_traceback(cause: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_door, "_runner", lambda _: lambda _: int(cause("Expected nothing")))  # type: ignore
+    with pytest.raises(TypeError):
+        main(["report", "nothing"])
+
+
+def test_refusals_are_told_from_bugs() -> None:
+    with pytest.raises(ValueError, match="exactly one") as ours:
+        Budget()
+    assert can_be_mended(ours.value)
+    assert can_be_mended(raised(FileNotFoundError, "no such file"))
+    assert not can_be_mended(raised(ValueError, "Expected by somebody else"))
+
+
+def test_types_that_nobody_asked_for_are_left_out() -> None:
+    message = "\n".join(
+        [
+            'Parser key "model":',
+            "  - Does not validate against any of the Union subtypes",
+            "  Subtypes: [int]",
+            "  Errors:",
+            "    - Problem:",
+            "        why",
+            "    - Expected a <class 'NoneType'>",
+        ]
+    )
+    assert in_one_line(message) == 'Parser key "model": Problem: why.'
