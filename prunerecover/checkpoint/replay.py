@@ -9,6 +9,7 @@ from torch import nn
 from prunerecover.checkpoint.weights_file import Weights, check_fit, fill
 from prunerecover.families.constructors import build
 from prunerecover.model.hashing import tensors_hash
+from prunerecover.model.settings import data_hash, differing_settings, settings_of
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters, has_adapters, inject_adapters, merge_adapters
 from prunerecover.surgery.apply_edits import apply_and_check, check_source, undo
@@ -30,6 +31,11 @@ def dense_of(plan: Plan, path: Path) -> nn.Module:
         raise ValueError(
             f"Expected a plan that says how to build its dense model, but that of {path} does not "
             f"({source.class_ or 'unknown class'}). Build the dense model and pass it: load_pruned(path, model)."
+        )
+    if source.constructed not in (None, data_hash(source.constructor)):
+        raise ValueError(
+            f"Expected the constructor that the plan was made with, but that of {path} is another. Was the file "
+            "edited? Copy it again, or build the dense model and pass it: load_pruned(path, model)."
         )
     model = build(source.constructor)
     if tensors_hash(model) != source.tensors:
@@ -60,10 +66,15 @@ def prune_and_fill(
     """
     is_pruned = plan.source.tensors != end_of(plan) == tensors_hash(network)
     if is_pruned or has_adapters(network):
+        difference = differing_settings(plan.result.settings, settings_of(network))
+        if difference:
+            raise ValueError(
+                f"Expected the network that the plan of {path} leaves, but got another ({difference}). Pass the dense one."
+            )
         _fill_pruned(network, weights, path, adapters)
         return
     check_source(network, plan)
-    applied = apply_and_check(network, plan.edits, None, end_of(plan), f" in {path}")
+    applied = apply_and_check(network, plan, None, f" in {path}")
     try:
         _fill_pruned(network, weights, path, adapters)
     except BaseException:

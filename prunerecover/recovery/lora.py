@@ -19,7 +19,7 @@ from torch.nn import Parameter
 
 from prunerecover.families.standard_saving import check_saving, uncheck_saving
 from prunerecover.model.paths import get_module, parent_path, unwrap
-from prunerecover.plan.plan import Source
+from prunerecover.plan.records import Source
 from prunerecover.recovery.lora_targets import adaptable, chosen_modules, trained_names
 from prunerecover.surgery.apply_edits import Applied
 from prunerecover.surgery.provenance import source_of
