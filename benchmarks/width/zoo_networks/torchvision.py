@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 from torchvision import models
+from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
 from benchmarks.width.zoo_networks.network import CLASSES, MakeBatch, Network, images, squares
 
@@ -38,9 +39,8 @@ CLASSIFIERS = {
     "regnet_x_400mf": 64,
     "regnet_y_400mf": 64,
     "convnext_tiny": 64,
-    "swin_t": 128,
-    "swin_v2_t": 128,
 }
+SWIN = partial(models.SwinTransformer, [4, 4], 48, [2, 2, 2], [3, 6, 12], [4, 4], num_classes=CLASSES)
 SEGMENTERS = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 VIDEO = ("r3d_18", "mc3_18", "r2plus1d_18")
 DETECTORS = {
@@ -64,6 +64,8 @@ def networks() -> list[Network]:
     vit = partial(models.VisionTransformer, 64, 16, 4, 4, 128, 256, num_classes=CLASSES)
     others = [
         Network("vit", vit, images(64)),
+        Network("swin", SWIN, images(64)),
+        Network("swin_v2", partial(SWIN, block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2), images(64)),
         Network("maxvit", _small_maxvit, images(64)),
         *(Network(name, _model(name), images(8, 32, 32)) for name in VIDEO),
     ]
