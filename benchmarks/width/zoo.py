@@ -28,7 +28,7 @@ from benchmarks.width.zoo_trial import ASKED, SEED, STEPS, Row, prepare
 from benchmarks.width.zoo_worker import Lost, Worker
 
 NAME, KIND = "zoo", "width"
-CALLS = 40  # of a process, before another one takes its place: what libraries keep in memory goes with it
+CALLS = 100  # of a process, before another one takes its place: what libraries keep in memory goes with it
 Name = tuple[str, str, str]  # kind, suite, and the name in it
 
 
