@@ -107,8 +107,9 @@ def joined(row: Row, found: Row) -> dict[str, Any]:
 
 
 def save(rows: Iterable[Row], missing: dict[str, str]) -> None:
-    """Write the rows and the page, suite by suite."""
+    """Write the rows and the page, suite by suite; `missing` counts for suites that earlier runs left no rows of."""
     in_order = sorted(rows, key=lambda row: SUITES.index(row["suite"]))
+    missing = {suite: why for suite, why in missing.items() if all(row["suite"] != suite for row in in_order)}
     write(NAME, {"seed": SEED, "missing": missing, "rows": in_order}, markdown(in_order, missing))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -39,13 +40,13 @@ class Worker:
             RuntimeError: If the function raises.
         """
         connection = self.start()
-        connection.send((function, args))
         try:
+            connection.send((function, args))
             if not connection.poll(timeout):
                 self.stop()
                 raise Lost(f"took more than {timeout:.0f} s")
             error, result = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             assert self._process is not None
             self._process.join()
             code = self._process.exitcode
@@ -81,14 +82,12 @@ class Worker:
 def _serve(connection: Connection, prepare: Callable[[], object] | None) -> None:
     if prepare is not None:
         prepare()
-    connection.send(None)
-    while True:
-        try:
+    with suppress(EOFError, OSError):  # whoever started it has gone
+        connection.send(None)
+        while True:
             function, args = connection.recv()
-        except EOFError:
-            return
-        try:
-            answer = (None, function(*args))
-        except Exception as error:
-            answer = (f"{type(error).__name__}: {error}", None)
-        connection.send(answer)
+            try:
+                answer = (None, function(*args))
+            except Exception as error:
+                answer = (f"{type(error).__name__}: {error}", None)
+            connection.send(answer)
