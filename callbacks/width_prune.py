@@ -55,6 +55,7 @@ class WidthPrune(PruningCallback):
             second element of a tuple, or `labels` of a mapping.
         kinds: Among "channel", "head", "neuron" and "expert"; a budget in experts names its own.
         replace: See `plan_width`.
+        equal_layers: See `plan_width`.
         reconstruct: Fit the weights that are left to what the network gave before, layer by layer; see `reconstruct`.
             Takes a copy of the network and about two passes over the calibration samples per layer. None: networks with
             BatchNorm, which gain by it (a vision transformer lost), after plans that only narrow. Not before sharding.
@@ -83,6 +84,7 @@ class WidthPrune(PruningCallback):
         labels: Callable[[Any], Tensor] | None = None,
         kinds: Sequence[str] = FOUND_KINDS,
         replace: WidthReplace = "calibrated",
+        equal_layers: bool = False,
         reconstruct: bool | None = None,
         schedule: PruneSchedule | dict[str, Any] | None = None,
         calibration: int = 256,
@@ -99,6 +101,7 @@ class WidthPrune(PruningCallback):
             "tolerance": tolerance,
             "kinds": (kinds,) if isinstance(kinds, str) else tuple(kinds),
             "replace": replace,
+            "equal_layers": equal_layers,
             "ignore": (ignore,) if isinstance(ignore, str) else tuple(ignore),
         }
         if plan is not None:

@@ -45,7 +45,7 @@ def apply_plan(model: nn.Module, plan: Plan, refit: Batches | None = None) -> Ap
         check_tensors(model, plan)
     else:
         plan = refit_plan(model, plan, refit)
-    return apply_and_check(model, plan.edits, plan.tensors, plan.result.tensors or None)
+    return apply_and_check(model, plan, plan.tensors)
 
 
 def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int = 0) -> Plan:

@@ -191,7 +191,7 @@ class Ledger:
     ) -> Applied:
         """Apply a plan, and note how to take it back; without tensors, only the structure is made."""
         network = unwrap(get_module(module, target))
-        applied = apply_and_check(network, plan.edits, tensors, plan.result.tensors if plan.edits else None)
+        applied = apply_and_check(network, plan, tensors)
         applied.journal.to_cpu()
         self.journals.setdefault(target, Journal()).entries.extend(applied.journal.entries)
         return applied

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 LARGEST = 4096  # entries of a dimension; second moments of more would not fit into memory
+VANISHING = 1e-36  # variances of which the products in single precision keep too few digits to fit anything
 RIDGE = 1e-3, 0.1  # relative to the mean variance: always, and times the kept entries per sample
 
 
@@ -111,8 +112,9 @@ class Moments:
             second, mean = second + torch.outer(mean, mean), torch.zeros_like(mean)
         among = second[kept][:, kept]
         strength = RIDGE[0] + RIDGE[1] * len(kept) / self._sums.values["w"]
-        ridge = strength * among.diagonal().mean()
-        if ridge > 0:
+        variance = among.diagonal().mean()
+        if variance > VANISHING:
+            ridge = strength * variance
             coefficients = solve_ridge(among, second[kept][:, gone].T, ridge)
         else:  # nothing varies: there is only the constant
             coefficients = torch.zeros(len(gone), len(kept), dtype=torch.float64)

@@ -22,6 +22,7 @@ from prunerecover.checkpoint.weights_file import Weights, check_fit, fill, read_
 from prunerecover.families.constructors import build, constructor_of
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module, unwrap
+from prunerecover.model.settings import data_hash
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters, has_adapters, inject_adapters, merge_adapters
 from prunerecover.surgery.apply_edits import apply_and_check, check_source, undo
@@ -199,6 +200,11 @@ def _dense(plan: Plan, path: Path) -> nn.Module:
             f"Expected a plan that says how to build its dense model, but that of {path} does not "
             f"({source.class_ or 'unknown class'}). Build the dense model and pass it: load_pruned(path, model)."
         )
+    if source.constructed not in (None, data_hash(source.constructor)):
+        raise ValueError(
+            f"Expected the constructor that the plan was made with, but that of {path} is another. Was the file "
+            "edited? Copy it again, or build the dense model and pass it: load_pruned(path, model)."
+        )
     model = build(source.constructor)
     if tensors_hash(model) != source.tensors:
         raise ValueError(
@@ -216,7 +222,7 @@ def _prune_and_fill(
     Adapters are injected, and hold their weights afterwards.
     """
     check_source(network, plan)
-    applied = apply_and_check(network, plan.edits, None, _end_of(plan), f" in {path}")
+    applied = apply_and_check(network, plan, None, f" in {path}")
     try:
         if adapters is not None:
             inject_adapters(network, adapters)

@@ -12,6 +12,7 @@ share it, not as the file says, values are cast to the model's dtype, and parame
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,7 +131,8 @@ def fill(model: nn.Module, weights: Weights) -> None:
     values: dict[str, Tensor] = {}
     by_place: dict[object, str] = {}
     by_parameter: dict[int, str] = {}
-    for name, old in model.state_dict(keep_vars=True).items():
+    state = model.state_dict(keep_vars=True)
+    for name, old in state.items():
         new = weights.tensors[name]
         twin = by_place.setdefault(_place(name, new), name)
         tied = by_parameter.setdefault(id(old), name)
@@ -140,7 +142,9 @@ def fill(model: nn.Module, weights: Weights) -> None:
             values[name] = values[tied]
         else:
             values[name] = _filled(old, new, anew=tied != name)
-    model.load_state_dict(values, strict=True, assign=True)
+    filled = OrderedDict(values)
+    filled._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]  # versions, which MNASNet asks for
+    model.load_state_dict(filled, strict=True, assign=True)
     for module, name, path in _tables(model):
         dtype = getattr(torch, weights.tables.get(path, ""), None)
         if isinstance(dtype, torch.dtype):

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
 from prunerecover.model.batches import ModelInputs, as_inputs, call
 from prunerecover.model.evaluation import device_of, evaluating, uncompiled
@@ -64,6 +65,7 @@ def macs_by_module(model: nn.Module, example_inputs: Any) -> dict[str, int]:
     """
     network = unwrap(model)
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
+    counter.mod_tracker = _ForwardTracker()
     with every_kernel_visible(), evaluating(network), counter:
         if device_of(network).type == "meta":
             _call_without_values(network, as_inputs(example_inputs))
@@ -71,6 +73,20 @@ def macs_by_module(model: nn.Module, example_inputs: Any) -> dict[str, int]:
             call(network, as_inputs(example_inputs).to(device_of(network)))
     counted = {path: sum(flops.values()) // 2 for path, flops in counter.get_flop_counts().items()}
     return _by_canonical_path(network, counted)
+
+
+class _ForwardTracker(ModuleTracker):
+    """Tell which modules are running, forward only.
+
+    PyTorch's hooks its backward pass to every module's inputs, too, which fails without gradients where one is a view
+    of a parameter, such as a class token.
+    """
+
+    def _fw_pre_hook(self, mod: nn.Module, input: Any) -> None:
+        super()._fw_pre_hook(mod, ())
+
+    def _fw_post_hook(self, mod: nn.Module, input: Any, output: Any) -> None:
+        super()._fw_post_hook(mod, (), ())
 
 
 def _call_without_values(network: nn.Module, inputs: ModelInputs) -> None:

@@ -13,56 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.edits import FITTED, OPS, Edit
 from prunerecover.plan.kept_groups import KeptGroup, kept_groups
+from prunerecover.plan.records import MadeBy, Record, Result, Source
 from prunerecover.version import __version__
 
 SCHEMA = "prunerecover.plan/1"
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-
-class Source(_Record):
-    """The model a plan starts from.
-
-    Attributes:
-        class_: Import path of its class, for messages and for transformers' classes.
-        constructor: How to build it again, or None if only its owner can: see `constructors`.
-        tensors: Hash of its class, parameter names and shapes.
-        weights: Hash of its values; None if they were not there (meta device).
-    """
-
-    class_: str = Field(default="", validation_alias="class", serialization_alias="class")
-    constructor: dict[str, Any] | None = None
-    tensors: str = ""
-    weights: str | None = None
-
-
-class Result(_Record):
-    """The model a plan ends in: hash of names and shapes, parameter count, MACs per sample (0: not counted)."""
-
-    tensors: str = ""
-    params: int = 0
-    macs: int = 0
-
-
-class MadeBy(_Record):
-    """Provenance: which method, with which arguments, version and seed."""
-
-    method: str = ""
-    arguments: dict[str, Any] = {}
-    version: str = ""
-    seed: int = 0
-
-
-class Plan(_Record):
+class Plan(Record):
     """An ordered list of edits to one model; `Plan()` is the identity.
 
     >>> Plan() + Plan() == Plan()
@@ -237,7 +201,7 @@ class Plan(_Record):
         return self.model_copy(update=update).with_tensors({**self._tensors, **tensors})
 
 
-class PlanSet(_Record):
+class PlanSet(Record):
     """Several plans over one set of weights (routes).
 
     Attributes:

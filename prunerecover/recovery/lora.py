@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from prunerecover.model.paths import get_module, parent_path, unwrap
-from prunerecover.plan.plan import Source
+from prunerecover.plan.records import Source
 from prunerecover.recovery.lora_targets import adaptable, chosen_modules, trained_names
 from prunerecover.surgery.apply_edits import Applied
 from prunerecover.surgery.provenance import source_of

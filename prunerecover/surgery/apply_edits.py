@@ -15,6 +15,7 @@ from torch.nn import Parameter
 
 from prunerecover.families.describe import describe
 from prunerecover.model.hashing import tensors_hash, weights_hash
+from prunerecover.model.settings import differing_settings, settings_of
 from prunerecover.plan.dense_names import shortened
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.plan import Plan
@@ -85,31 +86,28 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
     return Applied(removed, added, context.journal, cuts)
 
 
-def apply_and_check(
-    model: nn.Module,
-    edits: Iterable[Edit],
-    tensors: Mapping[str, Tensor] | None,
-    expected: str | None,
-    where: str = "",
-) -> Applied:
-    """Apply edits and see that they leave the model that their plan describes; take them back if not.
+def apply_and_check(model: nn.Module, plan: Plan, tensors: Mapping[str, Tensor] | None, where: str = "") -> Applied:
+    """Apply a plan's edits and see that they leave the model that it describes; take them back if not.
 
     Args:
         model: An unwrapped model.
-        edits: As of `apply_edits`.
+        plan: What its result does not say is not compared.
         tensors: As of `apply_edits`.
-        expected: Hash of the tensors' names and shapes afterwards; None: they are not compared.
         where: What holds the plan, for the message, such as " in plan.json".
 
     Raises:
         ValueError: If an edit names something that is not there, or the model is another one afterwards.
     """
-    applied = apply_edits(model, edits, tensors)
-    if expected is not None and (found := tensors_hash(model)) != expected:
+    applied, expected = apply_edits(model, plan.edits, tensors), plan.result
+    found = tensors_hash(model)
+    difference = differing_settings(expected.settings, settings_of(model))
+    if expected.tensors not in ("", found):
+        difference = f"{found[:12]} instead of {expected.tensors[:12]}"
+    if difference:
         undo(model, applied.journal)
         raise ValueError(
-            f"Expected the plan{where} to leave the model it describes, but it left another ({found[:12]} instead of "
-            f"{expected[:12]}). Was the file edited?"
+            f"Expected the plan{where} to leave the model it describes, but it left another ({difference}). Was the "
+            "file edited?"
         )
     return applied
 
@@ -138,15 +136,25 @@ def undo(model: nn.Module, journal: Journal) -> None:
 
 
 def check_source(model: nn.Module, plan: Plan) -> None:
-    """Raise ValueError unless the plan starts from this model's names and shapes."""
+    """Raise ValueError unless the plan starts from this model's names, shapes and settings."""
     found = tensors_hash(model)
     if found == plan.source.tensors:
+        _check_settings(model, plan)
         return
     hint = "It has been pruned with this plan already." if found == plan.result.tensors else _difference(model, plan)
     raise ValueError(
         f"Expected the model that the plan was made for ({plan.source.class_ or 'unknown'}, "
         f"{plan.source.tensors[:12]}), but got {type(model).__name__} ({found[:12]}). {hint}"
     )
+
+
+def _check_settings(model: nn.Module, plan: Plan) -> None:
+    difference = differing_settings(plan.source.settings, settings_of(model))
+    if difference:
+        raise ValueError(
+            f"Expected the model that the plan was made for ({plan.source.class_ or 'unknown'}), but got one that "
+            f"computes something else: {difference}. Build it with the arguments that the plan's model was built with."
+        )
 
 
 def _difference(model: nn.Module, plan: Plan) -> str:

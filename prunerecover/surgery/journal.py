@@ -34,7 +34,7 @@ class ModuleReplaced:
 
     def undo(self, model: nn.Module, device: torch.device) -> None:
         """Put the old module back."""
-        set_module(model, self.path, self.old.to(device))
+        set_module(model, self.path, _moved(self.old, device))
 
     def to_cpu(self) -> None:
         """Move the old module to the CPU."""
@@ -56,7 +56,7 @@ class BlockRemoved:
         assert isinstance(blocks, nn.Sequential | nn.ModuleList)
         if self.training != blocks.training:  # else each part of the block keeps its own mode
             self.old.train(blocks.training)
-        blocks.insert(self.index, self.old.to(device))
+        blocks.insert(self.index, _moved(self.old, device))
 
     def to_cpu(self) -> None:
         """Move the block to the CPU."""
@@ -224,9 +224,14 @@ def _put(model: nn.Module, places: Iterable[tuple[str, str]], tensor: Tensor) ->
         setattr(get_module(model, path), name, tensor)
 
 
+def _moved(module: nn.Module, device: torch.device) -> nn.Module:
+    """Move a module to a device; not to the meta device, where a model has parameters and no buffers."""
+    return module if device.type == "meta" else module.to(device)
+
+
 def _move(tensor: Tensor, device: torch.device) -> None:
     """Move a tensor that others hold by identity; its gradient goes with it."""
-    if tensor.device == device or tensor.is_meta:
+    if tensor.device == device or tensor.is_meta or device.type == "meta":
         return
     tensor.data = tensor.data.to(device)
     if tensor.grad is not None:

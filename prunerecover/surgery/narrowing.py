@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from prunerecover.model.paths import get_module, holder_of, parent_path
+from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS
 from prunerecover.plan.edits import Narrow
 from prunerecover.plan.groups import Slice
 from prunerecover.surgery.compensation import absorb, entries_per_unit
@@ -231,6 +232,7 @@ def _settings(model: nn.Module, edit: Narrow) -> dict[TensorHolder, Any]:
     A module's own attribute loses what the removed units added, for it may count others, too. A config is shared by
     layers that are narrowed one after the other, so its entry becomes what the kept units add.
     """
+    _check_heads_follow(model, edit)
     settings: dict[TensorHolder, Any] = {}
     for setting in edit.settings:
         holder, name = holder_of(get_module(model, setting.module), setting.attribute)
@@ -246,3 +248,18 @@ def _settings(model: nn.Module, edit: Narrow) -> dict[TensorHolder, Any]:
         number = setting.per_unit * len(edit.keep) if in_config else alone - setting.per_unit * len(edit.gone)
         settings[setting.module, setting.attribute] = (number,) if isinstance(value, tuple) else number
     return settings
+
+
+def _check_heads_follow(model: nn.Module, edit: Narrow) -> None:
+    """Raise ValueError if an attention that loses heads would go on counting all of them."""
+    if edit.kind != "head":
+        return
+    told = {(setting.module, setting.attribute) for setting in edit.settings}
+    for path in dict.fromkeys(parent_path(parent_path(part.tensor)) for part in edit.group):
+        for name, count in vars(get_module(model, path)).items():
+            counts = name in (*HEADS, *KEY_VALUE_HEADS) and type(count) is int and count and count % edit.of == 0
+            if counts and (path, name) not in told:
+                raise ValueError(
+                    f"Expected the edit of '{edit.unit}' to set '{name}' of '{path}', which counts its {edit.of} "
+                    "heads, but it does not. Was the plan edited?"
+                )

@@ -12,8 +12,10 @@ from prunerecover.families.constructors import constructor_of
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import meta_copy, share_copy
 from prunerecover.model.hashing import tensors_hash, weights_hash
+from prunerecover.model.settings import data_hash, settings_of
 from prunerecover.plan.edits import Edit
-from prunerecover.plan.plan import MadeBy, Plan, Result, Source
+from prunerecover.plan.plan import Plan
+from prunerecover.plan.records import MadeBy, Result, Source
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.version import __version__
 
@@ -49,6 +51,7 @@ def plan_for(
         tensors=tensors_hash(pruned),
         params=sum(p.numel() for p in pruned.parameters()),
         macs=0 if example is None else count_macs(pruned, example),
+        settings=settings_of(pruned),
     )
     return Plan(
         source=source_of(model),
@@ -61,10 +64,12 @@ def plan_for(
 
 def source_of(model: nn.Module) -> Source:
     """Describe a model as the start of a plan."""
-    cls = type(model)
+    cls, constructor = type(model), constructor_of(model)
     return Source(
         class_=f"{cls.__module__}.{cls.__qualname__}",
-        constructor=constructor_of(model),
+        constructor=constructor,
         tensors=tensors_hash(model),
         weights=weights_hash(model),
+        settings=settings_of(model),
+        constructed=None if constructor is None else data_hash(constructor),
     )

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from prunerecover.importance.context import Loss
 from prunerecover.plan.budget import Budget
+from prunerecover.width.allocation.by_saliency import uniform
 from prunerecover.width.allocation.greedy_fill import kind_of
 from prunerecover.width.allocation.registry import AllocationRule, RegisteredAllocation, allocation_of
 from prunerecover.width.allocation.tolerance import check_tolerance
@@ -33,6 +34,7 @@ class WidthRule:
     protection: str | WidthImportance | None = None
     tolerance: float | None = None
     replace: WidthReplace = "calibrated"
+    equal_layers: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -54,6 +56,11 @@ class WidthRule:
     def allocated_by(self) -> RegisteredAllocation:
         """The allocation."""
         return allocation_of(self.allocation)
+
+    @property
+    def evenly(self) -> bool:
+        """Whether layers that are alike give their units together."""
+        return self.equal_layers or self.allocated_by.rule is uniform
 
     @property
     def by_tolerance(self) -> bool:

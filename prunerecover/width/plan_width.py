@@ -39,6 +39,7 @@ def plan_width(
     tolerance: float | None = None,
     kinds: Sequence[str] = FOUND_KINDS,
     replace: WidthReplace = "calibrated",
+    equal_layers: bool = False,
     rounds: int = 1,
     ignore: Sequence[str] = (),
     seed: int = 0,
@@ -69,6 +70,8 @@ def plan_width(
         kinds: Among "channel", "head", "neuron" and "expert"; a budget in units names its own.
         replace: "calibrated": weights that read a group take over what its removed units did, as far as the kept ones
             predict it (see `compensation`). "zero": nothing does, as is usual.
+        equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say:
+            `save_pruned` then makes a folder for `from_pretrained`. The budget is met by less than a unit of each.
         rounds: The budget is reached in so many steps, scored anew each time, with BatchNorm statistics estimated anew;
             what one takes beyond its part, those after it need not take.
         ignore: Shell patterns of groups that stay, such as "layer4.*".
@@ -89,6 +92,7 @@ def plan_width(
         protection=protection,
         tolerance=tolerance,
         replace=replace,
+        equal_layers=equal_layers,
         loss=loss,
         labels=labels,
         kinds=kinds,

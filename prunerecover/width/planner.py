@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.calibration.moments import Moments
+from prunerecover.cost.macs import count_macs
 from prunerecover.display.progress import progress
 from prunerecover.importance.losses import supervised_loss
 from prunerecover.importance.registry import name_of
@@ -32,9 +33,10 @@ from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.provenance import plan_for
-from prunerecover.width.allocation.by_saliency import per_cost
+from prunerecover.width.allocation.by_saliency import lowest, per_cost
 from prunerecover.width.allocation.cost_model import CostModel, cost_model
 from prunerecover.width.allocation.diagnostics import tolerance_evidence
+from prunerecover.width.allocation.equal_layers import alike, equalised
 from prunerecover.width.allocation.greedy_fill import Removed
 from prunerecover.width.allocation.kind_weights import (
     KindWeights,
@@ -43,11 +45,12 @@ from prunerecover.width.allocation.kind_weights import (
     weighted,
 )
 from prunerecover.width.allocation.latency_budget import macs_for_latency
+from prunerecover.width.allocation.measured_share import Shares, meet_measured
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
 from prunerecover.width.arguments import WidthConfig, WidthReplace, WidthRule
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
 from prunerecover.width.groups.discovery import find_groups
-from prunerecover.width.groups.unit_slices import Scores
+from prunerecover.width.groups.unit_slices import Scores, removal_positions
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.narrowed_output import NarrowedOutput
 from prunerecover.width.signals.context import WidthContext, WidthImportance
@@ -145,7 +148,7 @@ class WidthPlanner:
         rule = self.config if rule is None else rule
         rule.check_budget(budget, sorted(self.units))
         weighing = self._weighing(budget, rule)
-        removed, evidence = self._removed(self._in_macs(budget, rule, weighing), rule, weighing)
+        removed, evidence = self._measured(budget, rule, weighing)
         found = WidthEvidence(
             kept={g.name: (g.size - len(removed[g.name]), g.size) for g in self.groups},
             kinds={g.name: g.kind for g in self.groups},
@@ -162,6 +165,7 @@ class WidthPlanner:
                 "protection": protection,
                 "tolerance": rule.tolerance,
                 "replace": rule.replace,
+                **({"equal_layers": True} if rule.equal_layers else {}),
             },
             seed=self.config.seed,
             tensors=tensors,
@@ -169,20 +173,64 @@ class WidthPlanner:
             evidence={**found.to_dict(), **evidence},
         )
 
+    def _measured(
+        self, budget: Budget | None, rule: WidthRule, weighing: KindWeights
+    ) -> tuple[Removed, dict[str, Any]]:
+        """Return what goes, asked for again where the model that is really narrowed saves another share."""
+        if budget is None or budget.share is None or budget.share[0] == "latency":
+            return self._removed(self._in_macs(budget, rule, weighing), rule, weighing)
+        cost, wanted = budget.share
+
+        def removed_at(share: float) -> tuple[Removed, dict[str, Any]]:
+            asked: dict[str, Any] = {cost: share}
+            return self._removed(Budget(**asked), rule, weighing)
+
+        return meet_measured(cost, wanted, removed_at, lambda found: self._shares(cost, found[0], rule))
+
+    def _shares(self, cost: str, removed: Removed, rule: WidthRule) -> Shares:
+        """Return what an allocation saves of the MACs or parameters."""
+        network, full = share_copy(self.model), getattr(self.costs.full, cost)
+        apply_edits(network, self._edits(removed))
+        if cost == "macs":
+            left = count_macs(network, self.example)
+        else:
+            left = sum(parameter.numel() for parameter in network.parameters())
+        gone = {name: len(units) for name, units in removed.items()}
+        predicted = self.costs.total({name: self.costs.sizes[name] - count for name, count in gone.items()})
+        together = alike(self.groups) if rule.evenly else [(group,) for group in self.groups]
+        units = [
+            sum(getattr(self.costs.saving(group.name, gone, group.multiple), cost) for group in groups)
+            for groups in together
+            if all(group.size - gone[group.name] > max(group.at_least, group.multiple) for group in groups)
+        ]
+        return Shares(
+            predicted=1 - getattr(predicted, cost) / full,
+            measured=1 - left / full,
+            unit=min((saved for saved in units if saved), default=full) / full,
+        )
+
     def _removed(self, budget: Budget | None, rule: WidthRule, weighing: KindWeights) -> tuple[Removed, dict[str, Any]]:
         if not rule.by_tolerance:
             assert budget is not None, "only tolerances go without"
             (saliency,) = self.scores(*rule.signals)
             if not weighing.rates:
-                return rule.allocated_by(self.groups, saliency, self.costs, budget), {}
+                removed = rule.allocated_by(self.groups, saliency, self.costs, budget)
+                return self._equalised(removed, saliency, budget, rule), {}
             saliency = weighted(self.groups, saliency, weighing.rates)
             removed = per_cost(self.groups, saliency, self.costs, budget, damping=weighing.damping)
-            return removed, WidthEvidence(rates=dict(weighing.rates), damping=weighing.damping).to_dict()
+            tried = WidthEvidence(rates=dict(weighing.rates), damping=weighing.damping)
+            return self._equalised(removed, saliency, budget, rule), tried.to_dict()
         low, high = self.scores(*rule.signals)
         found = tolerance_allocation(
             self.groups, low, high, tolerance=rule.tolerance, budget=budget, costs=self.costs if budget else None
         )
-        return found.removed, tolerance_evidence(self.groups, low, high, found, self.costs)
+        evidence = tolerance_evidence(self.groups, low, high, found, self.costs)
+        return self._equalised(found.removed, removal_positions(self.groups, low), budget, rule), evidence
+
+    def _equalised(self, removed: Removed, saliency: Scores, budget: Budget | None, rule: WidthRule) -> Removed:
+        if not rule.equal_layers:
+            return removed
+        return lowest(self.groups, saliency, equalised(self.groups, removed, self.costs, budget))
 
     def _weighing(self, budget: Budget | None, rule: WidthRule) -> KindWeights:
         """Return how saliencies count; as they are unless heads or experts may go beside others.

@@ -58,3 +58,15 @@ def test_what_never_varies_is_predicted_by_its_mean() -> None:
 def test_nothing_added_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="Expected rows to fit to, but none were added"):
         Moments().predict(GONE, KEPT)
+
+
+@pytest.mark.parametrize("scale", [1e-19, 1e-23, 0.0])
+def test_activations_that_vanish_predict_nothing_wild(scale: float) -> None:
+    """Products of 1e-23 are below what single precision resolves."""
+    rows = scale * torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
+    rows[:, 3] = 0
+    moments = Moments()
+    moments.add(rows)
+    found = moments.predict(torch.arange(4), torch.arange(4, 12))
+    assert found.isfinite().all()
+    assert found.abs().max() < 2

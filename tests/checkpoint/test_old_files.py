@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from prunerecover import Plan, Report, apply_plan, load_pruned, merge, save_pruned
+from prunerecover.plan.records import LATER
 
 HERE = Path(__file__).parent
 
@@ -64,6 +65,16 @@ def test_every_file_is_looked_at() -> None:
     }
 
 
+def as_then(data: Any) -> Any:
+    """Leave out of plans what they did not say when the files were made."""
+    if not isinstance(data, dict):
+        return data
+    kept = {key: as_then(value) for key, value in data.items()}
+    for name in {"source", "result"} & kept.keys():
+        kept[name] = {key: value for key, value in kept[name].items() if key not in LATER}
+    return kept
+
+
 # Plans.
 
 
@@ -93,7 +104,8 @@ def test_a_plan_applies(name: str) -> None:
 def test_a_plan_composes_with_merge() -> None:
     model, plan = cases.dense("depth.json", OLD), Plan.load(OLD / "depth.json")
     apply_plan(model, plan)
-    assert plan + merge(model) == Plan.load(OLD / "depth_merged.json")
+    found = plan + merge(model)
+    assert Plan.from_dict(as_then(found.to_dict()), found.tensors) == Plan.load(OLD / "depth_merged.json")
     assert_expected(logits(model, "depth_merged.json"), "depth_merged.json")
 
 
@@ -173,7 +185,7 @@ def test_a_fit_that_goes_on_ends_in_the_same_ledger(tmp_path: Path) -> None:
     trainer.save_checkpoint(tmp_path / "last.ckpt", weights_only=True)
     wanted, found = ledger_of(OLD / "vit_weights_only.ckpt"), ledger_of(tmp_path / "last.ckpt")
     for name in ("schema", "plans", "begun", "teachers", "adapters", "places", "optimizers"):
-        assert found[name] == wanted[name], name
+        assert as_then(found[name]) == wanted[name], name
 
 
 def test_weights_alone_predict(tmp_path: Path) -> None:
@@ -207,4 +219,4 @@ def test_a_search_finds_the_plan_that_it_found(tmp_path: Path) -> None:
     wanted = Plan.load(OLD / "boundary.json")
     assert found.edits == wanted.edits
     assert found.evidence["trials"] == wanted.evidence["trials"]
-    assert found.result == wanted.result
+    assert as_then(found.to_dict())["result"] == wanted.to_dict()["result"]

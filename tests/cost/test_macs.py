@@ -163,3 +163,26 @@ def test_wrapper_is_stripped_from_paths() -> None:
 )
 def test_every_form_of_batch_counts_the_same(batch: Any) -> None:
     assert count_macs(nn.Linear(3, 5), batch) == 30
+
+
+class Query(nn.Module):
+    """Attention pooling: a module is given a view of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latent = nn.Parameter(torch.zeros(1, 1, 4))
+        self.project = nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.project(self.latent.expand(len(x), -1, -1)) * x.sum()
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad(), torch.no_grad(), torch.inference_mode()])
+def test_views_of_parameters_are_counted_in_every_mode(mode: Any) -> None:
+    with mode:
+        assert count_macs(Query(), torch.ones(2, 3)) == 2 * 4 * 6
+
+
+def test_models_with_a_class_token_of_their_own_are_counted() -> None:
+    pooled = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, global_pool="map", class_token=False)
+    assert count_macs(pooled, torch.zeros(1, 3, 32, 32)) > 0

@@ -18,7 +18,8 @@ from prunerecover.apply import apply_plan
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace, Rewrite
 from prunerecover.plan.groups import Setting, Slice
-from prunerecover.plan.plan import SCHEMA, MadeBy, Plan, PlanSet, Result, Source
+from prunerecover.plan.plan import SCHEMA, Plan, PlanSet
+from prunerecover.plan.records import MadeBy, Result, Source
 
 text = st.text(st.characters(blacklist_categories=("Cs",)), max_size=12)
 primitives = (

@@ -15,6 +15,7 @@ import torch
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.groups import Group
 from prunerecover.width.allocation.cost_model import Cost, CostModel
+from prunerecover.width.allocation.equal_layers import equal_counts, even_layers
 from prunerecover.width.allocation.greedy_fill import NEVER, PriorityKey, RemovalTarget, Removed, fill, max_removable
 from prunerecover.width.groups.unit_slices import Scores, removal_order
 
@@ -95,8 +96,8 @@ def uniform(
 ) -> Removed:
     """Remove the same share of every group, to half a unit; within a group the lowest saliency goes first.
 
-    Between groups that would give their next unit at the same share, the first in order does, so that budgets between
-    two shares are met too.
+    Groups of one kind and size keep one number, and a budget of cost is met by less than one unit of each. A budget in
+    units that this cannot meet takes what is missing one by one, from the first groups in order.
 
     Args:
         groups: To choose from.
@@ -106,12 +107,17 @@ def uniform(
         most: Share of a group that may go.
     """
     _ranked(groups, saliency)
-    sizes = {group.name: group.size for group in groups}
+    target = RemovalTarget.of(budget, groups, costs)
+    counts = equal_counts(even_layers(target.groups, most), costs, target, beyond=not target.in_units)
+    if target.in_units:
+        sizes = {group.name: group.size for group in groups}
 
-    def key(name: str, gone: int, units: int, saving: Cost) -> float:
-        return (gone + units / 2) / sizes[name]
+        def key(name: str, gone: int, units: int, saving: Cost) -> float:
+            return (gone + units / 2) / sizes[name]
 
-    return _allocate(groups, saliency, costs, RemovalTarget.of(budget, groups, costs), key, most)
+        end = {group.name: max_removable(group, most) for group in target.groups}
+        counts = fill(costs, target, key, end, start=counts)
+    return lowest(groups, saliency, counts)
 
 
 def share_saved(saving: Cost, full: Cost, per: Literal["macs", "params", "both"]) -> float:

@@ -2,7 +2,8 @@
 
 Every group gives up its units in a fixed order. Which group comes next is decided by a key, lowest first; keys may
 grow while others give, never shrink, so that a heap with late updates finds the exact minimum. The loop stops when the
-budget is met; what was taken beyond it is given back, so that the rest is less than the smallest unit.
+budget is met, and rather with finer units than with one that takes a point too much; what was taken beyond it is given
+back, so that the rest is less than the smallest unit.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from prunerecover.width.allocation.cost_model import Cost, CostModel
 Removed = dict[str, Tensor]  # by group name: indices of the units that go, ascending
 PriorityKey = Callable[[str, int, int, Cost], float]  # group, units gone, units to go next, what they save; inf: never
 NEVER = float("inf")
+COARSE = 0.01  # of all there is: what the last unit may take too much, while there are finer ones
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,11 @@ def fill(
     heap: list[tuple[float, int]] = []
     for number, group in enumerate(groups):
         _push(heap, number, _next(group, costs, key, gone, end))
-    while saved < target.amount and heap:
+    coarse: list[tuple[float, int]] = []
+    slack = COARSE * target.full
+    while saved < target.amount and (heap or coarse):
+        if not heap:  # nothing finer is left
+            heap, coarse, slack = sorted(coarse), [], NEVER
         _, number = heapq.heappop(heap)
         group = groups[number]
         step = _next(group, costs, key, gone, end)
@@ -152,15 +158,19 @@ def fill(
         if heap and (step.key, number) > heap[0]:
             _push(heap, number, step)
             continue
+        if saved + target.saved(step) > target.amount + slack:
+            coarse.append((step.key, number))
+            continue
         gone[group.name] += step.units
         saved += target.saved(step)
         _push(heap, number, _next(group, costs, key, gone, end))
-    _check_met(target, saved)
+    check_met(target, saved)
     _give_back(costs, target, key, gone, saved)
     return gone
 
 
-def _check_met(target: RemovalTarget, saved: int) -> None:
+def check_met(target: RemovalTarget, saved: int) -> None:
+    """Raise ValueError, and say how much can go, unless so much is enough."""
     if saved < target.amount:
         can = str(saved) if target.in_units else f"{saved / target.full:.1%}"
         routed = max((group for group in target.groups if group.kind == "expert"), key=_needed, default=None)
@@ -183,8 +193,7 @@ def _push(heap: list[tuple[float, int]], number: int, step: Step | None) -> None
 def _next(
     group: Group, costs: CostModel, key: PriorityKey, gone: Mapping[str, int], end: Mapping[str, int]
 ) -> Step | None:
-    left = group.size - gone[group.name]
-    units = left % group.multiple or group.multiple
+    units = units_taken_next(group, gone[group.name])
     return _step(group, units, costs, key, gone) if gone[group.name] + units <= end[group.name] else None
 
 
@@ -199,7 +208,7 @@ def _give_back(costs: CostModel, target: RemovalTarget, key: PriorityKey, gone: 
         last = {
             group.name: _step(group, units, costs, key, {**gone, group.name: gone[group.name] - units})
             for group in target.groups
-            if (units := _taken_last(group, gone[group.name]))
+            if (units := units_taken_last(group, gone[group.name]))
         }
         spare = {name: s for name, s in last.items() if 0 < target.saved(s) <= saved - target.amount}
         if not spare:
@@ -209,7 +218,12 @@ def _give_back(costs: CostModel, target: RemovalTarget, key: PriorityKey, gone: 
         saved -= target.saved(spare[name])
 
 
-def _taken_last(group: Group, gone: int) -> int:
+def units_taken_next(group: Group, gone: int) -> int:
+    """Return how many units a group gives in its next step."""
+    return (group.size - gone) % group.multiple or group.multiple
+
+
+def units_taken_last(group: Group, gone: int) -> int:
     """Return how many units went in the group's last step; 0 if none has gone."""
     first = group.size % group.multiple or group.multiple
     return min(gone, first if gone == first else group.multiple)

@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from prunerecover.model.paths import get_module, parent_path
+from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS
 from prunerecover.plan.groups import Group, Setting, Site, Slice
 from prunerecover.plan.kinds import WidthKind
 from prunerecover.width.tracing.dimension_ids import Owner
@@ -23,9 +24,7 @@ from prunerecover.width.tracing.trace import Location, Product, Trace
 
 Form = tuple[tuple[int, ...], int]
 
-# What attention modules call the number of their heads, and sizes that follow from it.
-HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads")
-KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+# What attention modules call sizes that follow from the number of their heads.
 SIZES = ("all_head_size", "attn_dim", "inner_dim", "split_size")
 # What MLPs call the number of their neurons.
 NEURONS = ("intermediate_size", "ffn_dim", "hidden_features")

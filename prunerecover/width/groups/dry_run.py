@@ -23,6 +23,7 @@ from prunerecover.plan.groups import Group
 from prunerecover.width.tracing.tracer import trace_model
 
 TensorDim = tuple[str, int]
+LEAST_LOST, MOST_LOST = 2, 4  # units of a group that shares no tensor, in the first trial
 
 
 def that_narrow(model: nn.Module, inputs: ModelInputs, groups: Sequence[Group]) -> tuple[Group, ...]:
@@ -59,7 +60,17 @@ def _one_by_one(model: nn.Module, inputs: ModelInputs, family: Sequence[Group]) 
 
 def _that_survive(model: nn.Module, inputs: ModelInputs, groups: Sequence[Group]) -> tuple[Group, ...] | None:
     """Narrow all groups and watch again: None if the copy does not run, else those whose units are what they were."""
-    kept = _numbers(groups)
+    survivors: tuple[Group, ...] | None = tuple(groups)
+    for kept in _trials(groups):
+        found = _survivors(model, inputs, kept)
+        survivors = None if found is None or survivors is None else tuple(g for g in survivors if g in found)
+        if survivors is None:
+            return None
+    return survivors
+
+
+def _survivors(model: nn.Module, inputs: ModelInputs, kept: Mapping[Group, int]) -> set[Group] | None:
+    """Return those of the groups whose units are what they were, narrowed to so many; None: the copy does not run."""
     stays = _positions_that_stay(model, kept)
     try:
         narrowed = _narrow_copy(model, kept, stays)
@@ -71,7 +82,7 @@ def _that_survive(model: nn.Module, inputs: ModelInputs, groups: Sequence[Group]
     component = trace.ids.components()
     sizes = np.bincount(component)
     starts = {(owner.tensor, owner.dim): owner.start for owner in trace.ids.owners}
-    return tuple(g for g in groups if _intact(g, kept[g], stays, component, sizes, starts))
+    return {g for g in kept if _intact(g, kept[g], stays, component, sizes, starts)}
 
 
 def _trains(model: nn.Module, inputs: ModelInputs) -> bool:
@@ -92,16 +103,41 @@ def _numbers(groups: Sequence[Group]) -> dict[Group, int]:
     each group loses two at least, and a later part of the same tensor less than an earlier one. Two heads stay: of a
     single one it could not be seen that it is one.
     """
+    return {group: max(group.size - lost, _least(group)) for group, lost in _losses(groups).items()}
+
+
+def _trials(groups: Sequence[Group]) -> list[dict[Group, int]]:
+    """Return how many units each group keeps in one trial, or in two if small groups of one size come out alike in it.
+
+    In the second they lose none, one and so on, in turn; a single head is not left, for it would fit by broadcasting.
+    """
+    first = _numbers(groups)
+    small = [g for g, lost in _losses(groups).items() if g.size - max(lost, MOST_LOST) < _least(g)]
+    if all(count == 1 for count in Counter((g.kind, g.size, first[g]) for g in small).values()):
+        return [first]
+    second, ranks = dict(first), Counter[tuple[str, int]]()
+    for group in small:
+        second[group] = group.size - ranks[group.kind, group.size] % (group.size - _least(group) + 1)
+        ranks[group.kind, group.size] += 1
+    return [first, second]
+
+
+def _least(group: Group) -> int:
+    return 2 if group.kind == "head" and group.size > 2 else 1
+
+
+def _losses(groups: Sequence[Group]) -> dict[Group, int]:
+    """Return how many units each group loses if it has as many to give."""
     places = [[(part.tensor, part.dim) for part in group.slices if part.makes] for group in groups]
     total = Counter(place for own in places for place in own)
     seen: Counter[TensorDim] = Counter()
-    kept: dict[Group, int] = {}
+    losses: dict[Group, int] = {}
     for i, group in enumerate(groups):
         seen.update(places[i])
         sharing = max(total[place] for place in places[i]) > 1
-        lost = 2 + (max(total[place] - seen[place] for place in places[i]) if sharing else i % 3)
-        kept[group] = max(group.size - lost, 2 if group.kind == "head" and group.size > 2 else 1)
-    return kept
+        cycle = i % (MOST_LOST - LEAST_LOST + 1)
+        losses[group] = LEAST_LOST + (max(total[p] - seen[p] for p in places[i]) if sharing else cycle)
+    return losses
 
 
 def _positions_that_stay(model: nn.Module, kept: Mapping[Group, int]) -> dict[TensorDim, np.ndarray]:

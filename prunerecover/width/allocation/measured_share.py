@@ -1,0 +1,88 @@
+"""The share of a cost that a narrowed model really saves, and allocations asked for again where it is another.
+
+The cost model is exact where every weight is applied at a fixed number of positions. It is not where units are
+positions of other weights (an MLP-Mixer's channels), or where the data decide how often a layer runs (the detections of
+an R-CNN): there the budget that is passed on is corrected, and what it comes to is said.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Found = TypeVar("Found")
+POINT = 0.01  # of the cost
+TRIALS = 6
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What an allocation saves, as shares of the whole cost.
+
+    Attributes:
+        predicted: By the cost model.
+        measured: On the narrowed model.
+        unit: What the cheapest unit that is left saves: budgets cannot be met closer.
+    """
+
+    predicted: float
+    measured: float
+    unit: float
+
+
+@dataclass(frozen=True)
+class _Trial(Generic[Found]):
+    asked: float
+    found: Found
+    shares: Shares
+
+
+def meet_measured(
+    cost: str, wanted: float, allocate: Callable[[float], Found], shares_of: Callable[[Found], Shares]
+) -> Found:
+    """Return the allocation whose measured share is nearest to what is wanted; warn if it is not near.
+
+    Args:
+        cost: "macs" or "params", for the warning.
+        wanted: The share that is to go.
+        allocate: Returns an allocation for a share; a ValueError says that there is none.
+        shares_of: What an allocation saves.
+
+    Raises:
+        ValueError: If there is no allocation for the share that is wanted.
+    """
+    best = latest = _tried(allocate, shares_of, wanted)
+    below, above = (0.0, 0.0), (1.0, 1.0)  # what was asked for, and what came of it
+    for _ in range(TRIALS - 1):
+        found = latest.shares
+        if abs(found.predicted - found.measured) <= POINT or _distance(latest, wanted) <= POINT:
+            break
+        if found.measured < wanted:
+            below = max(below, (latest.asked, found.measured))
+        else:
+            above = min(above, (latest.asked, found.measured))
+        asked = below[0] + (above[0] - below[0]) * (wanted - below[1]) / max(above[1] - below[1], POINT)
+        try:
+            latest = _tried(allocate, shares_of, min(asked, 0.99))
+        except ValueError:  # no more can go
+            break
+        best = min(best, latest, key=lambda trial: _distance(trial, wanted))
+    if _distance(best, wanted) > max(POINT, best.shares.unit):
+        warnings.warn(
+            f"The plan removes {best.shares.measured:.1%} of the {cost} on the first calibration sample, not the "
+            f"{wanted:.1%} that were asked for: what its units save depends on the data or on each other. Ask for "
+            "another budget until this number suits you, or leave such groups out with ignore=.",
+            stacklevel=2,
+        )
+    return best.found
+
+
+def _tried(allocate: Callable[[float], Found], shares_of: Callable[[Found], Shares], share: float) -> _Trial[Found]:
+    found = allocate(share)
+    return _Trial(share, found, shares_of(found))
+
+
+def _distance(trial: _Trial[Found], wanted: float) -> float:
+    return abs(trial.shares.measured - wanted)

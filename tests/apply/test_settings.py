@@ -1,0 +1,126 @@
+"""What does not show in names and shapes, such as the number of heads, is compared too, before anything changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from cases.engine import unchanged
+from cases.models.tiny import tiny_inputs, tiny_llama
+from torch import nn
+
+from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_depth, plan_width, save_pruned
+from prunerecover.model.hashing import tensors_hash
+from prunerecover.model.settings import settings_of
+from prunerecover.plan.edits import Narrow
+from prunerecover.surgery.provenance import plan_for
+from prunerecover.width.narrow_edits import narrow_edits
+
+IMAGES = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+TWO_HEADS = "Expected the model that the plan was made for.*num_heads is 4 there, but 2 in this"
+
+
+def vit(heads: int = 4) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=heads, num_classes=3
+    )
+    return model.eval()
+
+
+def head_plan(model: nn.Module) -> Plan:
+    groups = find_groups(model, IMAGES, ("head",)).groups
+    edits = narrow_edits(groups, {group.name: torch.tensor([1]) for group in groups})
+    return plan_for(model, edits, method="test", example=None)
+
+
+def edited(path: Path, change: Callable[[Any], None]) -> Path:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_settings_are_told_by_name() -> None:
+    assert settings_of(vit())["num_heads"] == "4"
+    assert settings_of(vit()) == settings_of(vit().double().train())
+    assert tensors_hash(vit()) == tensors_hash(vit(2))
+    assert settings_of(vit())["head_dim"] != settings_of(vit(2))["head_dim"]
+
+
+def test_settings_that_differ_between_modules_are_hashed() -> None:
+    one, other = (
+        nn.Sequential(nn.Conv2d(1, 1, 3, stride=a), nn.Conv2d(1, 1, 3, stride=b)) for a, b in ((1, 2), (2, 1))
+    )
+    assert settings_of(one)["stride"] != settings_of(other)["stride"]
+    assert settings_of(one)["kernel_size"] == "(3, 3)"
+
+
+@pytest.mark.parametrize("how", ["depth", "width"])
+def test_plan_is_not_applied_to_a_model_with_other_heads(how: str) -> None:
+    model = vit()
+    plan = head_plan(model) if how == "width" else plan_depth(model, Budget(remove={"block": 1}), batches=[IMAGES])
+    other = vit(2)
+    with unchanged(other), pytest.raises(ValueError, match=TWO_HEADS):
+        apply_plan(other, plan)
+
+
+def test_pruned_model_is_not_loaded_into_one_with_other_heads(tmp_path: Path) -> None:
+    model = vit()
+    plan = head_plan(model)
+    apply_plan(model, plan)
+    save_pruned(model, plan, tmp_path / "pruned")
+    other = vit(2)
+    with unchanged(other), pytest.raises(ValueError, match=TWO_HEADS):
+        load_pruned(tmp_path / "pruned", other)
+
+
+def test_edited_constructor_is_refused(tmp_path: Path) -> None:
+    model = tiny_llama()
+    plan = plan_depth(model, Budget(remove={"block": 1}), batches=[tiny_inputs("llama")])
+    apply_plan(model, plan)
+    save_pruned(model, plan, tmp_path / "pruned")
+
+    def more_rotations(data: Any) -> None:
+        data["source"]["constructor"]["config"]["hidden_act"] = "relu"
+
+    edited(tmp_path / "pruned" / "plan.json", more_rotations)
+    with pytest.raises(ValueError, match="Expected the constructor that the plan was made with.*edited"):
+        load_pruned(tmp_path / "pruned")
+
+
+def test_deleted_settings_are_refused(tmp_path: Path) -> None:
+    model = vit()
+    path = head_plan(model).save(tmp_path / "plan.json")
+
+    def delete(data: Any) -> None:
+        data["edits"][0]["settings"] = []
+
+    plan = Plan.load(edited(path, delete))
+    with unchanged(model), pytest.raises(ValueError, match="'num_heads' of 'blocks.0.attn'.*4 heads.*edited"):
+        apply_plan(model, plan)
+
+
+def test_deleted_settings_of_no_attention_are_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 2, 1))
+    plan = plan_width(model, Budget(remove={"channel": 2}), batches=[IMAGES], protection="magnitude", replace="zero")
+    (narrow,) = plan.edits
+    assert isinstance(narrow, Narrow)
+    without = plan.model_copy(update={"edits": (narrow.model_copy(update={"settings": ()}),)})
+    with unchanged(model), pytest.raises(ValueError, match="num_groups is 2 there, but 4"):
+        apply_plan(model, without)
+
+
+def test_plans_without_settings_still_apply() -> None:
+    model = vit()
+    plan = head_plan(model)
+    data = plan.to_dict()
+    del data["source"]["settings"], data["result"]["settings"]
+    apply_plan(model, Plan.from_dict(data))
+    assert model(IMAGES).shape == (8, 3)

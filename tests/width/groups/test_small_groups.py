@@ -1,0 +1,39 @@
+"""Groups of a few units are told apart by what code does with them, as larger ones are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from prunerecover import Budget, apply_plan, find_groups, plan_width
+
+IDS = torch.randint(1, 60, (4, 9), generator=torch.Generator().manual_seed(0))
+TEXT = {"input_ids": IDS, "decoder_input_ids": IDS}
+
+
+def t5(heads: int) -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, num_heads=heads)).eval()
+
+
+@pytest.mark.parametrize("heads", [2, 3, 4, 5, 8])
+def test_attentions_that_share_a_position_bias_are_not_separate_groups(heads: int) -> None:
+    """Cross-attentions add one tensor of zeros, made by the first for as many heads as it has."""
+    model = t5(heads)
+    groups = find_groups(model, TEXT, ("head",)).groups
+    crossing = [group.name for group in groups if "EncDec" in group.name]
+    assert len([group for group in groups if group.name not in crossing]) == 2
+    assert len(crossing) <= (1 if heads == 2 else 0)  # one head serves for two by broadcasting
+
+
+@pytest.mark.parametrize("heads", [2, 3, 4])
+def test_plans_of_few_heads_run(heads: int) -> None:
+    for share in (0.2, 0.4):
+        model = t5(heads)
+        settings: Any = {"protection": "magnitude", "replace": "zero"}
+        apply_plan(model, plan_width(model, Budget(ratio={"head": share}), batches=[TEXT], **settings))
+        assert model(**TEXT).logits.isfinite().all()

@@ -1,0 +1,92 @@
+"""Budgets are met on the model that is really narrowed, or the plan says what it comes to."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from timm.models.mlp_mixer import MlpMixer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover import Budget, Plan, apply_plan, plan_width
+from prunerecover.cost.macs import count_macs
+from prunerecover.width.allocation.measured_share import Shares, meet_measured
+
+GENERATOR = torch.Generator().manual_seed(0)
+IMAGES = torch.randn(8, 3, 32, 32, generator=GENERATOR)
+LABELS = torch.randint(0, 5, (8,), generator=GENERATOR)
+IDS = torch.randint(1, 60, (8, 9), generator=GENERATOR)
+QUICK: dict[str, Any] = {"protection": "magnitude", "replace": "zero"}
+
+
+class Often(nn.Module):
+    """A head that runs more often the narrower what is in front of it, as on the detections of another network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 40), nn.Linear(40, 4)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(F.relu(self.first(x)))
+        times = 1 if self.first.out_features == 40 else 40
+        return self.head(y[:, None].expand(-1, times, -1)).mean(1)
+
+
+def saved(model: nn.Module, plan: Plan, example: Any) -> float:
+    dense = count_macs(model, example)
+    apply_plan(model, plan)
+    return 1 - count_macs(model, example) / dense
+
+
+def test_mixer_meets_its_budget() -> None:
+    """Its channels are positions of the layers that mix tokens."""
+    torch.manual_seed(0)
+    model = MlpMixer(img_size=32, patch_size=8, embed_dim=32, num_blocks=2, num_classes=5).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = plan_width(model, Budget(macs=0.3), batches=[(IMAGES, LABELS)])
+    assert abs(saved(model, plan, IMAGES[:1]) - 0.3) < 0.012
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_finer_units_meet_a_budget_that_coarser_ones_would_miss(heads: int) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "dim": 32, "n_layers": 2, "hidden_dim": 64, "max_position_embeddings": 32}
+    config = transformers.DistilBertConfig(**sizes, n_heads=heads, num_labels=3)
+    model = transformers.DistilBertForSequenceClassification(config).eval()
+    plan = plan_width(model, Budget(macs=0.3), batches=[{"input_ids": IDS, "labels": LABELS % 3}])
+    assert 0.3 <= saved(model, plan, {"input_ids": IDS[:1]}) < 0.312
+
+
+def test_plan_says_what_it_removes_where_it_is_not_what_was_asked_for() -> None:
+    torch.manual_seed(0)
+    message = r"The plan removes -\d+\.\d% of the macs on the first calibration sample, not the 30.0%"
+    with pytest.warns(UserWarning, match=message):
+        plan_width(Often(), Budget(macs=0.3), batches=[torch.randn(8, 4)], ignore="second", **QUICK)
+
+
+@pytest.mark.parametrize("wrong", [0.8, 1.2, 1.5])
+def test_budget_is_corrected_until_the_measured_share_is_met(wrong: float) -> None:
+    found = meet_measured("macs", 0.3, lambda share: share, lambda share: Shares(share, wrong * share, 0.001))
+    assert abs(wrong * found - 0.3) <= 0.01
+
+
+def test_one_coarse_unit_too_much_is_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert meet_measured("macs", 0.3, lambda share: share, lambda _: Shares(0.35, 0.35, 0.06)) == 0.3
+
+
+def test_allocation_without_an_answer_is_no_error_once_there_was_one() -> None:
+    def allocate(share: float) -> float:
+        if share > 0.3:
+            raise ValueError("no more can go")
+        return share
+
+    with pytest.warns(UserWarning, match="removes 20.0% of the params .* not the 30.0%"):
+        assert meet_measured("params", 0.3, allocate, lambda share: Shares(share, share - 0.1, 0.001)) == 0.3
