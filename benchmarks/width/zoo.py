@@ -56,7 +56,7 @@ def arguments() -> argparse.Namespace:
     command_line = parser(__doc__)
     command_line.add_argument("--suite", nargs="+", choices=SUITES, default=SUITES, help="these suites alone")
     command_line.add_argument("--only", nargs="+", metavar="NAME", default=["*"], help="these alone, as shell patterns")
-    command_line.add_argument("--again-failed", action="store_true", help="measure anew what failed or was refused")
+    command_line.add_argument("--again-failed", action="store_true", help="measure anew what is not ok")
     command_line.add_argument("--timeout", type=float, default=120, help="seconds that a network may take")
     return command_line.parse_args()
 
@@ -68,7 +68,7 @@ def is_chosen(name: Name, patterns: list[str]) -> bool:
 
 def is_due(row: Row | None, again_failed: bool) -> bool:
     """Return whether a network is to be measured, given the row that it has."""
-    return row is None or (again_failed and row["outcome"] in ("failed", "refused"))
+    return row is None or (again_failed and row["outcome"] != "ok")
 
 
 def key(row: Row) -> Name:
