@@ -154,5 +154,7 @@ def write(name: str, result: dict[str, Any], markdown: str) -> None:
         "versions": versions(),
         **result,
     }
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
-    (RESULTS / f"{name}.md").write_text(markdown.rstrip() + "\n")
+    for file, text in ((f"{name}.json", json.dumps(record, indent=2) + "\n"), (f"{name}.md", markdown.rstrip() + "\n")):
+        unfinished = RESULTS / f".{file}.new"
+        unfinished.write_text(text)
+        unfinished.replace(RESULTS / file)  # a run that is killed leaves the results of before

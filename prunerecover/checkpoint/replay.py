@@ -69,7 +69,8 @@ def prune_and_fill(
         difference = differing_settings(plan.result.settings, settings_of(network))
         if difference:
             raise ValueError(
-                f"Expected the network that the plan of {path} leaves, but got another ({difference}). Pass the dense one."
+                f"Expected the network that the plan of {path} leaves, but got another ({difference}). "
+                "Pass the dense one."
             )
         _fill_pruned(network, weights, path, adapters)
         return

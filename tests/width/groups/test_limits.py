@@ -87,6 +87,27 @@ def test_what_code_fixes_is_left_out(how: str) -> None:
     assert [(g.name, g.kind) for g in found.groups] == [("second", "neuron")]
 
 
+@pytest.mark.parametrize("statistic", ["max", "min"])
+def test_extremes_over_positions_leave_the_channels_free(statistic: str) -> None:
+    """Attention with sinks subtracts the largest logit of each query."""
+
+    class Extreme(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 8, 1), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x).flatten(2)
+            return self.last(getattr(y, statistic)(-1).values + getattr(y, f"arg{statistic}")(-1))
+
+    net, x = stirred(Extreme()), images(4)
+    found = find_groups(net, x)
+    assert {(g.name, g.size) for g in found.groups} == {("first", 8)}
+    keep = thirty_percent(found)
+    with torch.no_grad():
+        assert_equal(outputs(narrowed(net, found, keep), x), outputs(masked(net, found, keep), x))
+
+
 def test_unequal_halves_are_left_out() -> None:
     """ShuffleNet splits its channels in two: one half cannot lose more than the other."""
 

@@ -1,0 +1,1 @@
+"""The networks of the zoo, a file per suite."""

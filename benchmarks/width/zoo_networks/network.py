@@ -1,0 +1,63 @@
+"""One network of the zoo: how it is built with random weights, what a batch of it is, and its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from prunerecover.importance.context import Loss
+from prunerecover.model.batches import as_inputs, call, without_labels
+
+CLASSES, SAMPLES = 10, 4
+MakeBatch = Callable[[Generator], Any]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network under the name that its row gets.
+
+    Attributes:
+        build: Makes it, with random weights from torch's global random state.
+        batch: Makes a batch of the form that a user's loader gives.
+        loss: None: the batches are labelled, and the default loss does.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    batch: MakeBatch
+    loss: Loss | None = None
+
+
+def images(*size: int, channels: int = 3, classes: int = CLASSES, samples: int = SAMPLES) -> MakeBatch:
+    """Return what makes labelled images, `(N, channels, *size)`; one size stands for a square."""
+    size = size * 2 if len(size) == 1 else size
+
+    def batch(generator: Generator) -> tuple[Tensor, Tensor]:
+        pixels = torch.randn(samples, channels, *size, generator=generator)
+        return pixels, torch.randint(0, classes, (samples,), generator=generator)
+
+    return batch
+
+
+def outputs(model: nn.Module, batch: Any) -> list[Tensor]:
+    """Return all tensors that a network gives for a batch."""
+    found = call(model, as_inputs(without_labels(batch)))
+    return [leaf for leaf in tree_leaves(_plain(found)) if isinstance(leaf, Tensor)]
+
+
+def squares(model: nn.Module, batch: Any) -> Tensor:
+    """Return a loss that every network has: the mean square of each floating-point output, summed."""
+    found = [output for output in outputs(model, batch) if output.is_floating_point() and output.numel()]
+    return torch.stack([output.square().mean() for output in found]).sum()
+
+
+def _plain(output: Any) -> Any:
+    """Return outputs of transformers as dictionaries, without the caches that no pytree opens."""
+    if hasattr(output, "to_tuple"):
+        return {name: value for name, value in output.items() if name != "past_key_values"}
+    return output

@@ -1,0 +1,33 @@
+"""The suites of the zoo by name, and which of them cannot be measured here."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from benchmarks.width.zoo_networks.network import Network
+
+SUITES = ("torchvision", "timm", "transformers", "ultralytics", "hard")
+
+
+@cache
+def networks_of(suite: str) -> dict[str, Network]:
+    """Return the networks of a suite by name.
+
+    Raises:
+        ImportError: If the suite's package is not installed.
+    """
+    found: list[Network] = import_module(f"benchmarks.width.zoo_networks.{suite}").networks()
+    assert len({network.name for network in found}) == len(found), f"names of {suite} are there twice"
+    return {network.name: network for network in found}
+
+
+def available() -> tuple[dict[str, dict[str, Network]], dict[str, str]]:
+    """Return the networks of all suites whose packages are installed, and why others are left out."""
+    found, missing = dict[str, dict[str, Network]](), dict[str, str]()
+    for suite in SUITES:
+        try:
+            found[suite] = networks_of(suite)
+        except ImportError as error:
+            missing[suite] = f"{suite} cannot be imported: {error}."
+    return found, missing
