@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-EPOCHS, STEPS_PER_EPOCH = 20, 7
+EPOCHS, STEPS_PER_EPOCH = 28, 7
 LONGEST = 6  # steps that a process lives at most before it is killed
 MOMENTS = {
     "batch": "after a batch",
@@ -167,7 +167,8 @@ def kill_until(folder: Path, kills: int, epochs: int, seed: int) -> list[dict[st
     while len(record) < kills:
         begun = last_step(folder)
         left = epochs * STEPS_PER_EPOCH - begun
-        lived, moment = draw.randint(1, min(LONGEST, left - 1)), draw.choice(tuple(MOMENTS))
+        longest = min(LONGEST, left - (kills - len(record)))  # a step is left for each kill to come
+        lived, moment = draw.randint(1, max(1, longest)), draw.choice(tuple(MOMENTS))
         if start(folder, epochs, lived, moment) == 0:
             raise RuntimeError("Expected a process that is killed before its end, but it ended.")
         died, kept = last_diary(folder, begun), last_step(folder)

@@ -17,6 +17,7 @@ from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
 from prunerecover.model.batches import Batches, ModelInputs, as_inputs, call, listed, split_batches
+from prunerecover.model.checks import check_blocks_apart, check_plannable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
@@ -53,6 +54,8 @@ class DepthPlanner:
     ) -> None:
         self.model, self.config = unwrap(model), config or DepthConfig()
         self.config.check_ready(kinds)
+        check_plannable(self.model)
+        check_blocks_apart(self.model)
         self.batches = listed(batches)
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             self.samples = split_batches(self.batches, device_of(self.model), self.config.seed)
