@@ -14,6 +14,7 @@ from prunerecover.depth.search import SearchCache, edits_of, greedy, one_shot, s
 from prunerecover.depth.units import find_units
 from prunerecover.importance.context import DepthContext
 from prunerecover.model.batches import Batches, ModelInputs, as_inputs, split_batches
+from prunerecover.model.checks import check_blocks_apart, check_plannable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
@@ -49,6 +50,8 @@ class DepthPlanner:
     ) -> None:
         self.model, self.config = unwrap(model), config or DepthConfig()
         self.config.check_ready(kinds)
+        check_plannable(self.model)
+        check_blocks_apart(self.model)
         self.batches = listed(batches)
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             self.samples = split_batches(self.batches, device_of(self.model), self.config.seed)

@@ -6,12 +6,15 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover.importance.context import Loss
 from prunerecover.model.batches import as_inputs, call, on_device, predictions_of, split_labels
 from prunerecover.model.evaluation import device_of
+
+IGNORED = -100  # the label that cross-entropy leaves out
 
 
 def loss_of(model: nn.Module, batch: Any, loss: Loss) -> Tensor:
@@ -65,7 +68,26 @@ def supervised_loss(model: nn.Module, batch: Any) -> Tensor:
             f"Expected labels that fit logits of shape {tuple(logits.shape)}, but got shape {tuple(labels.shape)}. "
             "Pass loss=f(model, batch)."
         )
-    return F.cross_entropy(logits, labels)
+    return F.cross_entropy(logits, _checked(labels, logits))
+
+
+def _checked(labels: Tensor, logits: Tensor) -> Tensor:
+    """Return labels of the type that cross-entropy takes, or say which one is wrong."""
+    if labels.shape == logits.shape:
+        return labels.to(logits.dtype)
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(
+            f"Expected labels as integers, but got {labels.dtype}. Convert them in your loader, or pass "
+            "loss=f(model, batch)."
+        )
+    labels, classes = labels.long(), logits.shape[1]
+    wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= classes))]
+    if wrong.numel():
+        raise ValueError(
+            f"Expected labels from 0 to {classes - 1}, as the model has {classes} outputs, but got {int(wrong[0])}. Is "
+            "it the model of this task?"
+        )
+    return labels
 
 
 def _takes_labels(model: nn.Module) -> bool:

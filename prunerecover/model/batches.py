@@ -230,3 +230,13 @@ def without_labels(batch: Any) -> Any:
         return split_labels(batch)[0]
     except TypeError:
         return batch
+
+
+def with_samples(batches: Batches) -> list[Any]:
+    """Return all batches as a list; raise ValueError if there is none, or one without samples."""
+    batches = list(batches)
+    if not batches:
+        raise ValueError("Expected at least one calibration batch, but got none. Was a generator consumed before?")
+    if not all(as_inputs(without_labels(batch)).n_samples for batch in batches):
+        raise ValueError("Expected samples in every calibration batch, but one has none. Leave it out.")
+    return batches

@@ -59,6 +59,8 @@ class Budget:
             (v for v in (self.macs, self.params, self.latency) if v is not None),
         ):
             for value in share:
+                if not isinstance(value, int | float) or isinstance(value, bool):
+                    raise TypeError(f"Expected a removed share as a number, such as 0.3, but got {value!r}.")
                 if not 0 <= value < 1:
                     raise ValueError(f"Expected a removed share between 0 and 1 (exclusive), but got {value}.")
 

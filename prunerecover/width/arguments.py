@@ -63,6 +63,11 @@ class WidthRule:
         return self.equal_layers or self.allocated_by.rule is uniform
 
     @property
+    def gates(self) -> bool:
+        """Whether units are scored by gates, which need a place to be put at."""
+        return "gate_taylor" in self.signals
+
+    @property
     def by_tolerance(self) -> bool:
         """Whether it is Tolerance of Difference, which weighs two signals, and can do without a budget."""
         return self.allocated_by.rule is None

@@ -21,7 +21,8 @@ from prunerecover.cost.macs import count_macs
 from prunerecover.display.progress import progress
 from prunerecover.importance.losses import supervised_loss
 from prunerecover.importance.registry import name_of
-from prunerecover.model.batches import Batches, ModelInputs, as_inputs, without_labels
+from prunerecover.model.batches import Batches, ModelInputs, as_inputs, with_samples, without_labels
+from prunerecover.model.checks import check_differentiable, check_plannable
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, ordinary_arithmetic
 from prunerecover.model.paths import unwrap
@@ -50,6 +51,7 @@ from prunerecover.width.allocation.tolerance_allocation import tolerance_allocat
 from prunerecover.width.arguments import WidthConfig, WidthReplace, WidthRule
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
 from prunerecover.width.groups.discovery import find_groups
+from prunerecover.width.groups.gates import with_a_gate
 from prunerecover.width.groups.unit_slices import Scores, removal_positions
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.narrowed_output import NarrowedOutput
@@ -75,12 +77,12 @@ class WidthPlanner:
     @ordinary_arithmetic()
     def __init__(self, model: nn.Module, *, batches: Batches, config: WidthConfig | None = None) -> None:
         self.model, self.config = unwrap(model), config or WidthConfig()
-        self.batches = list(batches)
-        if not self.batches:
-            raise ValueError("Expected at least one calibration batch, but got none. Was a generator consumed before?")
+        check_plannable(self.model)
+        check_differentiable(self.model)
+        self.batches = with_samples(batches)
         self.example = self.first_batch().select(torch.tensor([0]))
         found = find_groups(self.model, self.example, self.config.kinds, self.config.ignore)
-        self.groups: tuple[Group, ...] = found.groups
+        self.groups: tuple[Group, ...] = with_a_gate(found.groups) if self.config.gates else found.groups
         self.rewrites: tuple[Rewrite, ...] = tuple(
             Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)
             for s in found.rewrites

@@ -27,7 +27,7 @@ from torch import nn
 
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.model.copies import share_copy
-from prunerecover.model.evaluation import device_of, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import WIDTH_KINDS
@@ -110,8 +110,8 @@ class _Watched:
 
 def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
     inputs = inputs.to(device_of(model))
-    twin = share_copy(model)
-    with uncompiled():
+    with uncompiled(), evaluating(model):  # in training mode, parametrizations change whenever they are read
+        twin = share_copy(model)
         rewrites = _first_run(twin, inputs)
         as_convolutions(twin, rewrites)
         trace = trace_model(twin, inputs)

@@ -1,0 +1,23 @@
+"""Groups whose units can be gated: those of a module that reads them, or whose sums can be seen."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from prunerecover.plan.groups import Group
+
+
+def with_a_gate(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Return the groups that have a place for gates, and warn of others; all of them if none has."""
+    kept = tuple(group for group in groups if group.sites)
+    left_out = [group.name for group in groups if not group.sites]
+    if not kept or not left_out:
+        return tuple(groups)
+    more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+    warnings.warn(
+        f"{', '.join(left_out[:3])}{more} stay as they are: their units have no place where 'gate_taylor' could gate "
+        "them. Use protection='magnitude' to narrow them, too, or name them in ignore=.",
+        stacklevel=2,
+    )
+    return kept

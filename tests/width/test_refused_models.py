@@ -1,0 +1,117 @@
+"""Models and batches that nothing can be planned for: one clear error, the model untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+from cases.engine import unchanged
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune, weight_norm
+
+from prunerecover import Budget, find_groups, plan_depth, plan_width
+
+X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(16) % 3
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def vit() -> Any:
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 2}
+    return timm.create_model("vit_tiny_patch16_224", **sizes)
+
+
+def with_nan(model: Any) -> Any:
+    next(iter(model.parameters())).data.view(-1)[0] = float("nan")
+    return model
+
+
+def with_(change: Callable[[nn.Module], object]) -> nn.Module:
+    model = net()
+    change(model[2])
+    return model
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "nan": (lambda: with_nan(net()), "Expected finite weights to plan with, but '0.weight' holds NaN"),
+    "meta": (lambda: net().to("meta"), "'0.weight' is on the meta device. Load its weights first"),
+    "masked": (lambda: with_(lambda m: prune.l1_unstructured(m, "weight", 0.3)), "without masks, but '2' has one"),
+    "weight norm": (lambda: with_(weight_norm), "'2' computes 'weight' by weight_norm. Fold it first"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_model_that_cannot_be_cut_is_refused(name: str) -> None:
+    build, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        plan_width(build(), Budget(macs=0.3), batches=[(X, LABELS)])
+
+
+def test_model_built_in_inference_mode_is_refused() -> None:
+    with torch.inference_mode():
+        model = net()
+    with pytest.raises(ValueError, match="but '0.weight' was made within torch.inference_mode. Build or load"):
+        plan_width(model, Budget(macs=0.3), batches=[(X, LABELS)])
+
+
+def test_quantised_model_is_refused() -> None:
+    model = torch.ao.quantization.quantize_dynamic(net(), {nn.Linear})
+    with pytest.raises(ValueError, match="Expected weights in floating point, but '0' is quantised"):
+        plan_width(model, Budget(macs=0.3), batches=[(X, LABELS)])
+
+
+def test_depth_of_a_model_with_nan_is_refused() -> None:
+    with pytest.raises(ValueError, match="Expected finite weights to plan with, but 'cls_token' holds NaN"):
+        plan_depth(with_nan(vit()), Budget(remove={"attention": 1}), batches=[torch.zeros(8, 3, 16, 16)])
+
+
+def test_one_block_at_two_places_is_refused() -> None:
+    model = vit()
+    model.blocks[1] = model.blocks[0]
+    with unchanged(model), pytest.raises(ValueError, match=r"but 'blocks\.1' is 'blocks\.0'\. Put copy\.deepcopy"):
+        plan_depth(model, Budget(remove={"attention": 1}), batches=[torch.zeros(8, 3, 16, 16)])
+
+
+@pytest.mark.parametrize("batches", [[(X[:0], LABELS[:0])], [(X, LABELS), (X[:0], LABELS[:0])]])
+def test_batches_without_samples_are_refused(batches: Any) -> None:
+    with pytest.raises(ValueError, match="Expected samples in every calibration batch, but one has none"):
+        plan_width(net(), Budget(macs=0.3), batches=batches)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (LABELS.float(), "Expected labels as integers, but got torch.float32"),
+        (LABELS + 5, "Expected labels from 0 to 2, as the model has 3 outputs, but got"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(labels: Tensor, message: str) -> None:
+    model = net()
+    with unchanged(model), pytest.raises(ValueError, match=message):
+        plan_width(model, Budget(macs=0.3), batches=[(X, labels)])
+
+
+def test_labels_of_another_integer_type_do() -> None:
+    plans = [plan_width(net(), Budget(macs=0.3), batches=[(X, labels)]) for labels in (LABELS, LABELS.int())]
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("budget", [{"macs": "0.3"}, {"ratio": {"head": "0.3"}}, {"params": True}])
+def test_share_that_is_no_number_is_refused(budget: Any) -> None:
+    with pytest.raises(TypeError, match="Expected a removed share as a number, such as 0.3, but got"):
+        Budget(**budget)
+
+
+@pytest.mark.parametrize("normed", [parametrizations.spectral_norm, nn.utils.spectral_norm])
+def test_spectral_norm_is_left_as_it_was(normed: Any) -> None:
+    model = nn.Sequential(normed(nn.Linear(4, 6)), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).train()
+    with unchanged(model):
+        find_groups(model, X)
+        plan_width(model, Budget(macs=0.1), batches=[X], protection="magnitude", replace="zero")
