@@ -75,9 +75,7 @@ def networks() -> list[Network]:
     ]
     segmenters = [Network(name, _model(name, weights_backbone=None), _pixels(64), _pixel_loss) for name in SEGMENTERS]
     detectors = [
-        Network(
-            name, _model(name, weights_backbone=None, **kwargs), _pictures(1 if kwargs is REGIONS else 2), _boxes_loss
-        )
+        Network(name, _model(name, weights_backbone=None, **kwargs), _pictures(kwargs is REGIONS), _boxes_loss)
         for name, kwargs in DETECTORS.items()
     ]
     return [*classifiers, *with_more_outputs, *others, *segmenters, *detectors]
