@@ -97,6 +97,8 @@ def test_a_suite_without_its_package_is_named(
 ) -> None:
     suites = importlib.import_module("benchmarks.width.zoo_networks.suites")
     monkeypatch.setattr(suites, "SUITES", ("hard", "ultralytics"))
+    for name in [name for name in sys.modules if name.startswith("ultralytics.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ultralytics", None)
     monkeypatch.delitem(sys.modules, "benchmarks.width.zoo_networks.ultralytics", raising=False)
     suites.networks_of.cache_clear()

@@ -63,6 +63,16 @@ def test_finer_units_meet_a_budget_that_coarser_ones_would_miss(heads: int) -> N
     assert 0.3 <= saved(model, plan, {"input_ids": IDS[:1]}) < 0.312
 
 
+def test_of_units_that_take_too_much_the_smallest_goes() -> None:
+    """A unit of the grouped convolution is a quarter of it; one of the first takes 2.2% of the MACs."""
+    torch.manual_seed(0)
+    body = (nn.Conv2d(24, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3, groups=4), nn.ReLU())
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 5))
+    model = nn.Sequential(nn.Conv2d(3, 24, 3), nn.ReLU(), *body, *head)
+    plan = plan_width(model, Budget(macs=0.5), batches=[(IMAGES, LABELS)], **QUICK)
+    assert 0.5 <= saved(model, plan, IMAGES[:1]) < 0.52
+
+
 def test_plan_says_what_it_removes_where_it_is_not_what_was_asked_for() -> None:
     torch.manual_seed(0)
     message = r"The plan removes -\d+\.\d% of the macs on the first calibration sample, not the 30.0%"

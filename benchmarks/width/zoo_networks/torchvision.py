@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from torchvision import models
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
-from benchmarks.width.zoo_networks.network import CLASSES, MakeBatch, Network, images, squares
+from benchmarks.width.zoo_networks.network import CLASSES, MakeBatch, Network, images
 
 # The smallest of each family, and more than one where sizes differ in structure; the side of the images.
 CLASSIFIERS = {
@@ -43,14 +43,18 @@ CLASSIFIERS = {
 SWIN = partial(models.SwinTransformer, [4, 4], 48, [2, 2, 2], [3, 6, 12], [4, 4], num_classes=CLASSES)
 SEGMENTERS = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 VIDEO = ("r3d_18", "mc3_18", "r2plus1d_18")
-DETECTORS = {
-    "fasterrcnn_mobilenet_v3_large_320_fpn": 96,
-    "fasterrcnn_resnet50_fpn": 96,
-    "keypointrcnn_resnet50_fpn": 96,
-    "maskrcnn_resnet50_fpn": 96,
-    "retinanet_resnet50_fpn": 96,
-    "fcos_resnet50_fpn": 96,
-    "ssdlite320_mobilenet_v3_large": 320,
+# Few boxes, and none left out for a low score, which is what untrained networks give.
+REGIONS = {"rpn_post_nms_top_n_train": 50, "rpn_post_nms_top_n_test": 50, "box_score_thresh": 0.0}
+REGIONS |= {"box_detections_per_img": 10, "min_size": 96, "max_size": 96}
+ANCHORS = {"score_thresh": 0.0, "detections_per_img": 10}
+DETECTORS: dict[str, dict[str, Any]] = {
+    "fasterrcnn_mobilenet_v3_large_320_fpn": REGIONS,
+    "fasterrcnn_resnet50_fpn": REGIONS,
+    "keypointrcnn_resnet50_fpn": REGIONS,
+    "maskrcnn_resnet50_fpn": REGIONS,
+    "retinanet_resnet50_fpn": {**ANCHORS, "min_size": 96, "max_size": 96},
+    "fcos_resnet50_fpn": {**ANCHORS, "min_size": 96, "max_size": 96},
+    "ssdlite320_mobilenet_v3_large": ANCHORS,
 }
 
 
@@ -70,7 +74,10 @@ def networks() -> list[Network]:
         *(Network(name, _model(name), images(8, 32, 32)) for name in VIDEO),
     ]
     segmenters = [Network(name, _model(name, weights_backbone=None), _pixels(64), _pixel_loss) for name in SEGMENTERS]
-    detectors = [Network(name, _detector(name, side), _pictures(side), squares) for name, side in DETECTORS.items()]
+    detectors = [
+        Network(name, _model(name, weights_backbone=None, **kwargs), _pictures(kwargs is REGIONS), _boxes_loss)
+        for name, kwargs in DETECTORS.items()
+    ]
     return [*classifiers, *with_more_outputs, *others, *segmenters, *detectors]
 
 
@@ -85,18 +92,35 @@ def _small_maxvit() -> nn.Module:
     return models.MaxVit(**sizes, **layers, stochastic_depth_prob=0.2, num_classes=CLASSES)
 
 
-def _detector(name: str, side: int) -> Callable[[], nn.Module]:
-    sizes = {} if name.startswith("ssd") else {"min_size": side, "max_size": side}
-    return _model(name, weights_backbone=None, **sizes)
+def _pictures(alone: bool) -> MakeBatch:
+    """Return what makes lists of images and of targets, as detectors take them: of one, or of two."""
 
-
-def _pictures(side: int) -> MakeBatch:
-    """Return what makes lists of images, as detectors take them."""
-
-    def batch(generator: Generator) -> tuple[list[Tensor]]:
-        return ([torch.rand(3, side, side, generator=generator) for _ in range(2)],)
+    def batch(generator: Generator) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+        pictures = [torch.rand(3, 96, 96, generator=generator) for _ in range(1 if alone else 2)]
+        return pictures, [_target(generator) for _ in pictures]
 
     return batch
+
+
+def _target(generator: Generator) -> dict[str, Tensor]:
+    """Two objects with boxes, masks and keypoints."""
+    masks = torch.zeros(2, 96, 96, dtype=torch.uint8)
+    masks[0, 8:40, 8:40] = masks[1, 30:80, 20:90] = 1
+    boxes = torch.tensor([[8.0, 8.0, 40.0, 40.0], [20.0, 30.0, 90.0, 80.0]])
+    points = boxes[:, None, :2] + 20 * torch.rand(2, 17, 2, generator=generator)
+    labels = torch.randint(1, CLASSES, (2,), generator=generator)
+    return {"boxes": boxes, "labels": labels, "masks": masks, "keypoints": torch.cat([points, torch.ones(2, 17, 1)], 2)}
+
+
+def _boxes_loss(model: nn.Module, batch: tuple[list[Tensor], list[dict[str, Tensor]]]) -> Tensor:
+    """The sum of what detectors return in training mode; BatchNorm stays in the mode that it has."""
+    modes = {module: module.training for module in model.modules() if not isinstance(module, nn.BatchNorm2d)}
+    for module in modes:
+        module.training = True
+    losses: list[Tensor] = [*model(*batch).values()]
+    for module, mode in modes.items():
+        module.training = mode
+    return torch.stack(losses).sum()
 
 
 def _pixels(side: int) -> MakeBatch:

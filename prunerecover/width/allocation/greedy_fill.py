@@ -146,20 +146,19 @@ def fill(
     heap: list[tuple[float, int]] = []
     for number, group in enumerate(groups):
         _push(heap, number, _next(group, costs, key, gone, end))
-    coarse: list[tuple[float, int]] = []
+    coarse: list[tuple[int, int]] = []  # by what they save: of units that take too much, the smallest goes
     slack = COARSE * target.full
     while saved < target.amount and (heap or coarse):
-        if not heap:  # nothing finer is left
-            heap, coarse, slack = sorted(coarse), [], NEVER
-        _, number = heapq.heappop(heap)
+        finer = bool(heap)
+        _, number = heapq.heappop(heap) if finer else heapq.heappop(coarse)
         group = groups[number]
         step = _next(group, costs, key, gone, end)
         assert step is not None, "only groups that may lose more are on the heap"
         if heap and (step.key, number) > heap[0]:
             _push(heap, number, step)
             continue
-        if saved + target.saved(step) > target.amount + slack:
-            coarse.append((step.key, number))
+        if finer and saved + target.saved(step) > target.amount + slack:
+            heapq.heappush(coarse, (target.saved(step), number))
             continue
         gone[group.name] += step.units
         saved += target.saved(step)
