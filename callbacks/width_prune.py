@@ -123,8 +123,8 @@ class WidthPrune(PruningCallback):
 
     @property
     def planning(self) -> dict[str, Any]:
-        """What decides which units go, by argument."""
-        elsewhere = ("loss", "labels", "rounds", "seed")
+        """What decides which units go, by argument; runs of before `equal_layers` go on without it."""
+        elsewhere = ("loss", "labels", "rounds", "seed", *(() if self.config.equal_layers else ("equal_layers",)))
         return {name: value for name, value in vars(self.config).items() if name not in elsewhere}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -38,7 +38,7 @@ def load_class(cls: Any, file: LightningFile) -> nn.Module:
         replayed.append(module)
 
     networks = _rebuilt(cls, file)
-    source: Any = io.BytesIO(_plain_part(file)) if file.foreign else as_file(file.path)
+    source: Any = io.BytesIO(_plain_part(file)) if foreign_class(file.content) else as_file(file.path)
     try:
         with before_loading(cls, file, replay):
             module: nn.Module = cls.load_from_checkpoint(source, map_location="cpu", weights_only=True, **networks)

@@ -37,7 +37,7 @@ def merge(model: nn.Module) -> Plan:
         ValueError: If a linear computes its weights (masks, weight norm, parametrizations); nothing is changed then.
     """
     model = unwrap(model)
-    if hasattr(model, "load_from_checkpoint") and not is_supported(model):
+    if hasattr(model, "load_from_checkpoint") and not is_supported(model) and any(map(is_supported, model.children())):
         raise TypeError(
             f"Expected a network, but got the LightningModule {type(model).__name__}, in which no blocks are known. "
             "Pass the network that it holds."

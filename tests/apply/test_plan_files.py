@@ -51,7 +51,7 @@ def refused(model: nn.Module, plan: Plan, message: str) -> None:
     [
         (
             Merge(into="norm", from_=("norm",)),
-            r"Expected an edit that fits this VisionTransformer, but merge of 'norm'",
+            "Expected only linear maps to merge, but 'norm' is a LayerNorm",
         ),
         (
             Rewrite(unit="pos_drop", in_channels=1, out_channels=10**9),

@@ -49,9 +49,8 @@ def resumed_equals_uninterrupted(folder: Path, name: str, pattern: str, files: i
         assert_same(whole, resumed)
 
 
-@pytest.mark.parametrize(
-    "name", ["depth", *(pytest.param(each, marks=pytest.mark.slow) for each in ALL if each != "depth")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
 def test_from_any_step_and_epoch(name: str, tmp_path: Path) -> None:
     resumed_equals_uninterrupted(tmp_path, name, "*.ckpt", EPOCHS * STEPS + EPOCHS)
 

@@ -32,7 +32,12 @@ def dense() -> ImageClassifier:
 
 def run(folder: Path, *options: str, recipe: dict[str, Any] = RECIPE, output: str = "plan.json") -> Plan:
     """Plan by the command line."""
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    command = ["plan", "--config", str(folder / "recipe.yaml"), "--calibration", "48"]
-    assert main([*command, *options, "--output", str(folder / output)]) == 0
+    assert command(folder, *options, recipe=recipe, output=output) == 0
     return Plan.load(folder / output)
+
+
+def command(folder: Path, *options: str, recipe: dict[str, Any] = RECIPE, output: str = "plan.json") -> int:
+    """Return the exit status of planning by the command line."""
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    start = ["plan", "--config", str(folder / "recipe.yaml"), "--calibration", "48"]
+    return main([*start, *options, "--output", str(folder / output)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -173,9 +174,11 @@ def test_the_published_search(tmp_path: Path) -> None:
         (["--method.trials.metric=accuracy"], "log 'accuracy' in validation, but it logged .*val_top1"),
     ],
 )
-def test_wrong_options_leave_no_file(tmp_path: Path, options: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        main([*arguments(tmp_path / "plan.json"), *options])
+def test_wrong_options_leave_no_file(
+    tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments(tmp_path / "plan.json"), *options]) == 2
+    assert re.search(f"^prunerecover: error: .*{message}", capsys.readouterr().err, re.MULTILINE)
     assert not list(tmp_path.iterdir())
 
 
