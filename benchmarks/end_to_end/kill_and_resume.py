@@ -214,7 +214,7 @@ def experiment(folder: Path, kills: int, epochs: int, seed: int) -> dict[str, An
 
 def markdown(result: dict[str, Any]) -> str:
     """Render the result."""
-    surgeries = "; ".join(f"epoch {event['epoch']}: {', '.join(event['units'])}" for event in result["events"])
+    surgeries = "; ".join(f"epoch {event['epoch']}: {len(event['units'])} units" for event in result["events"])
     verdict = "are bit for bit those" if result["bitwise_equal"] and result["same_surgeries"] else "DIFFER from those"
     from prunerecover.display.markdown import table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +11,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 
 class ByEpoch(Sampler[int]):
-    """Shuffles by the number of the epoch, which Lightning sets."""
+    """Shuffles by the number of the epoch, which Lightning sets; leaves out the first `passed` samples once."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.epoch = size, 0
+        self.size, self.epoch, self.passed = size, 0, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Take the number of the epoch that comes next."""
@@ -23,7 +24,9 @@ class ByEpoch(Sampler[int]):
         return self.size
 
     def __iter__(self) -> Iterator[int]:
-        yield from torch.randperm(self.size, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        passed, self.passed = self.passed, 0
+        yield from order[passed:]
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -32,20 +35,19 @@ class ResumableLoader(DataLoader[Any]):
     Args:
         data: With a length.
         batch_size: Samples per batch.
-        drop_last: Leave out a last batch that is smaller.
     """
 
-    def __init__(self, data: Dataset[Any], batch_size: int, drop_last: bool = False) -> None:
-        sampler = ByEpoch(len(data))  # type: ignore[arg-type]
-        super().__init__(data, batch_size, sampler=sampler, generator=torch.Generator(), drop_last=drop_last)
-        self.given = 0
+    def __init__(self, data: Dataset[Any], batch_size: int) -> None:
+        self.order = ByEpoch(len(data))  # type: ignore[arg-type]
+        super().__init__(data, batch_size, sampler=self.order, generator=torch.Generator())
+        self.size, self.given = batch_size, 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        passed = self.given = self.given % len(self)
-        for number, batch in enumerate(super().__iter__()):
-            if number >= passed:
-                self.given += 1
-                yield batch
+        self.given %= math.ceil(self.order.size / self.size)
+        self.order.passed = self.given * self.size  # nothing is drawn for batches that are not loaded
+        for batch in super().__iter__():
+            self.given += 1
+            yield batch
 
     def state_dict(self) -> dict[str, int]:
         """Return how many batches of the epoch were given."""

@@ -255,7 +255,9 @@ def _check_heads_follow(model: nn.Module, edit: Narrow) -> None:
     if edit.kind != "head":
         return
     told = {(setting.module, setting.attribute) for setting in edit.settings}
-    for path in dict.fromkeys(parent_path(parent_path(part.tensor)) for part in edit.group):
+    layers = dict.fromkeys(parent_path(part.tensor) for part in edit.group)
+    tables = {layer for layer in layers if isinstance(get_module(model, layer), nn.Embedding)}  # of position biases
+    for path in dict.fromkeys(parent_path(layer) for layer in layers if layer not in tables):
         for name, count in vars(get_module(model, path)).items():
             counts = name in (*HEADS, *KEY_VALUE_HEADS) and type(count) is int and count and count % edit.of == 0
             if counts and (path, name) not in told:

@@ -86,10 +86,12 @@ def test_budget_is_corrected_until_the_measured_share_is_met(wrong: float) -> No
     assert abs(wrong * found - 0.3) <= 0.01
 
 
-def test_one_coarse_unit_too_much_is_no_warning() -> None:
+def test_a_coarse_unit_too_much_is_a_warning_from_two_points_on() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert meet_measured("macs", 0.3, lambda share: share, lambda _: Shares(0.35, 0.35, 0.06)) == 0.3
+        assert meet_measured("macs", 0.3, lambda share: share, lambda _: Shares(0.315, 0.315, 0.06)) == 0.3
+    with pytest.warns(UserWarning, match=r"removes 35.0% of the macs .* not the 30.0% .* is left saves 6.0%"):
+        meet_measured("macs", 0.3, lambda share: share, lambda _: Shares(0.35, 0.35, 0.06))
 
 
 def test_allocation_without_an_answer_is_no_error_once_there_was_one() -> None:

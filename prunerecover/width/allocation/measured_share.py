@@ -44,6 +44,8 @@ def meet_measured(
 ) -> Found:
     """Return the allocation whose measured share is nearest to what is wanted; warn if it is not near.
 
+    Near is within a point, or within two where units are as large as that.
+
     Args:
         cost: "macs" or "params", for the warning.
         wanted: The share that is to go.
@@ -69,11 +71,12 @@ def meet_measured(
         except ValueError:  # no more can go
             break
         best = min(best, latest, key=lambda trial: _distance(trial, wanted))
-    if _distance(best, wanted) > max(POINT, best.shares.unit):
+    if _distance(best, wanted) > min(max(POINT, best.shares.unit), 2 * POINT):
         warnings.warn(
             f"The plan removes {best.shares.measured:.1%} of the {cost} on the first calibration sample, not the "
-            f"{wanted:.1%} that were asked for: what its units save depends on the data or on each other. Ask for "
-            "another budget until this number suits you, or leave such groups out with ignore=.",
+            f"{wanted:.1%} that were asked for: its units are large (the smallest that is left saves "
+            f"{best.shares.unit:.1%}), or what they save depends on the data or on each other. Ask for another budget "
+            "until this number suits you, or leave such groups out with ignore=.",
             stacklevel=2,
         )
     return best.found
