@@ -109,6 +109,8 @@ class DistillRecover(LedgerCallback):
                 self._check_answers(trainer, pl_module, target)
         self._path, self._has_added = target, False
         self._student = Student(pl_module, unwrap(get_module(pl_module, target)), self._add_term)
+        if self.features:  # a surgery before the first batch may be scored by the training step
+            self._update_matcher(pl_module)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int

@@ -22,8 +22,8 @@ def depth():
     return DepthPrune(remove={"attention": 1, "activation": 1}, schedule=schedule, **SETTINGS)
 
 
-def width():
-    return WidthPrune(Budget(macs=0.2), schedule={"start": 1}, **SETTINGS)
+def width(start=1):
+    return WidthPrune(Budget(macs=0.2), schedule={"start": start}, **SETTINGS)
 
 
 def lora():
@@ -35,7 +35,7 @@ ALL = {
     "width": lambda: [width()],
     "lora": lambda: [lora()],
     "distill": lambda: [DistillRecover(features=True), depth()],
-    "all": lambda: [lora(), depth(), width(), DistillRecover(), PruneReport(pairs=2)],
+    "all": lambda: [lora(), depth(), width(start=2), DistillRecover(features=True), PruneReport(pairs=2)],
 }
 
 
