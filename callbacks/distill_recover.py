@@ -108,7 +108,7 @@ class DistillRecover(LedgerCallback):
             if self.teacher != "dense":
                 self._check_answers(trainer, pl_module, target)
         self._path, self._has_added = target, False
-        self._student = Student(pl_module, unwrap(get_module(pl_module, target)), self._add_term)
+        self._student = Student(pl_module, unwrap(get_module(pl_module, target)), self._add_term, self._forget)
         if self.features:  # a surgery before the first batch may be scored by the training step
             self._update_matcher(pl_module)
 
@@ -117,12 +117,10 @@ class DistillRecover(LedgerCallback):
     ) -> None:
         """Forget what the network was called with outside of training steps; follow surgery with the feature hooks."""
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        if self._student is not None:
-            self._student.tap.take()
         if self.features:
             self._update_matcher(pl_module)
-        if self._matcher is not None:
-            self._matcher.clear()
+        if self._student is not None:
+            self._student.begin_step()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn if there is a teacher that no step has listened to."""
@@ -157,6 +155,11 @@ class DistillRecover(LedgerCallback):
         self._student = self._matcher = self._matched_plan = None
         if not isinstance(self.teacher, nn.Module):
             self._network = None
+
+    def _forget(self) -> None:
+        """Forget the hidden states of outside of training steps."""
+        if self._matcher is not None:
+            self._matcher.clear()
 
     def _add_term(self, module: pl.LightningModule, loss: Tensor, inputs: ModelInputs, output: Any) -> Tensor:
         """Return the loss with the teacher's part in it; unchanged while nothing is pruned."""

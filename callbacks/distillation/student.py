@@ -24,16 +24,25 @@ class Student:
             instance.
         network: The network inside it whose first call in each step is read.
         add_term: `add_term(module, loss, inputs, output) -> loss`.
+        forget: Called at the beginning of each step, with `self.tap` emptied: what was computed before is none of it.
     """
 
-    def __init__(self, module: pl.LightningModule, network: nn.Module, add_term: AddTerm) -> None:
+    def __init__(
+        self, module: pl.LightningModule, network: nn.Module, add_term: AddTerm, forget: Callable[[], None]
+    ) -> None:
         self.module = module
         self.tap = Tap()
+        self._forget = forget
         self._handle = network.register_forward_hook(self.tap, with_kwargs=True)
         self._name = "training_step" if module.automatic_optimization else "manual_backward"
         self._previous = vars(module).get(self._name)
         wrapper = _Step if module.automatic_optimization else _Backward
-        object.__setattr__(module, self._name, wrapper(module, self._previous, self.tap, add_term))
+        object.__setattr__(module, self._name, wrapper(self, self._previous, add_term))
+
+    def begin_step(self) -> None:
+        """Forget what the network computed outside of training steps."""
+        self.tap.take()
+        self._forget()
 
     def detach(self) -> None:
         """Leave the module as it was."""
@@ -72,9 +81,9 @@ class _Wrapper:
 
     name: str
 
-    def __init__(self, module: pl.LightningModule, previous: Any, tap: Tap, add_term: AddTerm) -> None:
-        self.module, self.previous, self.tap, self.add_term = module, previous, tap, add_term
-        self.own = getattr(type(module), self.name)
+    def __init__(self, student: Student, previous: Any, add_term: AddTerm) -> None:
+        self.student, self.module, self.previous, self.add_term = student, student.module, previous, add_term
+        self.own = getattr(type(self.module), self.name)
         self.__wrapped__ = inspect.unwrap(self.own)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,7 +94,7 @@ class _Wrapper:
 
     def with_term(self, loss: Tensor) -> Tensor:
         """Add the term if the network was called."""
-        seen = self.tap.take()
+        seen = self.student.tap.take()
         return loss if seen is None else self.add_term(self.module, loss, *seen)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
@@ -96,7 +105,7 @@ class _Step(_Wrapper):
     name = "training_step"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.tap.take()
+        self.student.begin_step()
         output = self.original(*args, **kwargs)
         if isinstance(output, Mapping):
             return {**output, "loss": self.with_term(output["loss"])}
