@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from prunerecover import Plan
 from prunerecover.cost.environment import cpu_name, versions
 from prunerecover.cost.statistics import paired_difference, wilson_interval
+from prunerecover.files.atomic import write_text
 from prunerecover.recipes.data.image_data import ImageData
 
 ROOT = Path(__file__).parents[2]
@@ -147,7 +148,6 @@ def commands_so_far(name: str) -> list[str]:
 
 def write(name: str, result: dict[str, Any], markdown: str) -> None:
     """Write JSON and Markdown results, with what they were measured with."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
     record = {
         "command": command(),
         "cpu": cpu_name(),
@@ -155,6 +155,4 @@ def write(name: str, result: dict[str, Any], markdown: str) -> None:
         **result,
     }
     for file, text in ((f"{name}.json", json.dumps(record, indent=2) + "\n"), (f"{name}.md", markdown.rstrip() + "\n")):
-        unfinished = RESULTS / f".{file}.new"
-        unfinished.write_text(text)
-        unfinished.replace(RESULTS / file)  # a run that is killed leaves the results of before
+        write_text(RESULTS / file, text)  # a run that is killed leaves the results of before

@@ -7,6 +7,8 @@ import importlib
 import pytest
 from cases.paths import ROOT
 
+from benchmarks.width import tolerance
+
 BLOCK = 'if __name__ == "__main__":\n    main()\n'
 FILES = [path for path in sorted(ROOT.glob("benchmarks/*/*.py")) if "__name__ ==" in path.read_text()]
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES]
@@ -19,7 +21,6 @@ def test_there_are_benchmarks_in_every_folder() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_help_of_a_benchmark(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.delenv("PRUNERECOVER_DATA", raising=False)
     monkeypatch.setattr("sys.argv", [name, "--help"])
     module = importlib.import_module(name)
@@ -37,8 +38,7 @@ def test_help_of_a_benchmark(name: str, monkeypatch: pytest.MonkeyPatch, capsys:
 def test_options_that_no_benchmark_has_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setattr("sys.argv", ["tolerance", "--seed", "3"])
     with pytest.raises(SystemExit, match="2"):
-        importlib.import_module("benchmarks.width.tolerance").main()
+        tolerance.main()
     assert "unrecognized arguments: --seed 3" in capsys.readouterr().err

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
 from pathlib import Path
 from random import Random
-from types import ModuleType
 
-import pytest
 import torch
-from cases.paths import ROOT
+
+from benchmarks.end_to_end import fuzz, subjects
 
 SAMPLE = range(0, 1000, 17)
 
 
-@pytest.fixture
-def fuzz(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.end_to_end.fuzz")
-
-
-def test_a_sample_of_broken_files_ends_well(fuzz: ModuleType) -> None:
+def test_a_sample_of_broken_files_ends_well() -> None:
     found = fuzz.run(SAMPLE)
     assert len(found) == len(SAMPLE)
     assert not [each for each in found if each.outcome not in fuzz.GOOD]
@@ -30,15 +22,13 @@ def test_a_sample_of_broken_files_ends_well(fuzz: ModuleType) -> None:
     assert f"{len(SAMPLE)} of {len(SAMPLE)} end well" in page
 
 
-def test_what_goes_wrong_is_found(fuzz: ModuleType, tmp_path: Path) -> None:
+def test_what_goes_wrong_is_found(tmp_path: Path) -> None:
     """A loader that looks at nothing, one that fails from deep inside, and one that writes and executes."""
     subject = next(s for s in fuzz.make_subjects(tmp_path / "whole") if s.name == "folder, alone")
     wanted = fuzz.logits(subject.opened(subject.files, None))
 
-    dense = importlib.import_module("benchmarks.end_to_end.subjects").vit
-
     def judged(opened, said="flip in model.safetensors"):
-        broken = fuzz.Subject(subject.name, opened, dense, subject.mutations, subject.files)
+        broken = fuzz.Subject(subject.name, opened, subjects.vit, subject.mutations, subject.files)
         return fuzz.judge(broken, subject.files, said, wanted, set())[0]
 
     def fails(folder, model):
@@ -63,7 +53,7 @@ def test_what_goes_wrong_is_found(fuzz: ModuleType, tmp_path: Path) -> None:
     assert judged(unclear) == "an unclear error"
 
 
-def test_the_payload_would_execute(fuzz: ModuleType, tmp_path: Path) -> None:
+def test_the_payload_would_execute(tmp_path: Path) -> None:
     """Without our reader the pickle does what it says: the benchmark would see it."""
     (tmp_path / "files").mkdir()
     path = tmp_path / "files" / "plan.json"

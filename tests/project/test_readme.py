@@ -14,6 +14,9 @@ ROWS = [
     for line in README.read_text().partition("## Measured")[2].splitlines()
     if line.startswith("|") and "](" in line
 ]
+FIRST_TABLE = [line for line in README.read_text().partition("## Set up")[0].splitlines() if line.startswith("|")]
+FIGURE = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+MAGNITUDES = {"": 1.0, " M": 1e6, " G": 1e9}
 
 
 def linked(text: str) -> list[str]:
@@ -32,14 +35,36 @@ def test_every_page_of_results_is_in_the_index() -> None:
     assert pages == {link for link in linked(INDEX.read_text()) if link.endswith(".md")}
 
 
+def is_stated(figure: str, page: str) -> bool:
+    """Return whether a page has a number that rounds to a figure, which may end in M or G."""
+    number, magnitude = figure.rstrip(" MG"), MAGNITUDES[figure.lstrip("-0123456789.,")]
+    digits = len(number.partition(".")[2])
+    known = (float(match.replace(",", "")) / magnitude for match in FIGURE.findall(page))
+    return number in {f"{value:.{digits}f}" for value in known}
+
+
+def test_figures_are_looked_up() -> None:
+    page = "5,717,416 parameters (-32.41%), top-1 55.66"
+    assert all(is_stated(figure, page) for figure in ("5.72 M", "-32.4", "55.7", "55.66"))
+    assert not any(is_stated(figure, page) for figure in ("5.73 M", "32.4", "55.6", "5.72 G", "55.67"))
+
+
 @pytest.mark.parametrize("row", ROWS, ids=[row[0].strip()[:30] + row[1] for row in ROWS])
 def test_measured_figures_are_those_of_the_page(row: list[str]) -> None:
-    _, _, *found, link = (cell for cell in row)
+    task, _, *found, link = row
     page = (ROOT / linked(link)[0]).read_text()
-    known = {f"{float(number):.{digits}f}" for number in re.findall(r"\d+\.\d+", page) for digits in (1, 2, 3)}
-    figures = [match[0] for cell in found if (match := re.search(r"\d+\.\d+", cell))]
-    assert figures
-    assert set(figures) <= known
+    figures = [re.findall(r"\d+\.\d+", cell) for cell in (task, *found)]
+    assert figures[1]
+    assert [figure for cell in figures for figure in cell if not is_stated(figure, page)] == []
+
+
+@pytest.mark.parametrize("line", FIRST_TABLE[2:], ids=lambda line: line.split("|")[1].strip())
+def test_figures_of_the_first_screen_are_those_of_its_page(line: str) -> None:
+    page = (ROOT / "docs/results/deit_tiny_recovery.md").read_text()
+    cells = line.partition("|")[2].partition("|")[2]
+    figures = re.findall(r"-?\d+(?:\.\d+)?(?: [MG])?", cells)
+    assert len(figures) >= 3
+    assert [figure for figure in figures if not is_stated(figure, page)] == []
 
 
 def test_measured_fits_on_a_screen() -> None:

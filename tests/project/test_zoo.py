@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
@@ -14,6 +13,12 @@ from typing import Any
 
 import pytest
 from cases.paths import ROOT
+
+from benchmarks.data import real
+from benchmarks.width import zoo
+from benchmarks.width.zoo_networks import suites
+from benchmarks.width.zoo_trial import judged
+from benchmarks.width.zoo_worker import Lost, Worker
 
 QUICK = ("swiglu", "flattened-positions")
 Run = Callable[..., dict[str, Any]]
@@ -40,9 +45,7 @@ class InThisProcess:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run the benchmark with options, and return what it leaves."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.setattr(importlib.import_module("benchmarks.data.real"), "RESULTS", tmp_path)
-    zoo = importlib.import_module("benchmarks.width.zoo")
+    monkeypatch.setattr(real, "RESULTS", tmp_path)
 
     def call(*options: str) -> dict[str, Any]:
         monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "width" / "zoo.py"), *options])
@@ -55,8 +58,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What is called, here instead of in other processes."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.setattr(importlib.import_module("benchmarks.width.zoo"), "Worker", InThisProcess)
+    monkeypatch.setattr(zoo, "Worker", InThisProcess)
     monkeypatch.setattr(InThisProcess, "calls", [])
     return InThisProcess.calls
 
@@ -95,7 +97,6 @@ def test_what_failed_is_measured_again_if_asked(
 def test_a_suite_without_its_package_is_named(
     run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    suites = importlib.import_module("benchmarks.width.zoo_networks.suites")
     monkeypatch.setattr(suites, "SUITES", ("hard", "ultralytics"))
     for name in [name for name in sys.modules if name.startswith("ultralytics.")]:
         monkeypatch.delitem(sys.modules, name)
@@ -112,28 +113,24 @@ def test_rows_of_networks_that_the_zoo_no_longer_has_are_dropped(
     run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("--suite", "hard", "--only", *QUICK)
-    hard = importlib.import_module("benchmarks.width.zoo_networks.suites").networks_of("hard")
+    hard = suites.networks_of("hard")
     monkeypatch.delitem(hard, QUICK[0])
     assert [row["name"] for row in run("--suite", "hard", "--only", *QUICK)["rows"]] == [QUICK[1]]
 
 
-def test_a_share_other_than_the_one_asked_for_needs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    judged = importlib.import_module("benchmarks.width.zoo_trial").judged
+def test_a_share_other_than_the_one_asked_for_needs_a_warning() -> None:
     assert judged(0.319, [])["outcome"] == "ok"
     assert judged(0.35, ["30% were asked for"])["outcome"] == "failed"
     assert judged(0.25, [])["outcome"] == "failed"
     assert judged(0.35, ["30% were asked for, and 35.0% go"])["outcome"] == "ok"
 
 
-def test_a_process_that_is_lost_is_told_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    module = importlib.import_module("benchmarks.width.zoo_worker")
-    worker = module.Worker()
+def test_a_process_that_is_lost_is_told_and_replaced() -> None:
+    worker = Worker()
     assert worker.call(abs, -3, timeout=60) == 3
-    with pytest.raises(module.Lost, match="the process crashed with exit code 7"):
+    with pytest.raises(Lost, match="the process crashed with exit code 7"):
         worker.call(os._exit, 7, timeout=60)
-    with pytest.raises(module.Lost, match="took more than 0 s"):
+    with pytest.raises(Lost, match="took more than 0 s"):
         worker.call(time.sleep, 60, timeout=0.1)
     with pytest.raises(RuntimeError, match="ValueError: invalid literal"):
         worker.call(int, "x", timeout=60)
@@ -142,7 +139,6 @@ def test_a_process_that_is_lost_is_told_and_replaced(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_a_sample_of_all_suites_is_ok(run: Run) -> None:
-    suites = importlib.import_module("benchmarks.width.zoo_networks.suites")
     rows = json.loads((ROOT / "docs" / "results" / "zoo.json").read_text())["rows"]
     ok = [row for row in rows if row["outcome"] == "ok" and row["suite"] in suites.available()[0]]
     sample = random.Random(0).sample([row for row in ok if row["seconds"] < 10], 10)

@@ -1,0 +1,69 @@
+"""How much room an installation takes: the package itself, and everything that it depends on.
+
+    python -m benchmarks.project.install_size
+
+Sizes are those of the files that pip wrote into this environment: the package's dependencies and theirs, but none of
+its own extras.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from benchmarks.data.real import ROOT, parser, write
+from prunerecover.display.markdown import table
+
+PACKAGE = "prunerecover"
+OWN = ("prunerecover", "callbacks", "recipes", "configs")
+LISTED = 8
+
+
+def main() -> None:
+    """Measure and write docs/results/install_size."""
+    parser(__doc__).parse_args()
+    sizes = {name: installed_bytes(name) for name in sorted(needed(PACKAGE))} | {PACKAGE: own_bytes()}
+    total = sum(sizes.values())
+    largest = sorted(sizes.items(), key=lambda entry: -entry[1])[:LISTED]
+    lines = [
+        "# The size of an installation",
+        "",
+        "`python -m benchmarks.project.install_size`",
+        "",
+        f"{total / 1e9:.1f} GB in {len(sizes)} packages, {sizes[PACKAGE] / 1e6:.1f} MB of it {PACKAGE}. The largest:",
+        "",
+        table(("package", "MB"), [(name, f"{size / 1e6:,.1f}") for name, size in largest]),
+    ]
+    write("install_size", {"bytes": sizes, "total": total}, "\n".join(lines))
+
+
+def needed(name: str) -> set[str]:
+    """Return the names of all installed distributions that one needs here, its own left out."""
+    found: set[tuple[str, str]] = set()
+    waiting = [(name, "")]
+    while waiting:
+        package, extra = waiting.pop()
+        for requirement in map(Requirement, distribution(package).requires or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                known = requirement.name.lower().replace("_", "-")
+                new = {(known, wanted) for wanted in ("", *requirement.extras)} - found
+                found |= new
+                waiting += new
+    return {package for package, _ in found} - {name}
+
+
+def installed_bytes(name: str) -> int:
+    """Return what the files of a distribution take."""
+    paths = (Path(str(file.locate())) for file in distribution(name).files or ())
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def own_bytes() -> int:
+    """Return what the package's own files take; in an editable installation they lie in the source tree."""
+    return sum(path.stat().st_size for folder in OWN for path in (ROOT / folder).glob("**/*.py"))
+
+
+if __name__ == "__main__":
+    main()
