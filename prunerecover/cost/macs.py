@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,8 @@ def count_macs(model: nn.Module, example_inputs: Any) -> int:
     >>> count_macs(nn.Linear(3, 5), torch.zeros(2, 3))
     30
     """
-    return macs_by_module(model, example_inputs)[""]
+    counter = _counted(unwrap(model), example_inputs, _NoTracker())
+    return counter.get_total_flops() // 2
 
 
 def macs_by_module(model: nn.Module, example_inputs: Any) -> dict[str, int]:
@@ -64,15 +65,31 @@ def macs_by_module(model: nn.Module, example_inputs: Any) -> dict[str, int]:
     {'': 30, '0': 30, '1': 0}
     """
     network = unwrap(model)
+    counter = _counted(network, example_inputs, _ForwardTracker())
+    counted = {path: sum(flops.values()) // 2 for path, flops in counter.get_flop_counts().items()}
+    return _by_canonical_path(network, counted)
+
+
+def _counted(network: nn.Module, example_inputs: Any, tracker: ModuleTracker) -> FlopCounterMode:
+    """Run a network once under PyTorch's counter."""
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
-    counter.mod_tracker = _ForwardTracker()
+    counter.mod_tracker = tracker
     with every_kernel_visible(), evaluating(network), counter:
         if device_of(network).type == "meta":
             _call_without_values(network, as_inputs(example_inputs))
         else:
             call(network, as_inputs(example_inputs).to(device_of(network)))
-    counted = {path: sum(flops.values()) // 2 for path, flops in counter.get_flop_counts().items()}
-    return _by_canonical_path(network, counted)
+    return counter
+
+
+class _NoTracker(ModuleTracker):
+    """Tell nothing of modules, which takes a quarter of the time; all is counted as one."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
 
 
 class _ForwardTracker(ModuleTracker):

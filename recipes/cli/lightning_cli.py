@@ -182,20 +182,27 @@ def _method_class(name: str) -> str:
 
 
 def run(arguments: Sequence[str], **options: Any) -> RecipeCLI:
-    """Run one command.
+    """Run one command; the options of the others, which take most of the time of a start, are not looked up.
 
     Args:
         arguments: The command and its options, recipe names already replaced by paths.
         options: Further arguments of LightningCLI.
     """
+    command = arguments[0]
+
+    class CommandCLI(RecipeCLI):
+        @staticmethod
+        def subcommands() -> dict[str, set[str]]:
+            return {command: RecipeCLI.subcommands()[command]}
+
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # of calls inside LightningCLI
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # names are resolved in the arguments
-    return RecipeCLI(
+    return CommandCLI(
         trainer_class=PlanTrainer,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=1,
         args=with_callback_options(with_method_class(arguments)),
         parser_class=RecipeParser,
-        parser_kwargs={command: {"epilog": CALLBACK_HELP} for command in TRAINER_COMMANDS},
+        parser_kwargs={command: {"epilog": CALLBACK_HELP}},
         **options,
     )

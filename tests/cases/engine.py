@@ -35,7 +35,7 @@ def batch_of(name: str, n: int = 4, seed: int = 1) -> Any:
     return tiny_images(n, seed=seed) if name in TIMM else tiny_inputs(name, n, seed=seed)
 
 
-def batches_of(name: str, count: int = 4, n: int = 4) -> list[Any]:
+def batches_of(name: str, count: int = 2, n: int = 8) -> list[Any]:
     return [batch_of(name, n, seed=10 + i) for i in range(count)]
 
 

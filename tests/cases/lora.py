@@ -14,7 +14,7 @@ IMAGES = dataset().tensors[0]
 
 def depth(**arguments):
     settings = {"remove": {"attention": 1, "activation": 1}, "schedule": {"start": 1}, "calibration": 16}
-    return DepthPrune(**{**settings, **arguments})
+    return DepthPrune(**{**settings, "importance": "magnitude", **arguments})
 
 
 def width(**arguments):

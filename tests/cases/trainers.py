@@ -20,7 +20,10 @@ def trainer_of(folder, *callbacks, epochs=2, **settings):
 
 
 def prune(**arguments):
-    defaults = {"remove": REMOVE, "schedule": {"start": 1}, "calibration": 16, "merge": "never"}
+    """What tests are not about costs little: units are ranked by magnitude, unless a plan is given."""
+    defaults = {"schedule": {"start": 1}, "calibration": 16, "merge": "never"}
+    if "plan" not in arguments:
+        defaults |= {"remove": REMOVE, "importance": "magnitude"}
     return DepthPrune(**{**defaults, **arguments})
 
 
