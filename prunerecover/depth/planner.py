@@ -16,7 +16,7 @@ from prunerecover.depth.search import SearchCache, edits_of, greedy, one_shot, s
 from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
-from prunerecover.model.batches import Batches, ModelInputs, as_inputs, call, listed, split_batches
+from prunerecover.model.batches import Batches, as_inputs, call, listed, split_batches
 from prunerecover.model.checks import check_blocks_apart, check_plannable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
@@ -26,7 +26,7 @@ from prunerecover.plan.evidence import DepthEvidence, RemovedShare
 from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.provenance import plan_for
-from prunerecover.surgery.saved_cost import removed_share
+from prunerecover.surgery.saved_cost import DenseCost
 
 
 class DepthPlanner:
@@ -67,6 +67,7 @@ class DepthPlanner:
             self.units = tuple(u for u in found if not any(fnmatch(u.name, pattern) for pattern in self.config.ignore))
             self.calibrator = Calibrator(self.model, self.samples, self.units, self.config.replace, self.config.seed)
         self._cache = SearchCache()
+        self._costs: dict[str, DenseCost] = {}
         self._scores: dict[str, float] | None = None
 
     def plan(self, budget: Budget) -> Plan:
@@ -78,8 +79,8 @@ class DepthPlanner:
                 scores, chosen = greedy(self.calibrator, units, budget, self._cache)
             else:
                 scores = self.rank()
-                timed = self._example_for(budget.share[0] if budget.share else None)
-                chosen = one_shot(self.calibrator, units, scores, budget, self.config.registered, timed)
+                dense = self._dense_cost(budget.share[0]) if budget.share else None
+                chosen = one_shot(self.calibrator, units, scores, budget, self.config.registered, dense)
             edits, tensors = edits_of(self.model, ((c.unit, c.candidate) for c in chosen))
             removed = self._removed_by(edits, budget) if edits else {}
         arguments = {
@@ -126,20 +127,21 @@ class DepthPlanner:
         """
         units = [u for u in self.units if u.kind == kind][::2]
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-            return saving_if_left(self.calibrator, cost, self._example_for(cost), {})(units) / len(units)
+            return saving_if_left(self._dense_cost(cost), {})(units) / len(units)
 
     def removed_share(self, plan: Plan, cost: str) -> float:
         """Return the share of the model's cost that goes with a plan, merged; `cost` as of `share_of_one`."""
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-            return removed_share(self.model, plan.edits, cost, self._example_for(cost), self.config.seed)
+            return self._dense_cost(cost).removed_share(plan.edits)
 
     def _removed_by(self, edits: Sequence[Edit], budget: Budget) -> dict[str, Any]:
         """Measure what goes before and after `merge`, and warn if it is more than units make necessary."""
         if budget.share is None or budget.share[0] == "latency":
             return {}
         cost, asked = budget.share
-        live, merged = (removed_share(self.model, edits, cost, self.example, merged=m) for m in (False, True))
-        smallest = smallest_share(self.units, saving_if_left(self.calibrator, cost, self.example, {}), cost)
+        dense = self._dense_cost(cost)
+        live, merged = (dense.removed_share(edits, merged=merged) for merged in (False, True))
+        smallest = smallest_share(self.units, saving_if_left(dense, {}), cost)
         if merged - asked > smallest:
             warnings.warn(
                 f"The plan removes {merged:.1%} of the {cost} for a budget of {asked:.1%}, although the smallest unit "
@@ -150,8 +152,12 @@ class DepthPlanner:
         said = {"cost": cost, "live": live, "merged": merged, "asked": asked, "smallest_unit": smallest}
         return DepthEvidence(removed_share=RemovedShare.model_validate(said)).to_dict()
 
-    def _example_for(self, cost: str | None) -> ModelInputs:
-        return as_inputs(self.batches[0]).to(device_of(self.model)) if cost == "latency" else self.example
+    def _dense_cost(self, cost: str) -> DenseCost:
+        """Return what the model costs; latency is measured on the first batch, all else counted on a sample."""
+        if cost not in self._costs:
+            example = as_inputs(self.batches[0]).to(device_of(self.model)) if cost == "latency" else self.example
+            self._costs[cost] = DenseCost(self.model, cost, example, self.config.seed)
+        return self._costs[cost]
 
     def rank(self) -> dict[str, float]:
         """Return the importance of every unit as it is before anything goes; computed once."""

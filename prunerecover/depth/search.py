@@ -14,13 +14,12 @@ from prunerecover.depth.selection import check_comparable, cost_of, is_inside, s
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
 from prunerecover.importance.registry import RegisteredImportance, check_unit_scores
-from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Remove, Replace
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
-from prunerecover.surgery.saved_cost import removed_share
+from prunerecover.surgery.saved_cost import DenseCost
 
 SELECTIONS = 4  # that are tried to come near to a share of the cost; more only until one reaches it
 SCORED_TOGETHER = 4  # units that share the run through the blocks before them
@@ -32,7 +31,7 @@ def one_shot(
     scores: Mapping[str, float],
     budget: Budget,
     importance: RegisteredImportance,
-    example: ModelInputs,
+    dense: DenseCost | None,
 ) -> list[Choice]:
     """Remove what matters least by `scores`.
 
@@ -42,24 +41,23 @@ def one_shot(
         scores: Importance by unit name.
         budget: In units per kind or in a share of cost.
         importance: That made them: a share of cost over several kinds needs one that compares across kinds.
-        example: A batch to measure the cost with.
+        dense: What the model costs, for a budget in a share of it.
 
     Raises:
         ValueError: If the budget cannot be met.
     """
-    if budget.share is None:
+    if dense is None or budget.share is None:
         return calibrator.choose(select_by_count(units, scores, budget.counts(count_by_kind(units))))
     check_comparable(units, importance)
-    return _one_shot_by_cost(calibrator, units, scores, *budget.share, example)
+    return _one_shot_by_cost(calibrator, units, scores, budget.share[1], dense)
 
 
 def _one_shot_by_cost(
     calibrator: Calibrator,
     units: Sequence[Unit],
     scores: Mapping[str, float],
-    cost: str,
     share: float,
-    example: ModelInputs,
+    dense: DenseCost,
 ) -> list[Choice]:
     """Select, fit, and select anew with what the fitted maps cost, until the merged model has little more removed.
 
@@ -69,16 +67,16 @@ def _one_shot_by_cost(
     left: dict[str, str] = {}
     best, least, goal = list[Choice](), 1.0, share
     for tried in itertools.count():
-        saving = saving_if_left(calibrator, cost, example, left)
-        selected = select_by_cost(units, scores, cost, goal, saving)
+        saving = saving_if_left(dense, left)
+        selected = select_by_cost(units, scores, dense.cost, goal, saving)
         chosen = calibrator.choose(selected)
-        if cost == "latency" or not selected:  # what a fitted map costs is below what a clock can tell
+        if dense.cost == "latency" or not selected:  # what a fitted map costs is below what a clock can tell
             return chosen
         edits, _ = edits_of(calibrator.model, ((c.unit, c.candidate) for c in chosen))
-        removed = removed_share(calibrator.model, edits, cost, example)
+        removed = dense.removed_share(edits)
         if share <= removed <= least:
             best, least = chosen, removed
-        if best and (tried >= SELECTIONS or least - share <= smallest_share(units, saving, cost)):
+        if best and (tried >= SELECTIONS or least - share <= smallest_share(units, saving, dense.cost)):
             break
         found = {name: c.candidate.leaves for c in chosen for name in (c.unit.kind, c.unit.name)}
         known = found.items() <= left.items()
@@ -217,18 +215,13 @@ def edits_of(model: nn.Module, chosen: Iterable[tuple[Unit, Candidate]]) -> tupl
     return [*edits, *block_removals(model, blocks)], tensors
 
 
-def saving_if_left(
-    calibrator: Calibrator, cost: str, example: ModelInputs, left: Mapping[str, str]
-) -> Callable[[Sequence[Unit]], float]:
+def saving_if_left(dense: DenseCost, left: Mapping[str, str]) -> Callable[[Sequence[Unit]], float]:
     """Return a function that measures the share of the cost that goes with some units.
 
     Args:
-        calibrator: Of the model; nothing is fitted.
-        cost: "macs", "params" or "latency".
-        example: A batch to measure the cost with, on the model's device.
+        dense: What the model costs; nothing is fitted.
         left: What units leave, by name or by kind; those that are not there leave nothing.
     """
-    model = calibrator.model
     bare = {"activation": "identity"}
 
     def candidate(unit: Unit) -> Candidate:
@@ -238,8 +231,8 @@ def saving_if_left(
         return Candidate(Replace(unit=unit.name, kind=unit.kind, leaves=leaves))  # type: ignore[arg-type]
 
     def share(units: Sequence[Unit]) -> float:
-        edits, _ = edits_of(model, ((u, candidate(u)) for u in units))
-        return removed_share(model, edits, cost, example, calibrator.seed)
+        edits, _ = edits_of(dense.model, ((u, candidate(u)) for u in units))
+        return dense.removed_share(edits)
 
     return share
 

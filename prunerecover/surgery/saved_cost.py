@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from torch import nn
 
@@ -19,25 +21,44 @@ from prunerecover.surgery.merging import merge_edits
 PAIRS = 30
 
 
-def removed_share(
-    model: nn.Module, edits: Sequence[Edit], cost: str, example: ModelInputs, seed: int = 0, *, merged: bool = True
-) -> float:
-    """Return the share of `cost` ("macs", "params" or "latency") that goes, relative to the model as it is once merged.
+@dataclass(frozen=True, eq=False)
+class DenseCost:
+    """What a model costs as it is once merged, measured once, and the share of it that goes with edits.
 
-    Args:
+    Attributes:
         model: Unwrapped; it is not changed.
-        edits: In order, without fitted tensors: values do not change the cost.
-        cost: Latency is measured on the model's device, as the median of interleaved pairs.
+        cost: "macs", "params" or "latency", measured on the model's device, as the median of interleaved pairs.
         example: One batch.
         seed: Of the latency's bootstrap.
-        merged: Whether the pruned model is merged, too, as it is once it is saved.
     """
-    before, after = _copy_with((), model, cost), _copy_with(edits, model, cost, merged=merged)
-    if cost == "latency":
-        return 1 - latency_ratio(before, after, example, pairs=PAIRS, seed=seed).ratio.value
-    if cost == "macs":
-        return 1 - count_macs(after, example) / count_macs(before, example)
-    return 1 - _params(after) / _params(before)
+
+    model: nn.Module
+    cost: str
+    example: ModelInputs
+    seed: int = 0
+
+    def removed_share(self, edits: Sequence[Edit], *, merged: bool = True) -> float:
+        """Return the share of the cost that goes.
+
+        Args:
+            edits: In order, without fitted tensors: values do not change the cost.
+            merged: Whether the pruned model is merged, too, as it is once it is saved.
+        """
+        pruned = _copy_with(edits, self.model, self.cost, merged=merged)
+        if self.cost == "latency":
+            return 1 - latency_ratio(self._merged, pruned, self.example, pairs=PAIRS, seed=self.seed).ratio.value
+        return 1 - self._counted(pruned) / self._total
+
+    @cached_property
+    def _merged(self) -> nn.Module:
+        return _copy_with((), self.model, self.cost)
+
+    @cached_property
+    def _total(self) -> int:
+        return self._counted(self._merged)
+
+    def _counted(self, model: nn.Module) -> int:
+        return count_macs(model, self.example) if self.cost == "macs" else sum(p.numel() for p in model.parameters())
 
 
 def budget_used(
@@ -55,18 +76,13 @@ def budget_used(
     if budget.share is None:
         return {kind: len(names) for kind, names in plan.removed.items()}
     cost = budget.share[0]
-    return {cost: removed_share(model, plan.edits, cost, example(), seed)} if plan.edits else {}
+    return {cost: DenseCost(model, cost, example(), seed).removed_share(plan.edits)} if plan.edits else {}
 
 
 def _copy_with(edits: Sequence[Edit], model: nn.Module, cost: str, *, merged: bool = True) -> nn.Module:
-    copy = (
-        meta_copy(model) if cost == "params" else share_copy(model)
-    )  # GPT-2's forward pass reads its input: not on meta
+    # GPT-2's forward pass reads its input: not on meta.
+    copy = meta_copy(model) if cost == "params" else share_copy(model)
     apply_edits(copy, edits)
     if merged:
         apply_edits(copy, merge_edits(copy))
     return copy
-
-
-def _params(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())

@@ -9,7 +9,7 @@ from torch import nn
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
-from prunerecover.surgery.saved_cost import removed_share
+from prunerecover.surgery.saved_cost import DenseCost
 
 STEPS = 6
 
@@ -29,6 +29,7 @@ def macs_for_latency(
     Raises:
         ValueError: If no budget of MACs that was tried saves as much.
     """
+    dense = DenseCost(model, "latency", batch, seed)
     low, high, most, found = 0.0, 0.99, 0.0, False
     for _ in range(STEPS):
         middle = (low + high) / 2
@@ -37,7 +38,7 @@ def macs_for_latency(
         except ValueError:
             high = middle
             continue
-        saved = removed_share(model, edits, "latency", batch, seed)
+        saved = dense.removed_share(edits)
         found, most = found or saved >= latency, max(most, saved)
         low, high = (low, middle) if saved >= latency else (middle, high)
     if not found:

@@ -25,6 +25,7 @@ from prunerecover.model.copies import deep_copy
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.surgery.saved_cost import DenseCost
 from prunerecover.width.allocation.by_saliency import per_cost
 from prunerecover.width.allocation.kind_weights import KindWeights, best_kind_weights, number_of_trials
 from prunerecover.width.arguments import WidthConfig
@@ -207,9 +208,7 @@ def test_outputs_that_cannot_be_compared_leave_kinds_as_scored(model: Boxes) -> 
 
 
 def test_a_share_of_latency_beyond_what_macs_allow_leaves_kinds_as_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    import prunerecover.width.allocation.latency_budget as latency_budget
-
-    monkeypatch.setattr(latency_budget, "removed_share", lambda *_: 0.99)
+    monkeypatch.setattr(DenseCost, "removed_share", lambda *_: 0.99)
     plan = plan_width(vit(), Budget(latency=0.95), batches=labelled_batches())
     assert plan.removed
     assert "rates" not in plan.evidence
