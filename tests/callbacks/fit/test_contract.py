@@ -16,13 +16,15 @@ from prunerecover.checkpoint.ledger_record import KEY
 
 ONCE = {"remove": {"attention": 1, "activation": 2}, "schedule": {"start": 1}}
 
+QUICK = {**ONCE, "importance": "magnitude"}  # where it does not matter what goes
+
 PROGRESSIVE = {
     "remove": {"attention": 2, "activation": 1},
     "schedule": {"start": 1, "every": 1, "step": 1, "alternate": True},
 }
 
 
-def fit(folder, make=Plain, callbacks=(), prune=ONCE, resume=None, epochs=4, **trainer):
+def fit(folder, make=Plain, callbacks=(), prune=QUICK, resume=None, epochs=4, **trainer):
     """Train with fixed seeds; checkpoints of every epoch lie in the folder."""
     pl.seed_everything(7, verbose=False)
     module = make()
