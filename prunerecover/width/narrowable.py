@@ -31,6 +31,7 @@ from prunerecover.width.allocation.greedy_fill import Removed
 from prunerecover.width.allocation.measured_share import Shares
 from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
+from prunerecover.width.groups.counted import warn_of_counted
 from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.groups.gates import with_a_gate
 from prunerecover.width.narrow_edits import narrow_edits
@@ -61,6 +62,7 @@ class NarrowableNetwork:
         self.batches = with_samples(batches)
         self.example = self.first_batch().select(torch.tensor([0]))
         found = find_groups(self.model, self.example, config.kinds, config.ignore)
+        warn_of_counted(found.counted)
         self.groups: tuple[Group, ...] = with_a_gate(found.groups) if config.gates else found.groups
         self.rewrites: tuple[Rewrite, ...] = tuple(
             Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)
