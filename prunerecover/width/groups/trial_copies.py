@@ -97,7 +97,7 @@ def _follow(path: str, module: Any) -> None:
             module.groups = weight.shape[0] // (module.out_channels // module.groups)
         sizes = weight.shape[0], weight.shape[1] * module.groups
         module.in_channels, module.out_channels = sizes if module.transposed else sizes[::-1]
-    else:
+    elif "weight" in module._parameters:  # else it is computed, as by spectral_norm
         held = {**module._parameters, **module._buffers}
         shapes = {name: tuple(tensor.shape) for name, tensor in held.items() if tensor is not None}
         for name, value in sizes_of(path, module, shapes).items():
