@@ -71,6 +71,7 @@ class NarrowableNetwork:
         rewritten = share_copy(self.model)
         apply_edits(rewritten, self.rewrites)
         self.costs: CostModel = cost_model(rewritten, self.groups, self.example)
+        self._latest: tuple[tuple[Edit, ...], tuple[list[Edit], dict[str, Tensor]]] | None = None
 
     @property
     def units(self) -> dict[str, int]:
@@ -108,18 +109,20 @@ class NarrowableNetwork:
         narrowing = [edit for edit in edits if isinstance(edit, Narrow)]
         if replace == "zero" or not narrowing:
             return list(edits), {}
-        return with_compensation(edits, predictions(narrowing, self._moments))
+        if self._latest is None or self._latest[0] != tuple(edits):  # the plan is what was measured last, as a rule
+            self._latest = tuple(edits), with_compensation(edits, predictions(narrowing, self._moments))
+        return self._latest[1]
 
-    def shares(self, cost: str, removed: Removed, evenly: bool) -> Shares:
+    def shares(self, cost: str, removed: Removed, replace: WidthReplace, evenly: bool) -> Shares:
         """Return what an allocation saves of a cost.
 
         Args:
             cost: "macs" or "params".
             removed: The allocation.
+            replace: What is left for removed units: by its outputs a detector decides how much it computes.
             evenly: Whether layers that are alike give their units together.
         """
-        network, full = share_copy(self.model), getattr(self.costs.full, cost)
-        apply_edits(network, self.edits(removed))
+        network, full = self._narrowed(removed, replace), getattr(self.costs.full, cost)
         if cost == "macs":
             left = count_macs(network, self.example)
         else:
@@ -137,6 +140,18 @@ class NarrowableNetwork:
             measured=1 - left / full,
             unit=min((saved for saved in units if saved), default=full) / full,
         )
+
+    def macs_saved_on(self, removed: Removed, replace: WidthReplace) -> tuple[float, float]:
+        """Return the share of the MACs that an allocation saves on the first calibration sample, and on the last."""
+        network, batch = self._narrowed(removed, replace), self._inputs(self.batches[-1])
+        last = batch.select(torch.tensor([batch.n_samples - 1]))
+        first, other = (1 - count_macs(network, x) / count_macs(self.model, x) for x in (self.example, last))
+        return first, other
+
+    def _narrowed(self, removed: Removed, replace: WidthReplace) -> nn.Module:
+        network = share_copy(self.model)
+        apply_edits(network, *self.compensated(self.edits(removed), replace))
+        return network
 
     @cached_property
     def _moments(self) -> dict[Reader, Moments]:
