@@ -113,9 +113,9 @@ class Moments:
         among = second[kept][:, kept]
         strength = RIDGE[0] + RIDGE[1] * len(kept) / self._sums.values["w"]
         variance = among.diagonal().mean()
-        if variance > VANISHING:
+        if variance > VANISHING and second.isfinite().all():
             ridge = strength * variance
             coefficients = solve_ridge(among, second[kept][:, gone].T, ridge)
-        else:  # nothing varies: there is only the constant
+        else:  # nothing varies, or squares are beyond single precision: there is only the constant
             coefficients = torch.zeros(len(gone), len(kept), dtype=torch.float64)
         return torch.cat([coefficients, (mean[gone] - coefficients @ mean[kept])[:, None]], 1)

@@ -7,37 +7,27 @@ scores that are taken in evaluation mode and on whole dependency groups.
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
-from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from prunerecover.calibration.moments import Moments
-from prunerecover.cost.macs import count_macs
 from prunerecover.display.progress import progress
 from prunerecover.importance.losses import supervised_loss
 from prunerecover.importance.registry import name_of
-from prunerecover.model.batches import Batches, ModelInputs, as_inputs, with_samples, without_labels
-from prunerecover.model.checks import check_differentiable, check_plannable
-from prunerecover.model.copies import share_copy
-from prunerecover.model.evaluation import device_of, ordinary_arithmetic
-from prunerecover.model.paths import unwrap
+from prunerecover.model.batches import Batches, ModelInputs
+from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import Edit, Narrow, Rewrite
+from prunerecover.plan.edits import Edit
 from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
-from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.width.allocation.by_saliency import lowest, per_cost
-from prunerecover.width.allocation.cost_model import CostModel, cost_model
+from prunerecover.width.allocation.cost_model import CostModel
 from prunerecover.width.allocation.diagnostics import tolerance_evidence
-from prunerecover.width.allocation.equal_layers import alike, equalised
+from prunerecover.width.allocation.equal_layers import equalised
 from prunerecover.width.allocation.greedy_fill import Removed
 from prunerecover.width.allocation.kind_weights import (
     KindWeights,
@@ -46,15 +36,11 @@ from prunerecover.width.allocation.kind_weights import (
     weighted,
 )
 from prunerecover.width.allocation.latency_budget import macs_for_latency
-from prunerecover.width.allocation.measured_share import Shares, meet_measured
+from prunerecover.width.allocation.measured_share import Shares, meet_measured, warn_if_data_decide
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
-from prunerecover.width.arguments import WidthConfig, WidthReplace, WidthRule
-from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
-from prunerecover.width.groups.discovery import find_groups
-from prunerecover.width.groups.gates import with_a_gate
+from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.groups.unit_slices import Scores, removal_positions
-from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.narrowed_output import NarrowedOutput
+from prunerecover.width.narrowable import NarrowableNetwork
 from prunerecover.width.signals.context import WidthContext, WidthImportance
 from prunerecover.width.signals.registry import compute_signals
 
@@ -70,42 +56,33 @@ class WidthPlanner:
         config: All other arguments of `plan_width`.
 
     Attributes:
-        groups: What may be narrowed, in order of depth.
-        costs: What every unit costs.
+        network: What is planned for, and what can be narrowed in it.
     """
 
     @ordinary_arithmetic()
     def __init__(self, model: nn.Module, *, batches: Batches, config: WidthConfig | None = None) -> None:
-        self.model, self.config = unwrap(model), config or WidthConfig()
-        check_plannable(self.model)
-        check_differentiable(self.model)
-        self.batches = with_samples(batches)
-        self.example = self.first_batch().select(torch.tensor([0]))
-        found = find_groups(self.model, self.example, self.config.kinds, self.config.ignore)
-        self.groups: tuple[Group, ...] = with_a_gate(found.groups) if self.config.gates else found.groups
-        self.rewrites: tuple[Rewrite, ...] = tuple(
-            Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)
-            for s in found.rewrites
-        )
-        rewritten = share_copy(self.model)
-        apply_edits(rewritten, self.rewrites)
-        self.costs: CostModel = cost_model(rewritten, self.groups, self.example)
+        self.config = config or WidthConfig()
+        self.network = NarrowableNetwork(model, batches, self.config)
         self._scores: dict[str | int, tuple[str | WidthImportance, Scores]] = {}
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """What may be narrowed, in order of depth."""
+        return self.network.groups
+
+    @property
+    def costs(self) -> CostModel:
+        """What every unit costs."""
+        return self.network.costs
 
     @property
     def units(self) -> dict[str, int]:
         """How many units of each kind there are."""
-        counts: Counter[str] = Counter()
-        for group in self.groups:
-            counts[group.kind] += group.size
-        return dict(counts)
+        return self.network.units
 
     def first_batch(self) -> ModelInputs:
         """Return the first batch, on the model's device: what latency is measured on."""
-        return self._inputs(self.batches[0])
-
-    def _inputs(self, batch: Any) -> ModelInputs:
-        return as_inputs(without_labels(batch)).to(device_of(self.model))
+        return self.network.first_batch()
 
     @ordinary_arithmetic()
     def scores(self, *signals: str | WidthImportance) -> tuple[Scores, ...]:
@@ -118,9 +95,9 @@ class WidthPlanner:
         missing = {key: signal for key, signal in wanted.items() if key not in self._scores}
         if missing:
             context = WidthContext(
-                model=self.model,
-                groups=self._as_it_is(),
-                batches=self.batches,
+                model=self.network.model,
+                groups=self.network.groups_as_they_are,
+                batches=self.network.batches,
                 loss=self.config.loss or supervised_loss,
                 labels=self.config.labels,
                 seed=self.config.seed,
@@ -128,16 +105,6 @@ class WidthPlanner:
             found = compute_signals(context, list(missing.values()))
             self._scores |= dict(zip(missing, zip(missing.values(), found, strict=True), strict=True))
         return tuple(self._scores[key][1] for key in map(_key, signals))
-
-    def _as_it_is(self) -> list[Group]:
-        """Return the groups without the weights that rewritten shortcuts are yet to get."""
-        rewritten = tuple(f"{edit.unit}." for edit in self.rewrites)
-        return [
-            dataclasses.replace(
-                group, slices=tuple(part for part in group.slices if not part.tensor.startswith(rewritten))
-            )
-            for group in self.groups
-        ]
 
     @ordinary_arithmetic()
     def plan(self, budget: Budget | None = None, rule: WidthRule | None = None) -> Plan:
@@ -155,10 +122,10 @@ class WidthPlanner:
             kept={g.name: (g.size - len(removed[g.name]), g.size) for g in self.groups},
             kinds={g.name: g.kind for g in self.groups},
         )
-        edits, tensors = self._compensated(self._edits(removed), rule.replace)
+        edits, tensors = self.network.compensated(self.network.edits(removed), rule.replace)
         removal, protection = [None, *map(name_of, rule.signals)][-2:]
         return plan_for(
-            self.model,
+            self.network.model,
             edits,
             method=f"width/{rule.allocated_by.name}",
             arguments={
@@ -171,7 +138,7 @@ class WidthPlanner:
             },
             seed=self.config.seed,
             tensors=tensors,
-            example=self.example,
+            example=self.network.example,
             evidence={**found.to_dict(), **evidence},
         )
 
@@ -187,29 +154,13 @@ class WidthPlanner:
             asked: dict[str, Any] = {cost: share}
             return self._removed(Budget(**asked), rule, weighing)
 
-        return meet_measured(cost, wanted, removed_at, lambda found: self._shares(cost, found[0], rule))
+        def shares_of(found: tuple[Removed, dict[str, Any]]) -> Shares:
+            return self.network.shares(cost, found[0], rule.replace, rule.evenly)
 
-    def _shares(self, cost: str, removed: Removed, rule: WidthRule) -> Shares:
-        """Return what an allocation saves of the MACs or parameters."""
-        network, full = share_copy(self.model), getattr(self.costs.full, cost)
-        apply_edits(network, self._edits(removed))
+        found = meet_measured(cost, wanted, removed_at, shares_of)
         if cost == "macs":
-            left = count_macs(network, self.example)
-        else:
-            left = sum(parameter.numel() for parameter in network.parameters())
-        gone = {name: len(units) for name, units in removed.items()}
-        predicted = self.costs.total({name: self.costs.sizes[name] - count for name, count in gone.items()})
-        together = alike(self.groups) if rule.evenly else [(group,) for group in self.groups]
-        units = [
-            sum(getattr(self.costs.saving(group.name, gone, group.multiple), cost) for group in groups)
-            for groups in together
-            if all(group.size - gone[group.name] > max(group.at_least, group.multiple) for group in groups)
-        ]
-        return Shares(
-            predicted=1 - getattr(predicted, cost) / full,
-            measured=1 - left / full,
-            unit=min((saved for saved in units if saved), default=full) / full,
-        )
+            warn_if_data_decide(*self.network.macs_saved_on(found[0], rule.replace))
+        return found
 
     def _removed(self, budget: Budget | None, rule: WidthRule, weighing: KindWeights) -> tuple[Removed, dict[str, Any]]:
         if not rule.by_tolerance:
@@ -244,7 +195,7 @@ class WidthPlanner:
             return plain
         cost, share = budget.share
         kinds = [kind for kind in self.units if kind != "expert" or cost == "params"]  # experts save no MACs
-        if len(kinds) < 2 or not any(TRAITS[kind].composite for kind in kinds) or not self._narrowed_output.comparable:
+        if len(kinds) < 2 or not any(TRAITS[kind].composite for kind in kinds) or not self.network.output.comparable:
             return plain
         if cost == "latency":
             budget = Budget(macs=share)
@@ -257,8 +208,8 @@ class WidthPlanner:
 
             def divergence_at(weighing: KindWeights) -> float:
                 advance()
-                return self._narrowed_output.divergence(
-                    *self._compensated(self._edits_at(budget, rule, weighing), rule.replace)
+                return self.network.output.divergence(
+                    *self.network.compensated(self._edits_at(budget, rule, weighing), rule.replace)
                 )
 
             return best_kind_weights(kinds, divergence_at)
@@ -269,30 +220,10 @@ class WidthPlanner:
             return budget
         self.scores(*rule.signals)  # before errors mean that structure forbids a budget
         edits_at = partial(self._edits_at, rule=rule, weighing=weighing)
-        return macs_for_latency(self.model, budget.share[1], edits_at, self.first_batch(), self.config.seed)
+        return macs_for_latency(self.network.model, budget.share[1], edits_at, self.first_batch(), self.config.seed)
 
     def _edits_at(self, budget: Budget, rule: WidthRule, weighing: KindWeights) -> tuple[Edit, ...]:
-        return self._edits(self._removed(budget, rule, weighing)[0])
-
-    def _edits(self, removed: Removed) -> tuple[Edit, ...]:
-        narrowed = narrow_edits(self.groups, removed)
-        return (*self.rewrites, *narrowed) if narrowed else ()
-
-    def _compensated(self, edits: Sequence[Edit], replace: WidthReplace) -> tuple[list[Edit], dict[str, Tensor]]:
-        """Return the edits with what reading weights take over."""
-        narrowing = [edit for edit in edits if isinstance(edit, Narrow)]
-        if replace == "zero" or not narrowing:
-            return list(edits), {}
-        return with_compensation(edits, predictions(narrowing, self._moments))
-
-    @cached_property
-    def _moments(self) -> dict[Reader, Moments]:
-        """Of all that reads groups; they take the square of a group's entries in memory for as long as the planner."""
-        return moments_of(self.model, readers_of(self.groups), [self._inputs(batch) for batch in self.batches])
-
-    @cached_property
-    def _narrowed_output(self) -> NarrowedOutput:
-        return NarrowedOutput(self.model, [self._inputs(batch) for batch in self.batches])
+        return self.network.edits(self._removed(budget, rule, weighing)[0])
 
 
 def _key(signal: str | WidthImportance) -> str | int:

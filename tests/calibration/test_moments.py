@@ -70,3 +70,12 @@ def test_activations_that_vanish_predict_nothing_wild(scale: float) -> None:
     found = moments.predict(torch.arange(4), torch.arange(4, 12))
     assert found.isfinite().all()
     assert found.abs().max() < 2
+
+
+def test_activations_whose_squares_overflow_leave_their_mean() -> None:
+    rows = 1e20 * (2 + torch.randn(50, 5, generator=torch.Generator().manual_seed(0)))
+    moments = Moments()
+    moments.add(rows)
+    found = moments.predict(GONE, KEPT)
+    assert (found[:, :-1] == 0).all()
+    torch.testing.assert_close(found[:, -1], rows[:, GONE].double().mean(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -37,6 +38,23 @@ class Often(nn.Module):
         return self.head(y[:, None].expand(-1, times, -1)).mean(1)
 
 
+class TwoStages(nn.Module):
+    """A detector in small: positions with a high score, as the first stage computes it, go through the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 12, 3, padding=1))
+        self.score = nn.Conv2d(12, 1, 1)
+        self.second = nn.Sequential(nn.Linear(12, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 4))
+
+    def rows(self, x: Tensor) -> Tensor:
+        y = self.features(x).relu()
+        return y.movedim(1, -1)[self.score(y)[:, 0] > 0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.rows(x))
+
+
 def saved(model: nn.Module, plan: Plan, example: Any) -> float:
     dense = count_macs(model, example)
     apply_plan(model, plan)
@@ -51,6 +69,45 @@ def test_mixer_meets_its_budget() -> None:
         warnings.simplefilter("error")
         plan = plan_width(model, Budget(macs=0.3), batches=[(IMAGES, LABELS)])
     assert abs(saved(model, plan, IMAGES[:1]) - 0.3) < 0.012
+
+
+@pytest.mark.parametrize("replace", ["zero", "calibrated"])
+@pytest.mark.parametrize("seed", [0, 2, 6, 7, 8, 11])
+def test_share_of_two_stages_is_met_or_told_however_many_rows_are_left(seed: int, replace: Any) -> None:
+    torch.manual_seed(seed)
+    model, example = TwoStages().eval(), IMAGES[:1]
+    rows = len(model.rows(example))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        batches = [(image[None],) for image in IMAGES]
+        plan = plan_width(model, Budget(macs=0.3), batches=batches, protection="magnitude", replace=replace)
+    share = saved(model, plan, example)
+    assert len(model.rows(example)) != rows
+    told = [str(warning.message) for warning in caught if "The plan removes" in str(warning.message)]
+    if abs(share - 0.3) > 0.02:
+        assert f"removes {share:.1%} of the macs on the first calibration sample, not the 30.0%" in told[0]
+
+
+def test_share_that_is_another_on_another_sample_is_told_with_both() -> None:
+    torch.manual_seed(4)
+    model, other = TwoStages().eval(), IMAGES[:1] + 3
+    message = r"removes (\S+)% of the macs on the first calibration sample, but (\S+)% on the last one: how often"
+    with pytest.warns(UserWarning, match=message) as caught:
+        plan = plan_width(model, Budget(macs=0.3), batches=[(IMAGES[:1],), (other,)], **QUICK)
+    narrowed = copy.deepcopy(model)
+    apply_plan(narrowed, plan)
+    last = 1 - count_macs(narrowed, other) / count_macs(model, other)
+    assert f"but {last:.1%} on the last one" in str(caught[-1].message)
+
+
+def test_sequences_of_other_lengths_save_about_the_same() -> None:
+    torch.manual_seed(0)
+    config = transformers.DistilBertConfig(vocab_size=64, dim=32, n_layers=2, hidden_dim=64, n_heads=4, num_labels=3)
+    model = transformers.DistilBertForSequenceClassification(config).eval()
+    batches = [{"input_ids": ids, "labels": LABELS % 3} for ids in (IDS, IDS.repeat(1, 2))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan_width(model, Budget(macs=0.3), batches=batches, kinds=("neuron",), **QUICK)
 
 
 @pytest.mark.parametrize("heads", [2, 4])

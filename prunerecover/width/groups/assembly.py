@@ -19,8 +19,9 @@ from prunerecover.model.paths import get_module, parent_path
 from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS
 from prunerecover.plan.groups import Group, Setting, Site, Slice
 from prunerecover.plan.kinds import WidthKind
+from prunerecover.width.groups.counted import CountedGroup, named_operation
 from prunerecover.width.tracing.dimension_ids import Owner
-from prunerecover.width.tracing.trace import Location, Product, Trace
+from prunerecover.width.tracing.trace import Location, Product, Statistic, Trace
 
 Form = tuple[tuple[int, ...], int]
 
@@ -30,8 +31,8 @@ SIZES = ("all_head_size", "attn_dim", "inner_dim", "split_size")
 NEURONS = ("intermediate_size", "ffn_dim", "hidden_features")
 
 
-def assemble(model: nn.Module, trace: Trace, samples: int) -> tuple[Group, ...]:
-    """List all groups of a traced model, in order of depth.
+def assemble(model: nn.Module, trace: Trace, samples: int) -> tuple[tuple[Group, ...], tuple[CountedGroup, ...]]:
+    """List all groups of a traced model, in order of depth, and apart those that statistics are taken over.
 
     Args:
         model: What was traced.
@@ -40,8 +41,15 @@ def assemble(model: nn.Module, trace: Trace, samples: int) -> tuple[Group, ...]:
     """
     units = _Units(trace)
     found = [group for members in units.alike() if (group := _group(model, units, members, samples)) is not None]
-    found.sort(key=lambda pair: pair[0])
-    return named_apart([group for _, group in found])
+    found.sort(key=lambda each: each[0])
+    groups = named_apart([group for _, group, _ in found])
+    over = [statistic for *_, statistic in found]
+    free = tuple(group for group, statistic in zip(groups, over, strict=True) if statistic is None)
+    return free, tuple(
+        CountedGroup(group, named_operation(statistic))
+        for group, statistic in zip(groups, over, strict=True)
+        if statistic is not None
+    )
 
 
 @dataclass
@@ -120,8 +128,14 @@ def linear_form(units: np.ndarray, size: int) -> Form | None:
     return tuple(parts[:, 0].tolist()), span
 
 
-def _group(model: nn.Module, units: _Units, members: np.ndarray, samples: int) -> tuple[int, Group] | None:
-    """Describe one group, named by the weight that makes it, with the number of its first product; None: it is none."""
+def _group(
+    model: nn.Module, units: _Units, members: np.ndarray, samples: int
+) -> tuple[int, Group, Statistic | None] | None:
+    """Describe one group, named by the weight that makes it; None: it is none.
+
+    Returns:
+        The number of its first product, the group, and the first statistic that is taken over its units.
+    """
     trace = units.trace
     number = np.full(int(units.component.max()) + 1, -1)
     number[members] = np.arange(len(members))
@@ -142,7 +156,8 @@ def _group(model: nn.Module, units: _Units, members: np.ndarray, samples: int) -
         settings=(*_settings(model, trace, unit_of, len(members)), *_repeated(model, kind, slices, len(members))),
         products=_macs_per_unit(trace, unit_of, samples),
     )
-    return dense[0][0], group
+    over = next((statistic for statistic in trace.statistics if _touches(unit_of, statistic.ids)), None)
+    return dense[0][0], group, over
 
 
 def _touches(unit_of: np.ndarray, ids: Tensor) -> bool:

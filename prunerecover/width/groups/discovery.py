@@ -11,7 +11,9 @@ fused projections and grouped heads need no special cases, and what is not under
 Routed experts are not found by watching, for which of them are visited depends on the data, but by structure: see
 `experts`. They are asked for by name.
 
-Not units: the residual stream of transformers, the model's outputs, and heads in code that computes their size from the
+Not units, besides: those that an operation counts (a mean over channels that is no norm, a division by their number),
+for a network with fewer of them would compute something else than with some set to zero; `FoundGroups.counted` lists
+them. And the residual stream of transformers, the model's outputs, and heads in code that computes their size from the
 width (`nn.MultiheadAttention`, torchvision's Swin).
 """
 
@@ -32,7 +34,8 @@ from prunerecover.model.paths import unwrap
 from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.width.groups.assembly import assemble
-from prunerecover.width.groups.dry_run import that_narrow
+from prunerecover.width.groups.counted import CountedGroup
+from prunerecover.width.groups.dry_run import try_out
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.groups.padded_shortcuts import PaddedShortcut, as_convolutions, find_padded_shortcuts
 from prunerecover.width.tracing.tracer import trace_model
@@ -47,10 +50,12 @@ class FoundGroups:
     Attributes:
         groups: In order of depth.
         rewrites: Shortcuts that must become convolutions first; slices name their weights as if they were already.
+        counted: Groups that stay because an operation counts their units, apart from those that are ignored.
     """
 
     groups: tuple[Group, ...]
     rewrites: tuple[PaddedShortcut, ...] = ()
+    counted: tuple[CountedGroup, ...] = ()
 
 
 @ordinary_arithmetic()
@@ -87,11 +92,17 @@ def find_groups(
     )
     found = (*watched.groups, *experts)
     groups = tuple(group for group in found if group.kind in kinds)
+    counted = tuple(one for one in watched.counted if one.group.kind in kinds)
     if not groups:
-        raise ValueError(_nothing_found(model, kinds, found, watched.unknown))
-    kept = _without_ignored(groups, (ignore,) if isinstance(ignore, str) else tuple(ignore))
+        raise ValueError(_nothing_found(model, kinds, found, watched.unknown, counted))
+    ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    kept = _without_ignored(groups, counted, ignore)
     tensors = {part.tensor for group in kept for part in group.slices}
-    return FoundGroups(kept, tuple(r for r in watched.rewrites if f"{r.path}.weight" in tensors))
+    return FoundGroups(
+        kept,
+        tuple(r for r in watched.rewrites if f"{r.path}.weight" in tensors),
+        tuple(one for one in counted if not _ignored(one.group, ignore)),
+    )
 
 
 def check_kinds(kinds: Sequence[str]) -> None:
@@ -108,6 +119,7 @@ class _Watched:
     groups: tuple[Group, ...] = ()
     rewrites: tuple[PaddedShortcut, ...] = ()
     unknown: frozenset[str] = frozenset()
+    counted: tuple[CountedGroup, ...] = ()
 
 
 def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
@@ -117,8 +129,9 @@ def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
         rewrites = _first_run(twin, inputs)
         as_convolutions(twin, rewrites)
         trace = trace_model(twin, inputs)
-        groups = that_narrow(twin, inputs, assemble(twin, trace, inputs.n_samples))
-    return _Watched(groups, rewrites, frozenset(trace.unknown))
+        groups, counted = assemble(twin, trace, inputs.n_samples)
+        tried = try_out(twin, inputs, groups, trace.arithmetic)
+    return _Watched(tried.groups, rewrites, frozenset(trace.unknown), (*counted, *tried.counted))
 
 
 def _first_run(model: nn.Module, inputs: ModelInputs) -> tuple[PaddedShortcut, ...]:
@@ -132,23 +145,37 @@ def _first_run(model: nn.Module, inputs: ModelInputs) -> tuple[PaddedShortcut, .
         ) from error
 
 
-def _nothing_found(model: nn.Module, kinds: Sequence[str], found: Sequence[Group], unknown: frozenset[str]) -> str:
+def _nothing_found(
+    model: nn.Module,
+    kinds: Sequence[str],
+    found: Sequence[Group],
+    unknown: frozenset[str],
+    counted: Sequence[CountedGroup],
+) -> str:
     counts = ", ".join(f"{n} of kind {kind}" for kind, n in Counter(group.kind for group in found).items())
     why = f" Operations that are not understood: {', '.join(sorted(unknown))}." if unknown else ""
+    if counted:
+        why += f" Operations that count units: {', '.join(sorted({one.operation for one in counted}))}."
     return (
         f"Expected {type(model).__name__} to have groups of kind {', '.join(kinds)}, but it has "
         f"{counts or 'none: no product with weights makes units that only other products read'}.{why}"
     )
 
 
-def _without_ignored(groups: tuple[Group, ...], ignore: tuple[str, ...]) -> tuple[Group, ...]:
+def _without_ignored(
+    groups: tuple[Group, ...], counted: Sequence[CountedGroup], ignore: Sequence[str]
+) -> tuple[Group, ...]:
     for pattern in ignore:
-        if not any(fnmatch(group.name, pattern) for group in groups):
+        if not any(fnmatch(group.name, pattern) for group in (*groups, *(one.group for one in counted))):
             raise ValueError(
                 f"Expected argument ignore to match groups such as {groups[0].name}, but '{pattern}' matches none. "
                 "Group names are those of the first module that makes the units."
             )
-    kept = tuple(group for group in groups if not any(fnmatch(group.name, pattern) for pattern in ignore))
+    kept = tuple(group for group in groups if not _ignored(group, ignore))
     if not kept:
         raise ValueError(f"Expected some groups outside ignore={list(ignore)}, but all {len(groups)} are ignored.")
     return kept
+
+
+def _ignored(group: Group, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(group.name, pattern) for pattern in patterns)

@@ -1,33 +1,49 @@
 """Try groups out on a copy: narrow all of them a little, by different numbers, and look whether the copy still runs.
 
 What a forward pass ties together does not tell where its code has sizes written out (`x.view(n, 12, 64)`). Narrowed,
-such code fails, or its dimensions come out in other proportions; then the groups it concerns are left out. The copy
-must also run in training mode, if the model does: auxiliary heads are called there alone.
+such code fails, or its dimensions come out in other proportions; then the groups it concerns are left out. So are those
+whose size becomes a factor or divisor: a narrowed network is to compute what the dense one does with the same units set
+to zero, which this number would change. The copy must also run in training mode, if the model does: auxiliary heads are
+called there alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.groups import Group
+from prunerecover.width.groups.counted import CountedGroup, named_operation
+from prunerecover.width.groups.trial_copies import Stays, TensorDim, masked_copy, narrow_copy, positions_that_stay
+from prunerecover.width.tracing.trace import Arithmetic
 from prunerecover.width.tracing.tracer import trace_model
 
-TensorDim = tuple[str, int]
+SAME = 1e-5  # relative: numbers that data give, such as a largest value, are rounded
 LEAST_LOST, MOST_LOST = 2, 4  # units of a group that shares no tensor, in the first trial
 
 
-def that_narrow(model: nn.Module, inputs: ModelInputs, groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Return those of `groups` that can be narrowed together, each by a number of its own.
+@dataclass(frozen=True)
+class Tried:
+    """What came of trying groups out.
+
+    Attributes:
+        groups: That can be narrowed together.
+        counted: That cannot, because an operation counts their units.
+    """
+
+    groups: tuple[Group, ...]
+    counted: tuple[CountedGroup, ...] = ()
+
+
+def try_out(model: nn.Module, inputs: ModelInputs, groups: Sequence[Group], dense: Sequence[Arithmetic]) -> Tried:
+    """Tell which groups can be narrowed together, each by a number of its own.
 
     If not all can, they are tried by families: those of one kind in modules of one class.
 
@@ -35,54 +51,105 @@ def that_narrow(model: nn.Module, inputs: ModelInputs, groups: Sequence[Group]) 
         model: A copy whose shortcuts are rewritten; it is left as it was.
         inputs: One batch.
         groups: All groups found in the model.
+        dense: What the model computes with Python numbers.
     """
-    survivors = _that_survive(model, inputs, groups)
-    if survivors is not None:
+    trials = _Trials(model, inputs, dense)
+    kept = trials.that_narrow(groups)
+    counted = tuple(CountedGroup(g, trials.counted[g]) for g in groups if g in trials.counted and g not in kept)
+    return Tried(kept, counted)
+
+
+@dataclass
+class _Trials:
+    """Narrowed copies of one model.
+
+    Attributes:
+        counted: What counts the units of groups that were tried on their own.
+    """
+
+    model: nn.Module
+    inputs: ModelInputs
+    dense: Sequence[Arithmetic]
+    counted: dict[Group, str] = field(default_factory=dict)
+
+    def that_narrow(self, groups: Sequence[Group]) -> tuple[Group, ...]:
+        """Return those of the groups that can be narrowed together."""
+        survivors = self._that_survive(groups)
+        if survivors is not None:
+            return survivors
+        families: dict[tuple[str, ...], list[Group]] = defaultdict(list)
+        for group in groups:
+            families[group.kind, type(get_module(self.model, parent_path(group.name))).__name__].append(group)
+        kept: set[Group] = set()
+        for family in families.values():
+            members = self._that_survive(family)
+            if members is None:
+                members = self._one_by_one(family)
+            kept.update(self._that_survive([g for g in groups if g in kept or g in members]) or kept)
+        return tuple(group for group in groups if group in kept)
+
+    def _one_by_one(self, family: Sequence[Group]) -> tuple[Group, ...]:
+        """Try each group alone; attentions of one class have one code, so a single one speaks for all."""
+        if family[0].kind == "head" and not self._that_survive(family[:1]):
+            if family[0] in self.counted:
+                self.counted |= dict.fromkeys(family, self.counted[family[0]])
+            return ()
+        return tuple(group for group in family if self._that_survive((group,)))
+
+    def _that_survive(self, groups: Sequence[Group]) -> tuple[Group, ...] | None:
+        """Narrow all groups and watch again: None if the copy does not do, else those whose units are what they were.
+
+        It does not if it fails, or computes with other numbers.
+        """
+        survivors: tuple[Group, ...] | None = tuple(groups)
+        for kept in _trials(groups):
+            found = self._survivors(kept)
+            survivors = None if found is None or survivors is None else tuple(g for g in survivors if g in found)
+            if survivors is None:
+                return None
         return survivors
-    families: dict[tuple[str, ...], list[Group]] = defaultdict(list)
-    for group in groups:
-        families[group.kind, type(get_module(model, parent_path(group.name))).__name__].append(group)
-    kept: set[Group] = set()
-    for family in families.values():
-        members = _that_survive(model, inputs, family)
-        if members is None:
-            members = _one_by_one(model, inputs, family)
-        kept.update(_that_survive(model, inputs, [g for g in groups if g in kept or g in members]) or kept)
-    return tuple(group for group in groups if group in kept)
 
-
-def _one_by_one(model: nn.Module, inputs: ModelInputs, family: Sequence[Group]) -> tuple[Group, ...]:
-    """Try each group alone; attentions of one class have one code, so a single one speaks for all."""
-    if family[0].kind == "head" and not _that_survive(model, inputs, family[:1]):
-        return ()
-    return tuple(group for group in family if _that_survive(model, inputs, (group,)))
-
-
-def _that_survive(model: nn.Module, inputs: ModelInputs, groups: Sequence[Group]) -> tuple[Group, ...] | None:
-    """Narrow all groups and watch again: None if the copy does not run, else those whose units are what they were."""
-    survivors: tuple[Group, ...] | None = tuple(groups)
-    for kept in _trials(groups):
-        found = _survivors(model, inputs, kept)
-        survivors = None if found is None or survivors is None else tuple(g for g in survivors if g in found)
-        if survivors is None:
+    def _survivors(self, kept: Mapping[Group, int]) -> set[Group] | None:
+        """Return those of the groups whose units are what they were, narrowed so far; None: the copy does not do."""
+        stays = positions_that_stay(self.model, kept)
+        try:
+            narrowed = narrow_copy(self.model, kept, stays)
+            trace = trace_model(narrowed, self.inputs)
+        except Exception:  # whatever code raises when its sizes do not fit
             return None
-    return survivors
+        if not _trains(narrowed, self.inputs) and _trains(self.model, self.inputs):
+            return None
+        counting = self._counting(trace.arithmetic, stays)
+        if counting is not None:
+            self.counted |= dict.fromkeys(kept, named_operation(counting)) if len(kept) == 1 else {}
+            return None
+        component = trace.ids.components()
+        sizes = np.bincount(component)
+        starts = {(owner.tensor, owner.dim): owner.start for owner in trace.ids.owners}
+        return {g for g in kept if _intact(g, kept[g], stays, component, sizes, starts)}
+
+    def _counting(self, narrowed: Sequence[Arithmetic], stays: Stays) -> Arithmetic | None:
+        """Return the first operation with a number that follows that of units.
+
+        Numbers that follow the data are the same where units are zero instead.
+        """
+        if _first_changed(self.dense, narrowed) is None:
+            return None
+        return _first_changed(trace_model(masked_copy(self.model, stays), self.inputs).arithmetic, narrowed)
 
 
-def _survivors(model: nn.Module, inputs: ModelInputs, kept: Mapping[Group, int]) -> set[Group] | None:
-    """Return those of the groups whose units are what they were, narrowed to so many; None: the copy does not run."""
-    stays = _positions_that_stay(model, kept)
-    try:
-        narrowed = _narrow_copy(model, kept, stays)
-        trace = trace_model(narrowed, inputs)
-    except Exception:  # whatever code raises when its sizes do not fit
-        return None
-    if not _trains(narrowed, inputs) and _trains(model, inputs):
-        return None
-    component = trace.ids.components()
-    sizes = np.bincount(component)
-    starts = {(owner.tensor, owner.dim): owner.start for owner in trace.ids.owners}
-    return {g for g in kept if _intact(g, kept[g], stays, component, sizes, starts)}
+def _first_changed(dense: Sequence[Arithmetic], narrowed: Sequence[Arithmetic]) -> Arithmetic | None:
+    """Return the first operation with other numbers, if there is one before others are run.
+
+    >>> _first_changed([Arithmetic("div", "", (8.0,))], [Arithmetic("div", "", (6.0,))])
+    Arithmetic(operation='div', path='', numbers=(6.0,))
+    """
+    for one, other in zip(dense, narrowed, strict=False):
+        if (one.operation, one.path, len(one.numbers)) != (other.operation, other.path, len(other.numbers)):
+            return None
+        if not np.allclose(one.numbers, other.numbers, rtol=SAME, atol=0, equal_nan=True):
+            return other
+    return None
 
 
 def _trains(model: nn.Module, inputs: ModelInputs) -> bool:
@@ -140,22 +207,10 @@ def _losses(groups: Sequence[Group]) -> dict[Group, int]:
     return losses
 
 
-def _positions_that_stay(model: nn.Module, kept: Mapping[Group, int]) -> dict[TensorDim, np.ndarray]:
-    """For each dimension that is narrowed, whether each index stays, when each group keeps its first units."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    stays: dict[TensorDim, np.ndarray] = {}
-    for group, units in kept.items():
-        removed = torch.arange(units, group.size)
-        for part in group.slices:
-            mask = stays.setdefault((part.tensor, part.dim), np.ones(tensors[part.tensor].shape[part.dim], dtype=bool))
-            mask[part.indices(removed).numpy()] = False
-    return stays
-
-
 def _intact(
     group: Group,
     units: int,
-    stays: Mapping[TensorDim, np.ndarray],
+    stays: Stays,
     component: np.ndarray,
     sizes: np.ndarray,
     starts: Mapping[TensorDim, int],
@@ -178,43 +233,3 @@ def _intact(
     first = table[:, 0]
     whole = bool((table == first[:, None]).all() and (sizes[first] == table.shape[1]).all())
     return whole and bool(first.all()) and len(set(first.tolist())) == units
-
-
-def _narrow_copy(model: nn.Module, kept: Mapping[Group, int], stays: Mapping[TensorDim, np.ndarray]) -> nn.Module:
-    """Copy a model with fewer units; what is not narrowed is shared."""
-    twin = share_copy(model)
-    tensors: dict[str, Tensor] = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
-    new = {name: tensors[name].detach() for name, _ in stays}
-    for (name, dim), mask in stays.items():
-        index = torch.from_numpy(mask.nonzero()[0]).to(new[name].device)
-        new[name] = new[name].index_select(dim, index)
-    by_identity = {id(tensors[name]): _like(tensors[name], value) for name, value in new.items()}
-    for module in twin.modules():
-        for held in (module._parameters, module._buffers):
-            held.update({name: by_identity.get(id(tensor), tensor) for name, tensor in held.items()})  # type: ignore[misc]
-    for group, units in kept.items():
-        for setting in group.settings:
-            setattr(get_module(twin, setting.module), setting.attribute, setting.per_unit * units)
-    for module in twin.modules():
-        _follow(module)
-    return twin
-
-
-def _like(tensor: Tensor, value: Tensor) -> Tensor:
-    return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
-
-
-def _follow(module: Any) -> None:
-    """Set the sizes that forward passes of common layers read."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor):
-        return
-    if isinstance(module, nn.modules.conv._ConvNd):
-        if 1 < module.groups == module.in_channels:
-            module.groups = weight.shape[0] // (module.out_channels // module.groups)
-        sizes = weight.shape[0], weight.shape[1] * module.groups
-        module.in_channels, module.out_channels = sizes if module.transposed else sizes[::-1]
-    elif isinstance(module, nn.LayerNorm):
-        module.normalized_shape = tuple(weight.shape)
-    elif hasattr(module, "nf"):  # the transposed linear of GPT-2
-        module.nf = weight.shape[1]

@@ -19,6 +19,7 @@ from prunerecover.width.tracing import (
     rules_products as products,
 )
 from prunerecover.width.tracing.operation import Operation, Rule, unknown
+from prunerecover.width.tracing.statistics import follow_statistics, note_numbers, statistics_read
 from prunerecover.width.tracing.trace import Trace
 
 
@@ -36,7 +37,10 @@ def follow(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     plain = name.rstrip("_")
     operation = Operation(func, plain, name != plain, args, kwargs, out)
     rule = RULES.get(plain) or (elementwise.pointwise if torch.Tag.pointwise in func.tags else unknown)
+    before = statistics_read(trace, operation)  # operations in place overwrite what is known
     rule(trace, operation)
+    follow_statistics(trace, operation, before, carries=rule in CARRYING)
+    note_numbers(trace, operation, elementwise=rule in ELEMENTWISE)
 
 
 NAMES: dict[Rule, str] = {
@@ -76,3 +80,5 @@ NAMES: dict[Rule, str] = {
     products.embedding: "embedding",
 }
 RULES: dict[str, Rule] = {name: rule for rule, names in NAMES.items() for name in names.split()}
+ELEMENTWISE: tuple[Rule, ...] = (elementwise.pointwise, elementwise.multiplied)
+CARRYING: tuple[Rule, ...] = (*ELEMENTWISE, elementwise.reduced, moves.same, moves.move_elements)

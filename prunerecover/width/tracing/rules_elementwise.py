@@ -8,6 +8,7 @@ from torch import Tensor
 
 from prunerecover.width.tracing.dimension_ids import Maps, Operand, unify, varying
 from prunerecover.width.tracing.operation import Operation, activations, propagate, record_output
+from prunerecover.width.tracing.statistics import take_statistics
 from prunerecover.width.tracing.trace import Count, Trace
 
 
@@ -33,16 +34,19 @@ def reduced(trace: Trace, operation: Operation) -> None:
     given = [given] if isinstance(given, int) and not isinstance(given, bool) else given
     dims = {d % data.ndim for d in given} if isinstance(given, list | tuple) and given else set(range(data.ndim))
     maps: list[Tensor] = []
+    over: list[Tensor] = []
     for ids in trace.info(data).maps:
         if set(varying(ids)) <= dims:
             if operation.name != "sum":
                 trace.ids.mark("normalised", ids)
+            over.append(ids)
         else:
             maps += trace.ids.fixed_along(ids, *dims)
     if out.ndim != data.ndim:
         maps = [m.squeeze(tuple(dims)) for m in maps]
     for tensor in operation.outputs:
         propagate(trace, operation, tuple(maps), tensor)
+    take_statistics(trace, operation, over)
 
 
 def along_one(trace: Trace, operation: Operation) -> None:

@@ -38,6 +38,15 @@ class Chain:
     seen: Location | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Statistic:
+    """A mean, variance or standard deviation over units: `ids` of theirs, and the operation and module that took it."""
+
+    ids: Tensor
+    operation: str
+    path: str
+
+
 @dataclass(frozen=True)
 class Info:
     """What is known of a tensor.
@@ -48,6 +57,7 @@ class Info:
         constant: Whether it was computed from nothing.
         blank: Whether it was just made, of one value: its sizes follow what is written into it.
         chain: None after a sum over several chains.
+        statistics: Over units, that it was computed from; see `statistics`.
     """
 
     maps: Maps = ()
@@ -55,6 +65,7 @@ class Info:
     constant: bool = False
     blank: bool = False
     chain: Chain | None = None
+    statistics: tuple[Statistic, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,15 @@ class Count:
     ids: Tensor
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """An operation on tensors and Python numbers, and the module that it happened in."""
+
+    operation: str
+    path: str
+    numbers: tuple[float, ...]
+
+
 @dataclass
 class Trace:
     """Everything noted during one forward pass.
@@ -103,6 +123,8 @@ class Trace:
         attentions: Products of activations with each other.
         counts: Attributes that must follow.
         unknown: Names of operations that no rule covers and that met ids.
+        statistics: Over units, that serve for more than to norm these units.
+        arithmetic: With Python numbers, in order of execution.
     """
 
     ids: DimensionIds = field(default_factory=DimensionIds)
@@ -112,6 +134,8 @@ class Trace:
     attentions: list[Attention] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
     unknown: set[str] = field(default_factory=set)
+    statistics: list[Statistic] = field(default_factory=list)
+    arithmetic: list[Arithmetic] = field(default_factory=list)
     _infos: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
     _modules: list[tuple[str, Any]] = field(default_factory=list)
 

@@ -44,6 +44,7 @@ def trace_model(model: nn.Module, inputs: ModelInputs) -> Trace:
     for leaf in tree_leaves(output, is_leaf=lambda node: type(node).__name__.endswith("Cache")):
         if isinstance(leaf, Tensor):
             trace.ids.pin(*trace.info(leaf).maps)
+            trace.statistics.extend(trace.info(leaf).statistics)
     return trace
 
 

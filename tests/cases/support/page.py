@@ -18,6 +18,12 @@ Written by `{COMMAND}`, which runs every cell on a small model of the family; th
 - **-**: a family has no such unit, or (ONNX, from_pretrained) it was not tried.
 
 block, attention, mlp and activation are removed by `plan_depth`, channel, head, neuron and expert by `plan_width`.
+
+A narrowed network computes what the dense one does with the removed units set to zero, before weights are made to
+take over for them. Norms over units (LayerNorm, RMSNorm and GroupNorm, also those that are written out) take their
+statistics over the units that stay, as is usual. Units that an operation counts in another way stay as they are:
+those whose mean goes into another layer, or whose number, read off a shape, divides something. `plan_width` narrows
+the rest, and its warning names the groups and the operation.
 """
 
 

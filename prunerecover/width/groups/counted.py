@@ -1,0 +1,54 @@
+"""Groups that stay because an operation counts their units, and the warning that says so.
+
+A network that divides by the number of its channels, or takes a mean over them, would compute something else without
+some than with these set to zero. See `tracing.statistics` for what counts, and why norms do not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prunerecover.plan.groups import Group
+from prunerecover.width.tracing.trace import Arithmetic, Statistic
+
+NAMED = 3
+
+
+@dataclass(frozen=True)
+class CountedGroup:
+    """A group that stays as it is.
+
+    Attributes:
+        group: Whose units are counted.
+        operation: What counts them, such as "mean in 'attention'".
+    """
+
+    group: Group
+    operation: str
+
+
+def named_operation(operation: Statistic | Arithmetic) -> str:
+    """Say which operation it is, and the module that it is in.
+
+    >>> named_operation(Arithmetic("div", "encoder.0", (8.0,)))
+    "div in 'encoder.0'"
+    """
+    return f"{operation.operation} in {repr(operation.path) if operation.path else 'the model itself'}"
+
+
+def warn_of_counted(counted: Sequence[CountedGroup]) -> None:
+    """Warn of groups that stay as they are because their units are counted."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for found in counted:
+        groups[found.operation].append(found.group.name)
+    for operation, names in groups.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        warnings.warn(
+            f"{', '.join(names[:NAMED])}{more}: not narrowed, because an operation ({operation}) counts the units. "
+            "With fewer of them it would compute something else than with some set to zero. Divide by a number that "
+            "is fixed in __init__ to have them narrowed, or name them in ignore= to be rid of this warning.",
+            stacklevel=2,
+        )

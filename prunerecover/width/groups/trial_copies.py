@@ -1,0 +1,104 @@
+"""Copies of a model in which the last units of groups are gone, or zero: what groups are tried out on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from prunerecover.model.copies import share_copy
+from prunerecover.model.paths import get_module
+from prunerecover.plan.groups import Group
+from prunerecover.surgery.module_sizes import sizes_of
+
+TensorDim = tuple[str, int]
+Stays = Mapping[TensorDim, np.ndarray]
+
+
+def positions_that_stay(model: nn.Module, kept: Mapping[Group, int]) -> Stays:
+    """For each dimension that is narrowed, whether each index stays, when each group keeps its first units."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    stays: dict[TensorDim, np.ndarray] = {}
+    for group, units in kept.items():
+        removed = torch.arange(units, group.size)
+        for part in group.slices:
+            mask = stays.setdefault((part.tensor, part.dim), np.ones(tensors[part.tensor].shape[part.dim], dtype=bool))
+            mask[part.indices(removed).numpy()] = False
+    return stays
+
+
+def narrow_copy(model: nn.Module, kept: Mapping[Group, int], stays: Stays) -> nn.Module:
+    """Copy a model with fewer units; what is not narrowed is shared.
+
+    Args:
+        model: Is left as it was.
+        kept: How many units each group keeps.
+        stays: Of `positions_that_stay`.
+    """
+
+    def without(tensor: Tensor, dim: int, mask: np.ndarray) -> Tensor:
+        return tensor.index_select(dim, _indices(mask, tensor))
+
+    twin = _copy_with(model, stays, without)
+    for group, units in kept.items():
+        for setting in group.settings:
+            setattr(get_module(twin, setting.module), setting.attribute, setting.per_unit * units)
+    for path, module in twin.named_modules():
+        _follow(path, module)
+    return twin
+
+
+def masked_copy(model: nn.Module, stays: Stays) -> nn.Module:
+    """Copy a model with the same units at zero, in the weights that make them and in those that read them.
+
+    Args:
+        model: Is left as it was.
+        stays: Of `positions_that_stay`.
+    """
+
+    def zeroed(tensor: Tensor, dim: int, mask: np.ndarray) -> Tensor:
+        return tensor.index_fill(dim, _indices(~mask, tensor), 0)
+
+    return _copy_with(model, stays, zeroed)
+
+
+def _indices(mask: np.ndarray, tensor: Tensor) -> Tensor:
+    return torch.from_numpy(mask.nonzero()[0]).to(tensor.device)
+
+
+def _copy_with(model: nn.Module, stays: Stays, changed: Callable[[Tensor, int, np.ndarray], Tensor]) -> nn.Module:
+    """Copy a model with some tensors changed along their dimensions; a tensor of several names stays one."""
+    twin = share_copy(model)
+    tensors: dict[str, Tensor] = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
+    new = {name: tensors[name].detach() for name, _ in stays}
+    for (name, dim), mask in stays.items():
+        new[name] = changed(new[name], dim, mask)
+    by_identity = {id(tensors[name]): _like(tensors[name], value) for name, value in new.items()}
+    for module in twin.modules():
+        for held in (module._parameters, module._buffers):
+            held.update({name: by_identity.get(id(tensor), tensor) for name, tensor in held.items()})  # type: ignore[misc]
+    return twin
+
+
+def _like(tensor: Tensor, value: Tensor) -> Tensor:
+    return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+
+
+def _follow(path: str, module: Any) -> None:
+    """Set the sizes that forward passes of common layers, and code around them, read."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor):
+        return
+    if isinstance(module, nn.modules.conv._ConvNd):
+        if 1 < module.groups == module.in_channels:
+            module.groups = weight.shape[0] // (module.out_channels // module.groups)
+        sizes = weight.shape[0], weight.shape[1] * module.groups
+        module.in_channels, module.out_channels = sizes if module.transposed else sizes[::-1]
+    elif "weight" in module._parameters:  # else it is computed, as by spectral_norm
+        held = {**module._parameters, **module._buffers}
+        shapes = {name: tuple(tensor.shape) for name, tensor in held.items() if tensor is not None}
+        for name, value in sizes_of(path, module, shapes).items():
+            setattr(module, name, value)

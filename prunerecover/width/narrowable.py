@@ -1,0 +1,164 @@
+"""A network that is to be narrowed: its groups and costs, the edits that remove units, and what these save or change.
+
+Nothing here chooses units; see `planner`. The network has the same weights as long as it is planned for, so moments of
+its activations and its outputs are computed once, when they are first asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.calibration.moments import Moments
+from prunerecover.cost.macs import count_macs
+from prunerecover.model.batches import Batches, ModelInputs, as_inputs, with_samples, without_labels
+from prunerecover.model.checks import check_differentiable, check_plannable
+from prunerecover.model.copies import share_copy
+from prunerecover.model.evaluation import device_of
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.edits import Edit, Narrow, Rewrite
+from prunerecover.plan.groups import Group
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.width.allocation.cost_model import CostModel, cost_model
+from prunerecover.width.allocation.equal_layers import alike
+from prunerecover.width.allocation.greedy_fill import Removed
+from prunerecover.width.allocation.measured_share import Shares
+from prunerecover.width.arguments import WidthConfig, WidthReplace
+from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
+from prunerecover.width.groups.counted import warn_of_counted
+from prunerecover.width.groups.discovery import find_groups
+from prunerecover.width.groups.gates import with_a_gate
+from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.narrowed_output import NarrowedOutput
+
+
+class NarrowableNetwork:
+    """What can be narrowed in a network, and what comes of it.
+
+    Args:
+        model: See `plan_width`.
+        batches: See `plan_width`.
+        config: All other arguments of `plan_width`.
+
+    Attributes:
+        model: Unwrapped.
+        batches: As they were given.
+        example: The first sample.
+        groups: What may be narrowed, in order of depth.
+        rewrites: Edits without which groups could not be narrowed.
+        costs: What every unit costs.
+    """
+
+    def __init__(self, model: nn.Module, batches: Batches, config: WidthConfig) -> None:
+        self.model = unwrap(model)
+        check_plannable(self.model)
+        check_differentiable(self.model)
+        self.batches = with_samples(batches)
+        self.example = self.first_batch().select(torch.tensor([0]))
+        found = find_groups(self.model, self.example, config.kinds, config.ignore)
+        warn_of_counted(found.counted)
+        self.groups: tuple[Group, ...] = with_a_gate(found.groups) if config.gates else found.groups
+        self.rewrites: tuple[Rewrite, ...] = tuple(
+            Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)
+            for s in found.rewrites
+        )
+        rewritten = share_copy(self.model)
+        apply_edits(rewritten, self.rewrites)
+        self.costs: CostModel = cost_model(rewritten, self.groups, self.example)
+        self._latest: tuple[tuple[Edit, ...], tuple[list[Edit], dict[str, Tensor]]] | None = None
+
+    @property
+    def units(self) -> dict[str, int]:
+        """How many units of each kind there are."""
+        counts: Counter[str] = Counter()
+        for group in self.groups:
+            counts[group.kind] += group.size
+        return dict(counts)
+
+    @property
+    def groups_as_they_are(self) -> list[Group]:
+        """The groups without the weights that rewritten shortcuts are yet to get."""
+        rewritten = tuple(f"{edit.unit}." for edit in self.rewrites)
+        return [
+            dataclasses.replace(
+                group, slices=tuple(part for part in group.slices if not part.tensor.startswith(rewritten))
+            )
+            for group in self.groups
+        ]
+
+    def first_batch(self) -> ModelInputs:
+        """Return the first batch, on the model's device: what latency is measured on."""
+        return self._inputs(self.batches[0])
+
+    def _inputs(self, batch: Any) -> ModelInputs:
+        return as_inputs(without_labels(batch)).to(device_of(self.model))
+
+    def edits(self, removed: Removed) -> tuple[Edit, ...]:
+        """Return the edits that take units out; none if none goes."""
+        narrowed = narrow_edits(self.groups, removed)
+        return (*self.rewrites, *narrowed) if narrowed else ()
+
+    def compensated(self, edits: Sequence[Edit], replace: WidthReplace) -> tuple[list[Edit], dict[str, Tensor]]:
+        """Return the edits with what reading weights take over."""
+        narrowing = [edit for edit in edits if isinstance(edit, Narrow)]
+        if replace == "zero" or not narrowing:
+            return list(edits), {}
+        if self._latest is None or self._latest[0] != tuple(edits):  # the plan is what was measured last, as a rule
+            self._latest = tuple(edits), with_compensation(edits, predictions(narrowing, self._moments))
+        return self._latest[1]
+
+    def shares(self, cost: str, removed: Removed, replace: WidthReplace, evenly: bool) -> Shares:
+        """Return what an allocation saves of a cost.
+
+        Args:
+            cost: "macs" or "params".
+            removed: The allocation.
+            replace: What is left for removed units: by its outputs a detector decides how much it computes.
+            evenly: Whether layers that are alike give their units together.
+        """
+        network, full = self._narrowed(removed, replace), getattr(self.costs.full, cost)
+        if cost == "macs":
+            left = count_macs(network, self.example)
+        else:
+            left = sum(parameter.numel() for parameter in network.parameters())
+        gone = {name: len(units) for name, units in removed.items()}
+        predicted = self.costs.total({name: self.costs.sizes[name] - count for name, count in gone.items()})
+        together = alike(self.groups) if evenly else [(group,) for group in self.groups]
+        units = [
+            sum(getattr(self.costs.saving(group.name, gone, group.multiple), cost) for group in groups)
+            for groups in together
+            if all(group.size - gone[group.name] > max(group.at_least, group.multiple) for group in groups)
+        ]
+        return Shares(
+            predicted=1 - getattr(predicted, cost) / full,
+            measured=1 - left / full,
+            unit=min((saved for saved in units if saved), default=full) / full,
+        )
+
+    def macs_saved_on(self, removed: Removed, replace: WidthReplace) -> tuple[float, float]:
+        """Return the share of the MACs that an allocation saves on the first calibration sample, and on the last."""
+        network, batch = self._narrowed(removed, replace), self._inputs(self.batches[-1])
+        last = batch.select(torch.tensor([batch.n_samples - 1]))
+        first, other = (1 - count_macs(network, x) / count_macs(self.model, x) for x in (self.example, last))
+        return first, other
+
+    def _narrowed(self, removed: Removed, replace: WidthReplace) -> nn.Module:
+        network = share_copy(self.model)
+        apply_edits(network, *self.compensated(self.edits(removed), replace))
+        return network
+
+    @cached_property
+    def _moments(self) -> dict[Reader, Moments]:
+        """Of all that reads groups; they take the square of a group's entries in memory for as long as this lives."""
+        return moments_of(self.model, readers_of(self.groups), [self._inputs(batch) for batch in self.batches])
+
+    @cached_property
+    def output(self) -> NarrowedOutput:
+        """What the dense network puts out, to compare narrowed copies with."""
+        return NarrowedOutput(self.model, [self._inputs(batch) for batch in self.batches])

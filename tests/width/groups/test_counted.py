@@ -1,0 +1,168 @@
+"""Units that an operation counts stay, and it is said why; norms that are written out are over the units that stay."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from cases.models.width import images, stirred
+from cases.width.groups import assert_equal, outputs
+from cases.width.oracle import masked, narrowed, thirty_percent
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover import Budget, plan_width
+from prunerecover.width.groups.discovery import FoundGroups, find_groups
+
+How = Callable[["Hidden", Tensor], Tensor]
+DATA = [(images(4).float(), torch.arange(2))]
+
+
+class Hidden(nn.Module):
+    """Two layers of channels and two of neurons; `how` computes something of the first, `(N, 8, H, W)`."""
+
+    def __init__(self, how: How) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 6, 1)
+        self.third, self.last, self.how = nn.Linear(6, 10), nn.Linear(10, 2), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(self.how(self, self.first(x)).relu()).mean((2, 3))
+        return self.last(self.third(y).relu())
+
+
+COUNTED: dict[str, tuple[How, str]] = {
+    "size": (lambda net, y: y / y.shape[1] ** 0.5, "div in the model itself"),
+    "size()": (lambda net, y: y * y.size(1), "mul in the model itself"),
+    "len": (lambda net, y: y + len(y[0]), "add in the model itself"),
+    "attribute": (lambda net, y: y / net.first.out_channels, "div in the model itself"),
+    "weight": (lambda net, y: y ** net.first.weight.shape[0], "pow in the model itself"),
+    "tensor": (lambda net, y: y / torch.sqrt(torch.tensor(y.shape[1])), "lift_fresh in the model itself"),
+    "full": (lambda net, y: y / torch.full((), float(y.shape[1])), "full in the model itself"),
+    "sum over size": (lambda net, y: y - F.relu(y.sum(1, keepdim=True) / y.shape[1]), "div in the model itself"),
+    "mean gates by convolution": (
+        lambda net, y: y * F.conv2d(y.mean(1, keepdim=True), torch.ones(1, 1, 3, 3), padding=1),
+        "mean in the model itself",
+    ),
+    "var": (lambda net, y: y * F.max_pool2d(y.var(1, keepdim=True), 1), "var in the model itself"),
+    "mean of squares": (lambda net, y: y + F.avg_pool2d((y * y).mean(1, keepdim=True), 1), "mean in the model itself"),
+}
+
+
+def names(found: FoundGroups) -> set[str]:
+    return {group.name for group in found.groups}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_units_that_an_operation_counts_stay_and_it_is_named(name: str) -> None:
+    how, operation = COUNTED[name]
+    found = find_groups(Hidden(how), images(2).float())
+    assert [(one.group.name, one.operation) for one in found.counted] == [("first", operation)]
+    assert names(found) == {"second", "third"}
+
+
+def test_plan_warns_of_what_is_counted_and_narrows_the_rest() -> None:
+    torch.manual_seed(0)
+    message = r"^first: not narrowed, because an operation \(div in the model itself\) counts the units"
+    with pytest.warns(UserWarning, match=message):
+        plan = plan_width(Hidden(COUNTED["size"][0]), Budget(params=0.2), batches=DATA)
+    assert {edit.unit for edit in plan.edits} <= {"second", "third"}
+
+
+def test_ignored_units_are_not_warned_of() -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan_width(Hidden(COUNTED["mean of squares"][0]), Budget(params=0.1), batches=DATA, ignore=["first"])
+
+
+def test_heads_that_are_counted_stay_in_all_attentions_of_one_class() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads, self.norm = 4, nn.LayerNorm(16)
+            self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3, self.num_heads, 4).permute(2, 0, 3, 1, 4)
+            values = F.scaled_dot_product_attention(q, k, v) / self.num_heads
+            return x + self.out(values.transpose(1, 2).flatten(2))
+
+    net = nn.Sequential(nn.Linear(3, 16), Attention(), Attention(), nn.Linear(16, 8), nn.Linear(8, 2))
+    found = find_groups(net, torch.randn(2, 5, 3))
+    assert [(one.group.kind, one.operation) for one in found.counted] == [("head", "div in '1'")] * 2
+    assert {group.kind for group in found.groups} == {"neuron"}
+
+
+def test_network_of_counted_units_alone_is_refused_with_the_operation() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x / x.shape[-1])
+
+    net = nn.Sequential(nn.Linear(4, 8), Scaled(8, 2))
+    with pytest.raises(ValueError, match=r"has none: .* Operations that count units: div in '1'\."):
+        find_groups(net, torch.zeros(1, 4))
+
+
+UNCOUNTED: dict[str, How] = {
+    "a number of its own": lambda net, y: y / 8**0.5,
+    "sum": lambda net, y: y * y.sum(1, keepdim=True) / 8,
+    "unit length": lambda net, y: F.normalize(y, dim=1),
+    "mean over positions": lambda net, y: y * y.mean((2, 3), keepdim=True) / y.shape[2],
+    "mean over samples": lambda net, y: y - y.mean(0, keepdim=True) / y.shape[0],
+    "position in the middle": lambda net, y: y * y[:, :, y.shape[2] // 2, None],
+}
+
+
+@pytest.mark.parametrize("name", UNCOUNTED)
+def test_what_does_not_count_units_narrows_to_what_masking_gives(name: str) -> None:
+    net, x = stirred(Hidden(UNCOUNTED[name])), images(4)
+    found = find_groups(net, x)
+    assert names(found) == {"first", "second", "third"}
+    assert not found.counted
+    keep = thirty_percent(found)
+    with torch.no_grad():
+        assert_equal(outputs(narrowed(net, found, keep), x), outputs(masked(net, found, keep), x))
+
+
+def response(y: Tensor) -> Tensor:
+    return y.norm(dim=(2, 3), keepdim=True)
+
+
+NORMS: dict[str, How] = {
+    "layer norm": lambda net, y: F.layer_norm(y.movedim(1, -1), (y.shape[1],)).movedim(-1, 1),
+    "rms": lambda net, y: y * torch.rsqrt(y.pow(2).mean(1, keepdim=True) + 1e-6),
+    "mean and var": lambda net, y: (y - y.mean(1, keepdim=True)) / (y.var(1, keepdim=True) + 1e-6).sqrt(),
+    "std_mean": lambda net, y: (y - torch.std_mean(y, 1, keepdim=True)[1]) / torch.std_mean(y, 1, keepdim=True)[0],
+    "in place": lambda net, y: y.clone().sub_(y.mean(1, keepdim=True)),
+    "global response": lambda net, y: y * response(y) / response(y).mean(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_over_units_are_over_those_that_stay(name: str) -> None:
+    found = find_groups(Hidden(NORMS[name]), images(2).float())
+    assert names(found) == {"first", "second", "third"}
+    assert not found.counted
+
+
+def test_numbers_that_follow_the_data_count_nothing() -> None:
+    """How many rows a second stage has depends on the values that the first computes."""
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 16), nn.Linear(16, 6)
+            self.third, self.last = nn.Linear(6, 12), nn.Linear(12, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.second(self.first(x).relu())
+            rows = y[y[:, 0] > y[:, 0].median()]
+            return self.last(self.third(rows * len(rows)).relu()).sum(0, keepdim=True) / float(y.max())
+
+    torch.manual_seed(0)
+    found = find_groups(Chosen(), torch.randn(9, 4))
+    assert names(found) == {"first", "third"}
+    assert not found.counted
