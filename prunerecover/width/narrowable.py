@@ -145,8 +145,8 @@ class NarrowableNetwork:
         """Return the share of the MACs that an allocation saves on the first calibration sample, and on the last."""
         network, batch = self._narrowed(removed, replace), self._inputs(self.batches[-1])
         last = batch.select(torch.tensor([batch.n_samples - 1]))
-        first, other = (1 - count_macs(network, x) / count_macs(self.model, x) for x in (self.example, last))
-        return first, other
+        first = 1 - count_macs(network, self.example) / self.costs.full.macs
+        return first, 1 - count_macs(network, last) / count_macs(self.model, last)
 
     def _narrowed(self, removed: Removed, replace: WidthReplace) -> nn.Module:
         network = share_copy(self.model)
