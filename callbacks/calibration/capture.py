@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from prunerecover.callbacks.calibration.data import calibration_batches
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
+from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.model.paths import get_module, unwrap
@@ -61,6 +62,7 @@ def capture_inputs(
     seen = 0
     with ExitStack() as stack:
         stack.enter_context(isolated())
+        stack.enter_context(progress("collecting calibration samples"))
         for context in (evaluating(module), uncompiled(), torch.enable_grad(), undisturbed(trainer, module)):
             stack.enter_context(context)
         found = stack.enter_context(_stopped_at(network))

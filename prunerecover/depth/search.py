@@ -70,7 +70,8 @@ def _one_shot_by_cost(
     best, least, goal = list[Choice](), 1.0, share
     for tried in itertools.count():
         saving = saving_if_left(calibrator, cost, example, left)
-        selected = select_by_cost(units, scores, cost, goal, saving)
+        with progress("measuring what units cost"):
+            selected = select_by_cost(units, scores, cost, goal, saving)
         chosen = calibrator.choose(selected)
         if cost == "latency" or not selected:  # what a fitted map costs is below what a clock can tell
             return chosen
