@@ -122,9 +122,10 @@ class PruningCallback(ScheduledCallback):
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse fitted tensors of other weights under a sharded strategy, unless a checkpoint was read."""
+        """Refuse what no surgery to come could do, and fitted tensors of other weights under a sharded strategy."""
         super().on_train_start(trainer, pl_module)
         self._after_sharding(pl_module)
+        self._check_ahead(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Do the surgeries that are due."""

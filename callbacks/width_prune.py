@@ -27,6 +27,7 @@ from prunerecover.recovery import reconstruction
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
 from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.arguments import WidthConfig, WidthReplace
+from prunerecover.width.feasible import check_feasible
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.plan_width import plan_width
@@ -153,6 +154,14 @@ class WidthPrune(PruningCallback):
     def units(self, network: nn.Module) -> dict[str, int]:
         """Return how many experts there are; other units are known once data comes, and counted in shares of cost."""
         return {"expert": sum(group.size for group in find_experts(network))}
+
+    def check_feasible(
+        self, network: nn.Module, budget: Budget | None, batches: Callable[[], list[CapturedInputs]]
+    ) -> None:
+        """Raise ValueError if a pattern in `ignore` matches nothing, or a budget is more than can go."""
+        known = budget is not None and budget.latency is None
+        if self.config.ignore or known:
+            check_feasible(network, batches(), budget if known else self.budget, self.config, names_only=not known)
 
     def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
         """Return `plan_width`'s plan, scored on what the network gets while training.

@@ -38,7 +38,12 @@ class _Captured(BaseException):  # not an Exception: a user's own `except Except
 
 
 def capture_inputs(
-    trainer: pl.Trainer, module: pl.LightningModule, target: str, n_samples: int, seed: int
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    target: str,
+    n_samples: int,
+    seed: int,
+    most: int | None = None,
 ) -> list[CapturedInputs]:
     """Return the target's inputs for about `n_samples` training samples, or for all there are.
 
@@ -53,6 +58,7 @@ def capture_inputs(
         target: Path of the network in it.
         n_samples: Samples of the network's calls, all batches together.
         seed: Of the samples that are taken, and of what the training step draws.
+        most: How many of the batches are wanted, the first ones; None: all.
 
     Raises:
         ValueError: If there is no training data, or the training step never calls the target.
@@ -73,7 +79,7 @@ def capture_inputs(
             if inputs is None:  # a step may leave batches out
                 continue
             captured.append(inputs)
-            if sum(c.n_samples for c in captured) >= n_samples:
+            if len(captured) == most or sum(c.n_samples for c in captured) >= n_samples:
                 break
     if seen and not captured and not target:
         raise ValueError(

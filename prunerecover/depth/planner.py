@@ -127,7 +127,7 @@ class DepthPlanner:
         """
         units = [u for u in self.units if u.kind == kind][::2]
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-            return saving_if_left(self.calibrator, cost, self._example_for(cost), {})(units) / len(units)
+            return saving_if_left(self.model, cost, self._example_for(cost), {}, self.config.seed)(units) / len(units)
 
     def removed_share(self, plan: Plan, cost: str) -> float:
         """Return the share of the model's cost that goes with a plan, merged; `cost` as of `share_of_one`."""
@@ -140,7 +140,9 @@ class DepthPlanner:
             return {}
         cost, asked = budget.share
         live, merged = (removed_share(self.model, edits, cost, self.example, merged=m) for m in (False, True))
-        smallest = smallest_share(self.units, saving_if_left(self.calibrator, cost, self.example, {}), cost)
+        smallest = smallest_share(
+            self.units, saving_if_left(self.model, cost, self.example, {}, self.config.seed), cost
+        )
         if merged - asked > smallest:
             warnings.warn(
                 f"The plan removes {merged:.1%} of the {cost} for a budget of {asked:.1%}, although the smallest unit "

@@ -69,7 +69,7 @@ def _one_shot_by_cost(
     left: dict[str, str] = {}
     best, least, goal = list[Choice](), 1.0, share
     for tried in itertools.count():
-        saving = saving_if_left(calibrator, cost, example, left)
+        saving = saving_if_left(calibrator.model, cost, example, left, calibrator.seed)
         with progress("measuring what units cost"):
             selected = select_by_cost(units, scores, cost, goal, saving)
         chosen = calibrator.choose(selected)
@@ -219,17 +219,17 @@ def edits_of(model: nn.Module, chosen: Iterable[tuple[Unit, Candidate]]) -> tupl
 
 
 def saving_if_left(
-    calibrator: Calibrator, cost: str, example: ModelInputs, left: Mapping[str, str]
+    model: nn.Module, cost: str, example: ModelInputs, left: Mapping[str, str], seed: int
 ) -> Callable[[Sequence[Unit]], float]:
     """Return a function that measures the share of the cost that goes with some units.
 
     Args:
-        calibrator: Of the model; nothing is fitted.
+        model: Unwrapped.
         cost: "macs", "params" or "latency".
         example: A batch to measure the cost with, on the model's device.
         left: What units leave, by name or by kind; those that are not there leave nothing.
+        seed: Of the latency's bootstrap.
     """
-    model = calibrator.model
     bare = {"activation": "identity"}
 
     def candidate(unit: Unit) -> Candidate:
@@ -240,7 +240,7 @@ def saving_if_left(
 
     def share(units: Sequence[Unit]) -> float:
         edits, _ = edits_of(model, ((u, candidate(u)) for u in units))
-        return removed_share(model, edits, cost, example, calibrator.seed)
+        return removed_share(model, edits, cost, example, seed)
 
     return share
 
