@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from prunerecover.callbacks.arguments import check_whole
 from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.distillation.teacher import copy_dense
 from prunerecover.callbacks.ledger.callback import LedgerCallback
@@ -52,6 +53,8 @@ class PruneReport(LedgerCallback):
         pairs: int = 30,
         metrics: str | Sequence[str] | None = None,
     ) -> None:
+        check_whole("samples", samples, 1)
+        check_whole("pairs", pairs, 0)
         self.dir, self.target, self.samples, self.pairs = Path(dir), target, samples, pairs
         self.metrics = [metrics] if isinstance(metrics, str) else metrics
         self.dense: dict[str, float] = {}

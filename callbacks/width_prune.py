@@ -18,6 +18,7 @@ from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.pruning import SHARDED, PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
+from prunerecover.model.checks import check_flag
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
@@ -108,6 +109,7 @@ class WidthPrune(PruningCallback):
         if plan is not None:
             check_alone(WidthPrune, {**planning, "loss": loss, "labels": labels})
         self.config = WidthConfig(**planning, loss=loss, labels=labels, seed=seed)
+        check_flag("reconstruct", reconstruct)
         if plan is None:
             _check_units(budget)
             self.config.check_budget(budget, self.config.kinds)
@@ -242,7 +244,7 @@ class WidthPrune(PruningCallback):
 
 
 def _check_units(budget: Budget | None) -> None:
-    if budget is not None and budget.in_units and budget.kinds(()) != ("expert",):
+    if isinstance(budget, Budget) and budget.in_units and budget.kinds(()) != ("expert",):
         raise ValueError(
             f"Expected WidthPrune's budget in a share of cost or in experts, but got {budget.to_dict()}. For example "
             "Budget(macs=0.3); blocks, attentions, MLPs and activations go with DepthPrune. For other units, make a "
