@@ -105,7 +105,7 @@ class WidthPlanner:
         return self._inputs(self.batches[0])
 
     def _inputs(self, batch: Any) -> ModelInputs:
-        return as_inputs(without_labels(batch)).to(device_of(self.model))
+        return as_inputs(without_labels(batch, self.model)).to(device_of(self.model))
 
     @ordinary_arithmetic()
     def scores(self, *signals: str | WidthImportance) -> tuple[Scores, ...]:
