@@ -180,9 +180,14 @@ class ScheduledCallback(LedgerCallback):
 
     def _check_ahead(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Have `check_feasible` look at the next surgery, if it is still to come and its network is there already."""
-        left, ledger, target = self._due_surgeries(trainer, pl_module), Ledger.of(pl_module), self.find(pl_module)
-        later = self.plan is None and bool(left) and left[0][0] > trainer.current_epoch and not is_dry_run(trainer)
-        if not later or ledger.from_checkpoint or target in ledger.adapters:
+        ledger = Ledger.of(pl_module)
+        if self.plan is not None or ledger.from_checkpoint or is_dry_run(trainer):
+            return
+        left = self._due_surgeries(trainer, pl_module)
+        if not left or left[0][0] <= trainer.current_epoch:
+            return
+        target = self.find(pl_module)
+        if target in ledger.adapters:
             return
         others = [c for c in self._siblings(trainer) if c is not self and c.find(pl_module) == target]
         alone = all(e > left[0][0] for other in others for e, _ in other._due_surgeries(trainer, pl_module)[:1])
