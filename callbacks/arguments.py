@@ -23,3 +23,17 @@ def check_alone(callback: type[pl.Callback], planning: Mapping[str, Any]) -> Non
             f"Expected no {', '.join(said)} beside a plan, which says already what goes, but got "
             f"{', '.join(f'{name}={planning[name]!r}' for name in said)}. Pass them to what makes the plan."
         )
+
+
+def check_whole(name: str, value: int, least: int) -> None:
+    """Raise TypeError unless an argument is a whole number, and ValueError if it is below the least that makes sense.
+
+    Args:
+        name: Of the argument.
+        value: What was given.
+        least: That is allowed.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"Expected argument {name} to be a whole number, but got {value!r}.")
+    if value < least:
+        raise ValueError(f"Expected argument {name} to be at least {least}, but got {value}.")

@@ -11,13 +11,14 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from prunerecover.callbacks.arguments import check_alone
-from prunerecover.callbacks.calibration.capture import capture_inputs
+from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.calibration.training_loss import training_loss
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.target import find_target
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.depth.arguments import DepthConfig, check_ignore
+from prunerecover.depth.feasible import check_feasible
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.units import find_units
 from prunerecover.importance.registry import Importance
@@ -128,6 +129,13 @@ class DepthPrune(PruningCallback):
         super().on_fit_start(trainer, pl_module)
         if self.config.ignore and not Ledger.of(pl_module).made_by(self._key(trainer)):
             check_ignore(self.config.ignore, find_units(unwrap(get_module(pl_module, self.find(pl_module)))))
+
+    def check_feasible(
+        self, network: nn.Module, budget: Budget | None, batches: Callable[[], list[CapturedInputs]]
+    ) -> None:
+        """Raise ValueError if a share of the MACs or parameters is more than all units hold."""
+        if budget is not None and budget.share is not None and budget.latency is None:
+            check_feasible(network, batches()[0], budget, self.config)
 
     def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
         """Return `plan_depth`'s plan, calibrated on inputs that the network gets while training.

@@ -17,6 +17,7 @@ from prunerecover.callbacks.distillation.teacher import copy_dense, load_teacher
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.batches import ModelInputs, call, predictions_of
+from prunerecover.model.checks import check_flag
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
@@ -58,6 +59,7 @@ class DistillRecover(LedgerCallback):
             raise ValueError(f"Expected argument alpha to be between 0 and 1, but got {alpha}.")
         if temperature <= 0:
             raise ValueError(f"Expected argument temperature to be positive, but got {temperature}.")
+        check_flag("features", features)
         self.teacher, self.alpha, self.temperature = teacher, alpha, temperature
         self.features, self.target = features, target
         self._network: nn.Module | None = teacher if isinstance(teacher, nn.Module) else None

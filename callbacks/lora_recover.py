@@ -9,12 +9,14 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
 from pydantic import ValidationError
 
+from prunerecover.callbacks.arguments import check_whole
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.optimizer_groups import check_held
 from prunerecover.callbacks.pruning import SHARDED, PruningCallback
 from prunerecover.callbacks.surgery.adapters import inject_adapters_in_trainer, merge_adapters_in_trainer
 from prunerecover.callbacks.surgery.artifacts import artifact_folder, is_dry_run, save_merged
+from prunerecover.model.checks import check_seed
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.recovery.lora import LoraSettings, plan_adapters
 
@@ -65,9 +67,9 @@ class LoRARecover(LedgerCallback):
         seed: int = 0,
     ) -> None:
         try:
-            self.settings = LoraSettings(
+            settings = LoraSettings(
                 rank=rank,
-                alpha=2 * rank if alpha is None else alpha,
+                alpha=1.0 if alpha is None else alpha,
                 dropout=dropout,
                 target_modules=_patterns(target_modules),
                 modules_to_save=_patterns(modules_to_save),
@@ -80,8 +82,9 @@ class LoRARecover(LedgerCallback):
                 f"Expected argument {name} of LoRARecover in its range, but got {first['input']!r}: {first['msg']}. "
                 "Usual are rank=16, alpha=32 and dropout=0.05."
             ) from None
-        if start < 0:
-            raise ValueError(f"Expected argument start to be an epoch >= 0, but got {start}.")
+        self.settings = settings if alpha is not None else settings.model_copy(update={"alpha": 2.0 * settings.rank})
+        check_whole("start", start, 0)
+        check_seed(seed)
         self.start, self.target, self.seed = start, target, seed
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

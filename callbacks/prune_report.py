@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from prunerecover.callbacks.arguments import check_whole
 from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.distillation.teacher import copy_dense
 from prunerecover.callbacks.ledger.callback import LedgerCallback
@@ -21,7 +22,8 @@ from prunerecover.plan.evidence import PlanningCost, SearchEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.report.compare import compare
 from prunerecover.report.curves import plot_history
-from prunerecover.report.data import SearchCost
+from prunerecover.report.data import LoggedMetric, SearchCost
+from prunerecover.report.logged import is_share, logged_metrics
 from prunerecover.surgery.merging import merge
 
 if TYPE_CHECKING:
@@ -31,18 +33,32 @@ if TYPE_CHECKING:
 class PruneReport(LedgerCallback):
     """Compare the network before and after pruning (parameters, MACs, latency, memory), with the metrics over epochs.
 
+    What the module logs in validation is shown before the first surgery, right after the last one, and at the end. If
+    the surgery comes before any validation, `trainer.validate` before the fit gives the dense network's values.
+
     Args:
         dir: Folder for report.md, report.json, plan.json and the figures; relative to the trainer's default_root_dir.
         target: Path of the network inside the LightningModule; default: the one that DepthPrune names, or the
             single supported one.
         samples: Batch size of the measurements.
         pairs: Interleaved pairs of timed passes; 0 skips the timing.
+        metrics: Names of logged metrics to show; None: all that are logged in validation.
     """
 
     def __init__(
-        self, dir: str | Path = "report", target: str | None = None, samples: int = 8, pairs: int = 30
+        self,
+        dir: str | Path = "report",
+        target: str | None = None,
+        samples: int = 8,
+        pairs: int = 30,
+        metrics: str | Sequence[str] | None = None,
     ) -> None:
+        check_whole("samples", samples, 1)
+        check_whole("pairs", pairs, 0)
         self.dir, self.target, self.samples, self.pairs = Path(dir), target, samples, pairs
+        self.metrics = [metrics] if isinstance(metrics, str) else metrics
+        self.dense: dict[str, float] = {}
+        self.validated: list[str] = []
         self.history: dict[str, list[tuple[int, float]]] = {}
         self._example: ModelInputs | None = None
 
@@ -52,21 +68,29 @@ class PruneReport(LedgerCallback):
         target = self.network_path(trainer, pl_module)
         self._example = capture_inputs(trainer, pl_module, target, self.samples, seed=0)[0]
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note the metrics of the epoch."""
-        if trainer.sanity_checking or trainer.state.fn != "fit":
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the metrics of the epoch, those that the module logged at the end of its validation included."""
+        super().on_validation_end(trainer, pl_module)
+        if trainer.sanity_checking or trainer._results is None:
             return
-        for name, value in trainer.callback_metrics.items():
-            if name != "removed_units":
-                self.history.setdefault(name, []).append((trainer.current_epoch, float(value)))
+        here = trainer._results.metrics(on_step=False)["callback"]
+        if trainer.state.fn == "validate" and Ledger.of(pl_module).is_dense:
+            self.dense = {name: float(value) for name, value in here.items()}
+        elif trainer.state.fn == "fit":
+            self.validated += [name for name in here if name not in self.validated]
+            for name, value in trainer.callback_metrics.items():
+                if name != "removed_units":
+                    self.history.setdefault(name, []).append((trainer.current_epoch, float(value)))
 
     def state_dict(self) -> dict[str, Any]:
         """Keep the history in checkpoints."""
-        return {"history": copy.deepcopy(self.history)}
+        return copy.deepcopy({"history": self.history, "validated": self.validated, "dense": self.dense})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the history of the run that is resumed."""
         self.history = copy.deepcopy(state_dict["history"])
+        self.validated = list(state_dict.get("validated", ()))
+        self.dense = dict(state_dict.get("dense", {}))
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure and write, on one rank."""
@@ -81,18 +105,41 @@ class PruneReport(LedgerCallback):
         inputs = self._example.to(pl_module.device)
         details = {"history": self.history, "surgeries": [event.to_dict() for event in ledger.events]}
         search = search_cost(plan, ledger.events, target)
+        events = [event for event in ledger.events if event.target == target and event.units]
+        shown = self._shown()
+        logged = logged_metrics({name: self.history[name] for name in shown}, [e.epoch for e in events], self.dense)
         report = compare(dense, pruned, inputs, plan=plan, search=search, pairs=self.pairs, details=details)
-        report.save(folder, figures=self._figures(plan, [e for e in ledger.events if e.target == target]))
+        report = report.model_copy(update={"logged": logged})
+        report.save(folder, figures=self._figures(plan, events, logged))
         plan.save(folder / "plan.json")
         rank_zero_info(f"prunerecover: report written to {folder}")
 
-    def _figures(self, plan: Plan, events: Sequence[SurgeryEvent]) -> dict[str, Figure]:
+    def _shown(self) -> list[str]:
+        """Return the names of the metrics that are shown; warn of those that nobody logged."""
+        if self.metrics is None:
+            return self.validated
+        missing = [name for name in self.metrics if name not in self.history]
+        if missing:
+            rank_zero_warn(
+                f"Expected PruneReport's metrics among those that are logged ({', '.join(self.history) or 'none'}), "
+                f"but got {', '.join(missing)}: the report is without. Log it in validation_step, or name another."
+            )
+        return [name for name in self.metrics if name in self.history]
+
+    def _figures(
+        self, plan: Plan, events: Sequence[SurgeryEvent], logged: Mapping[str, LoggedMetric]
+    ) -> dict[str, Figure]:
         figures = {"layers": plan.plot()} if plan.removed else {}
-        surgeries = [(event.epoch, f"-{len(event.units)}") for event in events]
+        surgeries = [(event.epoch, event.summary) for event in events]
         for name, points in self.history.items():
-            if "acc" in name or "top" in name or "loss" in name:
+            if name in logged or "loss" in name:
+                before = logged[name].dense if name in logged else None
                 figures[name.replace("/", "_")] = plot_history(
-                    {name: points}, surgeries, metric=name, percent="loss" not in name
+                    {name: points},
+                    surgeries,
+                    dense=None if before is None else before[1],
+                    metric=name,
+                    percent=is_share(name, [value for _, value in points]),
                 )
         return figures
 

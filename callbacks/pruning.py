@@ -18,6 +18,7 @@ from prunerecover.apply import refit_plan
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
+from prunerecover.callbacks.planning_progress import planning_progress
 from prunerecover.callbacks.scheduled import ScheduledCallback
 from prunerecover.callbacks.surgery.adapters import merge_adapters_in_trainer
 from prunerecover.callbacks.surgery.announce import announce, warn_of_launcher
@@ -121,9 +122,10 @@ class PruningCallback(ScheduledCallback):
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse fitted tensors of other weights under a sharded strategy, unless a checkpoint was read."""
+        """Refuse what no surgery to come could do, and fitted tensors of other weights under a sharded strategy."""
         super().on_train_start(trainer, pl_module)
         self._after_sharding(pl_module)
+        self._check_ahead(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Do the surgeries that are due."""
@@ -167,7 +169,7 @@ class PruningCallback(ScheduledCallback):
 
     def _operate(self, trainer: pl.Trainer, pl_module: pl.LightningModule, budget: Budget | None) -> None:
         target, started = self.find(pl_module), time.perf_counter()
-        with isolated():
+        with isolated(), planning_progress(trainer, f"{self._name}: planning"):
             seed_all(self.seed)  # a training step that scores may draw noise, and a resumed run has drawn less by now
             merge_adapters_in_trainer(trainer, pl_module, target)
             plan = self._decide(trainer, pl_module, target, budget)

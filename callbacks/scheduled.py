@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +16,13 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
+from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.ledger.random_state import isolated
+from prunerecover.callbacks.planning_progress import planning_progress
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
+from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.checkpoint.ledger_record import ScheduleStart
 from prunerecover.importance.registry import name_of
 from prunerecover.model.paths import get_module, unwrap
@@ -83,6 +89,17 @@ class ScheduledCallback(LedgerCallback):
     @abstractmethod
     def units(self, network: nn.Module) -> dict[str, int]:
         """Return how many units of each kind there are."""
+
+    def check_feasible(
+        self, network: nn.Module, budget: Budget | None, batches: Callable[[], list[CapturedInputs]]
+    ) -> None:
+        """Raise what a surgery to come would raise whatever units score; called on every rank, random state isolated.
+
+        Args:
+            network: That will be pruned.
+            budget: Of the next surgery; None: there is no budget, or other surgeries come before and change its terms.
+            batches: Returns the first calibration batch, in a list.
+        """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Read the plan's file; whether it is needed, is known once a checkpoint is read."""
@@ -160,6 +177,23 @@ class ScheduledCallback(LedgerCallback):
         else:
             events = list(self.schedule.parts(self.budget))
         return events[len(ledger.made_by(me)) :]
+
+    def _check_ahead(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Have `check_feasible` look at the next surgery, if it is still to come and its network is there already."""
+        ledger = Ledger.of(pl_module)
+        if self.plan is not None or ledger.from_checkpoint or is_dry_run(trainer):
+            return
+        left = self._due_surgeries(trainer, pl_module)
+        if not left or left[0][0] <= trainer.current_epoch:
+            return
+        target = self.find(pl_module)
+        if target in ledger.adapters:
+            return
+        others = [c for c in self._siblings(trainer) if c is not self and c.find(pl_module) == target]
+        alone = all(e > left[0][0] for other in others for e, _ in other._due_surgeries(trainer, pl_module)[:1])
+        with isolated(), planning_progress(trainer, f"{self._name}: checking"):
+            first = partial(capture_inputs, trainer, pl_module, target, self.calibration, self.seed, most=1)
+            self.check_feasible(unwrap(get_module(pl_module, target)), left[0][1] if alone else None, first)
 
     @property
     def _name(self) -> str:

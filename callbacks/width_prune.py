@@ -18,6 +18,7 @@ from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.pruning import SHARDED, PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
+from prunerecover.model.checks import check_flag
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
@@ -27,6 +28,7 @@ from prunerecover.recovery import reconstruction
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
 from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.arguments import WidthConfig, WidthReplace
+from prunerecover.width.feasible import check_feasible
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.plan_width import plan_width
@@ -107,6 +109,7 @@ class WidthPrune(PruningCallback):
         if plan is not None:
             check_alone(WidthPrune, {**planning, "loss": loss, "labels": labels})
         self.config = WidthConfig(**planning, loss=loss, labels=labels, seed=seed)
+        check_flag("reconstruct", reconstruct)
         if plan is None:
             _check_units(budget)
             self.config.check_budget(budget, self.config.kinds)
@@ -153,6 +156,14 @@ class WidthPrune(PruningCallback):
     def units(self, network: nn.Module) -> dict[str, int]:
         """Return how many experts there are; other units are known once data comes, and counted in shares of cost."""
         return {"expert": sum(group.size for group in find_experts(network))}
+
+    def check_feasible(
+        self, network: nn.Module, budget: Budget | None, batches: Callable[[], list[CapturedInputs]]
+    ) -> None:
+        """Raise ValueError if a pattern in `ignore` matches nothing, or a budget is more than can go."""
+        known = budget is not None and budget.latency is None
+        if self.config.ignore or known:
+            check_feasible(network, batches(), budget if known else self.budget, self.config, names_only=not known)
 
     def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
         """Return `plan_width`'s plan, scored on what the network gets while training.
@@ -233,7 +244,7 @@ class WidthPrune(PruningCallback):
 
 
 def _check_units(budget: Budget | None) -> None:
-    if budget is not None and budget.in_units and budget.kinds(()) != ("expert",):
+    if isinstance(budget, Budget) and budget.in_units and budget.kinds(()) != ("expert",):
         raise ValueError(
             f"Expected WidthPrune's budget in a share of cost or in experts, but got {budget.to_dict()}. For example "
             "Budget(macs=0.3); blocks, attentions, MLPs and activations go with DepthPrune. For other units, make a "

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from prunerecover.callbacks.calibration.data import calibration_batches
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
+from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.model.paths import get_module, unwrap
@@ -37,7 +38,12 @@ class _Captured(BaseException):  # not an Exception: a user's own `except Except
 
 
 def capture_inputs(
-    trainer: pl.Trainer, module: pl.LightningModule, target: str, n_samples: int, seed: int
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    target: str,
+    n_samples: int,
+    seed: int,
+    most: int | None = None,
 ) -> list[CapturedInputs]:
     """Return the target's inputs for about `n_samples` training samples, or for all there are.
 
@@ -52,6 +58,7 @@ def capture_inputs(
         target: Path of the network in it.
         n_samples: Samples of the network's calls, all batches together.
         seed: Of the samples that are taken, and of what the training step draws.
+        most: How many of the batches are wanted, the first ones; None: all.
 
     Raises:
         ValueError: If there is no training data, or the training step never calls the target.
@@ -61,6 +68,7 @@ def capture_inputs(
     seen = 0
     with ExitStack() as stack:
         stack.enter_context(isolated())
+        stack.enter_context(progress("collecting calibration samples"))
         for context in (evaluating(module), uncompiled(), torch.enable_grad(), undisturbed(trainer, module)):
             stack.enter_context(context)
         found = stack.enter_context(_stopped_at(network))
@@ -71,7 +79,7 @@ def capture_inputs(
             if inputs is None:  # a step may leave batches out
                 continue
             captured.append(inputs)
-            if sum(c.n_samples for c in captured) >= n_samples:
+            if len(captured) == most or sum(c.n_samples for c in captured) >= n_samples:
                 break
     if seen and not captured and not target:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,9 @@ def announce(
             f"{by} removed nothing: its plan has no edits. Is the budget below one unit, or had surgeries before taken "
             "more than their part?"
         )
+    there: Counter[str] = Counter()
+    for group in plan.kept_groups:
+        there[group.kind] += group.size
     params = ledger.plans[target].result.params if units else 0
     event = SurgeryEvent(
         by=by,
@@ -56,6 +60,8 @@ def announce(
         macs=plan.result.macs,
         seconds=seconds,
         taken=dict(taken or {}),
+        removed={kind: len(names) for kind, names in plan.removed.items()},
+        there=dict(there),
     )
     ledger.events.append(event)
     if not units or trainer.state.fn != "fit":

@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from prunerecover.boundary.accuracy_map import AccuracyMap
 from prunerecover.boundary.designs import Split
 from prunerecover.boundary.map_points import Pick, kept_fractions
-from prunerecover.display.style import BLACK, BLUE, LIGHT, SKY, VERMILION, add_legend, new_figure
+from prunerecover.display.style import BLACK, BLUE, LIGHT, SKY, VERMILION, add_heading, add_legend, new_figure
 
 DRAWS = 2000
 PIXELS = 81  # along each side of the grid that contours are drawn on
@@ -47,7 +47,7 @@ def plot_map(fitted: AccuracyMap, splits: Sequence[Split], pick: Pick | None = N
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("Attentions removed")
     if pick is not None:
-        axes.set_title(_describe(pick), fontsize=10, loc="left")
+        add_heading(figure, _describe(pick))
     handles, labels = axes.get_legend_handles_labels()
     add_legend(figure, handles, labels, "upper left")
     return figure

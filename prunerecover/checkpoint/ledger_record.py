@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
+from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters
 
@@ -40,6 +41,8 @@ class SurgeryEvent(_Record):
         macs: Per calibration sample, afterwards; 0: not counted.
         seconds: That it took to decide; None if that was done elsewhere.
         taken: Of a budget that several surgeries share: units by kind, or by cost the share of what there was.
+        removed: How many units of each kind went; empty: nothing did, or an earlier version wrote the event.
+        there: How many units there were right before, for kinds of width.
     """
 
     by: str
@@ -51,10 +54,37 @@ class SurgeryEvent(_Record):
     macs: int = 0
     seconds: float | None = None
     taken: dict[str, int | float] = {}
+    removed: dict[str, int] = {}
+    there: dict[str, int] = {}
+
+    @model_serializer(mode="wrap")
+    def _as_it_was(self, rest: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what earlier versions did not say."""
+        unsaid = {name for name in ("removed", "there") if not getattr(self, name)}
+        return {name: value for name, value in rest(self).items() if name not in unsaid}
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready primitives."""
         return self.model_dump(mode="json")
+
+    @property
+    def summary(self) -> str:
+        """What went, in short.
+
+        >>> SurgeryEvent(by="DepthPrune.0", target="", epoch=1, removed={"block": 3, "mlp": 1}).summary
+        'depth: 3 blocks, 1 mlp removed'
+        >>> SurgeryEvent(by="WidthPrune.0", target="", epoch=1, removed={"neuron": 8}, there={"neuron": 32}).summary
+        'width: 25% of neurons removed'
+        """
+        parts: dict[str, list[str]] = {}
+        for kind, count in self.removed.items():
+            total = self.there.get(kind)
+            plural = f"{kind}s"
+            what = f"{count} {kind if count == 1 else plural}" if not total else f"{count / total:.0%} of {plural}"
+            parts.setdefault(TRAITS[kind].dimension if kind in TRAITS else "other", []).append(what)
+        if not parts:
+            return f"{len(self.units)} units removed"
+        return "; ".join(f"{dimension}: {', '.join(counts)} removed" for dimension, counts in parts.items())
 
 
 class ScheduleStart(_Record):

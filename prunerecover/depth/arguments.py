@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from prunerecover.calibration.calibrator import REPLACEMENTS
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance, RegisteredImportance, importance_of
+from prunerecover.model.checks import check_seed
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.units import Unit
@@ -110,11 +111,3 @@ def patterns_of(ignore: Sequence[str]) -> tuple[str, ...]:
             'For example ignore=["blocks.0.*"], or ignore=() for none.'
         )
     return patterns
-
-
-def check_seed(seed: int) -> None:
-    """Raise TypeError unless the seed is a whole number."""
-    if not isinstance(seed, int):
-        raise TypeError(
-            f"Expected argument seed to be a whole number, but got {type(seed).__name__}. For example seed=0."
-        )

@@ -8,6 +8,7 @@ from torch import nn
 
 from prunerecover.depth.arguments import DepthConfig, budget_of
 from prunerecover.depth.planner import DepthPlanner
+from prunerecover.display.progress import progress
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance
 from prunerecover.model.batches import Batches
@@ -60,4 +61,5 @@ def plan_depth(
     """
     budget = budget_of(budget, remove)
     config = DepthConfig(importance=importance, loss=loss, replace=replace, search=search, ignore=ignore, seed=seed)
-    return DepthPlanner(model, budget.kinds(DEPTH_KINDS), batches=batches, config=config).plan(budget)
+    with progress("planning depth"):
+        return DepthPlanner(model, budget.kinds(DEPTH_KINDS), batches=batches, config=config).plan(budget)

@@ -14,6 +14,7 @@ from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.depth.arguments import DepthConfig, check_ignore
 from prunerecover.depth.search import SearchCache, edits_of, greedy, one_shot, saving_if_left, smallest_share
 from prunerecover.depth.units import find_units
+from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
 from prunerecover.model.batches import Batches, as_inputs, call, listed, split_batches
@@ -57,7 +58,7 @@ class DepthPlanner:
         check_plannable(self.model)
         check_blocks_apart(self.model)
         self.batches = listed(batches)
-        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
+        with progress("running the dense network"), ordinary_arithmetic(), evaluating(self.model), uncompiled():
             self.samples = split_batches(self.batches, device_of(self.model), self.config.seed)
             self.example = self.samples.held_out[0].select(torch.tensor([0]))
             self._check_call()
@@ -171,7 +172,7 @@ class DepthPlanner:
                 seed=self.config.seed,
                 shared_calibrator=self.calibrator,
             )
-            with ordinary_arithmetic(), evaluating(self.model), uncompiled():
+            with progress("scoring units"), ordinary_arithmetic(), evaluating(self.model), uncompiled():
                 self._scores = self.config.registered(context)
         return self._scores
 

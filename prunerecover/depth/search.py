@@ -68,7 +68,8 @@ def _one_shot_by_cost(
     best, least, goal = list[Choice](), 1.0, share
     for tried in itertools.count():
         saving = saving_if_left(dense, left)
-        selected = select_by_cost(units, scores, dense.cost, goal, saving)
+        with progress("measuring what units cost"):
+            selected = select_by_cost(units, scores, dense.cost, goal, saving)
         chosen = calibrator.choose(selected)
         if dense.cost == "latency" or not selected:  # what a fitted map costs is below what a clock can tell
             return chosen

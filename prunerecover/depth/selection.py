@@ -62,12 +62,7 @@ def select_by_cost(
     """
     order = by_cost(units, importance, cost)
     low, high = int(share > 0), len(order)  # by definition nothing goes with no unit, whatever a clock says
-    most = removed_share(outermost(order))
-    if most < share:
-        raise ValueError(
-            f"Expected units that hold {share:.0%} of the {cost}, but all {len(order)} that may go hold {most:.1%}. "
-            "Lower the budget, or ignore fewer units."
-        )
+    check_reached(order, cost, share, removed_share(outermost(order)))
     while low < high:
         middle = (low + high) // 2
         if removed_share(outermost(order[:middle])) >= share:
@@ -76,6 +71,22 @@ def select_by_cost(
             low = middle + 1
     prefix = outermost(order[:high])
     return prefix if cost == "latency" else trim(prefix, order, importance, cost, share, removed_share)
+
+
+def check_reached(order: Sequence[Unit], cost: str, share: float, most: float) -> None:
+    """Raise ValueError, and say how much can go, unless all units hold the share.
+
+    Args:
+        order: All units that may go.
+        cost: See `select_by_cost`.
+        share: That has to go.
+        most: That goes with all of them.
+    """
+    if most < share:
+        raise ValueError(
+            f"Expected units that hold {share:.0%} of the {cost}, but all {len(order)} that may go hold {most:.1%}. "
+            "Lower the budget, or ignore fewer units."
+        )
 
 
 def trim(

@@ -5,6 +5,7 @@ Colours are those of Okabe and Ito (2008), which colour-blind readers can tell a
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +44,27 @@ def styled(axes: Axes) -> Axes:
     axes.tick_params(color=GREY, labelsize=9)
     axes.set_axisbelow(True)
     return axes
+
+
+def add_heading(figure: FigureBase, text: str) -> None:
+    """Put a heading above the axes, from the left edge of the figure on, in as many lines as it takes.
+
+    Args:
+        figure: Or a part of one.
+        text: Line breaks stay.
+    """
+    width = _inches(figure)
+    lines = "\n".join(_wrapped(text, width))
+    figure.suptitle(lines, x=0.15 / width, ha="left", fontsize=10)
+
+
+def heading_height(text: str, width: float) -> float:
+    """Return how many inches a heading takes in a figure that is so many inches wide."""
+    return 0.18 * len(_wrapped(text, width)) + 0.1
+
+
+def _wrapped(text: str, width: float) -> list[str]:
+    return [line for part in text.split("\n") for line in textwrap.wrap(part, int(width / 0.076)) or [""]]
 
 
 def add_legend(figure: FigureBase, handles: Sequence[Any], labels: Sequence[str], where: str) -> None:

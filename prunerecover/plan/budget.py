@@ -47,7 +47,8 @@ class Budget:
         for name in ("remove", "ratio"):
             if not isinstance(given.get(name, {}), Mapping):
                 raise TypeError(
-                    f'Expected {name} as numbers per kind, such as {{"attention": 1}}, but got {given[name]!r}.'
+                    f'Expected {name} as numbers per kind, such as {{"attention": 1}}, but got {given[name]!r}. '
+                    "Shares of cost are given by name: Budget(macs=0.3), Budget(params=0.3) or Budget(latency=0.3)."
                 )
         for kind in (*(self.remove or ()), *(self.ratio or ())):
             if kind not in KINDS:
@@ -55,17 +56,18 @@ class Budget:
         for kind, count in (self.remove or {}).items():
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
                 raise ValueError(f"Expected a whole number of units >= 0 for '{kind}', but got {count!r}.")
-        for share in (
-            (self.ratio or {}).values(),
-            (v for v in (self.macs, self.params, self.latency) if v is not None),
-        ):
-            for value in share:
-                if isinstance(value, bool) or not isinstance(value, int | float):
-                    raise TypeError(
-                        f"Expected a removed share as a number, but got {value!r}. For example Budget(macs=0.3)."
-                    )
-                if not 0 <= value < 1:
-                    raise ValueError(f"Expected a removed share between 0 and 1 (exclusive), but got {value}.")
+        shares = {f"ratio of '{kind}'": value for kind, value in (self.ratio or {}).items()}
+        shares |= {name: given[name] for name in ("macs", "params", "latency") if name in given}
+        for name, value in shares.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(
+                    f"Expected argument {name} to be a removed share as a number, but got {value!r}. "
+                    "For example Budget(macs=0.3)."
+                )
+            if not 0 <= value < 1:
+                raise ValueError(
+                    f"Expected argument {name} to be a removed share between 0 and 1 (exclusive), but got {value}."
+                )
 
     @property
     def in_units(self) -> bool:

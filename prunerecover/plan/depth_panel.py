@@ -25,7 +25,9 @@ from prunerecover.display.style import (
     PURPLE,
     SKY,
     VERMILION,
+    add_heading,
     add_legend,
+    heading_height,
     legend_lines,
     new_axes,
 )
@@ -82,7 +84,8 @@ class DepthPanel:
 
     def height(self, width: float) -> float:
         """Rows, numbers, heading and legend."""
-        return self.cell * len(self.rows) + 1.05 + 0.2 * legend_lines(self._labels, width)
+        around = heading_height(self.title, width) + 0.2 * legend_lines(self._labels, width)
+        return self.cell * len(self.rows) + 0.9 + around
 
     def draw(self, figure: FigureBase) -> None:
         """Draw the cells, and say what they mean."""
@@ -93,7 +96,7 @@ class DepthPanel:
             share = max(self.bars.get(name, 0.0), 0.0) / tallest[kind] if tallest[kind] > 0 else 0.0
             _draw_cell(axes, at, _status(name, self.left), share, signs=len(self.columns) <= MANY)
         _label(axes, self.rows, self.columns)
-        axes.set_title(self.title, fontsize=10, loc="left")
+        add_heading(figure, self.title)
         add_legend(figure, self.handles, self._labels, "lower left")
 
     @property

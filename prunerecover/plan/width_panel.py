@@ -18,8 +18,10 @@ from matplotlib.ticker import FuncFormatter, MultipleLocator
 from prunerecover.display.style import (
     BLACK,
     LIGHT,
+    add_heading,
     add_legend,
     empty_figure,
+    heading_height,
     legend_lines,
     new_axes,
 )
@@ -50,13 +52,13 @@ class WidthPanel:
 
     @property
     def width(self) -> float:
-        """Room for all groups, and for the heading."""
-        return max(self.step * len(self.groups) + 1.0, 0.08 * len(self.title) + 0.8, 4.6)
+        """Room for all groups."""
+        return max(self.step * len(self.groups) + 1.0, 4.6)
 
     def height(self, width: float) -> float:
         """Bars, names, heading and legend."""
         names = LETTER * max(map(len, self.names)) + (0.2 if self.prefix else 0.0)
-        return 2.35 + names + 0.2 * legend_lines(self._labels, width)
+        return 2.1 + heading_height(self.title, width) + names + 0.2 * legend_lines(self._labels, width)
 
     def draw(self, figure: FigureBase) -> None:
         """Draw the bars and name the groups."""
@@ -77,7 +79,7 @@ class WidthPanel:
         axes.set_ylabel("Units kept", fontsize=9)
         axes.tick_params(axis="x", length=0)
         axes.spines["left"].set_visible(False)
-        axes.set_title(self.title, fontsize=10, loc="left")
+        add_heading(figure, self.title)
         add_legend(figure, self.handles, self._labels, "lower left")
 
     @property

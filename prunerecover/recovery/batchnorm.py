@@ -71,7 +71,7 @@ def _run(network: nn.Module, batches: Iterable[Any]) -> None:
     device, used = device_of(network), False
     for batch in batches:
         used = True
-        call(network, as_inputs(without_labels(batch)).to(device))
+        call(network, as_inputs(without_labels(batch, network)).to(device))
     if not used:
         raise ValueError(
             "Expected at least one batch to estimate BatchNorm statistics on, but there was none. "

@@ -65,7 +65,7 @@ def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches
     check_plan(plan)
     batches = listed(batches)
     rows = kept_rows(reference, plan)
-    samples = [as_inputs(without_labels(batch)).to(device_of(network)) for batch in batches]
+    samples = [as_inputs(without_labels(batch, network)).to(device_of(network)) for batch in batches]
     if not samples:
         raise ValueError(
             "Expected at least one batch to reconstruct on, but got none. Was a generator consumed before?"

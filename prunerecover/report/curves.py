@@ -7,6 +7,8 @@ it with `figure.savefig(path)`. Series differ in colour and in marker. `plot_pla
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -35,6 +37,8 @@ from prunerecover.width.figure import plot_rankings
 __all__ = ["TradeoffPoint", "plot_history", "plot_kept", "plot_plan", "plot_rankings", "plot_tradeoff"]
 
 SERIES = tuple(zip((BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY), "osD^vP", strict=True))
+
+LABEL, NOTE = 36, 38  # letters along the height of the axes; longer texts take several lines
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def plot_history(
         epochs, values = zip(*points, strict=True) if points else ((), ())
         axes.plot(epochs, values, color=color, marker=marker, markersize=4.5, linewidth=1.8, label=name, zorder=3)
     axes.set_xlabel("Epoch")
-    axes.set_ylabel(metric)
+    axes.set_ylabel(textwrap.fill(metric, LABEL))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _finish(figure, axes, percent)
     return figure
@@ -137,7 +141,7 @@ def _note(axes: Axes, x: float, text: str) -> None:
     axes.text(
         x,
         0.03,
-        text,
+        _lines(text),
         transform=axes.get_xaxis_transform(),
         rotation=90,
         ha="center",
@@ -147,6 +151,11 @@ def _note(axes: Axes, x: float, text: str) -> None:
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
         zorder=2,
     )
+
+
+def _lines(text: str) -> str:
+    """Break a note into lines, but not between a number and what it counts."""
+    return textwrap.fill(re.sub(r"(\d) ", "\\1\u00a0", text), NOTE)
 
 
 def _finish(figure: Figure, axes: Axes, percent: bool) -> None:

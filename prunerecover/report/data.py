@@ -41,6 +41,22 @@ class MetricComparison(Record):
     difference: Interval
 
 
+class LoggedMetric(Record):
+    """A metric that a module logged in validation, at three moments of a fit, each as epoch and value.
+
+    Attributes:
+        dense: The last one before the first surgery; epoch None: from a validation before the fit. None: there is none.
+        after_surgery: The first one after the last surgery, at the end of an epoch that has trained already.
+        last: The last one of the fit.
+        share: Whether it is a share, such as an accuracy from 0 to 1, and not a loss or a number of percent.
+    """
+
+    dense: tuple[int | None, float] | None
+    after_surgery: tuple[int, float]
+    last: tuple[int, float]
+    share: bool
+
+
 class PlanSummary(Record):
     """What a plan removed, and who made it.
 
@@ -92,7 +108,8 @@ class ReportData(Record):
         pruned: Cost of the pruned model.
         block_macs: MACs of the blocks alone, dense and pruned, per batch; None for models of unknown structure.
         latency: The interleaved comparison; None if it was skipped.
-        metrics: By name.
+        metrics: By name, of both models on the same samples.
+        logged: By name, what a fit logged in validation.
         plan: What was removed.
         search: What finding it took.
         seed: Seed of the bootstraps.
@@ -105,6 +122,7 @@ class ReportData(Record):
     block_macs: tuple[int, int] | None = None
     latency: LatencyRatio | None = None
     metrics: dict[str, MetricComparison] = Field(default_factory=dict)
+    logged: dict[str, LoggedMetric] = Field(default_factory=dict)
     plan: PlanSummary | None = None
     search: SearchCost | None = None
     seed: int = 0

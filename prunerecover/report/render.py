@@ -11,7 +11,7 @@ from prunerecover.cost.statistics import Interval
 from prunerecover.display.markdown import table as markdown_table
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
-from prunerecover.report.data import MetricComparison, PlanSummary, ReportData, SearchCost
+from prunerecover.report.data import LoggedMetric, MetricComparison, PlanSummary, ReportData, SearchCost
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,7 +23,8 @@ HEADER: Row = ("", "dense", "pruned", "change")
 def rows(report: ReportData) -> list[Row]:
     """Return the comparison as rows of name, dense, pruned, change.
 
-    Costs change in percent of the dense model, accuracies in points.
+    Costs change in percent of the dense model, accuracies in points. What a fit logged has three values: dense, right
+    after surgery, and recovered.
     """
     before, after = report.dense, report.pruned
     found = [
@@ -34,10 +35,11 @@ def rows(report: ReportData) -> list[Row]:
         first, second = (macs / before.batch_size for macs in report.block_macs)
         found.append(_cost_row("MACs in the blocks", _si, first, second))
     if report.latency:
-        found.append(_latency_row(report.latency))
+        found += _latency_rows(report.latency)
     found.append(_cost_row("Weights", _mib, before.parameter_bytes, after.parameter_bytes))
     found.append(_cost_row("Peak activations", _mib, before.activation_bytes, after.activation_bytes))
-    return found + [_metric_row(name, metric) for name, metric in report.metrics.items()]
+    found += [_metric_row(name, metric) for name, metric in report.metrics.items()]
+    return found + [_logged_row(name, metric) for name, metric in report.logged.items()]
 
 
 def table(report: ReportData) -> Table:
@@ -76,9 +78,9 @@ def _how_measured(report: ReportData) -> str:
     ]
     if report.latency and report.time_over_macs is not None:
         lines.append(
-            f"Latency is the median of {report.latency.pairs} interleaved pairs with {report.latency.threads} CPU "
-            f"thread(s): {1 / report.latency.ratio.value:.2f}x as fast, time share / MACs share "
-            f"{report.time_over_macs:.2f}. The change is the median of the pairs' ratios, not of the two medians."
+            f"Both models were timed in {report.latency.pairs} interleaved pairs with {report.latency.threads} CPU "
+            f"thread(s). The median of the pairs' ratios is what to quote, since the machine's drift cancels in it: "
+            f"{1 / report.latency.ratio.value:.2f}x as fast, time share / MACs share {report.time_over_macs:.2f}."
         )
     if report.metrics:
         confidence = next(iter(report.metrics.values())).difference.confidence
@@ -86,7 +88,24 @@ def _how_measured(report: ReportData) -> str:
             f"Brackets hold {confidence:.0%} intervals: Wilson for accuracies, bootstrap (seed {report.seed}) for "
             "everything else. Differences are paired by sample."
         )
+    if report.logged:
+        lines.append(_when_logged(next(iter(report.logged.values()))))
     return "## How it was measured\n\n" + " ".join(lines)
+
+
+def _when_logged(metric: LoggedMetric) -> str:
+    """Say at which moments of the fit the logged metrics were taken."""
+    if metric.dense is None:
+        dense = (
+            "Nothing was validated before the first surgery; trainer.validate before fit, without pruning, tells what"
+        )
+        dense += " the dense model scores"
+    else:
+        epoch = metric.dense[0]
+        when = "before the fit" if epoch is None else f"of epoch {epoch}, the last before the first surgery"
+        dense = f"Logged metrics are the module's own: dense in the validation {when}"
+    after = f"after surgery in the first one after the last surgery, at the end of epoch {metric.after_surgery[0]}"
+    return f"{dense}; {after}; recovered in that of epoch {metric.last[0]}."
 
 
 def _what_was_removed(plan: PlanSummary) -> str:
@@ -125,15 +144,14 @@ def _cost_row(name: str, shown: Callable[[float], str], before: float, after: fl
     return name, shown(before), shown(after), _percent(after / before) if before else ""
 
 
-def _latency_row(latency: LatencyRatio) -> Row:
-    ratio = latency.ratio
+def _latency_rows(latency: LatencyRatio) -> list[Row]:
+    """Return medians of both sides, which may drift, and the ratio of neighbouring passes, which does not."""
+    before, after, ratio = latency.dense_ms, latency.pruned_ms, latency.ratio
     change = f"{_percent(ratio.value)} [{_percent(ratio.low)}, {_percent(ratio.high)}]"
-    return (
-        f"Latency, batch of {latency.batch_size}",
-        f"{latency.dense_ms:.2f} ms",
-        f"{latency.pruned_ms:.2f} ms",
-        change,
-    )
+    return [
+        _cost_row(f"Latency, batch of {latency.batch_size}, medians", lambda ms: f"{ms:.2f} ms", before, after),
+        (f"Latency, median ratio of {latency.pairs} pairs", "1", f"{ratio.value:.3f}", change),
+    ]
 
 
 def _metric_row(name: str, metric: MetricComparison) -> Row:
@@ -141,6 +159,26 @@ def _metric_row(name: str, metric: MetricComparison) -> Row:
     before, after, difference = (_interval(i, metric.share) for i in (metric.dense, metric.pruned, metric.difference))
     sign = "+" if metric.difference.value >= 0 else ""
     return label, before, after, sign + difference
+
+
+def _logged_row(name: str, metric: LoggedMetric) -> Row:
+    shown = _points if metric.share else _number
+    first, last = shown(metric.after_surgery[1]), shown(metric.last[1])
+    pruned = last if metric.last == metric.after_surgery else f"{first} after surgery, {last} recovered"
+    label = f"{name}{', %' if metric.share else ''} (logged)"
+    if metric.dense is None:
+        return label, "not validated", pruned, ""
+    before = metric.dense[1]
+    change = metric.last[1] - before
+    return label, shown(before), pruned, ("+" if change >= 0 else "") + shown(change)
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.2f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
 
 
 def _interval(interval: Interval, share: bool) -> str:

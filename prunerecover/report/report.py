@@ -27,7 +27,7 @@ class Report(ReportData):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return self.model_dump(mode="json", by_alias=True)
+        return self.model_dump(mode="json", by_alias=True, exclude=None if self.logged else {"logged"})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:

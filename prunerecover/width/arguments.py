@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from prunerecover.importance.context import Loss
+from prunerecover.model.checks import check_flag, check_seed
 from prunerecover.plan.budget import Budget
 from prunerecover.width.allocation.by_saliency import uniform
 from prunerecover.width.allocation.greedy_fill import kind_of
@@ -133,6 +134,8 @@ class WidthConfig(WidthRule):
         for name, value in (("kinds", self.kinds), ("ignore", self.ignore)):
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         check_kinds(self.kinds)
+        check_seed(self.seed)
+        check_flag("equal_layers", self.equal_layers)
         if self.loss is not None and not callable(self.loss):
             raise TypeError(
                 f"Expected argument loss to be a callable f(model, batch), but got {type(self.loss).__name__}. "

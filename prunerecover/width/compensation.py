@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from prunerecover.calibration.moments import LARGEST, Moments
+from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import get_module, parent_path
@@ -87,9 +88,11 @@ def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[Mo
     """
     readers = [reader for reader in readers if _can_take_over(model, reader)]
     moments: dict[Reader, Moments] = {}
-    with ordinary_arithmetic(), evaluating(model), uncompiled(), _collected(model, readers, moments):
+    shown = progress("measuring what weights read", len(batches))
+    with ordinary_arithmetic(), evaluating(model), uncompiled(), _collected(model, readers, moments), shown as advance:
         for inputs in batches if readers else ():  # experts have none
             call(model, inputs)
+            advance()
     return moments
 
 

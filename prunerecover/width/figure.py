@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 9  # groups in a figure of rankings
+NAME = 28  # letters of a group's name on a line
 
 
 def plot_rankings(
@@ -95,7 +97,7 @@ def _draw_rankings(axes: Axes, edit: Narrow, removal: Tensor, protection: Tensor
         axis.set_major_locator(MaxNLocator(4, integer=True))
     axes.tick_params(labelsize=7)
     met = float(tolerance_of_difference(removal, protection)[depth - 1])
-    axes.set_title(f"{edit.unit}\n{depth} of {edit.of} go, ToD {met:.2f}", fontsize=8, loc="left")
+    axes.set_title(f"{textwrap.fill(edit.unit, NAME)}\n{depth} of {edit.of} go, ToD {met:.2f}", fontsize=8, loc="left")
 
 
 def _ranks(scores: Tensor) -> np.ndarray:

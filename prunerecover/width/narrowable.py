@@ -97,7 +97,7 @@ class NarrowableNetwork:
         return self._inputs(self.batches[0])
 
     def _inputs(self, batch: Any) -> ModelInputs:
-        return as_inputs(without_labels(batch)).to(device_of(self.model))
+        return as_inputs(without_labels(batch, self.model)).to(device_of(self.model))
 
     def edits(self, removed: Removed) -> tuple[Edit, ...]:
         """Return the edits that take units out; none if none goes."""

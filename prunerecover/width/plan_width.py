@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from prunerecover.display.progress import progress
 from prunerecover.importance.context import Loss
 from prunerecover.model.batches import Batches, listed
 from prunerecover.model.copies import deep_copy
@@ -101,9 +102,10 @@ def plan_width(
         rounds=rounds,
         seed=seed,
     ).for_budget(budget)
-    if budget is None or rounds == 1:
-        return WidthPlanner(model, batches=batches, config=config).plan(budget)
-    return _in_rounds(deep_copy(unwrap(model)), budget, batches, config)
+    with progress("planning width"):
+        if budget is None or rounds == 1:
+            return WidthPlanner(model, batches=batches, config=config).plan(budget)
+        return _in_rounds(deep_copy(unwrap(model)), budget, batches, config)
 
 
 def _in_rounds(network: nn.Module, budget: Budget, batches: Sequence[Any], config: WidthConfig) -> Plan:

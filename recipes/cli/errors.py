@@ -21,8 +21,20 @@ NOISE = (
     "Expected a path but",
     "Given value type:",
     "Given value: NestedArg",
-    "- a ",
+    "Not a valid subclass of",
+    "Subclass types expect",
+    "a class path (str)",
+    "a dict with",
 )
+LISTED = ("Given value: [", "Given value: {")  # the whole list that one entry of was wrong in
+
+
+def told_to_user(error: BaseException) -> BaseException | None:
+    """Return what a user can mend: the error, or the one behind it that a library has wrapped; None: it is a bug."""
+    found: BaseException | None = error
+    while found is not None and not can_be_mended(found):
+        found = found.__cause__
+    return found
 
 
 def can_be_mended(error: BaseException) -> bool:
@@ -42,6 +54,6 @@ def in_one_line(message: str) -> str:
     """
     text = ""
     for line in (line.strip().removeprefix("- ") for line in message.splitlines()):
-        if line and not line.startswith(NOISE):
+        if line and not line.startswith((*NOISE, *LISTED)):
             text += f" {line}" if not text or text.endswith(":") else f". {line}"
     return text.strip() + ("" if text.endswith(".") else ".")

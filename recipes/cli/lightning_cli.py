@@ -20,6 +20,7 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from prunerecover.callbacks.planning_progress import planning_progress
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.cli.callback_options import with_callback_options
 from prunerecover.recipes.cli.errors import in_one_line
@@ -94,7 +95,9 @@ class PlanTrainer(pl.Trainer):
         """Plan on every rank, which share the trials of a search; the first one writes."""
         self.strategy.setup_environment()
         reset_seed()  # as several ranks do while they set up: one rank draws the same calibration samples
-        plan = plan_with(method, model, datamodule, calibration, target, ckpt_path, self.strategy.root_device, output)
+        device = self.strategy.root_device
+        with planning_progress(self, "planning"):
+            plan = plan_with(method, model, datamodule, calibration, target, ckpt_path, device, output)
         if self.is_global_zero:
             method.write(plan, output)
             print(f"Wrote {output}: removes {_removed(plan)}")

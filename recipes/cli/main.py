@@ -164,11 +164,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except Exception as error:
-        from prunerecover.recipes.cli.errors import can_be_mended
+        from prunerecover.recipes.cli.errors import told_to_user
 
-        if not can_be_mended(error):
+        told = told_to_user(error)
+        if told is None:
             raise
-        print(f"prunerecover: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"prunerecover: error: {' '.join(str(told).split())}", file=sys.stderr)
         return 2
 
 

@@ -128,6 +128,7 @@ class PerCostPlan(WidthPlan):
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
         seed: Of everything random.
+        equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
         allocation: Another way to choose among the groups: `uniform`, `global`, or the import path of a callable.
     """
 
@@ -143,6 +144,7 @@ class PerCostPlan(WidthPlan):
         replace: WidthReplace = "calibrated",
         ignore: list[str] | None = None,
         seed: int = 0,
+        equal_layers: bool = False,
         allocation: AllocationRule | str = "per_cost",
     ) -> None:
         config = WidthConfig(
@@ -152,6 +154,7 @@ class PerCostPlan(WidthPlan):
             kinds=kinds or FOUND_KINDS,
             ignore=ignore or (),
             seed=seed,
+            equal_layers=equal_layers,
         )
         super().__init__(config, macs=macs, params=params, latency=latency, remove=remove, ratio=ratio)
 
@@ -175,6 +178,7 @@ class FairPlan(WidthPlan):
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
         seed: Of everything random.
+        equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
     """
 
     def __init__(
@@ -191,6 +195,7 @@ class FairPlan(WidthPlan):
         replace: WidthReplace = "calibrated",
         ignore: list[str] | None = None,
         seed: int = 0,
+        equal_layers: bool = False,
     ) -> None:
         config = WidthConfig(
             allocation="tolerance",
@@ -201,5 +206,6 @@ class FairPlan(WidthPlan):
             kinds=kinds or FOUND_KINDS,
             ignore=ignore or (),
             seed=seed,
+            equal_layers=equal_layers,
         )
         super().__init__(config, macs=macs, params=params, latency=latency, remove=remove, ratio=ratio)

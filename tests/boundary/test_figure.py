@@ -27,7 +27,7 @@ def test_the_picture_of_a_line_shows_runs_prediction_pick_and_dense() -> None:
     assert shown["pick"] == [[pick.attention, pick.predicted]]
     assert np.array(shown["predicted"])[:, 1] == pytest.approx(fitted.surface.predict(kept_fractions(LINE, (12, 12))))
     assert shown["dense"][0][1] == runs[0].accuracy
-    assert figure.axes[0].get_title(loc="left").startswith(f"{pick.attention} attentions and {pick.activation} activ")
+    assert figure.get_suptitle().startswith(f"{pick.attention} attentions and {pick.activation} activ")
 
 
 def test_the_picture_of_the_plane_shows_runs_line_and_pick() -> None:

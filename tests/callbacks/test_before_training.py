@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from cases.models.habits import Plain, tiny_vit
 from cases.models.tiny import stir
-from cases.trainers import fit, prune
+from cases.trainers import assert_same, fit, prune
 from torch import nn
 
 from prunerecover import Budget
-from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune
+from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune, depth_prune, scheduled
+from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.untrained import looks_untrained
 
 CHANCE = "prunes VisionTransformer as it was initialised"
@@ -34,6 +36,88 @@ def test_patterns_that_match_nothing(tmp_path: Path) -> None:
 def test_more_units_than_there_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Expected at most 4 units of kind 'attention' to remove, but got 9"):
         fit(tmp_path, Untouched(), prune(remove={"attention": 9}))
+
+
+LATE: dict[str, Any] = {"calibration": 8, "schedule": 1}
+CHECKED = {
+    "width, names": (lambda: WidthPrune(Budget(macs=0.2), ignore=["nothing.*"], **LATE), "ignore to match groups such"),
+    "width, names and latency": (
+        lambda: WidthPrune(Budget(latency=0.2), ignore="nothing.*", **LATE),
+        "ignore to match groups such as .*, but 'nothing",
+    ),
+    "width, MACs": (
+        lambda: WidthPrune(Budget(macs=0.95), **LATE),
+        "a budget that the groups can meet, 95.0% of the macs, but at most [0-9.]+% can go",
+    ),
+    "width, parameters": (
+        lambda: WidthPrune(Budget(params=0.95), allocation="tolerance", **LATE),
+        "the groups can meet, 95.0% of the params, but at most [0-9.]+% can go",
+    ),
+    "width, in equal steps": (
+        lambda: WidthPrune(Budget(macs=0.99), calibration=8, schedule={"start": 1, "every": 1, "times": 1}),
+        "the groups can meet, 99.0% of the macs",
+    ),
+    "depth, MACs": (
+        lambda: DepthPrune(Budget(macs=0.99), **LATE),
+        "units that hold 99% of the macs, but all .* that may go hold [0-9.]+%",
+    ),
+    "depth, parameters": (
+        lambda: DepthPrune(Budget(params=0.6), ignore=["blocks.0*", "blocks.1*", "blocks.2*"], **LATE),
+        "units that hold 60% of the params, but all .* that may go hold [0-9.]+%",
+    ),
+    "depth, importance": (
+        lambda: DepthPrune(Budget(params=0.3), importance="magnitude", **LATE),
+        "importance='output_divergence' for a share of cost over several kinds",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHECKED)
+def test_what_no_later_surgery_could_do(case: str, tmp_path: Path) -> None:
+    make, message = CHECKED[case]
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, Untouched(), make())
+
+
+@pytest.mark.parametrize("budget", [{"macs": 0.99}, {"params": 0.99}])
+@pytest.mark.parametrize("callback", [WidthPrune, DepthPrune])
+def test_the_message_is_that_of_the_surgery(callback: type, budget: dict[str, float], tmp_path: Path) -> None:
+    told = []
+    for start in (0, 1):
+        with pytest.raises(ValueError, match="Expected") as caught:
+            fit(tmp_path, Plain(), callback(Budget(**budget), calibration=8, schedule=start))
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+
+
+def test_a_budget_of_what_another_surgery_leaves_is_not_judged_before_it(tmp_path: Path) -> None:
+    """Its share is one of the network as it will be then."""
+    others = DepthPrune(remove={"attention": 1}, calibration=8, schedule=1)
+    module = Plain()
+    with pytest.raises(ValueError, match="the groups can meet"):
+        fit(tmp_path, module, others, WidthPrune(Budget(macs=0.95), calibration=8, schedule=2), epochs=3)
+    assert len(Ledger.of(module).events) == 1
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_nothing_is_run_that_needs_no_check(late: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units are counted without data, and a surgery at once checks itself."""
+    monkeypatch.setattr(scheduled, "capture_inputs", lambda *_, **__: pytest.fail("captured"))
+    monkeypatch.setattr(depth_prune, "check_feasible", lambda *_: pytest.fail("checked"))
+    callback = prune(schedule=1) if late else DepthPrune(Budget(macs=0.3), calibration=8)
+    fit(tmp_path, Plain(), callback, limit_train_batches=1)
+
+
+def test_a_check_leaves_the_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(folder: str) -> nn.Module:
+        torch.manual_seed(0)
+        module = Plain()
+        fit(tmp_path / folder, module, WidthPrune(Budget(macs=0.3), calibration=8, schedule=1))
+        return module
+
+    checked = run("checked")
+    monkeypatch.setattr(WidthPrune, "check_feasible", lambda *_: None)
+    assert_same(checked, run("unchecked"))
 
 
 def test_a_teacher_that_answers_otherwise(tmp_path: Path) -> None:
@@ -86,7 +170,7 @@ def test_a_network_without_depth_names_width(tmp_path: Path) -> None:
         (lambda: DistillRecover(alpha="0.5"), "Expected argument alpha to be a number, but got '0.5'"),
         (lambda: DistillRecover(temperature="2"), "Expected argument temperature to be a number, but got '2'"),
         (lambda: prune(calibration="64"), "calibration to be a whole number of samples, but got '64'"),
-        (lambda: Budget(macs="0.3"), "Expected a removed share as a number, but got '0.3'"),
+        (lambda: Budget(macs="0.3"), "a removed share as a number, but got '0.3'"),
     ],
 )
 def test_strings_are_no_numbers(make: object, message: str) -> None:

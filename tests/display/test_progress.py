@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 import rich
-from cases.models.habits import dataset, tiny_vit
+from cases.models.habits import Plain, dataset, tiny_vit
+from cases.trainers import fit, prune
+from lightning.pytorch.callbacks import TQDMProgressBar
 from rich.console import Console
 from rich.progress import Progress
 
-from prunerecover import plan_depth
+from prunerecover import Budget, plan_depth, plan_width
+from prunerecover.callbacks import WidthPrune
+from prunerecover.callbacks.planning_progress import planning_progress
 from prunerecover.display.progress import progress
 
 
@@ -38,6 +43,60 @@ def test_searches_show_progress(terminal, search, shown):
     assert all(text in terminal.getvalue() for text in shown)
     if search == "greedy":  # one bar, of the whole search
         assert "ranking units" not in terminal.getvalue()
+
+
+def in_order(stages, shown):
+    """Whether all are there, each for the first time after those before it."""
+    first = [shown.find(stage) for stage in stages]
+    return min(first) >= 0 and first == sorted(first)
+
+
+def test_planning_in_depth_names_its_stages(terminal):
+    plan_depth(tiny_vit(), Budget(params=0.2), batches=[dataset().tensors[0]])
+    stages = ["planning depth", "running the dense network", "scoring units", "measuring what units cost"]
+    assert in_order([*stages, "fitting what units leave"], terminal.getvalue())
+
+
+def test_planning_in_width_names_its_stages(terminal):
+    plan_width(tiny_vit(), Budget(latency=0.1), batches=[dataset().tensors], allocation="global")
+    stages = ["planning width", "tracing the network", "measuring what units cost", "scoring units"]
+    assert in_order([*stages, "measuring latency", "measuring what weights read"], terminal.getvalue())
+
+
+def callbacks():
+    return [prune(schedule=0), WidthPrune(Budget(macs=0.2), calibration=16, schedule=1)]
+
+
+def test_surgery_in_a_trainer_shows_at_once_what_it_does(terminal, tmp_path):
+    fit(tmp_path, Plain(), *callbacks(), TQDMProgressBar(), enable_progress_bar=True)
+    stages = ["DepthPrune: planning", "collecting calibration samples", "one unit after"]
+    stages += ["WidthPrune: planning", "tracing the network", "weighing kinds"]
+    assert in_order(stages, terminal.getvalue())
+
+
+def test_a_trainer_without_a_progress_bar_is_quiet(terminal, tmp_path):
+    fit(tmp_path, Plain(), *callbacks(), enable_progress_bar=False)
+    assert not terminal.getvalue()
+
+
+def test_other_ranks_of_a_trainer_are_quiet(terminal):
+    with planning_progress(SimpleNamespace(is_global_zero=False, progress_bar_callback=object()), "planning"):
+        pass
+    assert not terminal.getvalue()
+
+
+def test_a_stage_gives_its_line_to_those_inside_and_gets_it_back(terminal):
+    with progress("outer"):
+        with progress("inner", 2) as advance:
+            advance()
+            with progress("hidden by the bar"):
+                pass
+        before = len(terminal.getvalue())
+        with progress("another"):
+            pass
+    assert "hidden by the bar" not in terminal.getvalue()
+    assert "1/2" in terminal.getvalue()
+    assert "outer" in terminal.getvalue()[before:]
 
 
 def test_nothing_where_there_is_no_terminal(capsys):

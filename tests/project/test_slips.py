@@ -28,6 +28,7 @@ from prunerecover import (
     save_pruned,
     update_optimizer,
 )
+from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, PruneReport, WidthPrune
 from prunerecover.recovery.lora import LoraSettings, inject_adapters, merge_adapters, plan_adapters
 
 BATCHES = batches_of("timm")
@@ -51,6 +52,14 @@ def depth(model: Any, **arguments: Any) -> Plan:
 def width(model: Any, budget: Any = Budget(macs=0.3), **arguments: Any) -> Plan:  # noqa: B008 (frozen)
     labelled = [(batch, torch.zeros(len(batch), dtype=torch.long)) for batch in BATCHES]
     return plan_width(model, budget, **{"batches": labelled, **arguments})
+
+
+def prune(**arguments: Any) -> DepthPrune:
+    return DepthPrune(remove=ONE, **arguments)
+
+
+def narrow(**arguments: Any) -> WidthPrune:
+    return WidthPrune(Budget(macs=0.3), **arguments)
 
 
 NETWORK, ITERABLE, PLAN, PATH = "a network, an nn.Module", "batches to be an iterable", "a Plan", "a path"
@@ -78,9 +87,15 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
         lambda m: depth(m, importance="taylor", loss="mse"),
         r"loss to be a callable f\(model, batch\), but got str",
     ),
-    "Budget in words": (lambda _: Budget(macs="0.3"), "a removed share as a number, but got '0.3'"),  # type: ignore[arg-type]
-    "Budget in percent": (lambda _: Budget(macs=30), "a removed share between 0 and 1 .*, but got 30"),
-    "Budget as a list": (lambda _: Budget(macs=[0.3]), r"a removed share as a number, but got \[0.3\]"),  # type: ignore[arg-type]
+    "Budget in words": (lambda _: Budget(macs="0.3"), "macs to be a removed share as a number, but got '0.3'"),  # type: ignore[arg-type]
+    "Budget in percent": (lambda _: Budget(macs=30), "macs to be a removed share between 0 and 1 .*, but got 30"),
+    "Budget as a list": (lambda _: Budget(params=[0.3]), r"params to be a removed share .*, but got \[0.3\]"),  # type: ignore[arg-type]
+    "Budget with a percent sign": (lambda _: Budget(latency="30%"), "latency to be a removed share .*, but got '30%'"),  # type: ignore[arg-type]
+    "Budget without a name": (lambda _: Budget("30%"), r"remove as numbers .* got '30%'. .* Budget\(macs=0.3\)"),  # type: ignore[arg-type]
+    "Budget of ratios in words": (
+        lambda _: Budget(ratio={"mlp": "0.3"}),
+        "ratio of 'mlp' to be a removed share .*'0.3'",
+    ),  # type: ignore[dict-item]
     "plan_width without a model": (lambda _: width(None), f"{NETWORK}, but got NoneType"),
     "plan_width with batches None": (lambda m: width(m, batches=None), f"{ITERABLE} .* but got NoneType"),
     "plan_width with one batch": (lambda m: width(m, batches=BATCHES[0]), f"{ITERABLE} of batches, but got one Tensor"),
@@ -91,6 +106,47 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
         lambda m: width(m, None, allocation="tolerance", tolerance="0.3"),
         "tolerance as a number, but got '0.3'",
     ),
+    "plan_width with a seed in words": (lambda m: width(m, seed="0"), "seed to be a whole number, but got str"),
+    "plan_width with a flag in words": (
+        lambda m: width(m, equal_layers="no"),
+        "equal_layers to be True or .* got 'no'",
+    ),
+    "DepthPrune with a share": (lambda _: DepthPrune("0.3"), "budget to be a Budget, but got str"),  # type: ignore[arg-type]
+    "DepthPrune with epochs in words": (
+        lambda _: prune(schedule="3"),
+        "schedule to be a PruneSchedule, .* but got '3'",
+    ),
+    "DepthPrune with a start in words": (
+        lambda _: prune(schedule={"start": "3"}),
+        "start of a schedule .* but got '3'",
+    ),
+    "DepthPrune with samples in words": (lambda _: prune(calibration="64"), "calibration to be a whole .* got '64'"),
+    "DepthPrune with a seed in words": (lambda _: prune(seed="0"), "seed to be a whole number, but got str"),
+    "WidthPrune with a share": (lambda _: WidthPrune("0.3"), r"budget to be a Budget, but got str. Use Budget\(macs"),  # type: ignore[arg-type]
+    "WidthPrune with epochs in words": (
+        lambda _: narrow(schedule="3"),
+        "schedule to be a PruneSchedule, .* but got '3'",
+    ),
+    "WidthPrune with samples in words": (lambda _: narrow(calibration="64"), "calibration to be a whole .* got '64'"),
+    "WidthPrune with a seed in words": (lambda _: narrow(seed="0"), "seed to be a whole number, but got str"),
+    "WidthPrune with flags in words": (lambda _: narrow(equal_layers="no"), "equal_layers to be True or .* got 'no'"),
+    "WidthPrune without reconstruction": (lambda _: narrow(reconstruct="no"), "reconstruct to be True or .* got 'no'"),
+    "WidthPrune with a tolerance in words": (
+        lambda _: WidthPrune(allocation="tolerance", tolerance="0.1"),  # type: ignore[arg-type]
+        "tolerance as a number, but got '0.1'",
+    ),
+    "LoRARecover with a rank in words": (lambda _: LoRARecover(rank="many"), "rank of LoRARecover .* got 'many'"),  # type: ignore[arg-type]
+    "LoRARecover with a start in words": (lambda _: LoRARecover(start="1"), "start to be a whole number, but got '1'"),  # type: ignore[arg-type]
+    "LoRARecover with a seed in words": (lambda _: LoRARecover(seed="1"), "seed to be a whole number, but got str"),  # type: ignore[arg-type]
+    "LoRARecover before any epoch": (lambda _: LoRARecover(start=-1), "start to be at least 0, but got -1"),
+    "DistillRecover with alpha in words": (
+        lambda _: DistillRecover(alpha="0.5"),
+        "alpha to be a number, but got '0.5'",
+    ),  # type: ignore[arg-type]
+    "DistillRecover with flags in words": (lambda _: DistillRecover(features="no"), "features to be True or .* 'no'"),  # type: ignore[arg-type]
+    "PruneReport with samples in words": (lambda _: PruneReport(samples="8"), "samples to be a whole .* got '8'"),  # type: ignore[arg-type]
+    "PruneReport with pairs in words": (lambda _: PruneReport(pairs="8"), "pairs to be a whole number, but got '8'"),  # type: ignore[arg-type]
+    "PruneReport without samples": (lambda _: PruneReport(samples=0), "samples to be at least 1, but got 0"),
     "apply_plan without a plan": (lambda m: apply_plan(m, None), f"{PLAN}, but got NoneType"),  # type: ignore[arg-type]
     "apply_plan of a mapping": (lambda m: apply_plan(m, Plan().to_dict()), f"{PLAN}, but got dict"),  # type: ignore[arg-type]
     "apply_plan the other way round": (lambda m: apply_plan(Plan(), m), f"{NETWORK}, but got Plan"),  # type: ignore[arg-type]
@@ -133,3 +189,8 @@ def test_a_slip_is_explained_and_changes_nothing(slip: str, model: nn.Module) ->
     call, message = SLIPS[slip]
     with unchanged(model), pytest.raises((TypeError, ValueError), match=rf"^Expected (argument )?{message}"):
         call(model)
+
+
+def test_ranks_in_words_count_as_numbers() -> None:
+    assert LoRARecover(rank="8", alpha=None).settings == LoRARecover(rank=8).settings  # type: ignore[arg-type]
+    assert LoRARecover(alpha="0.5").settings.alpha == 0.5  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from prunerecover.recovery.lora import has_adapters
         ({"rank": 0}, r"Expected argument rank of LoRARecover in its range, but got 0: .* Usual are rank=16"),
         ({"alpha": 0}, r"Expected argument alpha of LoRARecover in its range, but got 0"),
         ({"dropout": 1.0}, r"Expected argument dropout of LoRARecover in its range, but got 1.0"),
-        ({"start": -1}, r"Expected argument start to be an epoch >= 0, but got -1"),
+        ({"start": -1}, r"Expected argument start to be at least 0, but got -1"),
     ],
 )
 def test_arguments(arguments, match):

@@ -18,7 +18,9 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 from prunerecover.display.style import LIGHT
 from prunerecover.plan.depth_panel import GONE, LOOKS
 from prunerecover.plan.edits import Remove, Replace
+from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.width_panel import plot_kept
 from prunerecover.report.curves import TradeoffPoint, plot_history, plot_tradeoff
 
 
@@ -36,6 +38,7 @@ PLAN = Plan(
     ),
     evidence={"importance": {"blocks.0.attn": 4.0, "blocks.1.attn": 1.0, "blocks.3.attn": 2.0}},
 )
+LONG = "val_multiclass_accuracy_of_facebook_deit_tiny_distilled_patch16_224_in1k"
 
 
 def all_units(blocks: int, *kinds: str) -> list[FakeUnit]:
@@ -73,7 +76,7 @@ def test_plan_colours_exactly_what_was_removed() -> None:
     expected = {(block, row): LIGHT for block in range(4) for row in range(2)}
     expected |= {(1, 0): LOOKS["zero"].color, (2, 1): LOOKS["slope_bias"].color}
     assert cells(figure) == expected
-    assert figure.axes[0].get_title(loc="left") == "Removed: attention 1 of 4, activation 1 of 4"
+    assert figure.get_suptitle() == "Removed: attention 1 of 4, activation 1 of 4"
     assert [text.get_text() for text in figure.axes[0].texts] == ["0", "ax+b"]
     assert explained(figure) == ["kept", "removed, leaves zero", "removed, leaves slope and bias"]
 
@@ -122,7 +125,7 @@ def test_history_holds_the_points_the_surgery_and_the_dense_model() -> None:
     assert np.asarray(series.get_xydata()).tolist() == [list(point) for point in points]
     assert [line.get_xdata()[0] for line in lines if line.get_linestyle() == ":"] == [1, 2]
     assert next(line for line in lines if line.get_label() == "dense").get_ydata()[0] == 0.8
-    assert [text.get_text() for text in figure.axes[0].texts] == ["2 attention", "1 mlp"]
+    assert [text.get_text().replace("\u00a0", " ") for text in figure.axes[0].texts] == ["2 attention", "1 mlp"]
     assert explained(figure) == ["surgery", "dense", "pruned"]
 
 
@@ -149,9 +152,17 @@ def test_tradeoff_sorts_by_cost_and_draws_intervals() -> None:
     [
         PLAN.plot(),
         plot_history({"a": [(0, 0.1), (1, 0.9)]}, [(1, "1 mlp")]),
+        plot_history(
+            {LONG: [(0, 0.1), (1, 0.9)]},
+            [(1, "depth: 2 activations, 1 attention, 12 blocks removed " * 2)],
+            metric=LONG,
+        ),
         plot_tradeoff([TradeoffPoint("a", 0.5, 0.5, 0.4, 0.6)]),
+        PLAN.plot(title=f"{LONG} of {LONG}"),
+        PLAN.plot(units=all_units(6, "attention", "mlp", "activation", "block")),
+        plot_kept([KeptGroup("fc", "neuron", 1, 2)], title=f"{LONG} of {LONG}"),
     ],
-    ids=["plan", "history", "tradeoff"],
+    ids=["plan", "history", "long history", "tradeoff", "long title", "many kinds", "long title in width"],
 )
 def test_nothing_is_cut_off_at_the_edges(figure: Figure) -> None:
     image = rendered(figure)[..., :3]

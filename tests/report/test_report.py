@@ -170,9 +170,9 @@ def test_markdown_says_all(report: Report) -> None:
     for expected in (
         "| Parameters | ",
         "| MACs in the blocks | ",
-        "| Latency, batch of 2 | ",
+        "| Latency, batch of 2, medians | ",
         f"| Top-1 accuracy, % (80 samples) | {100 * metric.dense.value:.2f} [{100 * metric.dense.low:.1f}, ",
-        "median of 5 interleaved pairs",
+        "| Latency, median ratio of 5 pairs | 1 | ",
         "- attention: `blocks.1.attn` (zero)",
         "- activation: `blocks.3.mlp.act` (slope_bias)",
         "Planned by `depth/output_divergence` with `remove={'attention': 1}`, seed 3.",

@@ -87,7 +87,7 @@ def test_what_went_is_told_in_short(tmp_path: Path) -> None:
     assert "- neuron: 3 of 64 (5%): `blocks.1.mlp.fc1` 3 of 64\n- head: 2 of 4 (50%): `blocks.1.attn` 2 of 4\n" in text
     assert "- attention: `blocks.2.attn` (zero)" in text
     figure = plan.plot(tmp_path / "plan.png")
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    titles = [part.get_suptitle().replace("\n", " ") for part in figure.subfigs]
     assert titles == ["Removed: attention 1 of 3", "Removed: neuron 3 of 64, head 2 of 4"]
 
 

@@ -132,7 +132,10 @@ def test_bars_are_the_kept_shares_in_order() -> None:
     assert bars(axes) == [(share, TRAITS[kind].color) for share, kind in expected]
     assert texts(axes.get_xticklabels()) == ["stem", "blocks.0.attn", "blocks.0.mlp", "blocks.1.mlp"]
     assert texts(axes.texts) == ["8 of 8", "1 of 4", "6 of 8", "2 of 16"]
-    assert axes.get_title(loc="left") == "Removed: channel 0 of 8, head 3 of 4, neuron 2 of 8, expert 14 of 16"
+    assert (
+        figure.get_suptitle().replace("\n", " ")
+        == "Removed: channel 0 of 8, head 3 of 4, neuron 2 of 8, expert 14 of 16"
+    )
     legend = texts(figure.legends[0].get_texts())
     assert legend == ["channels kept", "heads kept", "neurons kept", "experts kept", "gone"]
     assert is_whole(figure)
@@ -151,7 +154,7 @@ def test_many_groups_are_not_all_named() -> None:
     assert [height for height, _ in bars(axes)] == [group.share for group in groups]
     assert texts(axes.get_xticklabels())[:2] == ["layer0.conv", "layer3.conv"]
     assert not axes.texts
-    assert axes.get_title(loc="left") == "many"
+    assert figure.get_suptitle() == "many"
     assert figure.get_figwidth() <= 16
     assert is_whole(figure)
 
@@ -183,8 +186,9 @@ def test_a_plan_in_depth_and_width_has_both_panels() -> None:
     cells = [[p.get_facecolor() for p in axes.patches if isinstance(p, FancyBboxPatch)] for axes in (above, alone)]
     assert cells[0] == cells[1]
     assert [share for share, _ in bars(below)] == [group.share for group in (depth + width).kept_groups]
-    assert above.get_title(loc="left") == alone.get_title(loc="left")
-    assert below.get_title(loc="left").startswith("Removed: head ")
+    headings = [part.get_suptitle() for part in figure.subfigs]
+    assert headings[0] == depth.plot().get_suptitle()
+    assert headings[1].startswith("Removed: head ")
     assert is_whole(figure)
 
 

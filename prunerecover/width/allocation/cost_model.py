@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.cost.macs import macs_by_module
+from prunerecover.display.progress import progress
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.paths import parent_path, unwrap
 from prunerecover.plan.groups import Group, Slice
@@ -155,7 +156,8 @@ def cost_model(model: nn.Module, groups: Sequence[Group], example_inputs: Any) -
     """
     check_names(groups)
     network = unwrap(model)
-    macs = macs_by_module(network, as_inputs(example_inputs).select(torch.tensor([0])))
+    with progress("measuring what units cost"):
+        macs = macs_by_module(network, as_inputs(example_inputs).select(torch.tensor([0])))
     positions = _positions(network, groups, macs)
     linear: dict[str, tuple[int | Fraction, int]] = {group.name: (group.products, 0) for group in groups}
     blocks: dict[str, list[NarrowingParameter]] = {group.name: [] for group in groups}

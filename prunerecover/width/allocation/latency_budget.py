@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
@@ -31,16 +32,18 @@ def macs_for_latency(
     """
     dense = DenseCost(model, "latency", batch, seed)
     low, high, most, found = 0.0, 0.99, 0.0, False
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        try:
-            edits = edits_at(Budget(macs=middle))
-        except ValueError:
-            high = middle
-            continue
-        saved = dense.removed_share(edits)
-        found, most = found or saved >= latency, max(most, saved)
-        low, high = (low, middle) if saved >= latency else (middle, high)
+    with progress("measuring latency", STEPS) as advance:
+        for _ in range(STEPS):
+            advance()
+            middle = (low + high) / 2
+            try:
+                edits = edits_at(Budget(macs=middle))
+            except ValueError:
+                high = middle
+                continue
+            saved = dense.removed_share(edits)
+            found, most = found or saved >= latency, max(most, saved)
+            low, high = (low, middle) if saved >= latency else (middle, high)
     if not found:
         raise ValueError(
             f"Expected a budget that the groups can meet, {latency:.1%} of the latency, but the most that was "

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from prunerecover.display.progress import progress
+
 Found = TypeVar("Found")
 POINT = 0.01  # of the cost
 TRIALS = 6
@@ -57,6 +59,20 @@ def meet_measured(
     Raises:
         ValueError: If there is no allocation for the share that is wanted.
     """
+    with progress("meeting the budget"):
+        best = _nearest(wanted, allocate, shares_of)
+    if _distance(best, wanted) > min(max(POINT, best.shares.unit), 2 * POINT):
+        warnings.warn(
+            f"The plan removes {best.shares.measured:.1%} of the {cost} on the first calibration sample, not the "
+            f"{wanted:.1%} that were asked for: its units are large (the smallest that is left saves "
+            f"{best.shares.unit:.1%}), or what they save depends on the data or on each other. Ask for another budget "
+            "until this number suits you, or leave such groups out with ignore=.",
+            stacklevel=2,
+        )
+    return best.found
+
+
+def _nearest(wanted: float, allocate: Callable[[float], Found], shares_of: Callable[[Found], Shares]) -> _Trial[Found]:
     best = latest = _tried(allocate, shares_of, wanted)
     below, above = (0.0, 0.0), (1.0, 1.0)  # what was asked for, and what came of it
     for _ in range(TRIALS - 1):
@@ -73,15 +89,7 @@ def meet_measured(
         except ValueError:  # no more can go
             break
         best = min(best, latest, key=lambda trial: _distance(trial, wanted))
-    if _distance(best, wanted) > min(max(POINT, best.shares.unit), 2 * POINT):
-        warnings.warn(
-            f"The plan removes {best.shares.measured:.1%} of the {cost} on the first calibration sample, not the "
-            f"{wanted:.1%} that were asked for: its units are large (the smallest that is left saves "
-            f"{best.shares.unit:.1%}), or what they save depends on the data or on each other. Ask for another budget "
-            "until this number suits you, or leave such groups out with ignore=.",
-            stacklevel=2,
-        )
-    return best.found
+    return best
 
 
 def warn_if_data_decide(first: float, last: float) -> None:

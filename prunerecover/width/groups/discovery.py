@@ -27,6 +27,7 @@ from typing import Any
 
 from torch import nn
 
+from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
@@ -124,7 +125,11 @@ class _Watched:
 
 def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
     inputs = inputs.to(device_of(model))
-    with uncompiled(), evaluating(model):  # in training mode, parametrizations change whenever they are read
+    with (
+        progress("tracing the network"),
+        uncompiled(),
+        evaluating(model),
+    ):  # in training mode, parametrizations change whenever they are read
         twin = share_copy(model)
         rewrites = _first_run(twin, inputs)
         as_convolutions(twin, rewrites)

@@ -10,7 +10,7 @@ The model is in evaluation mode, and bit-identical afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from prunerecover.display.progress import progress
 from prunerecover.importance.context import Loss
 from prunerecover.importance.losses import loss_of
 from prunerecover.importance.taylor import trainable
@@ -101,7 +102,8 @@ def stream(
         )
     taps = _Taps(model, groups, consumers)
     seen = False
-    with ordinary_arithmetic(), evaluating(model), uncompiled(), trainable(parameters), taps.attached():
+    shown = progress("scoring units", len(batches) if isinstance(batches, Sized) else None)
+    with ordinary_arithmetic(), evaluating(model), uncompiled(), trainable(parameters), taps.attached(), shown as done:
         for batch in batches:
             seen = True
             taps.start(as_inputs(batch))
@@ -111,6 +113,7 @@ def stream(
             taps.check_all_called()
             for consumer in consumers:
                 consumer.end(taps.n, gates, gradients)
+            done()
     if not seen:
         raise ValueError("Expected at least one batch, but there was none. Was a generator consumed before?")
 

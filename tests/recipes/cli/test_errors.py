@@ -9,7 +9,7 @@ import pytest
 
 from prunerecover import Budget
 from prunerecover.recipes.cli import main as front_door
-from prunerecover.recipes.cli.errors import can_be_mended, in_one_line
+from prunerecover.recipes.cli.errors import can_be_mended, in_one_line, told_to_user
 from prunerecover.recipes.cli.main import main
 
 DEPTH = ["--method=depth"]
@@ -60,6 +60,21 @@ def test_one_line(
     assert re.search(message, error_of([command, "--config", "digits_vit_depth", *QUICK, *options], capsys))
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("rank=banana", "Parser key \"rank\": Expected a <class 'int'>. Got value: banana. `prunerecover fit --help`"),
+        ("rank=-3", "error: Expected argument rank of LoRARecover in its range, but got -3: Input should be"),
+    ],
+)
+def test_a_callbacks_option(option: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--trainer.default_root_dir", str(tmp_path)]
+    given = ["fit", "--config", "digits_vit_lora", *QUICK, *where, f"--trainer.callbacks.LoRARecover.{option}"]
+    told = error_of(given, capsys)
+    assert message in told
+    assert "Namespace" not in told
+
+
 @pytest.mark.parametrize("cause", [TypeError, ValueError, KeyError])
 def test_bugs_keep_their_traceback(cause: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_door, "_runner", lambda _: lambda _: int(cause("Expected nothing")))  # type: ignore
@@ -73,6 +88,13 @@ def test_refusals_are_told_from_bugs() -> None:
     assert can_be_mended(ours.value)
     assert can_be_mended(raised(FileNotFoundError, "no such file"))
     assert not can_be_mended(raised(ValueError, "Expected by somebody else"))
+
+
+def test_what_a_library_wraps_is_found() -> None:
+    outer = raised(ValueError, "Expected by somebody else")
+    outer.__cause__ = raised(FileNotFoundError, "no such file")
+    assert told_to_user(outer) is outer.__cause__
+    assert told_to_user(raised(ValueError, "Expected by somebody else")) is None
 
 
 def test_types_that_nobody_asked_for_are_left_out() -> None:

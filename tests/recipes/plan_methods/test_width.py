@@ -55,6 +55,16 @@ def test_fair_meets_a_budget(tmp_path: Path) -> None:
     assert signals == {"gate_taylor", "r_score"}
 
 
+@pytest.mark.parametrize("method", ["per_cost", "fair"])
+def test_equal_layers(method: str, tmp_path: Path) -> None:
+    recipe = {**RECIPE, "model": {"class_path": "DigitsClassifier", "init_args": {"depth": 2, "embed_dim": 16}}}
+    options = [f"--method={method}", "--method.params=0.3", "--method.equal_layers=true"]
+    plan = run(tmp_path, *options, recipe=recipe)
+    kept = [(group.kind, group.kept) for group in plan.kept_groups]
+    assert len(set(kept)) == len({kind for kind, _ in kept}) < len(kept)
+    assert plan.made_by.arguments["equal_layers"] is True
+
+
 def test_heads_and_neurons(tmp_path: Path) -> None:
     recipe = {**RECIPE, "model": {"class_path": "DigitsClassifier", "init_args": {"depth": 2, "embed_dim": 16}}}
     plan = run(tmp_path, "--method=per_cost", "--method.params=0.3", "--method.ignore=['blocks.0.*']", recipe=recipe)

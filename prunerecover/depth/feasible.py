@@ -1,0 +1,45 @@
+"""What planning in depth would refuse whatever units score: budgets in a share of cost beyond what can go."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+
+import torch
+from torch import nn
+
+from prunerecover.depth.arguments import DepthConfig
+from prunerecover.depth.search import saving_if_left
+from prunerecover.depth.selection import by_cost, check_comparable, check_reached, outermost
+from prunerecover.depth.units import find_units
+from prunerecover.display.progress import progress
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.kinds import DEPTH_KINDS
+from prunerecover.surgery.saved_cost import DenseCost
+
+
+def check_feasible(model: nn.Module, inputs: ModelInputs, budget: Budget, config: DepthConfig) -> None:
+    """Raise what `plan_depth` would raise before anything is scored; the model is bit-identical afterwards.
+
+    Args:
+        model: Unwrapped.
+        inputs: One batch; the first sample is run.
+        budget: In a share of the MACs or parameters; others are left alone.
+        config: All other arguments of `plan_depth`.
+
+    Raises:
+        ValueError: If the budget cannot be met, or needs an importance that compares across kinds.
+    """
+    if budget.share is None or budget.share[0] == "latency":
+        return
+    cost, share = budget.share
+    with progress("checking the budget"), ordinary_arithmetic(), evaluating(model), uncompiled():
+        example = inputs.select(torch.tensor([0])).to(device_of(model))
+        found = find_units(model, DEPTH_KINDS, example)
+        units = [unit for unit in found if not any(fnmatch(unit.name, pattern) for pattern in config.ignore)]
+        check_comparable(units, config.registered)
+        order = by_cost(units, {unit.name: 1.0 for unit in units}, cost)  # the cheapest block stays: the most can go
+        check_reached(
+            order, cost, share, saving_if_left(DenseCost(model, cost, example, config.seed), {})(outermost(order))
+        )
