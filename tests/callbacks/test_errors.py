@@ -209,7 +209,7 @@ def test_share_below_one_unit_is_said_and_done(tmp_path):
     """A plan without edits changes nothing, once."""
     module = Plain()
     with pytest.warns(UserWarning, match="DepthPrune.0 removed nothing: its plan has no edits"):
-        fit(tmp_path, module, prune(remove=None, budget=Budget(params=0.0)), epochs=3)
+        fit(tmp_path, module, prune(remove=None, budget=Budget(params=0.0), importance="output_divergence"), epochs=3)
     assert [event.units for event in Ledger.of(module).events] == [()]
     assert len(find_units(module.net)) == 16
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from cases.files.lightning_files import Classifier, prune, rewrite, save, stirred
 from cases.models.tiny import tiny_images, tiny_inputs, tiny_llama, tiny_timm
+from cases.sampling import one_in
 from cases.tiny_plans import VIT, tiny_plan
 
 from prunerecover import Plan, load_pruned
@@ -63,8 +65,9 @@ class Language(pl.LightningModule):
         self.model = tiny_llama(tie_word_embeddings=True)
 
 
-@pytest.mark.parametrize("merged", [False, True], ids=["unmerged", "merged"])
-@pytest.mark.parametrize("case", [name for name in VIT if name != "dense"])
+@pytest.mark.parametrize(
+    ("case", "merged"), one_in(3, itertools.product([name for name in VIT if name != "dense"], [False, True]))
+)
 def test_reloaded_is_saved(case: str, merged: bool, tmp_path: Path) -> None:
     module = stirred(Classifier(width=7))
     prune(module, case, merged=merged)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from cases.models.tiny import BUILD, tiny_gpt2, tiny_inputs, tiny_llama, tiny_timm
+from cases.sampling import one_in
 from cases.tiny_plans import CASES, assert_same, inputs_of, logits, pruned, structure, tiny_plan
 from safetensors import safe_open
 from torch import nn
@@ -16,8 +18,7 @@ from torch import nn
 from prunerecover import Plan, apply_plan, load_pruned, save_pruned
 
 
-@pytest.mark.parametrize("merged", [False, True], ids=["unmerged", "merged"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "merged"), one_in(3, itertools.product(CASES, [False, True])))
 def test_reloaded_is_saved(name: str, merged: bool, tmp_path: Path) -> None:
     model, plan = pruned(name, merged)
     path = save_pruned(model, plan, tmp_path / "pruned")

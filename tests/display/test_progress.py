@@ -64,7 +64,7 @@ def test_planning_in_width_names_its_stages(terminal):
 
 
 def callbacks():
-    return [prune(schedule=0), WidthPrune(Budget(macs=0.2), calibration=16, schedule=1)]
+    return [prune(schedule=0, importance="output_divergence"), WidthPrune(Budget(macs=0.2), calibration=16, schedule=1)]
 
 
 def test_surgery_in_a_trainer_shows_at_once_what_it_does(terminal, tmp_path):

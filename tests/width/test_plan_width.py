@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from cases.sampling import one_in
 from cases.width.plan_width import IMAGE, Batches, cnn, labelled_batches, removed_share, vit
 from cases.width.scores import removable
 from torch import Tensor, nn
@@ -34,9 +36,17 @@ def test_budgets_are_met_to_a_unit(batches: Batches, allocation: Any, cost: str)
         assert share <= removed_share(model, plan, cost) < share + 0.03  # ResNet-8's widest unit is 3% of it
 
 
-@pytest.mark.parametrize("allocation", ["per_cost", "tolerance", "uniform", "global"])
-@pytest.mark.parametrize("rounds", [1, 3])
-@pytest.mark.parametrize("budget", [Budget(remove={"channel": 31}), Budget(ratio={"channel": 0.2})])
+@pytest.mark.parametrize(
+    ("budget", "rounds", "allocation"),
+    one_in(
+        3,
+        itertools.product(
+            [Budget(remove={"channel": 31}), Budget(ratio={"channel": 0.2})],
+            [1, 3],
+            ["per_cost", "tolerance", "uniform", "global"],
+        ),
+    ),
+)
 def test_budgets_in_units_are_met_exactly(batches: Batches, allocation: Any, rounds: int, budget: Budget) -> None:
     model = cnn()
     plan = plan_width(model, budget, batches=batches, allocation=allocation, rounds=rounds)
@@ -48,7 +58,11 @@ def test_budgets_in_units_are_met_exactly(batches: Batches, allocation: Any, rou
 
 
 @pytest.mark.parametrize(
-    "mode", [torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)], ids=["inference", "bf16"]
+    "mode",
+    [
+        pytest.param(torch.inference_mode(), id="inference"),
+        pytest.param(torch.autocast("cpu", torch.bfloat16), id="bf16", marks=pytest.mark.slow),
+    ],
 )
 def test_the_mode_that_the_caller_is_in_does_not_matter(batches: Batches, mode: Any) -> None:
     model = cnn()

@@ -12,6 +12,9 @@ from torch import nn
 
 from prunerecover import Budget, apply_plan, find_groups, plan_width, recalibrate_batchnorm
 from prunerecover.cost.macs import count_macs
+from prunerecover.model.copies import share_copy
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.surgery.saved_cost import DenseCost
 from prunerecover.width.planner import WidthPlanner
 
 
@@ -23,21 +26,16 @@ def batches() -> Batches:
 @pytest.mark.parametrize("make", [cnn, vit], ids=["one kind", "kinds that are weighed"])
 def test_latency_budget_is_measured(make: Any, batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that ticks once per MAC, a latency budget is one of MACs."""
-    import prunerecover.width.allocation.latency_budget as latency_budget
-
     model = make()
     dense = count_macs(model, IMAGE)
 
-    def clock(network: nn.Module, edits: Any, cost: str, example: Any, seed: int = 0) -> float:
-        from prunerecover.model.copies import share_copy
-        from prunerecover.surgery.apply_edits import apply_edits
-
-        copied = share_copy(network)
+    def clock(whole: DenseCost, edits: Any) -> float:
+        copied = share_copy(whole.model)
         apply_edits(copied, edits)
-        assert cost == "latency"
+        assert whole.cost == "latency"
         return 1 - count_macs(copied, IMAGE) / dense
 
-    monkeypatch.setattr(latency_budget, "removed_share", clock)
+    monkeypatch.setattr(DenseCost, "removed_share", clock)
     plan = plan_width(model, Budget(latency=0.3), batches=batches)
     assert 0.3 <= removed_share(model, plan, "macs") < 0.35
 
@@ -51,9 +49,7 @@ def test_latency_is_measured_without_the_loss() -> None:
 
 
 def test_latency_that_cannot_go_is_refused(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
-    import prunerecover.width.allocation.latency_budget as latency_budget
-
-    monkeypatch.setattr(latency_budget, "removed_share", lambda *_: 0.4)
+    monkeypatch.setattr(DenseCost, "removed_share", lambda *_: 0.4)
     with pytest.raises(ValueError, match=r"can meet, 60.0% of the latency, but the most that was saved is 40.0%"):
         plan_width(cnn(), Budget(latency=0.6), batches=batches)
 

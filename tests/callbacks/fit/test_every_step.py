@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from cases.every_step import EPOCHS, STEPS, fit
 from cases.models.habits import Plain, loader
+from cases.sampling import one_in
 from cases.trainers import assert_same
 
 from prunerecover import Budget
@@ -55,7 +56,7 @@ def test_from_any_step_and_epoch(name: str, tmp_path: Path) -> None:
     resumed_equals_uninterrupted(tmp_path, name, "*.ckpt", EPOCHS * STEPS + EPOCHS)
 
 
-@pytest.mark.parametrize("name", ["depth", "width", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", one_in(3, ["depth", "width", "all"]))
 def test_from_the_last_step_of_an_epoch_with_an_ordinary_loader(name: str, tmp_path: Path) -> None:
     resumed_equals_uninterrupted(tmp_path, name, "step=[369].ckpt", EPOCHS, data=loader(8 * STEPS))
 

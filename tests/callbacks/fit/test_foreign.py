@@ -50,7 +50,9 @@ from prunerecover.model.paths import unwrap
         pytest.param(WrappedCompiled, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("recover", [False, True], ids=["prune", "recover"])
+@pytest.mark.parametrize(
+    "recover", [pytest.param(False, id="prune", marks=pytest.mark.slow), pytest.param(True, id="recover")]
+)
 def test_habits(tmp_path, make, recover):
     """Units go, what is left trains on, and the checkpoint opens in a fresh module with the same answers."""
     module = make()

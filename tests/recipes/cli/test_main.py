@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from cases.paths import ROOT
+from cases.sampling import one_in
 from lightning.pytorch.cli import LightningArgumentParser
 
 from prunerecover.recipes.cli.lightning_cli import PlanTrainer, RecipeCLI
@@ -124,8 +125,7 @@ def test_a_recipe_by_name_parses(capsys: pytest.CaptureFixture[str]) -> None:
     assert yaml.safe_load(capsys.readouterr().out)["model"]["class_path"].endswith("DigitsClassifier")
 
 
-@pytest.mark.parametrize("name", recipe_names())
-@pytest.mark.parametrize("command", ["fit", "test", "plan"])
+@pytest.mark.parametrize(("name", "command"), one_in(2, itertools.product(recipe_names(), ["fit", "test", "plan"])))
 @pytest.mark.usefixtures("in_tmp")
 def test_every_recipe_parses_for_every_command(
     name: str, command: str, parser: LightningArgumentParser, capsys: pytest.CaptureFixture[str]

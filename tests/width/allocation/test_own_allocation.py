@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases.models.tiny import tiny_mixture
+from cases.sampling import one_in
 from cases.width.own import least_of_each
 from cases.width.plan_width import cnn, labelled_batches, vit
 from cases.width.width_prune import fit, prune
@@ -41,8 +42,12 @@ def test_a_callable_decides_what_goes() -> None:
     assert plan.made_by.method == "width/least_of_each"
 
 
-@pytest.mark.parametrize(("rule", "name"), [(uniform, "uniform"), (global_ranking, "global"), (per_cost, "per_cost")])
-@pytest.mark.parametrize("make", [cnn, vit])
+RULES = {"uniform": uniform, "global": global_ranking, "per_cost": per_cost}
+
+
+@pytest.mark.parametrize(
+    ("make", "rule", "name"), one_in(2, ((make, rule, name) for make in (cnn, vit) for name, rule in RULES.items()))
+)
 def test_our_own_rules_as_callables_plan_as_their_names_do(rule: Any, name: str, make: Callable[[], Any]) -> None:
     """Also where kinds are weighed, which is part of `per_cost` by name and as a function."""
     assert planned(make(), allocation=rule).edits == planned(make(), allocation=name).edits

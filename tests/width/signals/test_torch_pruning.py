@@ -68,7 +68,12 @@ def theirs_of(graph: Any, ours: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:Unwrapped parameters detected")
 @pytest.mark.parametrize(
-    "name", ["option_a_resnet20", "bottlenecks", "vgg", "densenet", "mobilenet_v2", "convnext", "deit"]
+    "name",
+    [
+        "option_a_resnet20",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("bottlenecks", "densenet")),
+        *("vgg", "mobilenet_v2", "convnext", "deit"),
+    ],
 )
 def test_scores_are_the_librarys_own(name: str) -> None:
     """All groups have the same members; a unit of several channels, such as a head, has their mean."""

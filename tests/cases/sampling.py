@@ -1,0 +1,24 @@
+"""Long lists of cases of one fact: some with every run of the tests, the others with the slow ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def one_in(step: int, cases: Iterable[Any]) -> list[Any]:
+    """Mark all but every `step`-th case as slow; tuples are the values of several arguments.
+
+    Cases with marks of their own keep those, and are not counted. For a product of lists, a step without a common
+    divisor with the lengths of the inner lists takes every value of each.
+    """
+    found: list[Any] = [*cases]
+    plain = [case for case in found if not isinstance(case, type(pytest.param()))]
+    often = [case for i, case in enumerate(plain) if i % step == 0]
+    for place, case in enumerate(found):
+        if case in plain:
+            values = case if isinstance(case, tuple) else (case,)
+            found[place] = pytest.param(*values, marks=() if case in often else pytest.mark.slow)
+    return found
