@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 META = torch.device("meta")
+REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
@@ -58,8 +60,9 @@ def _copy(model: nn.Module, tensor_of: Callable[[Tensor], Tensor]) -> nn.Module:
         for name, value in vars(module).items():
             if "hooks" in name and isinstance(value, dict):
                 memo[id(value)] = OrderedDict()
-            elif isinstance(value, Tensor) and not value.is_leaf:  # a weight that a mask or weight_norm computes
-                memo[id(value)] = tensor_of(value)
+            elif name not in REGISTERED:  # weights that a mask or weight_norm computes, and what modules cache
+                computed = (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and not leaf.is_leaf)
+                memo |= {id(tensor): tensor_of(tensor) for tensor in computed}
     new = copy.deepcopy(model, memo)
     for module in new.modules():
         vars(module).pop("_compiled_call_impl", None)

@@ -1,7 +1,8 @@
 """Run a model without leaving a trace: evaluation mode, no gradients, and everything put back afterwards.
 
-Put back are the train/eval mode of every module, the buffers (also those that a forward pass adds or exchanges) and the
-random state of the CPU and of the GPUs that hold the model. Parameters are not copied: no forward pass writes them.
+Put back are the train/eval mode of every module, the buffers (also those that a forward pass adds or exchanges), what
+is in dictionaries that modules use as caches, and the random state of the CPU and of the GPUs that hold the model.
+Parameters are not copied: no forward pass writes them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+NO_CACHES = frozenset(vars(nn.Module()))  # the dictionaries of every module
 
 
 @contextmanager
@@ -29,6 +33,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
     modules = [module for model in models for module in model.modules()]
     modes = [module.training for module in modules]
     buffers = [{name: (b, _copy(b)) for name, b in module._buffers.items()} for module in modules]
+    caches = [(cache, dict(cache)) for module in modules for cache in _caches(module)]
     try:
         with torch.random.fork_rng(devices=_cuda_devices(*models)), torch.no_grad():
             for model in models:
@@ -38,6 +43,9 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
         for module, mode, kept in zip(modules, modes, buffers, strict=True):
             module.training = mode
             _restore_buffers(module, kept)
+        for cache, entries in caches:
+            cache.clear()
+            cache.update(entries)
 
 
 @contextmanager
@@ -77,6 +85,10 @@ def device_of(model: nn.Module) -> torch.device:
     """
     first = next(chain(model.parameters(), model.buffers()), None)
     return torch.device("cpu") if first is None else first.device
+
+
+def _caches(module: nn.Module) -> list[dict[Any, Any]]:
+    return [value for name, value in vars(module).items() if type(value) is dict and name not in NO_CACHES]
 
 
 def _copy(buffer: Tensor | None) -> Tensor | None:
