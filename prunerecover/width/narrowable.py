@@ -28,7 +28,7 @@ from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.cost_model import CostModel, cost_model
 from prunerecover.width.allocation.equal_layers import alike
 from prunerecover.width.allocation.greedy_fill import Removed
-from prunerecover.width.allocation.measured_share import Shares
+from prunerecover.width.allocation.measured_share import SavedOn, Shares
 from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
 from prunerecover.width.groups.counted import warn_of_counted
@@ -141,12 +141,22 @@ class NarrowableNetwork:
             unit=min((saved for saved in units if saved), default=full) / full,
         )
 
-    def macs_saved_on(self, removed: Removed, replace: WidthReplace) -> tuple[float, float]:
-        """Return the share of the MACs that an allocation saves on the first calibration sample, and on the last."""
-        network, batch = self._narrowed(removed, replace), self._inputs(self.batches[-1])
-        last = batch.select(torch.tensor([batch.n_samples - 1]))
-        first = 1 - count_macs(network, self.example) / self.costs.full.macs
-        return first, 1 - count_macs(network, last) / count_macs(self.model, last)
+    def macs_saved(self, removed: Removed, replace: WidthReplace) -> SavedOn:
+        """Return the share of the MACs that an allocation saves on several inputs."""
+        network, first, batch = self._narrowed(removed, replace), self.first_batch(), self._inputs(self.batches[-1])
+
+        def saved(inputs: ModelInputs, dense: int) -> float:
+            return 1 - count_macs(network, inputs) / dense
+
+        last, whole = batch.select(torch.tensor([batch.n_samples - 1])), count_macs(self.model, first)
+        sample = saved(self.example, self.costs.full.macs)
+        proportional = whole == first.n_samples * self.costs.full.macs
+        return SavedOn(
+            first=sample,
+            last=saved(last, count_macs(self.model, last)),
+            batch=sample if proportional else saved(first, whole),
+            samples=first.n_samples,
+        )
 
     def _narrowed(self, removed: Removed, replace: WidthReplace) -> nn.Module:
         network = share_copy(self.model)

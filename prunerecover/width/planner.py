@@ -36,7 +36,7 @@ from prunerecover.width.allocation.kind_weights import (
     weighted,
 )
 from prunerecover.width.allocation.latency_budget import macs_for_latency
-from prunerecover.width.allocation.measured_share import Shares, meet_measured, warn_if_data_decide
+from prunerecover.width.allocation.measured_share import Shares, meet_measured, warn_if_inputs_decide
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
 from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.groups.unit_slices import Scores, removal_positions
@@ -159,7 +159,7 @@ class WidthPlanner:
 
         found = meet_measured(cost, wanted, removed_at, shares_of)
         if cost == "macs":
-            warn_if_data_decide(*self.network.macs_saved_on(found[0], rule.replace))
+            warn_if_inputs_decide(self.network.macs_saved(found[0], rule.replace))
         return found
 
     def _removed(self, budget: Budget | None, rule: WidthRule, weighing: KindWeights) -> tuple[Removed, dict[str, Any]]:

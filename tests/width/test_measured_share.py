@@ -100,6 +100,27 @@ def test_share_that_is_another_on_another_sample_is_told_with_both() -> None:
     assert f"but {last:.1%} on the last one" in str(caught[-1].message)
 
 
+class Positions(nn.Module):
+    """Projects a table of positions once per call, however many samples there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(16, 16))
+        self.project, self.enter, self.leave = nn.Linear(16, 16), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.enter(x).relu()) + self.project(self.table).mean(0)
+
+
+def test_share_of_a_batch_that_is_another_than_of_a_sample_is_told_with_both() -> None:
+    model, batch = Positions(), torch.randn(8, 16)
+    with pytest.warns(
+        UserWarning, match=r"removes 20.\d% of the macs of one sample, but (\S+)% of those of a batch of 8"
+    ) as told:
+        plan = plan_width(model, Budget(macs=0.2), batches=[batch, batch], protection="magnitude")
+    assert f"but {saved(model, plan, batch):.1%} of those" in str(told[0].message)
+
+
 def test_sequences_of_other_lengths_save_about_the_same() -> None:
     torch.manual_seed(0)
     config = transformers.DistilBertConfig(vocab_size=64, dim=32, n_layers=2, hidden_dim=64, n_heads=4, num_labels=3)

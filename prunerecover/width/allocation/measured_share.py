@@ -37,6 +37,23 @@ class Shares:
 
 
 @dataclass(frozen=True)
+class SavedOn:
+    """What a plan saves of the MACs of several inputs, as shares of the whole.
+
+    Attributes:
+        first: Of the first calibration sample, which the plan is made for.
+        last: Of the last one.
+        batch: Of the first batch as it is.
+        samples: How many samples that has.
+    """
+
+    first: float
+    last: float
+    batch: float
+    samples: int
+
+
+@dataclass(frozen=True)
 class _Trial(Generic[Found]):
     asked: float
     found: Found
@@ -92,18 +109,20 @@ def _nearest(wanted: float, allocate: Callable[[float], Found], shares_of: Calla
     return best
 
 
-def warn_if_data_decide(first: float, last: float) -> None:
-    """Warn if a plan saves another share of the MACs on one sample than on another.
-
-    Args:
-        first: Measured on the first calibration sample, which the plan is made for.
-        last: Measured on the last one.
-    """
-    if abs(first - last) > FAR:
+def warn_if_inputs_decide(saved: SavedOn) -> None:
+    """Warn if a plan saves another share of the MACs on other inputs than the sample that it is made for."""
+    if abs(saved.first - saved.last) > FAR:
         warnings.warn(
-            f"The plan removes {first:.1%} of the macs on the first calibration sample, but {last:.1%} on the last "
-            "one: how often layers run depends on the data, such as on how many objects the model detects or how long "
-            "a text is. Measure on data of yours once the model is trained, or ask for a budget of params.",
+            f"The plan removes {saved.first:.1%} of the macs on the first calibration sample, but {saved.last:.1%} on "
+            "the last one: how often layers run depends on the data, such as on how many objects the model detects or "
+            "how long a text is. Measure on data of yours once the model is trained, or ask for a budget of params.",
+            stacklevel=2,
+        )
+    elif abs(saved.first - saved.batch) > 2 * POINT:
+        warnings.warn(
+            f"The plan removes {saved.first:.1%} of the macs of one sample, but {saved.batch:.1%} of those of a batch "
+            f"of {saved.samples}: part of what the model computes is the same for any number of samples. Ask for a "
+            "budget whose share of a batch suits you, if batches are what you run.",
             stacklevel=2,
         )
 
