@@ -16,8 +16,8 @@ from prunerecover.callbacks.distillation.student import Student
 from prunerecover.callbacks.distillation.teacher import copy_dense, load_teacher, open_teacher, save_teacher
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.model.arguments import check_flag
 from prunerecover.model.batches import ModelInputs, call, predictions_of
-from prunerecover.model.checks import check_flag
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan

@@ -16,7 +16,7 @@ from prunerecover.callbacks.ledger.optimizer_groups import check_held
 from prunerecover.callbacks.pruning import SHARDED, PruningCallback
 from prunerecover.callbacks.surgery.adapters import inject_adapters_in_trainer, merge_adapters_in_trainer
 from prunerecover.callbacks.surgery.artifacts import artifact_folder, is_dry_run, save_merged
-from prunerecover.model.checks import check_seed
+from prunerecover.model.arguments import check_seed
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.recovery.lora import LoraSettings, plan_adapters
 

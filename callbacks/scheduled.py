@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
+from prunerecover.callbacks.arguments import check_whole
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
@@ -64,10 +65,7 @@ class ScheduledCallback(LedgerCallback):
             raise TypeError(f"Expected argument plan to be a Plan or the path of one, but got {type(plan).__name__}.")
         if merge not in ("copy", "at_surgery", "never"):
             raise ValueError(f"Expected argument merge to be 'copy', 'at_surgery' or 'never', but got '{merge}'.")
-        if isinstance(calibration, bool) or not isinstance(calibration, int):
-            raise TypeError(f"Expected argument calibration to be a whole number of samples, but got {calibration!r}.")
-        if calibration < 1:
-            raise ValueError(f"Expected argument calibration to be at least 1 sample, but got {calibration}.")
+        check_whole("calibration", calibration, 1)
         self.budget = budget
         self.plan = plan if isinstance(plan, Plan) else None
         self._plan_file = Path(plan) if isinstance(plan, str | Path) else None
@@ -97,7 +95,7 @@ class ScheduledCallback(LedgerCallback):
 
         Args:
             network: That will be pruned.
-            budget: Of the next surgery; None: there is no budget, or other surgeries come before and change its terms.
+            budget: Of all surgeries together; None: there is none, or other surgeries come before and change its terms.
             batches: Returns the first calibration batch, in a list.
         """
 
@@ -179,12 +177,12 @@ class ScheduledCallback(LedgerCallback):
         return events[len(ledger.made_by(me)) :]
 
     def _check_ahead(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Have `check_feasible` look at the next surgery, if it is still to come and its network is there already."""
+        """Have `check_feasible` look at all that is to go, before the first surgery and if one is still to come."""
         ledger = Ledger.of(pl_module)
-        if self.plan is not None or ledger.from_checkpoint or is_dry_run(trainer):
+        if self.plan is not None or ledger.from_checkpoint or is_dry_run(trainer) or ledger.made_by(self._key(trainer)):
             return
         left = self._due_surgeries(trainer, pl_module)
-        if not left or left[0][0] <= trainer.current_epoch:
+        if not left or left[-1][0] <= trainer.current_epoch:
             return
         target = self.find(pl_module)
         if target in ledger.adapters:
@@ -193,7 +191,7 @@ class ScheduledCallback(LedgerCallback):
         alone = all(e > left[0][0] for other in others for e, _ in other._due_surgeries(trainer, pl_module)[:1])
         with isolated(), planning_progress(trainer, f"{self._name}: checking"):
             first = partial(capture_inputs, trainer, pl_module, target, self.calibration, self.seed, most=1)
-            self.check_feasible(unwrap(get_module(pl_module, target)), left[0][1] if alone else None, first)
+            self.check_feasible(unwrap(get_module(pl_module, target)), left[-1][1] if alone else None, first)
 
     @property
     def _name(self) -> str:

@@ -18,7 +18,7 @@ from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.pruning import SHARDED, PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
-from prunerecover.model.checks import check_flag
+from prunerecover.model.arguments import check_flag, patterns_of
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
@@ -104,7 +104,7 @@ class WidthPrune(PruningCallback):
             "kinds": (kinds,) if isinstance(kinds, str) else tuple(kinds),
             "replace": replace,
             "equal_layers": equal_layers,
-            "ignore": (ignore,) if isinstance(ignore, str) else tuple(ignore),
+            "ignore": patterns_of(ignore),
         }
         if plan is not None:
             check_alone(WidthPrune, {**planning, "loss": loss, "labels": labels})

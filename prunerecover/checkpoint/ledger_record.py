@@ -79,8 +79,8 @@ class SurgeryEvent(_Record):
         parts: dict[str, list[str]] = {}
         for kind, count in self.removed.items():
             total = self.there.get(kind)
-            plural = f"{kind}s"
-            what = f"{count} {kind if count == 1 else plural}" if not total else f"{count / total:.0%} of {plural}"
+            share = f"{100 * count / total:.3g}% of {kind}s" if total else ""
+            what = share or f"{count} {kind}{'' if count == 1 else 's'}"
             parts.setdefault(TRAITS[kind].dimension if kind in TRAITS else "other", []).append(what)
         if not parts:
             return f"{len(self.units)} units removed"

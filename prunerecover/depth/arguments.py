@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
 from prunerecover.calibration.calibrator import REPLACEMENTS
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance, RegisteredImportance, importance_of
-from prunerecover.model.checks import check_seed
+from prunerecover.model.arguments import check_seed, patterns_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.units import Unit
@@ -94,20 +94,3 @@ def check_ignore(ignore: Sequence[str], units: Sequence[Unit]) -> None:
                 f"Expected argument ignore to match units such as {units[0].name}, but '{pattern}' matches none. "
                 "List the names with find_units(model)."
             )
-
-
-def patterns_of(ignore: Sequence[str]) -> tuple[str, ...]:
-    """Return shell patterns as a tuple, of one where there is one alone.
-
-    Raises:
-        TypeError: If these are no patterns.
-    """
-    if isinstance(ignore, str):
-        return (ignore,)
-    patterns = tuple(ignore) if isinstance(ignore, Iterable) else (ignore,)
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise TypeError(
-            f"Expected argument ignore to be shell patterns of unit names, but got {ignore!r}. "
-            'For example ignore=["blocks.0.*"], or ignore=() for none.'
-        )
-    return patterns

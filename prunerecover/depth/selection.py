@@ -84,7 +84,7 @@ def check_reached(order: Sequence[Unit], cost: str, share: float, most: float) -
     """
     if most < share:
         raise ValueError(
-            f"Expected units that hold {share:.0%} of the {cost}, but all {len(order)} that may go hold {most:.1%}. "
+            f"Expected units that hold {share:.1%} of the {cost}, but all {len(order)} that may go hold {most:.1%}. "
             "Lower the budget, or ignore fewer units."
         )
 

@@ -80,22 +80,3 @@ def _check_plain(path: str, module: nn.Module) -> None:
                 f"Expected weights that are parameters, but '{path}' computes '{stem}' by weight_norm. Fold it first: "
                 f"torch.nn.utils.remove_weight_norm(module, '{stem}')."
             )
-
-
-def check_seed(seed: int) -> None:
-    """Raise TypeError unless the seed is a whole number."""
-    if not isinstance(seed, int):
-        raise TypeError(
-            f"Expected argument seed to be a whole number, but got {type(seed).__name__}. For example seed=0."
-        )
-
-
-def check_flag(name: str, value: bool | None) -> None:
-    """Raise TypeError unless an argument is True, False or None: any string would count as True.
-
-    Args:
-        name: Of the argument.
-        value: What was given.
-    """
-    if not isinstance(value, bool | None):
-        raise TypeError(f"Expected argument {name} to be True or False, but got {value!r}.")

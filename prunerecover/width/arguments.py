@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from prunerecover.importance.context import Loss
-from prunerecover.model.checks import check_flag, check_seed
+from prunerecover.model.arguments import check_flag, check_seed, patterns_of
 from prunerecover.plan.budget import Budget
 from prunerecover.width.allocation.by_saliency import uniform
 from prunerecover.width.allocation.greedy_fill import kind_of
@@ -131,8 +131,8 @@ class WidthConfig(WidthRule):
     def __post_init__(self) -> None:
         """Check the arguments, and take a single kind or pattern for a list of one."""
         super().__post_init__()
-        for name, value in (("kinds", self.kinds), ("ignore", self.ignore)):
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        object.__setattr__(self, "kinds", (self.kinds,) if isinstance(self.kinds, str) else tuple(self.kinds))
+        object.__setattr__(self, "ignore", patterns_of(self.ignore))
         check_kinds(self.kinds)
         check_seed(self.seed)
         check_flag("equal_layers", self.equal_layers)

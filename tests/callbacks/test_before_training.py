@@ -57,13 +57,21 @@ CHECKED = {
         lambda: WidthPrune(Budget(macs=0.99), calibration=8, schedule={"start": 1, "every": 1, "times": 1}),
         "the groups can meet, 99.0% of the macs",
     ),
+    "width, in several steps from the start": (
+        lambda: WidthPrune(Budget(macs=0.99), calibration=8, schedule={"every": 1, "times": 2}),
+        "the groups can meet, 99.0% of the macs",
+    ),
+    "depth, in several steps from the start": (
+        lambda: DepthPrune(Budget(macs=0.99), calibration=8, schedule={"every": 1, "times": 2}),
+        "units that hold 99.0% of the macs, but all .* that may go hold [0-9.]+%",
+    ),
     "depth, MACs": (
         lambda: DepthPrune(Budget(macs=0.99), **LATE),
-        "units that hold 99% of the macs, but all .* that may go hold [0-9.]+%",
+        "units that hold 99.0% of the macs, but all .* that may go hold [0-9.]+%",
     ),
     "depth, parameters": (
         lambda: DepthPrune(Budget(params=0.6), ignore=["blocks.0*", "blocks.1*", "blocks.2*"], **LATE),
-        "units that hold 60% of the params, but all .* that may go hold [0-9.]+%",
+        "units that hold 60.0% of the params, but all .* that may go hold [0-9.]+%",
     ),
     "depth, importance": (
         lambda: DepthPrune(Budget(params=0.3), importance="magnitude", **LATE),
@@ -169,7 +177,7 @@ def test_a_network_without_depth_names_width(tmp_path: Path) -> None:
     [
         (lambda: DistillRecover(alpha="0.5"), "Expected argument alpha to be a number, but got '0.5'"),
         (lambda: DistillRecover(temperature="2"), "Expected argument temperature to be a number, but got '2'"),
-        (lambda: prune(calibration="64"), "calibration to be a whole number of samples, but got '64'"),
+        (lambda: prune(calibration="64"), "calibration to be a whole number, but got '64'"),
         (lambda: Budget(macs="0.3"), "a removed share as a number, but got '0.3'"),
     ],
 )

@@ -52,7 +52,7 @@ def test_unknown_kind():
         ({"replace": "none"}, "Expected argument replace to be one of calibrated, zero, identity, but got 'none'"),
         ({"search": "random"}, "Expected argument search to be one of one_shot, greedy, but got 'random'"),
         ({"merge": "always"}, "Expected argument merge to be 'copy', 'at_surgery' or 'never', but got 'always'"),
-        ({"calibration": 0}, "Expected argument calibration to be at least 1 sample, but got 0"),
+        ({"calibration": 0}, "Expected argument calibration to be at least 1, but got 0"),
         ({"schedule": {"start": -1}}, "Expected argument start to be an epoch >= 0, but got -1"),
         ({"schedule": -1}, "Expected argument start to be an epoch >= 0, but got -1"),
         ({"schedule": {"every": 0, "step": 1}}, "Expected argument every to be at least 1, but got 0"),

@@ -108,7 +108,7 @@ def test_importance_of_one_kind_may_fill_a_share_of_cost() -> None:
 
 
 def test_share_that_cannot_be_met_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"units that hold 90% of the macs, but all 4 that may go hold"):
+    with pytest.raises(ValueError, match=r"units that hold 90.0% of the macs, but all 4 that may go hold"):
         plan_depth(
             build("timm"), Budget(macs=0.9), batches=batches_of("timm"), replace="zero", ignore=["blocks.?", "*.mlp*"]
         )

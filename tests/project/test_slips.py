@@ -82,7 +82,7 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "plan_depth with a number of units": (lambda m: depth(m, remove=3), "remove as numbers per kind, .* but got 3"),
     "plan_depth with counts in words": (lambda m: depth(m, remove={"attention": "1"}), "a whole number .* but got '1'"),
     "plan_depth with ignore=None": (lambda m: depth(m, ignore=None), "ignore to be shell patterns .* but got None"),
-    "plan_depth with a seed in words": (lambda m: depth(m, seed="a"), "seed to be a whole number, but got str"),
+    "plan_depth with a seed in words": (lambda m: depth(m, seed="a"), "seed to be a whole number, but got 'a'"),
     "plan_depth with a named loss": (
         lambda m: depth(m, importance="taylor", loss="mse"),
         r"loss to be a callable f\(model, batch\), but got str",
@@ -106,7 +106,7 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
         lambda m: width(m, None, allocation="tolerance", tolerance="0.3"),
         "tolerance as a number, but got '0.3'",
     ),
-    "plan_width with a seed in words": (lambda m: width(m, seed="0"), "seed to be a whole number, but got str"),
+    "plan_width with a seed in words": (lambda m: width(m, seed=True), "seed to be a whole number, but got True"),
     "plan_width with a flag in words": (
         lambda m: width(m, equal_layers="no"),
         "equal_layers to be True or .* got 'no'",
@@ -121,14 +121,19 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
         "start of a schedule .* but got '3'",
     ),
     "DepthPrune with samples in words": (lambda _: prune(calibration="64"), "calibration to be a whole .* got '64'"),
-    "DepthPrune with a seed in words": (lambda _: prune(seed="0"), "seed to be a whole number, but got str"),
+    "DepthPrune with a seed in words": (lambda _: prune(seed="0"), "seed to be a whole number, but got '0'"),
     "WidthPrune with a share": (lambda _: WidthPrune("0.3"), r"budget to be a Budget, but got str. Use Budget\(macs"),  # type: ignore[arg-type]
     "WidthPrune with epochs in words": (
         lambda _: narrow(schedule="3"),
         "schedule to be a PruneSchedule, .* but got '3'",
     ),
     "WidthPrune with samples in words": (lambda _: narrow(calibration="64"), "calibration to be a whole .* got '64'"),
-    "WidthPrune with a seed in words": (lambda _: narrow(seed="0"), "seed to be a whole number, but got str"),
+    "WidthPrune with a number to ignore": (
+        lambda _: narrow(ignore=5),
+        "ignore to be shell patterns of names, but got 5",
+    ),
+    "WidthPrune with numbers to ignore": (lambda _: narrow(ignore=[3]), r"ignore to be shell .* but got \[3\]"),
+    "WidthPrune with a seed in words": (lambda _: narrow(seed=False), "seed to be a whole number, but got False"),
     "WidthPrune with flags in words": (lambda _: narrow(equal_layers="no"), "equal_layers to be True or .* got 'no'"),
     "WidthPrune without reconstruction": (lambda _: narrow(reconstruct="no"), "reconstruct to be True or .* got 'no'"),
     "WidthPrune with a tolerance in words": (
@@ -137,7 +142,7 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     ),
     "LoRARecover with a rank in words": (lambda _: LoRARecover(rank="many"), "rank of LoRARecover .* got 'many'"),  # type: ignore[arg-type]
     "LoRARecover with a start in words": (lambda _: LoRARecover(start="1"), "start to be a whole number, but got '1'"),  # type: ignore[arg-type]
-    "LoRARecover with a seed in words": (lambda _: LoRARecover(seed="1"), "seed to be a whole number, but got str"),  # type: ignore[arg-type]
+    "LoRARecover with a seed in words": (lambda _: LoRARecover(seed="1"), "seed to be a whole number, but got '1'"),  # type: ignore[arg-type]
     "LoRARecover before any epoch": (lambda _: LoRARecover(start=-1), "start to be at least 0, but got -1"),
     "DistillRecover with alpha in words": (
         lambda _: DistillRecover(alpha="0.5"),
