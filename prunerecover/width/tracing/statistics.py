@@ -76,12 +76,12 @@ def note_numbers(trace: Trace, operation: Operation, *, elementwise: bool) -> No
         operation: That was run.
         elementwise: Whether all numbers among its arguments are operands.
     """
-    numbers = tuple(float(n) for n in _numbers(operation, elementwise) if type(n) in (int, float))
+    numbers = tuple(float(n) for n in _operands(operation, elementwise) if type(n) in (int, float))
     if numbers:
         trace.arithmetic.append(Arithmetic(operation.name, trace.path, numbers))
 
 
-def _numbers(operation: Operation, elementwise: bool) -> list[Any]:
+def _operands(operation: Operation, elementwise: bool) -> list[Any]:
     if elementwise:
         return tree_leaves((operation.args, operation.kwargs))
     if operation.name in VALUES:

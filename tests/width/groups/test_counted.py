@@ -166,3 +166,40 @@ def test_numbers_that_follow_the_data_count_nothing() -> None:
     found = find_groups(Chosen(), torch.randn(9, 4))
     assert names(found) == {"first", "third"}
     assert not found.counted
+
+
+class Detector(nn.Module):
+    """How many rows it reads of what it saw depends on the values; a norm takes its statistics over the units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(1, 16), nn.Conv2d(16, 24, 1)
+        self.score, self.third, self.last = nn.Conv2d(24, 1, 1), nn.Linear(24, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.second(self.norm(self.first(x)).relu()).relu()
+        scores = self.score(seen).flatten(1)
+        rows = seen.flatten(2).transpose(1, 2)[scores > scores.mean()]
+        return self.last(self.third(rows).relu()).sum(0) / max(len(rows), 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_numbers_that_data_decide_behind_a_norm_count_nothing(seed: int) -> None:
+    torch.manual_seed(seed)
+    found = find_groups(Detector(), torch.randn(2, 3, 12, 12))
+    assert names(found) == {"first", "second", "third"}
+    assert not found.counted
+
+
+def test_units_are_counted_though_the_data_decide_which_operations_are_run() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Conv2d(3, 8, 1), images(2).float()
+    total = float(net(x).detach().abs().sum())
+
+    def how(hidden: Hidden, y: Tensor) -> Tensor:
+        y = y * 2.0 if y.abs().sum() > 0.95 * total else y
+        return y / y.shape[1] ** 0.5
+
+    whole = Hidden(how)
+    whole.first = net
+    assert [one.operation for one in find_groups(whole, x).counted] == ["div in the model itself"]
