@@ -40,6 +40,10 @@ COUNTED: dict[str, tuple[How, str]] = {
     "attribute": (lambda net, y: y / net.first.out_channels, "div in the model itself"),
     "weight": (lambda net, y: y ** net.first.weight.shape[0], "pow in the model itself"),
     "tensor": (lambda net, y: y / torch.sqrt(torch.tensor(y.shape[1])), "lift_fresh in the model itself"),
+    "tensor of several": (lambda net, y: y / torch.tensor([y.shape[1], 2])[0], "lift_fresh in the model itself"),
+    "logsumexp": (lambda net, y: y - y.logsumexp(1, keepdim=True), "logsumexp in the model itself"),
+    "prod": (lambda net, y: y + (y + 1).prod(1, keepdim=True), "prod in the model itself"),
+    "rms by norm": (lambda net, y: y / (y.norm(dim=1, keepdim=True) * y.shape[1] ** -0.5), "mul in the model itself"),
     "full": (lambda net, y: y / torch.full((), float(y.shape[1])), "full in the model itself"),
     "sum over size": (lambda net, y: y - F.relu(y.sum(1, keepdim=True) / y.shape[1]), "div in the model itself"),
     "mean gates by convolution": (
@@ -106,12 +110,22 @@ def test_network_of_counted_units_alone_is_refused_with_the_operation() -> None:
         find_groups(net, torch.zeros(1, 4))
 
 
+def test_groups_that_are_all_ignored_are_told_with_those_that_are_counted() -> None:
+    net, x = Hidden(COUNTED["size"][0]), images(2).float()
+    with pytest.raises(ValueError, match=r"but all 3 are ignored\.$"):
+        find_groups(net, x, ignore=["first", "second", "third"])
+    with pytest.raises(ValueError, match=r"but all 2 are ignored\. Operations that count units: div in the model"):
+        find_groups(net, x, ignore=["second", "third"])
+
+
 UNCOUNTED: dict[str, How] = {
     "a number of its own": lambda net, y: y / 8**0.5,
     "sum": lambda net, y: y * y.sum(1, keepdim=True) / 8,
     "unit length": lambda net, y: F.normalize(y, dim=1),
     "mean over positions": lambda net, y: y * y.mean((2, 3), keepdim=True) / y.shape[2],
     "mean over samples": lambda net, y: y - y.mean(0, keepdim=True) / y.shape[0],
+    "largest after a ReLU": lambda net, y: y.relu() * y.relu().amax(1, keepdim=True),
+    "logsumexp over positions": lambda net, y: y * y.logsumexp((2, 3), keepdim=True),
     "position in the middle": lambda net, y: y * y[:, :, y.shape[2] // 2, None],
 }
 
