@@ -28,9 +28,9 @@ by that number (`y.sum(1) / y.shape[1]`). `plan_width` narrows the rest, and its
 operation.
 
 Some counting is not noticed: by tensors (`torch.ones_like(y).sum(1)`), by numbers that stay the same with a few units
-less (`y.shape[1] // 100`), by a mean over units that gates these units and so looks like a norm
-(`y * y.mean(1, keepdim=True).sigmoid()`), and by `amax` or `amin` where zeros would be the largest or smallest, as
-they are not for `amax` after a ReLU.
+less (`y.shape[1] // 100`) or follow the data as well (`y.max().item() * y.shape[1]`), by a mean over units that gates
+these units and so looks like a norm (`y * y.mean(1, keepdim=True).sigmoid()`), and by `amax` or `amin` where zeros
+would be the largest or smallest, as they are not for `amax` after a ReLU.
 """
 
 

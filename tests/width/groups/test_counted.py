@@ -217,3 +217,12 @@ def test_units_are_counted_though_the_data_decide_which_operations_are_run() -> 
     whole = Hidden(how)
     whole.first = net
     assert [one.operation for one in find_groups(whole, x).counted] == ["div in the model itself"]
+
+
+def test_units_are_counted_by_code_that_fails_where_all_are_zero() -> None:
+    def how(net: Hidden, y: Tensor) -> Tensor:
+        if not y.any():
+            raise ValueError("nothing is seen")
+        return y / y.shape[1]
+
+    assert [one.group.name for one in find_groups(Hidden(how), images(2).float()).counted] == ["first"]
