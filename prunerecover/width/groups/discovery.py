@@ -125,11 +125,8 @@ class _Watched:
 
 def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
     inputs = inputs.to(device_of(model))
-    with (
-        progress("tracing the network"),
-        uncompiled(),
-        evaluating(model),
-    ):  # in training mode, parametrizations change whenever they are read
+    with progress("tracing the network"), uncompiled(), evaluating(model):
+        # In evaluation mode, for in training parametrizations change whenever they are read.
         twin = share_copy(model)
         rewrites = _first_run(twin, inputs)
         as_convolutions(twin, rewrites)
@@ -160,7 +157,7 @@ def _nothing_found(
     counts = ", ".join(f"{n} of kind {kind}" for kind, n in Counter(group.kind for group in found).items())
     why = f" Operations that are not understood: {', '.join(sorted(unknown))}." if unknown else ""
     if counted:
-        why += f" Operations that count units: {', '.join(sorted({one.operation for one in counted}))}."
+        why += _counting(counted)
     return (
         f"Expected {type(model).__name__} to have groups of kind {', '.join(kinds)}, but it has "
         f"{counts or 'none: no product with weights makes units that only other products read'}.{why}"
@@ -178,8 +175,17 @@ def _without_ignored(
             )
     kept = tuple(group for group in groups if not _ignored(group, ignore))
     if not kept:
-        raise ValueError(f"Expected some groups outside ignore={list(ignore)}, but all {len(groups)} are ignored.")
+        left = [one for one in counted if not _ignored(one.group, ignore)]
+        ignored = len(groups) + len(counted) - len(left)
+        raise ValueError(
+            f"Expected some groups outside ignore={list(ignore)}, but all {ignored} are ignored."
+            f"{_counting(left) if left else ''}"
+        )
     return kept
+
+
+def _counting(counted: Sequence[CountedGroup]) -> str:
+    return f" Operations that count units: {', '.join(sorted({one.operation for one in counted}))}."
 
 
 def _ignored(group: Group, patterns: Sequence[str]) -> bool:

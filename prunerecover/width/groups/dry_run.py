@@ -3,8 +3,8 @@
 What a forward pass ties together does not tell where its code has sizes written out (`x.view(n, 12, 64)`). Narrowed,
 such code fails, or its dimensions come out in other proportions; then the groups it concerns are left out. So are those
 whose size becomes a factor or divisor: a narrowed network is to compute what the dense one does with the same units set
-to zero, which this number would change. The copy must also run in training mode, if the model does: auxiliary heads are
-called there alone.
+to zero, which this number would change (`numbers` tells it from those that follow the data). The copy must also run in
+training mode, if the model does: auxiliary heads are called there alone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,18 @@ from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.counted import CountedGroup, named_operation
-from prunerecover.width.groups.trial_copies import Stays, TensorDim, masked_copy, narrow_copy, positions_that_stay
+from prunerecover.width.groups.numbers import changed_numbers, data_numbers, same_numbers
+from prunerecover.width.groups.trial_copies import (
+    Stays,
+    TensorDim,
+    masked_copy,
+    narrow_copy,
+    positions_that_stay,
+    reweighted_copies,
+)
 from prunerecover.width.tracing.trace import Arithmetic
 from prunerecover.width.tracing.tracer import trace_model
 
-SAME = 1e-5  # relative: numbers that data give, such as a largest value, are rounded
 LEAST_LOST, MOST_LOST = 2, 4  # units of a group that shares no tensor, in the first trial
 
 
@@ -129,27 +136,24 @@ class _Trials:
         return {g for g in kept if _intact(g, kept[g], stays, component, sizes, starts)}
 
     def _counting(self, narrowed: Sequence[Arithmetic], stays: Stays) -> Arithmetic | None:
-        """Return the first operation with a number that follows that of units.
-
-        Numbers that follow the data are the same where units are zero instead.
-        """
-        if _first_changed(self.dense, narrowed) is None:
+        """Return the first operation with a number that follows that of units, not the data; None: there is none."""
+        if same_numbers(self.dense, narrowed):
             return None
-        return _first_changed(trace_model(masked_copy(self.model, stays), self.inputs).arithmetic, narrowed)
-
-
-def _first_changed(dense: Sequence[Arithmetic], narrowed: Sequence[Arithmetic]) -> Arithmetic | None:
-    """Return the first operation with other numbers, if there is one before others are run.
-
-    >>> _first_changed([Arithmetic("div", "", (8.0,))], [Arithmetic("div", "", (6.0,))])
-    Arithmetic(operation='div', path='', numbers=(6.0,))
-    """
-    for one, other in zip(dense, narrowed, strict=False):
-        if (one.operation, one.path, len(one.numbers)) != (other.operation, other.path, len(other.numbers)):
+        masked = _arithmetic(masked_copy(self.model, stays), self.inputs)
+        changed = changed_numbers(narrowed, masked)
+        if not changed:
             return None
-        if not np.allclose(one.numbers, other.numbers, rtol=SAME, atol=0, equal_nan=True):
-            return other
-    return None
+        others = (_arithmetic(copy, self.inputs) for copy in reweighted_copies(self.model, stays))
+        data = data_numbers(masked, (self.dense, *others))
+        return next((narrowed[i] for i, j in changed.items() if j not in data), None)
+
+
+def _arithmetic(model: nn.Module, inputs: ModelInputs) -> Sequence[Arithmetic]:
+    """Return what a model computes with Python numbers; nothing if it fails, as some do that detect nothing."""
+    try:
+        return trace_model(model, inputs).arithmetic
+    except Exception:  # whatever code raises
+        return ()
 
 
 def _trains(model: nn.Module, inputs: ModelInputs) -> bool:
@@ -163,7 +167,7 @@ def _trains(model: nn.Module, inputs: ModelInputs) -> bool:
     return True
 
 
-def _numbers(groups: Sequence[Group]) -> dict[Group, int]:
+def _units_left(groups: Sequence[Group]) -> dict[Group, int]:
     """How many units each group keeps: neighbours lose other numbers, and those that share a tensor ever fewer.
 
     A tensor that code cuts in halves may come out right by accident: with the first half larger by one, or equal. So
@@ -178,7 +182,7 @@ def _trials(groups: Sequence[Group]) -> list[dict[Group, int]]:
 
     In the second they lose none, one and so on, in turn; a single head is not left, for it would fit by broadcasting.
     """
-    first = _numbers(groups)
+    first = _units_left(groups)
     small = [g for g, lost in _losses(groups).items() if g.size - max(lost, MOST_LOST) < _least(g)]
     if all(count == 1 for count in Counter((g.kind, g.size, first[g]) for g in small).values()):
         return [first]

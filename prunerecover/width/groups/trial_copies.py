@@ -1,8 +1,8 @@
-"""Copies of a model in which the last units of groups are gone, or zero: what groups are tried out on."""
+"""Copies of a model in which the last units of groups are gone, zero, or others: what groups are tried out on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,25 @@ def masked_copy(model: nn.Module, stays: Stays) -> nn.Module:
         return tensor.index_fill(dim, _indices(~mask, tensor), 0)
 
     return _copy_with(model, stays, zeroed)
+
+
+def reweighted_copies(model: nn.Module, stays: Stays) -> Iterator[nn.Module]:
+    """Copy a model with other weights of the same sizes: once zero, and once of the other sign.
+
+    Args:
+        model: Is left as it was.
+        stays: Of `positions_that_stay`: the tensors that are changed.
+    """
+
+    def emptied(tensor: Tensor, dim: int, mask: np.ndarray) -> Tensor:
+        return torch.zeros_like(tensor)
+
+    def negated(tensor: Tensor, dim: int, mask: np.ndarray) -> Tensor:
+        return -tensor
+
+    once = {(name, 0): mask for (name, _), mask in stays.items()}  # a tensor may have two dimensions in `stays`
+    yield _copy_with(model, once, emptied)
+    yield _copy_with(model, once, negated)
 
 
 def _indices(mask: np.ndarray, tensor: Tensor) -> Tensor:

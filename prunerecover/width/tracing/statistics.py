@@ -2,12 +2,16 @@
 
 To remove a unit is to set it to zero everywhere, at less cost. Sums do not notice; a mean does, for it divides by
 another number. Norms are the exception: a statistic that goes back to the units that it was taken of, as in a LayerNorm
-or RMSNorm that is written out, is over the units that stay, which is how narrowed norms are understood everywhere.
+or RMSNorm that is written out, is over the units that stay, which is how narrowed norms are understood everywhere. A
+sum divided by the number of units is not known as a mean: its units stay.
 
 A mean, variance or standard deviation over units is followed until it meets them again, element by element. One that
-gets anywhere else (another weight, a concatenation, the output) is noted in `Trace.statistics`. A number that code
-reads off a shape is a plain Python number once it is computed with, so all of these are noted in `Trace.arithmetic`:
-those of a narrowed network are compared with those of the dense one (`groups.dry_run`).
+gets anywhere else (another weight, a concatenation, the output) is noted in `Trace.statistics`, and so is at once what
+units at zero have a part in wherever it goes: a product, or a sum of exponentials. The largest or smallest unit is
+taken as one that stays, as it is after a ReLU; zeros are larger only where all others are negative.
+
+A number that code reads off a shape is a plain Python number once it is computed with, so all of these are noted in
+`Trace.arithmetic`: those of a narrowed network are compared with those of the dense one (`groups.dry_run`).
 """
 
 from __future__ import annotations
@@ -23,21 +27,25 @@ from torch.utils._pytree import tree_leaves
 from prunerecover.width.tracing.operation import Operation
 from prunerecover.width.tracing.trace import Arithmetic, Statistic, Trace
 
-OVER_ALL = ("mean", "var", "var_mean", "std", "std_mean")
+AVERAGES = ("mean", "var", "var_mean", "std", "std_mean")
+OVER_ALL = ("logsumexp", "prod")  # also over units at zero
 VALUES = {"full": (1, "fill_value"), "full_like": (1, "fill_value"), "new_full": (2, "fill_value")}
+FEW = 16
 FACTORS = ("alpha", "beta", "scale")
 
 
 def take_statistics(trace: Trace, operation: Operation, over: Sequence[Tensor]) -> None:
-    """Note that the outputs of an operation are statistics over units, if it divides by their number.
+    """Note that the outputs of an operation are averages over units, or that it counts them wherever it goes.
 
     Args:
         trace: Of the forward pass.
         operation: That reduced dimensions.
         over: Ids of the units that lay along these.
     """
-    if operation.name in OVER_ALL and over:
-        found = tuple(Statistic(ids.flatten(), operation.name, trace.path) for ids in over)
+    found = tuple(Statistic(ids.flatten(), operation.name, trace.path) for ids in over)
+    if operation.name in OVER_ALL:
+        trace.statistics.extend(found)
+    elif operation.name in AVERAGES and found:
         for out in operation.outputs:
             trace.note(out, replace(trace.info(out), statistics=found))
 
@@ -76,19 +84,19 @@ def note_numbers(trace: Trace, operation: Operation, *, elementwise: bool) -> No
         operation: That was run.
         elementwise: Whether all numbers among its arguments are operands.
     """
-    numbers = tuple(float(n) for n in _numbers(operation, elementwise) if type(n) in (int, float))
+    numbers = tuple(float(n) for n in _operands(operation, elementwise) if type(n) in (int, float))
     if numbers:
         trace.arithmetic.append(Arithmetic(operation.name, trace.path, numbers))
 
 
-def _numbers(operation: Operation, elementwise: bool) -> list[Any]:
+def _operands(operation: Operation, elementwise: bool) -> list[Any]:
     if elementwise:
         return tree_leaves((operation.args, operation.kwargs))
     if operation.name in VALUES:
         return [operation.argument(*VALUES[operation.name])]
     if operation.name == "scalar_tensor":
         return [operation.args[0]]
-    if operation.name == "lift_fresh":  # of torch.tensor(number)
+    if operation.name == "lift_fresh":  # of torch.tensor(number), or of a few
         value: Tensor = operation.args[0]
-        return [value.item()] if value.numel() == 1 and value.device.type == "cpu" else []
+        return value.flatten().tolist() if value.numel() <= FEW and value.device.type == "cpu" else []
     return [operation.kwargs[name] for name in FACTORS if name in operation.kwargs]

@@ -20,10 +20,17 @@ Written by `{COMMAND}`, which runs every cell on a small model of the family; th
 block, attention, mlp and activation are removed by `plan_depth`, channel, head, neuron and expert by `plan_width`.
 
 A narrowed network computes what the dense one does with the removed units set to zero, before weights are made to
-take over for them. Norms over units (LayerNorm, RMSNorm and GroupNorm, also those that are written out) take their
-statistics over the units that stay, as is usual. Units that an operation counts in another way stay as they are:
-those whose mean goes into another layer, or whose number, read off a shape, divides something. `plan_width` narrows
-the rest, and its warning names the groups and the operation.
+take over for them. Norms over units take their statistics over the units that stay, as is usual: LayerNorm, RMSNorm and
+GroupNorm, and what is written out with `mean`, `var` or `std`, if it meets the units again element by element. Units
+that an operation counts in another way stay as they are: those whose mean goes into another layer, whose `prod` or
+`logsumexp` is taken, or whose number, read off a shape, divides something; so do those of a norm that divides a sum
+by that number (`y.sum(1) / y.shape[1]`). `plan_width` narrows the rest, and its warning names the groups and the
+operation.
+
+Some counting is not noticed: by tensors (`torch.ones_like(y).sum(1)`), by numbers that stay the same with a few units
+less (`y.shape[1] // 100`) or follow the data as well (`y.max().item() * y.shape[1]`), by a mean over units that gates
+these units and so looks like a norm (`y * y.mean(1, keepdim=True).sigmoid()`), and by `amax` or `amin` where zeros
+would be the largest or smallest, as they are not for `amax` after a ReLU.
 """
 
 

@@ -40,6 +40,10 @@ COUNTED: dict[str, tuple[How, str]] = {
     "attribute": (lambda net, y: y / net.first.out_channels, "div in the model itself"),
     "weight": (lambda net, y: y ** net.first.weight.shape[0], "pow in the model itself"),
     "tensor": (lambda net, y: y / torch.sqrt(torch.tensor(y.shape[1])), "lift_fresh in the model itself"),
+    "tensor of several": (lambda net, y: y / torch.tensor([y.shape[1], 2])[0], "lift_fresh in the model itself"),
+    "logsumexp": (lambda net, y: y - y.logsumexp(1, keepdim=True), "logsumexp in the model itself"),
+    "prod": (lambda net, y: y + (y + 1).prod(1, keepdim=True), "prod in the model itself"),
+    "rms by norm": (lambda net, y: y / (y.norm(dim=1, keepdim=True) * y.shape[1] ** -0.5), "mul in the model itself"),
     "full": (lambda net, y: y / torch.full((), float(y.shape[1])), "full in the model itself"),
     "sum over size": (lambda net, y: y - F.relu(y.sum(1, keepdim=True) / y.shape[1]), "div in the model itself"),
     "mean gates by convolution": (
@@ -106,12 +110,22 @@ def test_network_of_counted_units_alone_is_refused_with_the_operation() -> None:
         find_groups(net, torch.zeros(1, 4))
 
 
+def test_groups_that_are_all_ignored_are_told_with_those_that_are_counted() -> None:
+    net, x = Hidden(COUNTED["size"][0]), images(2).float()
+    with pytest.raises(ValueError, match=r"but all 3 are ignored\.$"):
+        find_groups(net, x, ignore=["first", "second", "third"])
+    with pytest.raises(ValueError, match=r"but all 2 are ignored\. Operations that count units: div in the model"):
+        find_groups(net, x, ignore=["second", "third"])
+
+
 UNCOUNTED: dict[str, How] = {
     "a number of its own": lambda net, y: y / 8**0.5,
     "sum": lambda net, y: y * y.sum(1, keepdim=True) / 8,
     "unit length": lambda net, y: F.normalize(y, dim=1),
     "mean over positions": lambda net, y: y * y.mean((2, 3), keepdim=True) / y.shape[2],
     "mean over samples": lambda net, y: y - y.mean(0, keepdim=True) / y.shape[0],
+    "largest after a ReLU": lambda net, y: y.relu() * y.relu().amax(1, keepdim=True),
+    "logsumexp over positions": lambda net, y: y * y.logsumexp((2, 3), keepdim=True),
     "position in the middle": lambda net, y: y * y[:, :, y.shape[2] // 2, None],
 }
 
@@ -166,3 +180,49 @@ def test_numbers_that_follow_the_data_count_nothing() -> None:
     found = find_groups(Chosen(), torch.randn(9, 4))
     assert names(found) == {"first", "third"}
     assert not found.counted
+
+
+class Detector(nn.Module):
+    """How many rows it reads of what it saw depends on the values; a norm takes its statistics over the units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(1, 16), nn.Conv2d(16, 24, 1)
+        self.score, self.third, self.last = nn.Conv2d(24, 1, 1), nn.Linear(24, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.second(self.norm(self.first(x)).relu()).relu()
+        scores = self.score(seen).flatten(1)
+        rows = seen.flatten(2).transpose(1, 2)[scores > scores.mean()]
+        return self.last(self.third(rows).relu()).sum(0) / max(len(rows), 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_numbers_that_data_decide_behind_a_norm_count_nothing(seed: int) -> None:
+    torch.manual_seed(seed)
+    found = find_groups(Detector(), torch.randn(2, 3, 12, 12))
+    assert names(found) == {"first", "second", "third"}
+    assert not found.counted
+
+
+def test_units_are_counted_though_the_data_decide_which_operations_are_run() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Conv2d(3, 8, 1), images(2).float()
+    total = float(net(x).detach().abs().sum())
+
+    def how(hidden: Hidden, y: Tensor) -> Tensor:
+        y = y * 2.0 if y.abs().sum() > 0.95 * total else y
+        return y / y.shape[1] ** 0.5
+
+    whole = Hidden(how)
+    whole.first = net
+    assert [one.operation for one in find_groups(whole, x).counted] == ["div in the model itself"]
+
+
+def test_units_are_counted_by_code_that_fails_where_all_are_zero() -> None:
+    def how(net: Hidden, y: Tensor) -> Tensor:
+        if not y.any():
+            raise ValueError("nothing is seen")
+        return y / y.shape[1]
+
+    assert [one.group.name for one in find_groups(Hidden(how), images(2).float()).counted] == ["first"]
