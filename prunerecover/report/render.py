@@ -117,7 +117,7 @@ def _clause(moments: Mapping[str, str]) -> str:
 
 def _dense(metric: LoggedMetric) -> str:
     if metric.dense is None:
-        return "dense is not known, for the report saw no validation before the first surgery"
+        return "dense is not known, for it was logged in no validation that the report saw before the first surgery"
     epoch = metric.dense[0]
     return "dense is from " + (
         "the validation before the fit"

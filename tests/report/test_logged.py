@@ -50,14 +50,14 @@ def test_a_validation_before_the_fit_is_the_dense_one():
 def test_without_a_dense_value_the_row_says_so():
     row, text = shown(logged_metrics({"val_acc": points(VALUES, 0)}, 1))
     assert row[1:] == ("not validated", "50.00 after surgery, 85.00 recovered", "")
-    assert "dense is not known, for the report saw no validation before the first surgery" in text
+    assert "dense is not known, for it was logged in no validation that the report saw before" in text
     assert "a Trainer that has the fit's PruneReport and no callback that prunes" in text
 
 
 def test_moments_that_differ_are_said_of_their_metrics():
     rare = [point for point in points(VALUES, 1) if point.epoch > 1]
     _, text = shown(logged_metrics({"val_map": rare, "val_acc": points(VALUES, 1)}, 1))
-    assert "no validation before the first surgery (val_map), dense is from the last validation" in text
+    assert "before the first surgery (val_map), dense is from the last validation" in text
     assert "in epoch 2 (val_map), after surgery is from" in text
     assert "no callback that prunes" not in text
 
