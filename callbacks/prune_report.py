@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.distillation.teacher import copy_dense
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.logged_history import LoggedHistory, logged_in_training, logged_now
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.checkpoint.ledger_record import SurgeryEvent
 from prunerecover.model.batches import ModelInputs
@@ -26,6 +26,8 @@ from prunerecover.report.data import LoggedMetric, SearchCost
 from prunerecover.report.logged import is_share, logged_metrics
 from prunerecover.surgery.merging import merge
 
+LOADER = "/dataloader_idx_"  # Lightning's suffix of what is logged in one of several dataloaders
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -34,7 +36,12 @@ class PruneReport(LedgerCallback):
     """Compare the network before and after pruning (parameters, MACs, latency, memory), with the metrics over epochs.
 
     What the module logs in validation is shown before the first surgery, right after the last one, and at the end. If
-    the surgery comes before any validation, `trainer.validate` before the fit gives the dense network's values.
+    the surgery comes before any validation, validate the dense network first, with the same PruneReport and no callback
+    that prunes, then fit with both:
+
+        report = PruneReport()
+        Trainer(callbacks=[report]).validate(module, datamodule=data)
+        Trainer(callbacks=[WidthPrune(plan="plan.json"), report]).fit(module, datamodule=data)
 
     Args:
         dir: Folder for report.md, report.json, plan.json and the figures; relative to the trainer's default_root_dir.
@@ -42,7 +49,12 @@ class PruneReport(LedgerCallback):
             single supported one.
         samples: Batch size of the measurements.
         pairs: Interleaved pairs of timed passes; 0 skips the timing.
-        metrics: Names of logged metrics to show; None: all that are logged in validation.
+        metrics: Names of logged metrics to show, in validation or in training (up to the epoch's validation); a name
+            stands for those of all dataloaders. None: all that are logged in validation.
+
+    Raises:
+        TypeError: If samples or pairs are no whole numbers, or metrics no names.
+        ValueError: If samples or pairs are too small.
     """
 
     def __init__(
@@ -51,46 +63,52 @@ class PruneReport(LedgerCallback):
         target: str | None = None,
         samples: int = 8,
         pairs: int = 30,
-        metrics: str | Sequence[str] | None = None,
+        metrics: str | Collection[str] | None = None,
     ) -> None:
         check_whole("samples", samples, 1)
         check_whole("pairs", pairs, 0)
         self.dir, self.target, self.samples, self.pairs = Path(dir), target, samples, pairs
-        self.metrics = [metrics] if isinstance(metrics, str) else metrics
-        self.dense: dict[str, float] = {}
-        self.validated: list[str] = []
-        self.history: dict[str, list[tuple[int, float]]] = {}
+        self.metrics = None if metrics is None else _names(metrics)
+        self._logged = LoggedHistory()
         self._example: ModelInputs | None = None
+
+    @property
+    def history(self) -> dict[str, list[tuple[int, float]]]:
+        """Points (epoch, value) of the present fit, by name of the metric."""
+        return self._logged.of_this_fit()
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Expect another fit, unless a checkpoint brings the history of one."""
+        super().setup(trainer, pl_module, stage)
+        self._logged.resumed = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep a batch to measure on."""
         super().on_train_start(trainer, pl_module)
         target = self.network_path(trainer, pl_module)
+        self._logged.begin(_surgeries(pl_module, target))
         self._example = capture_inputs(trainer, pl_module, target, self.samples, seed=0)[0]
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note the metrics of the epoch, those that the module logged at the end of its validation included."""
         super().on_validation_end(trainer, pl_module)
-        if trainer.sanity_checking or trainer._results is None:
+        if trainer.sanity_checking:
             return
-        here = trainer._results.metrics(on_step=False)["callback"]
+        here = logged_now(trainer._results)
         if trainer.state.fn == "validate" and Ledger.of(pl_module).is_dense:
-            self.dense = {name: float(value) for name, value in here.items()}
+            self._logged.dense = here
         elif trainer.state.fn == "fit":
-            self.validated += [name for name in here if name not in self.validated]
-            for name, value in trainer.callback_metrics.items():
-                if name != "removed_units":
-                    self.history.setdefault(name, []).append((trainer.current_epoch, float(value)))
+            done = len(_surgeries(pl_module, self.network_path(trainer, pl_module)))
+            self._logged.add(logged_in_training(trainer) | here, trainer.current_epoch, done)
+            self._logged.note_validated(here)
 
     def state_dict(self) -> dict[str, Any]:
         """Keep the history in checkpoints."""
-        return copy.deepcopy({"history": self.history, "validated": self.validated, "dense": self.dense})
+        return self._logged.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the history of the run that is resumed."""
-        self.history = copy.deepcopy(state_dict["history"])
-        self.validated = list(state_dict.get("validated", ()))
-        self.dense = dict(state_dict.get("dense", {}))
+        self._logged = LoggedHistory.from_state(state_dict)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure and write, on one rank."""
@@ -105,26 +123,28 @@ class PruneReport(LedgerCallback):
         inputs = self._example.to(pl_module.device)
         details = {"history": self.history, "surgeries": [event.to_dict() for event in ledger.events]}
         search = search_cost(plan, ledger.events, target)
-        events = [event for event in ledger.events if event.target == target and event.units]
-        shown = self._shown()
-        logged = logged_metrics({name: self.history[name] for name in shown}, [e.epoch for e in events], self.dense)
+        events = _surgeries(pl_module, target)
+        shown = {name: self._logged.points[name] for name in self._shown()}
+        logged = logged_metrics(shown, len(events), self._logged.dense)
         report = compare(dense, pruned, inputs, plan=plan, search=search, pairs=self.pairs, details=details)
         report = report.model_copy(update={"logged": logged})
-        report.save(folder, figures=self._figures(plan, events, logged))
+        report.save(folder, figures=self._figures(plan, events[self._logged.begun :], logged))
         plan.save(folder / "plan.json")
         rank_zero_info(f"prunerecover: report written to {folder}")
 
     def _shown(self) -> list[str]:
         """Return the names of the metrics that are shown; warn of those that nobody logged."""
         if self.metrics is None:
-            return self.validated
-        missing = [name for name in self.metrics if name not in self.history]
+            return self._logged.validated
+        known = self._logged.points
+        found = {name: [k for k in known if k == name or k.startswith(f"{name}{LOADER}")] for name in self.metrics}
+        missing = [name for name, meant in found.items() if not meant]
         if missing:
             rank_zero_warn(
-                f"Expected PruneReport's metrics among those that are logged ({', '.join(self.history) or 'none'}), "
+                f"Expected PruneReport's metrics among those that are logged ({', '.join(known) or 'none'}), "
                 f"but got {', '.join(missing)}: the report is without. Log it in validation_step, or name another."
             )
-        return [name for name in self.metrics if name in self.history]
+        return [name for meant in found.values() for name in meant]
 
     def _figures(
         self, plan: Plan, events: Sequence[SurgeryEvent], logged: Mapping[str, LoggedMetric]
@@ -132,9 +152,9 @@ class PruneReport(LedgerCallback):
         figures = {"layers": plan.plot()} if plan.removed else {}
         surgeries = [(event.epoch, event.summary) for event in events]
         for name, points in self.history.items():
-            if name in logged or "loss" in name:
+            if name in logged or "loss" in name.lower():
                 before = logged[name].dense if name in logged else None
-                figures[name.replace("/", "_")] = plot_history(
+                figures[f"{name} logged" if name == "layers" else name] = plot_history(
                     {name: points},
                     surgeries,
                     dense=None if before is None else before[1],
@@ -142,6 +162,23 @@ class PruneReport(LedgerCallback):
                     percent=is_share(name, [value for _, value in points]),
                 )
         return figures
+
+
+def _surgeries(module: pl.LightningModule, target: str) -> list[SurgeryEvent]:
+    """Return what has removed something from the network at `target`, in order."""
+    return [event for event in Ledger.of(module).events if event.target == target and event.units]
+
+
+def _names(metrics: str | Collection[str]) -> list[str]:
+    if isinstance(metrics, str):
+        return [metrics]
+    listed = isinstance(metrics, Collection) and not isinstance(metrics, Mapping)
+    if not listed or not all(isinstance(name, str) for name in metrics):
+        raise TypeError(
+            f"Expected argument metrics to be the name of a logged metric or a list of names, but got {metrics!r}. "
+            'Pass what the module logs, such as metrics="val_acc".'
+        )
+    return list(metrics)
 
 
 def search_cost(plan: Plan, events: Sequence[SurgeryEvent], target: str) -> SearchCost | None:

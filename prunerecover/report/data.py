@@ -46,13 +46,14 @@ class LoggedMetric(Record):
 
     Attributes:
         dense: The last one before the first surgery; epoch None: from a validation before the fit. None: there is none.
-        after_surgery: The first one after the last surgery, at the end of an epoch that has trained already.
+        after_surgery: The first one after the last surgery, in an epoch that has trained already; None: the surgery was
+            in a fit before, of which nothing is known.
         last: The last one of the fit.
         share: Whether it is a share, such as an accuracy from 0 to 1, and not a loss or a number of percent.
     """
 
     dense: tuple[int | None, float] | None
-    after_surgery: tuple[int, float]
+    after_surgery: tuple[int, float] | None
     last: tuple[int, float]
     share: bool
 

@@ -7,41 +7,60 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from prunerecover.report.data import LoggedMetric
 
-Points = Sequence[tuple[int, float]]  # epoch and value, in order
+WORD_ENDS = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z](?:[a-z]{2}|[A-Z]|\d))")
+SHARES = r"acc\d*|accuracy|top_?\d+|(?:mean_?|m)?iou|jaccard|f1(?:_?score)?|auc|auroc|precision|recall|dice"
+NO_SHARES = r"loss(?:es)?|err|errors?|gap|diff|difference"
 
-SHARES = re.compile(r"acc|top_?\d|iou|f1|auc|auroc|precision|recall|dice", re.IGNORECASE)
+
+class LoggedPoint(NamedTuple):
+    """A value that was logged, and how pruned the network was.
+
+    Attributes:
+        epoch: Of the fit.
+        value: What was logged.
+        surgeries: How many the network had had, in all fits; None: it was not noted.
+        own: How many of them in this fit.
+        fit: Which one.
+    """
+
+    epoch: int
+    value: float
+    surgeries: int | None = None
+    own: int = 0
+    fit: int = 0
 
 
 def logged_metrics(
-    history: Mapping[str, Points], surgeries: Iterable[int], dense: Mapping[str, float] | None = None
+    history: Mapping[str, Sequence[LoggedPoint]], surgeries: int, dense: Mapping[str, float] | None = None
 ) -> dict[str, LoggedMetric]:
     """Return what each metric was before, right after, and at the end; empty if there was no surgery.
 
     Args:
-        history: Points (epoch, value) by name; a metric without one after the last surgery is left out.
-        surgeries: Epochs at whose start units were removed.
+        history: Points by name, in order; a metric without one after the last surgery is left out.
+        surgeries: How many the network has had.
         dense: Values of a validation before the fit, for metrics without a point before the first surgery.
 
-    >>> history = {"val_acc": [(0, 0.9), (1, 0.6), (2, 0.8)]}
-    >>> logged_metrics(history, [1])["val_acc"].after_surgery
+    >>> history = {"val_acc": [LoggedPoint(0, 0.9, 0), LoggedPoint(1, 0.6, 1, 1), LoggedPoint(2, 0.8, 1, 1)]}
+    >>> logged_metrics(history, 1)["val_acc"].after_surgery
     (1, 0.6)
     """
-    epochs = sorted(surgeries)
     found: dict[str, LoggedMetric] = {}
-    for name, points in history.items() if epochs else ():
-        before = [(epoch, value) for epoch, value in points if epoch < epochs[0]]
-        after = [(epoch, value) for epoch, value in points if epoch >= epochs[-1]]
-        if not after:
+    for name, points in history.items() if surgeries else ():
+        before = [point[:2] for point in points if point.surgeries == 0]
+        pruned = [point for point in points if point.surgeries == surgeries]
+        fresh = [point[:2] for point in pruned if point.own]
+        if not pruned:
             continue
         known: tuple[int | None, float] | None = (None, dense[name]) if dense and name in dense else None
         found[name] = LoggedMetric(
             dense=before[-1] if before else known,
-            after_surgery=after[0],
-            last=after[-1],
-            share=is_share(name, [value for _, value in points]),
+            after_surgery=fresh[0] if fresh else None,
+            last=pruned[-1][:2],
+            share=is_share(name, [point.value for point in points]),
         )
     return found
 
@@ -49,7 +68,11 @@ def logged_metrics(
 def is_share(name: str, values: Iterable[float]) -> bool:
     """Whether values are shares that read best in percent, going by their name and size.
 
-    >>> is_share("val_acc", [0.5, 0.9]), is_share("val_acc", [50.0]), is_share("val_loss", [0.5])
+    Names are told by their words, such as those of val_acc, valAcc or top1, and by none that says loss or error.
+
+    >>> is_share("val_acc", [0.5, 0.9]), is_share("val_acc", [50.0]), is_share("DiceLoss", [0.5])
     (True, False, False)
     """
-    return SHARES.search(name) is not None and "loss" not in name and all(0 <= value <= 1 for value in values)
+    words = WORD_ENDS.sub("_", name).lower()
+    has_share, has_other = (re.search(rf"(?:^|_)(?:{kind})(?:_|$)", words) for kind in (SHARES, NO_SHARES))
+    return has_share is not None and has_other is None and all(0 <= value <= 1 for value in values)

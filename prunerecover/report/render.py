@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prunerecover.cost.latency import LatencyRatio
@@ -89,23 +89,51 @@ def _how_measured(report: ReportData) -> str:
             "everything else. Differences are paired by sample."
         )
     if report.logged:
-        lines.append(_when_logged(next(iter(report.logged.values()))))
+        lines.append(_when_logged(report.logged))
     return "## How it was measured\n\n" + " ".join(lines)
 
 
-def _when_logged(metric: LoggedMetric) -> str:
+def _when_logged(logged: Mapping[str, LoggedMetric]) -> str:
     """Say at which moments of the fit the logged metrics were taken."""
-    if metric.dense is None:
-        dense = (
-            "Nothing was validated before the first surgery; trainer.validate before fit, without pruning, tells what"
+    clauses = [_clause({name: when(metric) for name, metric in logged.items()}) for when in (_dense, _after, _last)]
+    text = f"Logged metrics are the module's own: {'; '.join(clauses)}."
+    if all(metric.dense is None for metric in logged.values()):
+        text += (
+            " For dense values, validate before the network is pruned, with a Trainer that has the fit's PruneReport "
+            "and no callback that prunes."
         )
-        dense += " the dense model scores"
-    else:
-        epoch = metric.dense[0]
-        when = "before the fit" if epoch is None else f"of epoch {epoch}, the last before the first surgery"
-        dense = f"Logged metrics are the module's own: dense in the validation {when}"
-    after = f"after surgery in the first one after the last surgery, at the end of epoch {metric.after_surgery[0]}"
-    return f"{dense}; {after}; recovered in that of epoch {metric.last[0]}."
+    return text
+
+
+def _clause(moments: Mapping[str, str]) -> str:
+    """Say one moment of all metrics, or each with the metrics that it holds for."""
+    by_moment: dict[str, list[str]] = {}
+    for name, moment in moments.items():
+        by_moment.setdefault(moment, []).append(name)
+    if len(by_moment) == 1:
+        return next(iter(by_moment))
+    return ", ".join(f"{moment} ({', '.join(names)})" for moment, names in by_moment.items())
+
+
+def _dense(metric: LoggedMetric) -> str:
+    if metric.dense is None:
+        return "dense is not known, for it was logged in no validation that the report saw before the first surgery"
+    epoch = metric.dense[0]
+    return "dense is from " + (
+        "the validation before the fit"
+        if epoch is None
+        else f"the last validation before the first surgery, in epoch {epoch}"
+    )
+
+
+def _after(metric: LoggedMetric) -> str:
+    if metric.after_surgery is None:
+        return "right after surgery is not known, for the network was pruned before this fit"
+    return f"after surgery is from the first validation after the last surgery, in epoch {metric.after_surgery[0]}"
+
+
+def _last(metric: LoggedMetric) -> str:
+    return f"recovered is from the last validation, in epoch {metric.last[0]}"
 
 
 def _what_was_removed(plan: PlanSummary) -> str:
@@ -163,8 +191,9 @@ def _metric_row(name: str, metric: MetricComparison) -> Row:
 
 def _logged_row(name: str, metric: LoggedMetric) -> Row:
     shown = _points if metric.share else _number
-    first, last = shown(metric.after_surgery[1]), shown(metric.last[1])
-    pruned = last if metric.last == metric.after_surgery else f"{first} after surgery, {last} recovered"
+    pruned = shown(metric.last[1])
+    if metric.after_surgery not in (None, metric.last):
+        pruned = f"{shown(metric.after_surgery[1])} after surgery, {pruned} recovered"
     label = f"{name}{', %' if metric.share else ''} (logged)"
     if metric.dense is None:
         return label, "not validated", pruned, ""

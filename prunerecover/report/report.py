@@ -7,7 +7,9 @@ intervals, what was removed, what the search took, and where and with what all o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +57,15 @@ class Report(ReportData):
         return render.table(self)
 
     def save(self, folder: str | Path, figures: Mapping[str, Figure] | None = None) -> Path:
-        """Write `report.md`, `report.json` and one PNG per figure into `folder`, and return the folder."""
+        """Write `report.md`, `report.json` and one PNG per figure into `folder`, and return the folder.
+
+        Args:
+            folder: Is made.
+            figures: By name, which names the file too: what is no letter, digit, dot or dash becomes "_", and a number
+                tells files of one name apart.
+        """
         target = Path(folder)
-        names = [f"{name}.png" for name in figures or {}]
+        names = _file_names(figures or {})
         for file, figure in zip(names, (figures or {}).values(), strict=True):
             with atomic_file(target / file) as unfinished:
                 figure.savefig(unfinished, dpi=200)
@@ -79,3 +87,16 @@ class Report(ReportData):
         except json.JSONDecodeError as error:
             raise ValueError(f"Expected JSON in {file}, but {error}. Was the file cut off?") from error
         return cls.from_dict(data if isinstance(data, dict) else {})
+
+
+def _file_names(figures: Iterable[str]) -> list[str]:
+    """Return a PNG's name for each figure that links and all file systems can take; no two differ in case alone."""
+    taken: set[str] = set()
+    names = []
+    for figure in figures:
+        stem = re.sub(r"[^\w.-]+", "_", figure)
+        free = (f"{stem}.png" if i == 1 else f"{stem}_{i}.png" for i in count(1))
+        name = next(name for name in free if name.lower() not in taken)
+        taken.add(name.lower())
+        names.append(name)
+    return names

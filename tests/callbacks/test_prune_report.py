@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import lightning.pytorch as pl
 import pytest
 from cases.models.habits import Plain, loader
 from cases.trainers import prune, trainer_of
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from prunerecover import Budget, Report
+from prunerecover import Budget, Report, plan_depth
 from prunerecover.callbacks import PruneReport, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 
@@ -18,6 +20,27 @@ class LogsAtTheEnd(Plain):
 
     def on_validation_epoch_end(self):
         self.log("val_epoch", float(self.trainer.current_epoch))
+
+
+class LogsNowAndThen(Plain):
+    """Logs one metric in every second validation, and one over the epoch that it trains."""
+
+    def training_step(self, batch, batch_idx):
+        self.log("train_epoch", float(self.current_epoch), on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        super().validation_step(batch, batch_idx)
+        if self.current_epoch % 2 == 0:
+            self.log("val_map", float(self.current_epoch))
+
+
+class LogsOddNames(Plain):
+    """Logs metrics whose names are no file names of their own."""
+
+    def validation_step(self, batch, batch_idx):
+        for name in ("val/acc", "val_acc", "val acc", "Val_Acc", "layers"):
+            self.log(name, 0.5)
 
 
 class Figures(PruneReport):
@@ -66,6 +89,96 @@ def test_a_validation_before_the_fit_shows_the_dense_network(tmp_path):
     values = Values()
     report = run(tmp_path, Plain(), prune(schedule=0), PruneReport(pairs=0), values, before=True, epochs=1)
     assert report.logged["val_acc"].dense == (None, values.seen[0])
+
+
+def test_a_network_pruned_in_an_earlier_fit_is_neither_dense_nor_fresh_from_surgery(tmp_path):
+    module, report = Plain(), Figures(pairs=0)
+    run(tmp_path, module, prune(), PruneReport(pairs=0), epochs=2)
+    found = run(tmp_path, module, report, epochs=2).logged["val_acc"]
+    assert (found.dense, found.after_surgery, found.last[0]) == (None, None, 1)
+    assert not report.figures["val_acc"].axes[0].texts
+    assert "after surgery, " not in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_one_report_in_two_fits_has_the_dense_values_of_the_first(tmp_path):
+    module, report, values = Plain(), Figures(pairs=0), Values()
+    run(tmp_path, module, report, values, epochs=2)
+    found = run(tmp_path, module, prune(schedule=0), report, values)
+    expected = list(zip([1, 0, 2], [values.seen[i] for i in (1, 2, 4)], strict=True))
+    metric = found.logged["val_acc"]
+    assert [metric.dense, metric.after_surgery, metric.last] == expected
+    assert [epoch for epoch, _ in found.details["history"]["val_acc"]] == [0, 1, 2]
+
+
+def test_one_report_in_two_fits_knows_the_surgery_of_the_first(tmp_path):
+    module, report, values = Plain(), PruneReport(pairs=0), Values()
+    run(tmp_path, module, prune(), report, values, epochs=2)
+    metric = run(tmp_path, module, report, values, epochs=1).logged["val_acc"]
+    assert [metric.dense, metric.after_surgery, metric.last] == list(zip([0, 1, 0], values.seen, strict=True))
+
+
+def test_a_resumed_fit_shows_the_same_moments(tmp_path):
+    every = ModelCheckpoint(tmp_path / "files", filename="{epoch}", save_top_k=-1)
+    whole = run(tmp_path, LogsNowAndThen(), prune(), PruneReport(pairs=0), every)
+    runner = trainer_of(tmp_path / "again", prune(), PruneReport(pairs=0), epochs=3)
+    file = tmp_path / "files" / "epoch=1.ckpt"
+    runner.fit(LogsNowAndThen(), loader(), loader(shuffle=False), ckpt_path=file)
+    again = Report.load(tmp_path / "again" / "report")
+    assert (again.logged, again.details["history"]) == (whole.logged, whole.details["history"])
+
+
+def test_a_state_of_before_surgeries_were_noted_is_told_by_its_epochs(tmp_path):
+    class Old(PruneReport):
+        def state_dict(self):
+            return {"history": self.history, "validated": ["val_loss", "val_acc"], "dense": {}}
+
+    every = ModelCheckpoint(tmp_path / "files", filename="{epoch}", save_top_k=-1)
+    whole = run(tmp_path, Plain(), prune(), Old(pairs=0), every)
+    runner = trainer_of(tmp_path / "again", prune(), Old(pairs=0), epochs=3)
+    runner.fit(Plain(), loader(), loader(shuffle=False), ckpt_path=tmp_path / "files" / "epoch=1.ckpt")
+    assert Report.load(tmp_path / "again" / "report").logged == whole.logged
+
+
+def test_a_value_that_was_not_logged_again_is_not_taken_again(tmp_path):
+    report = run(tmp_path, LogsNowAndThen(), prune(), PruneReport(pairs=0), epochs=4)
+    assert report.details["history"]["val_map"] == [[0, 0.0], [2, 2.0]]
+    assert report.logged["val_map"].after_surgery == (2, 2.0)
+
+
+def test_what_training_logs_is_of_the_epoch_that_it_is_noted_for(tmp_path):
+    report = run(tmp_path, LogsNowAndThen(), prune(), PruneReport(pairs=0, metrics=["train_epoch"]))
+    assert report.details["history"]["train_epoch"] == [[0, 0.0], [1, 1.0], [2, 2.0]]
+    assert report.logged["train_epoch"].dense == (0, 0.0)
+
+
+def test_a_name_stands_for_all_validation_loaders(tmp_path):
+    runner = trainer_of(tmp_path, prune(), PruneReport(pairs=0, metrics="val_acc"), epochs=2)
+    runner.fit(LogsNowAndThen(), loader(), [loader(shuffle=False), loader(24, shuffle=False)])
+    found = Report.load(tmp_path / "report").logged
+    assert list(found) == ["val_acc/dataloader_idx_0", "val_acc/dataloader_idx_1"]
+
+
+@pytest.mark.parametrize("metrics", [5, [5], {"val_acc": 1}, b"val_acc"])
+def test_metrics_that_are_no_names_are_refused_before_training(metrics):
+    with pytest.raises(TypeError, match="metrics to be the name of a logged metric or a list of names, but got"):
+        PruneReport(metrics=metrics)
+
+
+def test_every_figure_has_a_file_of_its_own_that_markdown_can_link(tmp_path):
+    run(tmp_path, LogsOddNames(), prune(schedule=0), PruneReport(pairs=0), epochs=1)
+    files = sorted(file.name for file in (tmp_path / "report").glob("*.png"))
+    assert len({file.lower() for file in files}) == 7  # with those of the plan and of train_loss
+    links = re.findall(r"!\[[^]]*\]\(([^ )]*)\)", (tmp_path / "report" / "report.md").read_text())
+    assert sorted(links) == files
+    assert {"layers.png", "layers_logged.png"} < set(files)
+
+
+def test_a_trainer_without_pruning_validates_the_dense_network_before_a_given_plan(tmp_path):
+    module, report, values = Plain(), PruneReport(pairs=0), Values()
+    plan = plan_depth(module.net, remove={"attention": 1}, batches=loader(), replace="zero")
+    trainer_of(tmp_path, report, values).validate(module, loader(shuffle=False), verbose=False)
+    found = run(tmp_path, module, prune(plan=plan, schedule=0), report, values, epochs=1).logged["val_acc"]
+    assert (found.dense, found.after_surgery) == ((None, values.seen[0]), (0, values.seen[1]))
 
 
 def test_nothing_validated_gives_no_row(tmp_path):
