@@ -34,7 +34,7 @@ def test_patterns_that_match_nothing(tmp_path: Path) -> None:
 
 
 def test_more_units_than_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Expected at most 4 units of kind 'attention' to remove, but got 9"):
+    with pytest.raises(ValueError, match="Expected at most 3 units of kind 'attention' to remove, but got 9"):
         fit(tmp_path, Untouched(), prune(remove={"attention": 9}))
 
 

@@ -101,7 +101,7 @@ def test_more_units_than_there_are(tmp_path):
         tmp_path,
         Plain(),
         prune(remove={"attention": 5}),
-        match="at most 4 units of kind 'attention' to remove, but got 5",
+        match="at most 3 units of kind 'attention' to remove, but got 5",
     )
 
 
@@ -211,12 +211,12 @@ def test_share_below_one_unit_is_said_and_done(tmp_path):
     with pytest.warns(UserWarning, match="DepthPrune.0 removed nothing: its plan has no edits"):
         fit(tmp_path, module, prune(remove=None, budget=Budget(params=0.0), importance="output_divergence"), epochs=3)
     assert [event.units for event in Ledger.of(module).events] == [()]
-    assert len(find_units(module.net)) == 16
+    assert len(find_units(module.net)) == 12
 
 
 def test_plan_for_another_model(tmp_path):
-    plan = plan_depth(tiny_vit(depth=3), remove={"activation": 1}, batches=[dataset().tensors[0]])
-    match = "Expected the model that the plan was made for .* this model has 4 blocks"
+    plan = plan_depth(tiny_vit(depth=4), remove={"activation": 1}, batches=[dataset().tensors[0]])
+    match = "Expected the model that the plan was made for .* this model has 3 blocks"
     refused(tmp_path, Plain(), prune(remove=None, plan=plan, schedule={"start": 0}), match=match)
 
 
@@ -247,7 +247,7 @@ def test_remove_before_test_warns(tmp_path):
     module = Plain()
     with pytest.warns(UserWarning, match=r"DepthPrune with a budget decides during a fit: .* nothing is pruned now"):
         trainer_of(tmp_path, prune()).test(module, loader(), verbose=False)
-    assert len(find_units(module.net)) == 16
+    assert len(find_units(module.net)) == 12
 
 
 @pytest.mark.parametrize(

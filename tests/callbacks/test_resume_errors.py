@@ -118,9 +118,9 @@ def test_resumed_with_parameters_of_another_name(tmp_path):
 
 def test_checkpoint_of_another_network(tmp_path):
     files = pruned_run(tmp_path)
-    module = Plain(depth=3)
+    module = Plain(depth=4)
     before = repr(module)
-    with pytest.raises(ValueError, match="Expected the model that the plan was made for .* this model has 3 blocks"):
+    with pytest.raises(ValueError, match="Expected the model that the plan was made for .* this model has 4 blocks"):
         trainer_of(tmp_path, prune()).test(module, loader(), ckpt_path=files / "epoch=1.ckpt", verbose=False)
     assert repr(module) == before
 

@@ -123,8 +123,14 @@ def test_unknown_name_is_an_attribute_error_that_lists_the_names() -> None:
         prunerecover.prune_everything  # noqa: B018
 
 
-def test_importing_the_package_loads_neither_torch_nor_lightning() -> None:
+def test_what_is_seldom_needed_is_imported_last() -> None:
+    """One process for all: the package loads no library, planning no torch-pruning, and figures no pyplot."""
     heavy = ("torch", "torch.distributed", "lightning", "timm", "transformers", "numpy", "matplotlib")
-    script = f"import prunerecover, sys; print([m for m in {heavy} if m in sys.modules])"
+    script = f"""
+import sys, prunerecover
+print([name for name in {heavy} if name in sys.modules])
+import prunerecover.width.plan_width, prunerecover.report.curves, prunerecover.plan.figure, prunerecover.width.figure
+print([name for name in ("torch_pruning", "matplotlib.pyplot") if name in sys.modules])
+"""
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert result.stdout.strip() == "[]", result.stderr
+    assert result.stdout.split() == ["[]", "[]"], result.stderr

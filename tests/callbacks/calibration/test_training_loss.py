@@ -56,7 +56,7 @@ def test_default_loss_is_the_training_steps(tmp_path, make, importance):
     again.load_state_dict(state)
     expected, _ = importance_of(tmp_path, again, importance=importance, loss=own_loss)
     assert found == pytest.approx(expected, rel=1e-5)
-    assert len(set(found.values())) == 8
+    assert len(set(found.values())) == 6
 
 
 def test_manual_optimization_has_to_say(tmp_path):

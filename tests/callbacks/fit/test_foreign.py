@@ -103,7 +103,7 @@ def test_two_candidates_ask_for_target(tmp_path):
     assert repr(module) == before
     fit(tmp_path, module, prune(target="other"))
     assert list(Ledger.of(module).plans) == ["other"]
-    assert len(find_units(module.net)) == 16
+    assert len(find_units(module.net)) == 12
 
 
 def test_one_network_under_two_names_is_one_candidate(tmp_path):
@@ -178,7 +178,7 @@ def test_pruned_module_pickles_and_copies(tmp_path):
         assert ledger is not Ledger.of(module)
         assert other.on_save_checkpoint.module is other
         ledger.restore(other, None)
-        assert len(find_units(other.net)) == 16
+        assert len(find_units(other.net)) == 12
     assert len(find_units(module.net)) < 16
 
 
@@ -208,7 +208,7 @@ def test_second_fit_with_a_new_callback_prunes_again(tmp_path):
     every = ModelCheckpoint(tmp_path / "files", filename="{epoch}", save_top_k=-1)
     fit(tmp_path, module, prune(), every, epochs=3)
     assert [event.epoch for event in Ledger.of(module).events] == [1, 1]
-    assert len(find_units(module.net)) == 16 - 4
+    assert len(find_units(module.net)) == 12 - 4
     for epoch in (0, 1):
         again = copy.deepcopy(start) if epoch else Plain()
         trainer_of(tmp_path, prune(), epochs=3).fit(
@@ -257,7 +257,7 @@ def test_a_teacher_of_the_users_own_is_not_pruned(tmp_path):
 
     own, module = Own(), Plain()
     fit(tmp_path, module, own, prune())
-    assert len(find_units(own.teacher.net)) == 16
+    assert len(find_units(own.teacher.net)) == 12
     assert len(find_units(own.ema_module.net)) == len(find_units(module.net)) < 16
 
 
@@ -275,6 +275,6 @@ def test_adapters_are_left_alone(tmp_path):
     module = Adapted()
     runner = fit(tmp_path, module, prune(remove={"attention": 1}, replace="zero"))
     adapters = [name for name, _ in module.named_parameters() if "lora" in name]
-    assert len(adapters) == 2 * 3
+    assert len(adapters) == 2 * 2
     held = {p for group in runner.optimizers[0].param_groups for p in group["params"]}
     assert {p for p in module.parameters() if p.requires_grad} <= held <= set(module.parameters())

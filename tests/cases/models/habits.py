@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 CLASSES = 4
 
 
-def tiny_vit(depth: int = 4, **kwargs) -> nn.Module:
+def tiny_vit(depth: int = 3, **kwargs) -> nn.Module:
     settings = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "num_heads": 2, "num_classes": CLASSES}
     return timm.create_model("vit_tiny_patch16_224", depth=depth, **{**settings, **kwargs})
 
