@@ -43,6 +43,13 @@ class LogsOddNames(Plain):
             self.log(name, 0.5)
 
 
+class Table(PruneReport):
+    """Draws nothing, which takes longer than all else."""
+
+    def _figures(self, *arguments):
+        return {}
+
+
 class Figures(PruneReport):
     """Keeps its figures."""
 
@@ -73,7 +80,7 @@ class Values(Callback):
 
 def test_the_table_has_what_the_module_logs_in_validation(tmp_path):
     values = Values()
-    report = run(tmp_path, Plain(), prune(), PruneReport(pairs=0), values)
+    report = run(tmp_path, Plain(), prune(), Table(pairs=0), values)
     (found,) = (metric for name, metric in report.logged.items() if name == "val_acc")
     assert [found.dense, found.after_surgery, found.last] == list(zip([0, 1, 2], values.seen, strict=True))
     assert "| val_acc, % (logged) | " in (tmp_path / "report" / "report.md").read_text()
@@ -81,19 +88,19 @@ def test_the_table_has_what_the_module_logs_in_validation(tmp_path):
 
 
 def test_what_is_logged_at_the_end_of_a_validation_is_of_its_own_epoch(tmp_path):
-    report = run(tmp_path, LogsAtTheEnd(), prune(), PruneReport(pairs=0))
+    report = run(tmp_path, LogsAtTheEnd(), prune(), Table(pairs=0))
     assert report.details["history"]["val_epoch"] == [[0, 0.0], [1, 1.0], [2, 2.0]]
 
 
 def test_a_validation_before_the_fit_shows_the_dense_network(tmp_path):
     values = Values()
-    report = run(tmp_path, Plain(), prune(schedule=0), PruneReport(pairs=0), values, before=True, epochs=1)
+    report = run(tmp_path, Plain(), prune(schedule=0), Table(pairs=0), values, before=True, epochs=1)
     assert report.logged["val_acc"].dense == (None, values.seen[0])
 
 
 def test_a_network_pruned_in_an_earlier_fit_is_neither_dense_nor_fresh_from_surgery(tmp_path):
     module, report = Plain(), Figures(pairs=0)
-    run(tmp_path, module, prune(), PruneReport(pairs=0), epochs=2)
+    run(tmp_path, module, prune(), Table(pairs=0), epochs=2)
     found = run(tmp_path, module, report, epochs=2).logged["val_acc"]
     assert (found.dense, found.after_surgery, found.last[0]) == (None, None, 1)
     assert not report.figures["val_acc"].axes[0].texts
@@ -111,7 +118,7 @@ def test_one_report_in_two_fits_has_the_dense_values_of_the_first(tmp_path):
 
 
 def test_one_report_in_two_fits_knows_the_surgery_of_the_first(tmp_path):
-    module, report, values = Plain(), PruneReport(pairs=0), Values()
+    module, report, values = Plain(), Table(pairs=0), Values()
     run(tmp_path, module, prune(), report, values, epochs=2)
     metric = run(tmp_path, module, report, values, epochs=1).logged["val_acc"]
     assert [metric.dense, metric.after_surgery, metric.last] == list(zip([0, 1, 0], values.seen, strict=True))
@@ -119,8 +126,8 @@ def test_one_report_in_two_fits_knows_the_surgery_of_the_first(tmp_path):
 
 def test_a_resumed_fit_shows_the_same_moments(tmp_path):
     every = ModelCheckpoint(tmp_path / "files", filename="{epoch}", save_top_k=-1)
-    whole = run(tmp_path, LogsNowAndThen(), prune(), PruneReport(pairs=0), every)
-    runner = trainer_of(tmp_path / "again", prune(), PruneReport(pairs=0), epochs=3)
+    whole = run(tmp_path, LogsNowAndThen(), prune(), Table(pairs=0), every)
+    runner = trainer_of(tmp_path / "again", prune(), Table(pairs=0), epochs=3)
     file = tmp_path / "files" / "epoch=1.ckpt"
     runner.fit(LogsNowAndThen(), loader(), loader(shuffle=False), ckpt_path=file)
     again = Report.load(tmp_path / "again" / "report")
@@ -140,19 +147,19 @@ def test_a_state_of_before_surgeries_were_noted_is_told_by_its_epochs(tmp_path):
 
 
 def test_a_value_that_was_not_logged_again_is_not_taken_again(tmp_path):
-    report = run(tmp_path, LogsNowAndThen(), prune(), PruneReport(pairs=0), epochs=4)
+    report = run(tmp_path, LogsNowAndThen(), prune(), Table(pairs=0), epochs=4)
     assert report.details["history"]["val_map"] == [[0, 0.0], [2, 2.0]]
     assert report.logged["val_map"].after_surgery == (2, 2.0)
 
 
 def test_what_training_logs_is_of_the_epoch_that_it_is_noted_for(tmp_path):
-    report = run(tmp_path, LogsNowAndThen(), prune(), PruneReport(pairs=0, metrics=["train_epoch"]))
+    report = run(tmp_path, LogsNowAndThen(), prune(), Table(pairs=0, metrics=["train_epoch"]))
     assert report.details["history"]["train_epoch"] == [[0, 0.0], [1, 1.0], [2, 2.0]]
     assert report.logged["train_epoch"].dense == (0, 0.0)
 
 
 def test_a_name_stands_for_all_validation_loaders(tmp_path):
-    runner = trainer_of(tmp_path, prune(), PruneReport(pairs=0, metrics="val_acc"), epochs=2)
+    runner = trainer_of(tmp_path, prune(), Table(pairs=0, metrics="val_acc"), epochs=2)
     runner.fit(LogsNowAndThen(), loader(), [loader(shuffle=False), loader(24, shuffle=False)])
     found = Report.load(tmp_path / "report").logged
     assert list(found) == ["val_acc/dataloader_idx_0", "val_acc/dataloader_idx_1"]
@@ -174,7 +181,7 @@ def test_every_figure_has_a_file_of_its_own_that_markdown_can_link(tmp_path):
 
 
 def test_a_trainer_without_pruning_validates_the_dense_network_before_a_given_plan(tmp_path):
-    module, report, values = Plain(), PruneReport(pairs=0), Values()
+    module, report, values = Plain(), Table(pairs=0), Values()
     plan = plan_depth(module.net, remove={"attention": 1}, batches=loader(), replace="zero")
     trainer_of(tmp_path, report, values).validate(module, loader(shuffle=False), verbose=False)
     found = run(tmp_path, module, prune(plan=plan, schedule=0), report, values, epochs=1).logged["val_acc"]
@@ -182,7 +189,7 @@ def test_a_trainer_without_pruning_validates_the_dense_network_before_a_given_pl
 
 
 def test_nothing_validated_gives_no_row(tmp_path):
-    assert run(tmp_path, Plain(), prune(), PruneReport(pairs=0), data=False).logged == {}
+    assert run(tmp_path, Plain(), prune(), Table(pairs=0), data=False).logged == {}
 
 
 def test_named_metrics_alone_are_shown(tmp_path):
@@ -194,7 +201,7 @@ def test_named_metrics_alone_are_shown(tmp_path):
 
 def test_a_metric_that_nobody_logs_is_warned_of(tmp_path):
     with pytest.warns(UserWarning, match=r"PruneReport's metrics among those that are logged \(.*val_acc.*got accurac"):
-        run(tmp_path, Plain(), prune(), PruneReport(pairs=0, metrics=["accuracy"]), epochs=2)
+        run(tmp_path, Plain(), prune(), Table(pairs=0, metrics=["accuracy"]), epochs=2)
 
 
 def test_the_timeline_says_what_went(tmp_path):

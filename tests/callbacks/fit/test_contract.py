@@ -6,6 +6,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from cases.models.habits import Compiled, Manual, Plain, TwoOptimizers, loader
+from cases.sampling import one_in
 from cases.trainers import assert_same
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
 
@@ -47,7 +48,7 @@ def resumed_equals_uninterrupted(folder, files, **settings):
 
 @pytest.mark.parametrize(
     "prune",
-    [ONCE, PROGRESSIVE, pytest.param({**ONCE, "schedule": {"start": 2}}, marks=pytest.mark.slow)],
+    one_in(3, [ONCE, PROGRESSIVE, {**ONCE, "schedule": {"start": 2}}]),
     ids=["once", "progressive", "late"],
 )
 def test_resumed_equals_uninterrupted(tmp_path, prune):
