@@ -95,7 +95,7 @@ class ScheduledCallback(LedgerCallback):
 
         Args:
             network: That will be pruned.
-            budget: Of all surgeries together; None: there is none, or other surgeries come before and change its terms.
+            budget: Of all surgeries before those of others; None: there is none, or others come first.
             batches: Returns the first calibration batch, in a list.
         """
 
@@ -177,7 +177,7 @@ class ScheduledCallback(LedgerCallback):
         return events[len(ledger.made_by(me)) :]
 
     def _check_ahead(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Have `check_feasible` look at all that is to go, before the first surgery and if one is still to come."""
+        """Have `check_feasible` look at all that is to go before another callback prunes, if a surgery is to come."""
         ledger = Ledger.of(pl_module)
         if self.plan is not None or ledger.from_checkpoint or is_dry_run(trainer) or ledger.made_by(self._key(trainer)):
             return
@@ -188,10 +188,11 @@ class ScheduledCallback(LedgerCallback):
         if target in ledger.adapters:
             return
         others = [c for c in self._siblings(trainer) if c is not self and c.find(pl_module) == target]
-        alone = all(e > left[0][0] for other in others for e, _ in other._due_surgeries(trainer, pl_module)[:1])
+        theirs = [epoch for other in others for epoch, _ in other._due_surgeries(trainer, pl_module)]
+        alone = [budget for epoch, budget in left if epoch < min(theirs, default=epoch + 1)]
         with isolated(), planning_progress(trainer, f"{self._name}: checking"):
             first = partial(capture_inputs, trainer, pl_module, target, self.calibration, self.seed, most=1)
-            self.check_feasible(unwrap(get_module(pl_module, target)), left[-1][1] if alone else None, first)
+            self.check_feasible(unwrap(get_module(pl_module, target)), alone[-1] if alone else None, first)
 
     @property
     def _name(self) -> str:

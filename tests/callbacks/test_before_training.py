@@ -14,7 +14,7 @@ from cases.trainers import assert_same, fit, prune
 from torch import nn
 
 from prunerecover import Budget
-from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune, depth_prune, scheduled
+from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune, depth_prune, scheduled, width_prune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.untrained import looks_untrained
 
@@ -105,6 +105,16 @@ def test_a_budget_of_what_another_surgery_leaves_is_not_judged_before_it(tmp_pat
     with pytest.raises(ValueError, match="the groups can meet"):
         fit(tmp_path, module, others, WidthPrune(Budget(macs=0.95), calibration=8, schedule=2), epochs=3)
     assert len(Ledger.of(module).events) == 1
+
+
+def test_steps_are_judged_as_far_as_no_other_surgery_comes_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[Budget] = []
+    monkeypatch.setattr(width_prune, "check_feasible", lambda network, batches, budget, *_, **__: judged.append(budget))
+    steps = WidthPrune(Budget(macs=0.4), calibration=8, schedule={"start": 1, "every": 2, "times": 2})
+    fit(tmp_path, Plain(), steps, prune(schedule=2), epochs=4, limit_train_batches=1)
+    assert judged == [Budget(macs=0.2)]
 
 
 @pytest.mark.parametrize("late", [0, 1])
