@@ -14,11 +14,10 @@ def one_in(step: int, cases: Iterable[Any]) -> list[Any]:
     Cases with marks of their own keep those, and are not counted. For a product of lists, a step without a common
     divisor with the lengths of the inner lists takes every value of each.
     """
-    found: list[Any] = [*cases]
-    plain = [case for case in found if not isinstance(case, type(pytest.param()))]
-    often = [case for i, case in enumerate(plain) if i % step == 0]
+    found, marked = [*cases], type(pytest.param())
+    often = [case for case in found if not isinstance(case, marked)][::step]
     for place, case in enumerate(found):
-        if case in plain:
+        if not isinstance(case, marked):
             values = case if isinstance(case, tuple) else (case,)
             found[place] = pytest.param(*values, marks=() if case in often else pytest.mark.slow)
     return found

@@ -57,8 +57,8 @@ NAMES: dict[Rule, str] = {
     moves.index_put: "index_put",
     elementwise.pointwise: "hardswish _prelu_kernel masked_fill where fill zero rsub threshold fmod remainder",
     elementwise.multiplied: "mul",
-    elementwise.reduced: "sum mean max min amax amin argmax argmin var var_mean std std_mean prod "
-    "linalg_vector_norm norm any all logsumexp",
+    elementwise.reduced: "sum mean max min amax amin argmax argmin var var_mean std std_mean prod linalg_vector_norm "
+    "norm any all logsumexp",
     elementwise.along_one: "_softmax _log_softmax _safe_softmax cumsum cumprod",
     elementwise.gated: "glu",
     elementwise.per_channel: "max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d "
