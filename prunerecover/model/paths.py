@@ -87,10 +87,7 @@ def set_module(root: nn.Module, path: str, new: nn.Module) -> nn.Module:
     parent_path, _, name = path.rpartition(".")
     parent = get_module(root, parent_path)
     old = get_module(parent, name)
-    if isinstance(parent, nn.Sequential | nn.ModuleList):
-        parent[int(name)] = new
-    else:
-        setattr(parent, name, new)
+    setattr(parent, name, new)
     if new.training != old.training:  # else each submodule keeps its own mode
         new.train(old.training)
     return old

@@ -38,6 +38,27 @@ class Replacement(nn.Module):
         return "" if self.returns == 1 else f"returns={self.returns}"
 
 
+def carry_attributes(old: nn.Module, new: nn.Module) -> None:
+    """Give a stand-in the plain data that code around the module it replaces may read off it.
+
+    Such as the `f` and `i` by which ultralytics' models route tensors, and the attention types of transformers' blocks.
+
+    >>> conv, stand_in = nn.Conv2d(2, 3, 1), PassThrough()
+    >>> carry_attributes(conv, stand_in)
+    >>> stand_in.out_channels
+    3
+    """
+    for name, value in vars(old).items():
+        if not name.startswith("_") and name not in vars(new) and _is_plain(value):
+            setattr(new, name, value)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 class Nothing(Replacement):
     """A removed residual branch: adds zero.
 
@@ -58,6 +79,85 @@ class PassThrough(Replacement):
     def compute(self, x: Tensor) -> Tensor:
         """Return x."""
         return x
+
+
+class Copy(Replacement):
+    """Hands on a copy of its input, where what reads it overwrites what it reads."""
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Return a copy of x."""
+        return x.clone()
+
+
+class Zeros(Replacement):
+    """Zeros in the input's shape, for a sum that is taken in place.
+
+    >>> Zeros()(torch.ones(2)).tolist()
+    [0.0, 0.0]
+    """
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Return zeros like x."""
+        return torch.zeros_like(x)
+
+
+class One(Replacement):
+    """A scalar one: what it is multiplied by stays as it is.
+
+    >>> One()(torch.ones(2, 3)).item()
+    1.0
+    """
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Return a scalar one of x's dtype and device."""
+        return x.new_ones(())
+
+
+class Empty(Replacement):
+    """No entries along a dimension: a concatenation with it is what it would be without.
+
+    Args:
+        dim: The dimension.
+        returns: How many values the replaced module returned.
+
+    >>> Empty(1)(torch.ones(2, 3)).shape
+    torch.Size([2, 0])
+    """
+
+    def __init__(self, dim: int, returns: int = 1) -> None:
+        super().__init__(returns)
+        self.dim = dim
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Return nothing of x."""
+        return x.narrow(self.dim, 0, 0)
+
+
+class Pool(Replacement):
+    """Averages over the windows of a strided convolution whose place it takes, channel by channel.
+
+    Args:
+        kernel: Size of the window, along each of 1 to 3 spatial dimensions.
+        stride: Along each.
+        padding: Along each; what it adds is not averaged over.
+
+    >>> Pool((2, 2), (2, 2), (0, 0))(torch.ones(1, 3, 4, 4)).shape
+    torch.Size([1, 3, 2, 2])
+    """
+
+    def __init__(self, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]) -> None:
+        super().__init__()
+        self.window = kernel, stride, padding
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Average `(N, C, ...)`."""
+        pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(self.window[0]) - 1]
+        return pool(x, *self.window, count_include_pad=False)  # type: ignore[operator, no-any-return]
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        kernel, stride, padding = self.window
+        return f"kernel_size={kernel}, stride={stride}, padding={padding}"
 
 
 class Affine(Replacement):

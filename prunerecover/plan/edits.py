@@ -66,6 +66,64 @@ class Replace(_Edit):
         return self
 
 
+class StandIn(BaseModel):
+    """What takes the place of a module, and answers its calls in the same form.
+
+    Attributes:
+        leaves: "identity" (the input is passed on), "copy" (a copy of it, where what reads it overwrites it), "zero" (a
+            scalar, for sums), "zeros" (in the input's shape, for sums in place), "one" (for products), "empty" (no
+            entries along a dimension, for concatenations) or "pool" (averages, in the place of a strided layer).
+        returns: How many values the module returns.
+        dim: Of "empty": the dimension.
+        window: Of "pool": kernel size, stride and padding along each spatial dimension, one after the other.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    leaves: Literal["identity", "copy", "zero", "zeros", "one", "empty", "pool"] = "identity"
+    returns: int = 1
+    dim: int = 0
+    window: tuple[tuple[int, ...], ...] = ()
+
+
+class Bypass(_Edit):
+    """A unit goes, and so do the modules that serve it alone; stand-ins hand on what they get.
+
+    Attributes:
+        modules: What takes the place of each module, by path.
+    """
+
+    op: Literal["bypass"] = "bypass"
+    unit: str
+    kind: Literal["block", "attention", "mlp", "layer"]
+    modules: dict[str, StandIn]
+
+    @property
+    def leaves(self) -> str:
+        """What stands in the unit's place, in one word."""
+        held = {stand_in.leaves for stand_in in self.modules.values()}
+        return next((leaves for leaves in ("pool", "zero", "zeros") if leaves in held), "identity")
+
+    @field_serializer("modules")
+    def _without_defaults(self, modules: dict[str, StandIn]) -> dict[str, Any]:
+        return {path: stand_in.model_dump(mode="json", exclude_defaults=True) for path, stand_in in modules.items()}
+
+
+class Patch(_Edit):
+    """What bypassed units leave of sums, products and concatenations becomes neutral, and emptied modules go.
+
+    Attributes:
+        modules: What takes the place of each module, by path.
+    """
+
+    op: Literal["patch"] = "patch"
+    modules: dict[str, StandIn]
+
+    @field_serializer("modules")
+    def _without_defaults(self, modules: dict[str, StandIn]) -> dict[str, Any]:
+        return {path: stand_in.model_dump(mode="json", exclude_defaults=True) for path, stand_in in modules.items()}
+
+
 class Merge(_Edit):
     """Linears with nothing nonlinear between them become one; norm affine and LayerScale around them fold in.
 
@@ -164,6 +222,8 @@ class Rewrite(_Edit):
         return self
 
 
-Edit = Annotated[Remove | Replace | Merge | Config | Narrow | Rewrite, Field(discriminator="op")]
-OPS = ("remove", "replace", "merge", "config", "narrow", "rewrite")
+Edit = Annotated[
+    Remove | Replace | Merge | Config | Narrow | Rewrite | Bypass | Patch, Field(discriminator="op")
+]
+OPS = ("remove", "replace", "merge", "config", "narrow", "rewrite", "bypass", "patch")
 FITTED = (Replace, Narrow)  # what may need tensors

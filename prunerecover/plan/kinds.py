@@ -36,11 +36,11 @@ class KindTraits:
 
 # In the order in which the units of one block are removed.
 TRAITS: dict[str, KindTraits] = {
-    "block": KindTraits("depth", edits=("remove",), holds=("attention", "mlp", "activation")),
-    "attention": KindTraits("depth", edits=("remove", "replace"), fitted=True),
-    "mlp": KindTraits("depth", edits=("remove", "replace"), holds=("activation",), fitted=True),
+    "block": KindTraits("depth", edits=("remove", "bypass"), holds=("attention", "mlp", "activation", "layer")),
+    "attention": KindTraits("depth", edits=("remove", "replace", "bypass"), fitted=True),
+    "mlp": KindTraits("depth", edits=("remove", "replace", "bypass"), holds=("activation", "layer"), fitted=True),
     "activation": KindTraits("depth", edits=("replace",), fitted=True),
-    "layer": KindTraits("depth"),
+    "layer": KindTraits("depth", edits=("bypass",)),
     "channel": KindTraits("width", edits=("narrow",), color=BLUE),
     "head": KindTraits("width", edits=("narrow",), composite=True, color=ORANGE, ink=BLACK),
     "neuron": KindTraits("width", edits=("narrow",), color=GREEN),

@@ -17,11 +17,40 @@ from prunerecover.families.layout import Branch
 from prunerecover.model.hooks import carry_hooks
 from prunerecover.model.linears import check_plain, linear_shape, without_affine
 from prunerecover.model.paths import get_module
-from prunerecover.model.replacements import Affine, ChannelMap, Constant, Nothing, PassThrough, SlopeBias
-from prunerecover.plan.edits import PARAMETERS, Config, Merge, Narrow, Remove, Replace, Rewrite, number_of_block
+from prunerecover.model.replacements import (
+    Affine,
+    ChannelMap,
+    Constant,
+    Copy,
+    Empty,
+    Nothing,
+    One,
+    PassThrough,
+    Pool,
+    Replacement,
+    SlopeBias,
+    Zeros,
+    carry_attributes,
+)
+from prunerecover.plan.edits import (
+    PARAMETERS,
+    Bypass,
+    Config,
+    Merge,
+    Narrow,
+    Patch,
+    Remove,
+    Replace,
+    Rewrite,
+    StandIn,
+    number_of_block,
+)
 from prunerecover.surgery.folding import merged_linear
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.narrowing import Cuts, narrow
+
+
+STAND_INS = {"identity": PassThrough, "copy": Copy, "zero": Nothing, "zeros": Zeros, "one": One}
 
 
 @dataclass
@@ -143,6 +172,35 @@ def _(edit: Rewrite, context: EditContext) -> None:
     like = next((p for p in context.model.parameters() if p.is_floating_point()), torch.empty(0))
     new = ChannelMap(edit.in_channels, edit.out_channels, edit.stride, edit.first, like.device, like.dtype)
     context.replace_module(edit.unit, new)
+
+
+@execute.register
+def _(edit: Bypass, context: EditContext) -> None:
+    _stand_in(context, edit.modules)
+
+
+@execute.register
+def _(edit: Patch, context: EditContext) -> None:
+    _stand_in(context, edit.modules)
+
+
+def _stand_in(context: EditContext, modules: Mapping[str, StandIn]) -> None:
+    for path, stand_in in modules.items():
+        if not path:
+            raise ValueError("Expected the path of a module inside the network, but got the network itself.")
+        new = made_stand_in(stand_in)
+        carry_attributes(get_module(context.model, path), new)
+        context.replace_module(path, new)
+
+
+def made_stand_in(stand_in: StandIn) -> Replacement:
+    """Return the module that takes the place of another."""
+    if stand_in.leaves == "empty":
+        return Empty(stand_in.dim, stand_in.returns)
+    if stand_in.leaves == "pool":
+        kernel, stride, padding = stand_in.window
+        return Pool(kernel, stride, padding)
+    return STAND_INS[stand_in.leaves](stand_in.returns)
 
 
 def _remove_block(context: EditContext, unit: str) -> None:

@@ -1,0 +1,111 @@
+"""Patch what identities leave: merges of one tensor with itself, and modules in which nothing is left to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
+from prunerecover.plan.edits import StandIn
+
+NEUTRAL = {"add": "zero", "sub": "zero", "mul": "one", "cat": "empty"}
+
+
+def patches(graph: ComputationGraph, gone: Set[int]) -> dict[str, StandIn]:
+    """Return the stand-ins that make merges of identity paths neutral, by path of the module that each takes.
+
+    Args:
+        graph: Of the dense network.
+        gone: Indices of the nodes that hand on what they read.
+    """
+    passing = set(gone)
+    ends: dict[int, StandIn] = {}
+    for node in graph.nodes:
+        if node.kind == "merge" and node.operation in NEUTRAL and len(node.inputs) > 1:
+            found = _patched(graph, node, passing)
+            if found is not None:
+                ends |= found
+                passing.add(node.index)
+    return _largest_modules(graph, passing, ends)
+
+
+def _patched(graph: ComputationGraph, merge: Node, passing: Set[int]) -> dict[int, StandIn] | None:
+    """Return, by node, what the last removed module on each path but one leaves; None: the merge stays."""
+    paths = [_path(graph, edge, passing) for edge in merge.inputs]
+    origins = {origin for origin, _ in paths}
+    if len(origins) > 1:
+        return None
+    exits = [_exit(graph, merge, path) for _, path in paths]
+    stays = next((i for i, node in enumerate(exits) if node is None), 0)
+    if merge.operation == "sub" and stays != 0:
+        return None
+    others = [node for i, node in enumerate(exits) if i != stays]
+    if any(node is None for node in others):
+        return None
+    found = {}
+    for i, node in enumerate(exits):
+        if node is not None and i != stays:
+            leaves = NEUTRAL[merge.operation]
+            if merge.in_place and i == 0:
+                leaves = "zeros" if leaves == "zero" else "identity"
+            if leaves == "identity":
+                return None
+            dim = next((d for d, (a, b) in enumerate(zip(node.shape, merge.shape, strict=False)) if a != b), 0)
+            found[node.index] = StandIn(leaves=leaves, dim=dim if leaves == "empty" else 0)  # type: ignore[arg-type]
+    return found
+
+
+def _path(graph: ComputationGraph, edge: Edge, passing: Set[int]) -> tuple[Edge, list[Node]]:
+    """Walk back over what hands on what it reads; return where that ends, and the nodes on the way, last first."""
+    path = []
+    node = graph.nodes[edge.node]
+    while node.inputs and (node.index in passing or node.kind == "identity"):
+        path.append(node)
+        edge = node.inputs[0]
+        node = graph.nodes[edge.node]
+    return edge, path
+
+
+def _exit(graph: ComputationGraph, merge: Node, path: Sequence[Node]) -> Node | None:
+    """Return the last module on a path whose output nothing but the merge reads in the end."""
+    reader = merge.index
+    for node in path:
+        if set(graph.readers[node.index]) != {reader}:
+            return None
+        if node.whole and len(graph.by_module[node.module]) == 1:
+            return node
+        reader = node.index
+    return None
+
+
+def _largest_modules(graph: ComputationGraph, passing: Set[int], ends: dict[int, StandIn]) -> dict[str, StandIn]:
+    """Let stand-ins take whole modules in which nothing is left to do, instead of their parts.
+
+    Args:
+        graph: Of the dense network.
+        passing: Nodes that hand on what they read.
+        ends: What single nodes leave instead.
+    """
+    times: dict[str, int] = {}
+    inside: dict[int, list[Node]] = {i: [] for i in range(len(graph.calls))}
+    for i, call in enumerate(graph.calls):
+        times[call.path] = times.get(call.path, 0) + 1
+    for node in graph.nodes:
+        number = node.call if node.kind not in ("input", "output") else -1
+        while number >= 0:
+            inside[number].append(node)
+            number = graph.calls[number].parent
+    found: dict[str, StandIn] = {}
+    for i, call in enumerate(graph.calls):
+        covered = any(call.path.startswith(f"{path}.") for path in found)
+        if not call.path or covered or times[call.path] > 1 or not call.children or not call.returns:
+            continue
+        if inside[i] and all(node.index in passing or node.kind == "identity" for node in inside[i]):
+            last = inside[i][-1]
+            entered = {e for node in inside[i] for e in node.inputs if graph.nodes[e.node] not in inside[i]}
+            if len(entered) == 1 and all(set(graph.readers[n.index]) <= {m.index for m in inside[i]} for n in inside[i][:-1]):
+                found[call.path] = ends.get(last.index, StandIn()).model_copy(update={"returns": call.returns})
+    for index, stand_in in ends.items():
+        path = graph.nodes[index].module
+        if not any(path == own or path.startswith(f"{own}.") for own in found):
+            found[path] = stand_in
+    return found

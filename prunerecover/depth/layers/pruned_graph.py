@@ -1,0 +1,170 @@
+"""Prune(f): take layers out of a network one after the other, on paper, and write down the edits that do it.
+
+A layer f gives way to an identity. Where its input is i wide and its output o, the wider side is narrowed first: the
+units that matter least go, with everything coupled to them. The norm and activation that serve f alone go with it. What
+that leaves of sums, products and concatenations is patched: where all operands are one tensor, all but one of them
+become neutral, so that x + x is x. So gate, up and down of a gated MLP, one by one, are the MLP; with the attention,
+the block.
+
+From a thesis on fine-grained depth pruning (Delft, 2025), on a graph that one forward pass shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from prunerecover.depth.layers.patching import patches
+from prunerecover.depth.layers.widths import FIXED, Units, Widths, importance_per_unit
+from prunerecover.graph.computation_graph import ComputationGraph, Node
+from prunerecover.graph.coupling import coupled_nodes
+from prunerecover.model.linears import is_transposed
+from prunerecover.model.paths import get_module
+from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, StandIn
+
+
+class NotRemovable(ValueError):
+    """A layer cannot be taken out of the network as it is now; the message says why."""
+
+
+@dataclass
+class PrunedGraph:
+    """A network and what has been taken out of it so far.
+
+    Attributes:
+        model: The dense network; it is not changed.
+        graph: Of the dense network.
+        widths: What is left of all widths.
+        importance: Of each weight of the dense network, by name; None: its square.
+        gone: Indices of the nodes that hand on what they read.
+        edits: That take out what is gone, but for the patches.
+    """
+
+    model: nn.Module
+    graph: ComputationGraph
+    widths: Widths
+    importance: Mapping[str, Tensor] | None = None
+    gone: frozenset[int] = frozenset()
+    edits: tuple[Edit, ...] = ()
+    _along: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+
+    def copy(self) -> PrunedGraph:
+        """Return a state of its own, for a trial."""
+        return replace(self, widths=self.widths.copy(), _along=dict(self._along))
+
+    def prune(self, path: str) -> None:
+        """Take a layer out.
+
+        Raises:
+            NotRemovable: If its widths cannot be reconciled, or what goes with it is no module of its own.
+        """
+        layer = self._node(path)
+        coupled = coupled_nodes(self.graph, layer, self.gone)
+        self._check_modules(path, coupled)
+        narrowed = self._reconcile(path, layer)
+        modules = {path: self._stand_in(layer, coupled)}
+        modules |= {node.module: StandIn() for node in coupled}
+        self.gone |= {layer.index, *(node.index for node in coupled)}
+        self.widths.forget(modules)
+        self.edits = (*self.edits, *narrowed, Bypass(unit=path, kind="layer", modules=modules))
+
+    def finished(self) -> tuple[Edit, ...]:
+        """Return all edits, with the patches."""
+        found = patches(self.graph, self.gone)
+        return (*self.edits, Patch(modules=found)) if found else self.edits
+
+    def parameters(self) -> int:
+        """Return how many parameters are left."""
+        bypassed = {path for edit in self.edits if isinstance(edit, Bypass) for path in edit.modules}
+        total = 0
+        for name, parameter in self.model.named_parameters():
+            if not any(name.startswith(f"{path}.") for path in bypassed):
+                total += prod(len(self.widths.units(name, dim, size)) for dim, size in enumerate(parameter.shape))
+        return total
+
+    def _node(self, path: str) -> Node:
+        nodes = [node for node in self.graph.by_module.get(path, ()) if node.kind == "layer"]
+        if len(nodes) != 1 or nodes[0].index in self.gone:
+            raise NotRemovable(
+                f"Expected '{path}' to be a present layer that is called once, but it is not. Was it removed before?"
+            )
+        return nodes[0]
+
+    def _check_modules(self, path: str, coupled: Sequence[Node]) -> None:
+        for node in coupled:
+            if not node.whole or len(self.graph.by_module[node.module]) > 1:
+                raise NotRemovable(
+                    f"Expected what goes with '{path}' to be modules, but '{self.graph.name(node)}' is "
+                    f"{'called several times' if node.whole else 'in the code of its module'}."
+                )
+
+    def _stand_in(self, layer: Node, coupled: Sequence[Node]) -> StandIn:
+        module = get_module(self.model, layer.module)
+        if isinstance(module, _ConvNd) and layer.given[2:] != layer.shape[2:]:
+            padding = module.padding if isinstance(module.padding, tuple) else (0,) * len(module.stride)
+            return StandIn(leaves="pool", window=(tuple(module.kernel_size), tuple(module.stride), tuple(padding)))
+        gone = self.gone | {layer.index, *(node.index for node in coupled)}
+        overwritten = any(n.in_place and n.index not in gone for n in self.graph.ahead(layer, lambda n: n.index not in gone))
+        return StandIn(leaves="copy") if overwritten else StandIn()
+
+    def _reconcile(self, path: str, layer: Node) -> list[Narrow]:
+        """Narrow the wider side of a layer, and make its input and output one."""
+        module = get_module(self.model, path)
+        entering, leaving = self._sides(path, module)
+        if isinstance(module, _ConvNd) and module.groups > 1:
+            if module.in_channels != module.out_channels:
+                raise NotRemovable(f"Expected '{path}' to have one width, but it is grouped and makes other channels.")
+            return []
+        excess = len(leaving) - len(entering)
+        wide, other = (leaving, entering) if excess > 0 else (entering, leaving)
+        edits = self._narrow(path, wide, other, abs(excess)) if excess else []
+        entering, leaving = self._sides(path, module)
+        self.widths.tie(entering, leaving)
+        return edits
+
+    def _sides(self, path: str, module: nn.Module) -> tuple[Units, Units]:
+        """Return the units along a layer's input and output."""
+        weight = module.get_parameter("weight")
+        made, read = (1, 0) if is_transposed(module) else (0, 1)
+        name = f"{path}.weight"
+        return tuple(self.widths.units(name, dim, weight.shape[dim]) for dim in (read, made))  # type: ignore[return-value]
+
+    def _narrow(self, path: str, wide: Units, other: Units, excess: int) -> list[Narrow]:
+        free = self.widths.removable(wide, other)
+        scores = importance_per_unit(self.widths, self._along_dimensions()) if free else np.empty(0)
+        room = {int(run): self.widths.left_in_run(unit) - 1 for unit, _ in free for run in [self.widths.run[unit]]}
+        chosen: list[int] = []
+        left = excess
+        for unit, indices in sorted(free, key=lambda own: scores[own[0]]):
+            run = int(self.widths.run[unit])
+            if indices <= left and room[run]:
+                chosen.append(unit)
+                room[run] -= 1
+                left -= indices
+        if left:
+            fixed = int((wide == FIXED).sum())
+            raise NotRemovable(
+                f"Expected {excess} of the {len(wide)} units on the wider side of '{path}' to be removable, but "
+                f"{excess - left} are; {fixed} are fixed by something that reads or makes them besides."
+            )
+        for place, own in self.widths.along.items():
+            if place in self._along:
+                self._along[place] = self._along[place][torch.from_numpy(~np.isin(own, chosen))]
+        return self.widths.remove(chosen)
+
+    def _along_dimensions(self) -> dict[tuple[str, int], Tensor]:
+        """Return the importance of each index along all dimensions, summed over the others."""
+        if not self._along:
+            tensors = dict(self.model.named_parameters())
+            for name, dim in self.widths.along:
+                if name in tensors:
+                    values = tensors[name].detach().square() if self.importance is None else self.importance[name]
+                    others = [d for d in range(values.ndim) if d != dim]
+                    self._along[name, dim] = (values.sum(others) if others else values).cpu()
+        return self._along

@@ -1,0 +1,278 @@
+"""Widths of a network while layers are taken out: which indices of which tensors still belong together.
+
+Every removable index of every dimension of every tensor has the number of its unit (see `groups`); what cannot be
+removed has -1. Units leave one after the other, and where a layer gives way to an identity, the units of its input and
+of its output become the same. So a sequence of removals needs one trace of the network, not one for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from prunerecover.plan.edits import Narrow
+from prunerecover.plan.groups import Group, Setting, Slice
+from prunerecover.plan.kinds import WidthKind
+from prunerecover.width.groups.assembly import linear_form
+
+FIXED = -1
+TensorDim = tuple[str, int]
+Units = np.ndarray  # of one number per index along a dimension
+
+
+@dataclass(frozen=True)
+class _Count:
+    """An attribute that counts units, by their numbers."""
+
+    units: Units
+    setting: Setting
+
+
+@dataclass
+class Widths:
+    """The units along all dimensions that have some.
+
+    Attributes:
+        along: Number of the unit at each index, by tensor and dimension.
+        run: By unit, the number of the run that it is in: units that lie evenly beside each other in all tensors.
+        kinds: By unit, its kind.
+        reads: Dimensions by which units are read; they are made by all others.
+        names: By run, what edits call it.
+    """
+
+    along: dict[TensorDim, Units]
+    run: Units
+    kinds: list[WidthKind]
+    reads: frozenset[TensorDim]
+    names: list[str]
+    counts: list[_Count] = field(default_factory=list)
+    bound: frozenset[int] = frozenset()  # runs of which a multiple must stay
+
+    @classmethod
+    def of(cls, model: nn.Module, groups: Sequence[Group]) -> Widths:
+        """Number the units of all groups.
+
+        Args:
+            model: Whose tensors the groups name.
+            groups: As `find_groups` found them.
+        """
+        tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        widths = cls({}, np.empty(0, dtype=np.int64), [], frozenset(), [])
+        reads: set[TensorDim] = set()
+        runs: list[np.ndarray] = []
+        first = 0
+        for number, group in enumerate(groups):
+            units = torch.arange(group.size)
+            for part in group.slices:
+                place = part.tensor, part.dim
+                size = tensors[part.tensor].shape[part.dim]
+                own = widths.along.setdefault(place, np.full(size, FIXED, dtype=np.int64))
+                for offset in part.offsets:
+                    own[offset : offset + group.size * part.span] = first + units.repeat_interleave(part.span).numpy()
+                if not part.makes:
+                    reads.add(place)
+            widths.counts += [_Count(first + units.numpy(), setting) for setting in group.settings]
+            runs.append(np.full(group.size, number, dtype=np.int64))
+            widths.kinds += [group.kind] * group.size
+            widths.names.append(group.name)
+            first += group.size
+        widths.run = np.concatenate(runs) if runs else widths.run
+        widths.reads = frozenset(reads)
+        widths.bound = frozenset(i for i, g in enumerate(groups) if g.multiple > 1 or g.strata > 1 or g.at_least > 1)
+        return widths
+
+    def copy(self) -> Widths:
+        """Return widths of their own, for a trial."""
+        return Widths(
+            dict(self.along), self.run.copy(), self.kinds, self.reads, list(self.names), list(self.counts), self.bound
+        )
+
+    def units(self, tensor: str, dim: int, size: int) -> Units:
+        """Return the units along a dimension; all fixed if it has none."""
+        return self.along.get((tensor, dim), np.full(size, FIXED, dtype=np.int64))
+
+    def removable(self, side: Units, other: Units) -> list[tuple[int, int]]:
+        """List units of one side of a layer that are not on its other side, with how many indices they have there."""
+        free = side[(side != FIXED) & ~np.isin(side, other)]
+        numbers, counts = np.unique(free, return_counts=True)
+        return [
+            (int(unit), int(count))
+            for unit, count in zip(numbers, counts, strict=True)
+            if int(self.run[unit]) not in self.bound
+        ]
+
+    def left_in_run(self, unit: int) -> int:
+        """Return how many units are in a unit's run."""
+        return int((self.run == self.run[unit]).sum())
+
+    def remove(self, units: Iterable[int]) -> list[Narrow]:
+        """Take units out, and return the edits that do it.
+
+        Raises:
+            ValueError: If a run would lose all its units.
+        """
+        leaving = np.array(sorted(units), dtype=np.int64)
+        edits = []
+        for run in np.unique(self.run[leaving]).tolist():
+            members = self._ordered(run)
+            gone = np.isin(members, leaving)
+            edits.append(self._narrow(run, members, gone))
+            self._delete(members[gone])
+        return edits
+
+    def tie(self, a: Units, b: Units) -> None:
+        """Make the units at each position of two dimensions one; where either is fixed, the other is, too."""
+        assert len(a) == len(b)
+        pairs = np.unique(np.stack([a, b]), axis=1)
+        into = _joined(pairs, len(self.run))
+        old_run = self.run
+        label: dict[tuple[int, ...], int] = {}
+        members: dict[int, set[int]] = {}
+        for unit in np.unique(pairs[pairs != FIXED]).tolist():
+            if into[unit] != FIXED:
+                members.setdefault(int(into[unit]), set()).add(int(old_run[unit]))
+        run = old_run.copy()
+        for unit, runs in members.items():
+            key = tuple(sorted(runs))
+            if key not in label:
+                label[key] = len(self.names)
+                self.names.append(self.names[key[0]])
+                if self.bound.intersection(key):
+                    self.bound |= {label[key]}
+            run[unit] = label[key]
+        self.along = {place: _renamed(own, into) for place, own in self.along.items()}
+        self.counts = [_Count(_renamed(count.units, into), count.setting) for count in self.counts]
+        absorbed = np.flatnonzero(into != np.arange(len(into)))
+        run[absorbed] = FIXED
+        self.run = run
+        self._split_uneven({*label.values(), *np.unique(old_run[np.unique(pairs[pairs != FIXED])]).tolist()})
+
+    def forget(self, modules: Iterable[str]) -> None:
+        """Leave out the tensors of modules that are gone; units that nothing holds any more leave with them."""
+        gone = set(modules)
+        self.along = {place: own for place, own in self.along.items() if place[0].rpartition(".")[0] not in gone}
+        held = np.zeros(len(self.run), dtype=bool)
+        for own in self.along.values():
+            held[own[own != FIXED]] = True
+        self.run = np.where(held, self.run, FIXED)
+
+    def _ordered(self, run: int) -> Units:
+        """The units of a run, in the order in which they lie."""
+        members = np.flatnonzero(self.run == run)
+        for own in self.along.values():
+            here = own[np.isin(own, members)]
+            if len(here):
+                _, first = np.unique(here, return_index=True)
+                return here[np.sort(first)]
+        return members
+
+    def _places(self, members: Units) -> dict[TensorDim, np.ndarray]:
+        """By dimension, the place of each index's unit among the members; -1 for others."""
+        place_of = np.full(len(self.run) + 1, FIXED, dtype=np.int64)
+        place_of[members] = np.arange(len(members))
+        places = {place: place_of[own] for place, own in self.along.items()}
+        return {place: own for place, own in places.items() if (own != FIXED).any()}
+
+    def _narrow(self, run: int, members: Units, gone: np.ndarray) -> Narrow:
+        parts = []
+        for (tensor, dim), own in self._places(members).items():
+            form = linear_form(own, len(members))
+            if form is None:
+                raise ValueError(f"Expected the units of '{self.names[run]}' to lie evenly in '{tensor}'.")
+            makes = (tensor, dim) not in self.reads
+            parts.append(Slice(tensor=tensor, dim=dim, offsets=form[0], span=form[1], makes=makes))
+        settings = []
+        for count in self.counts:
+            counted = np.isin(count.units, members)
+            if counted.any():
+                per_unit, rest = divmod(int(counted.sum()) * count.setting.per_unit, len(members))
+                if rest:
+                    raise ValueError(f"Expected '{count.setting.attribute}' to count the units of '{self.names[run]}'.")
+                settings.append(count.setting.model_copy(update={"per_unit": per_unit}))
+        keep = tuple(np.flatnonzero(~gone).tolist())
+        return Narrow(
+            unit=self.names[run],
+            kind=self.kinds[int(members[0])],
+            of=len(members),
+            keep=keep,
+            group=tuple(parts),
+            settings=tuple(settings),
+        )
+
+    def _delete(self, gone: Units) -> None:
+        self.along = {place: own[~np.isin(own, gone)] for place, own in self.along.items()}
+        self.counts = [_Count(c.units[~np.isin(c.units, gone)], c.setting) for c in self.counts]
+        self.run[gone] = FIXED
+
+    def _split_uneven(self, runs: Iterable[int]) -> None:
+        """Split runs whose units do not lie evenly any more where they are interrupted."""
+        for run in runs:
+            members = self._ordered(run)
+            places = self._places(members).values()
+            if len(members) < 2 or all(linear_form(own, len(members)) is not None for own in places):
+                continue
+            breaks = np.zeros(len(members), dtype=bool)
+            for own in places:
+                breaks |= _breaks(own, len(members))
+            part = np.cumsum(breaks)
+            for number in range(1, int(part[-1]) + 1):
+                self.run[members[part == number]] = len(self.names)
+                if run in self.bound:
+                    self.bound |= {len(self.names)}
+                self.names.append(self.names[run])
+
+
+def _breaks(places: np.ndarray, size: int) -> np.ndarray:
+    """Say which units do not follow their predecessor at the distance that the first two have, or lie elsewhere."""
+    positions = np.flatnonzero(places != FIXED)
+    counts = np.bincount(places[positions], minlength=size)
+    order = positions[np.argsort(places[positions], kind="stable")]
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    breaks = np.zeros(size, dtype=bool)
+    for unit in range(1, size):
+        before, own = (order[starts[u] : starts[u] + counts[u]] for u in (unit - 1, unit))
+        if len(before) != len(own):
+            breaks[unit] = True
+        elif len(own):
+            step = np.unique(own - before)
+            runs = np.flatnonzero(np.diff(own) != 1)
+            span = int(runs[0]) + 1 if len(runs) else len(own)
+            breaks[unit] = len(step) > 1 or int(step[0]) != span
+    return breaks
+
+
+def _renamed(units: Units, into: np.ndarray) -> Units:
+    return np.where(units == FIXED, FIXED, into[np.where(units == FIXED, 0, units)])
+
+
+def _joined(pairs: np.ndarray, size: int) -> np.ndarray:
+    """Return, for each unit, the lowest unit that it is joined to by pairs; -1 where one of them is fixed."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    shifted = pairs + 1  # 0 is what is fixed
+    graph = coo_array((np.ones(pairs.shape[1], dtype=bool), (shifted[0], shifted[1])), shape=(size + 1, size + 1))
+    _, component = connected_components(graph, directed=False)
+    lowest = np.full(int(component.max()) + 1, size + 1, dtype=np.int64)
+    np.minimum.at(lowest, component, np.arange(size + 1))
+    return lowest[component][1:] - 1
+
+
+def importance_per_unit(widths: Widths, along: Mapping[TensorDim, Tensor]) -> np.ndarray:
+    """Sum importances of indices over all dimensions that units have.
+
+    Args:
+        widths: Say which unit each index belongs to.
+        along: Importance of each index, by tensor and dimension, in the present order.
+    """
+    total = np.zeros(len(widths.run))
+    for place, own in widths.along.items():
+        values = along.get(place)
+        if values is not None:
+            mask = own != FIXED
+            np.add.at(total, own[mask], values.double().numpy()[mask])
+    return total

@@ -1,0 +1,145 @@
+"""Build the computation graph from the record of a forward pass: calls that do one thing become one node each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node, NodeKind
+from prunerecover.graph.recorder import ModuleCall, Recorded, Recorder, Source
+from prunerecover.graph.watching import watch
+from prunerecover.model.batches import ModelInputs
+
+WEIGHED = frozenset("convolution _convolution addmm mm bmm baddbmm linear _grouped_mm".split())
+KERNELS = "_scaled_dot_product"  # what the names of attention's kernels begin with
+NORMS = frozenset(
+    "native_batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit _batch_norm_no_update "
+    "cudnn_batch_norm miopen_batch_norm native_layer_norm native_group_norm _fused_rms_norm".split()
+)
+STATISTICS = frozenset("mean var var_mean std std_mean linalg_vector_norm norm sum".split())
+ROOTS = frozenset("rsqrt sqrt div reciprocal std std_mean linalg_vector_norm norm".split())
+MERGES = frozenset("add sub rsub mul div addcmul".split())
+JOINS = frozenset("cat stack".split())
+AFFINE = frozenset("add sub rsub mul div neg addcmul".split())  # with a constant
+COPIES = frozenset("alias clone detach _to_copy contiguous lift_fresh".split())
+MOVEMENTS = frozenset(
+    "view _unsafe_view _reshape_alias reshape permute transpose t unsqueeze squeeze expand select slice split "
+    "split_with_sizes unsafe_split unsafe_split_with_sizes unbind index index_select flip roll repeat unfold diagonal "
+    "pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle as_strided constant_pad_nd im2col "
+    "col2im".split()
+)
+
+
+def trace_graph(model: nn.Module, inputs: ModelInputs) -> ComputationGraph:
+    """Run a model once, and return what it computed as a graph.
+
+    Args:
+        model: Unwrapped, on any device; it is bit-identical afterwards.
+        inputs: One batch on its device.
+    """
+    recorder = Recorder(model, inputs)
+    recorder.finish(watch(model, inputs, recorder))
+    return graph_of(recorder)
+
+
+def graph_of(recorder: Recorder) -> ComputationGraph:
+    """Turn the record of a forward pass into a graph."""
+    return _Builder(recorder).build()
+
+
+class _Builder:
+    """Turns operations into nodes."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.operations: Sequence[Recorded] = recorder.operations
+        self.calls: Sequence[ModuleCall] = recorder.calls
+        self.readers: list[list[int]] = [[] for _ in self.operations]
+        for number, operation in enumerate(self.operations):
+            for source in operation.inputs:
+                self.readers[source.operation].append(number)
+        self.nodes: list[Node] = []
+        self.edges: dict[Source, Edge] = {}
+        self.seen: Counter[tuple[int, str]] = Counter()
+
+    def build(self) -> ComputationGraph:
+        """Go through the operations; a call that does one thing becomes a node at its last one."""
+        single = {i: call for i, call in enumerate(self.calls) if self._does_one_thing(call)}
+        for number, operation in enumerate(self.operations):
+            if operation.name in ("input", "output"):
+                self._add(operation.name, operation.name, "", False, 0, [number])  # type: ignore[arg-type]
+            elif operation.call not in single:
+                self._add(_kind([operation]), operation.name, self.calls[operation.call].path, False, operation.call,
+                          [number])
+            elif number == self.calls[operation.call].operations[-1]:
+                own = single[operation.call].operations
+                ran = [self.operations[i] for i in own]
+                kind = _kind(ran)
+                self._add(kind, _telling(kind, ran), single[operation.call].path, True, operation.call, own)
+        return ComputationGraph(tuple(self.nodes), tuple(self.calls))
+
+    def _does_one_thing(self, call: ModuleCall) -> bool:
+        """Whether a call has one input, runs no submodule, and only what it returns is read elsewhere."""
+        own = set(call.operations)
+        results = {source.operation for source in call.results if source is not None}
+        if call.children or not own or not results <= own:
+            return False
+        inside = all(i in results or own.issuperset(self.readers[i]) for i in own)
+        entering = {source for i in own for source in self.operations[i].inputs if source.operation not in own}
+        return inside and len(entering) == 1
+
+    def _add(
+        self, kind: NodeKind, name: str, module: str, whole: bool, call: int, numbers: Sequence[int]
+    ) -> None:
+        ran, own = [self.operations[i] for i in numbers], set(numbers)
+        index, last = len(self.nodes), ran[-1]
+        entering = (source for operation in ran for source in operation.inputs if source.operation not in own)
+        inputs = tuple(self.edges[source] for source in (entering if len(ran) == 1 else dict.fromkeys(entering)))
+        overwrites = any(o.in_place and (not o.inputs or o.inputs[0].operation not in own) for o in ran)
+        weights = tuple(dict.fromkeys(weight for operation in ran for weight in operation.weights))
+        occurrence = 0 if whole else self.seen[call, name]
+        self.seen[call, name] += 1
+        self.nodes.append(
+            Node(index, kind, name, module, whole, call, occurrence, inputs, weights, ran[0].given, last.shape,
+                 overwrites)
+        )
+        for k in range(max([s.output for i in numbers for r in self.readers[i] for s in self.operations[r].inputs
+                            if s.operation in own], default=0) + 1):
+            for i in numbers:
+                self.edges[Source(i, k)] = Edge(index, k)
+
+
+def _kind(ran: Sequence[Recorded]) -> NodeKind:
+    """Say what some operations with one output do together."""
+    names = {operation.name for operation in ran}
+    same_shape = ran[0].given == ran[-1].shape
+    weighed = [o for o in ran if o.name in WEIGHED and o.weights and len(set(o.inputs)) == 1]
+    multiplied = [o for o in ran if o.name.startswith(KERNELS) or (o.name in WEIGHED and len(o.inputs) > 1)]
+    if multiplied:
+        return "product"
+    if weighed:
+        return "layer" if len(weighed) == 1 else "other"
+    if names & NORMS or (same_shape and names & STATISTICS and names & ROOTS and len(ran) > 1):
+        return "norm"
+    if names <= COPIES:
+        return "identity"
+    if names <= COPIES | MOVEMENTS:
+        return "movement"
+    several = len(ran) == 1 and len(ran[0].inputs) > 1
+    if several:
+        return "merge" if names <= MERGES | JOINS else "other"
+    if names <= JOINS:  # with nothing that depends on the input, such as an empty cache
+        return "movement"
+    elementwise = all(operation.pointwise or operation.name in COPIES for operation in ran)
+    return "activation" if elementwise and same_shape and not names <= AFFINE | COPIES else "other"
+
+
+def _telling(kind: NodeKind, ran: Sequence[Recorded]) -> str:
+    """Name the operation by which the kind of several was known."""
+    wanted: dict[Any, frozenset[str]] = {"layer": WEIGHED, "norm": NORMS | {"rsqrt"}}
+    quiet = COPIES | MOVEMENTS | AFFINE
+    known = [o.name for o in ran if o.name in wanted.get(kind, frozenset())]
+    loud = [o.name for o in ran if o.name not in quiet]
+    return (known or loud or [ran[-1].name])[0]

@@ -1,0 +1,141 @@
+"""The computation graph: layers, activations, norms and merges of a network, and which reads the output of which."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from prunerecover.graph.recorder import ModuleCall
+
+NodeKind = Literal[
+    "input", "layer", "activation", "norm", "merge", "product", "identity", "movement", "other", "output"
+]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """An output of a node: the node's index, and which of its outputs (a split has several)."""
+
+    node: int
+    output: int = 0
+
+
+@dataclass(frozen=True)
+class Node:
+    """One call of a module that does one thing, or one operation in the code of a module that does several.
+
+    Attributes:
+        index: In order of execution.
+        kind: "layer" (a product with weights: linear or convolution), "activation" (one input, element by element),
+            "norm", "merge" (element-wise arithmetic or concatenation of several operands), "product" (of activations
+            with activations, as in attention), "identity", "movement" (views, permutations, parts), "other", "input"
+            or "output".
+        operation: Name of the ATen operator that tells most: "convolution", "relu", "add", ...
+        module: Path of the module: of the call itself if `whole`, else of the one whose code runs the operation.
+        whole: Whether it is all that one call of `module` does.
+        call: Number of the module call, in `ComputationGraph.calls`.
+        occurrence: How many operations of this name came before in that call.
+        inputs: What it reads, in order of arguments.
+        weights: Paths of parameters and buffers that it reads.
+        given: Shape of its first input.
+        shape: Of its first output.
+        in_place: Whether it overwrites an operand.
+    """
+
+    index: int
+    kind: NodeKind
+    operation: str
+    module: str
+    whole: bool
+    call: int
+    occurrence: int
+    inputs: tuple[Edge, ...]
+    weights: tuple[str, ...] = ()
+    given: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    in_place: bool = False
+
+
+@dataclass(frozen=True)
+class ComputationGraph:
+    """What one forward pass of a network computes, node by node.
+
+    Attributes:
+        nodes: In order of execution: inputs first, the output last.
+        calls: All calls of modules, in order of their beginning.
+    """
+
+    nodes: tuple[Node, ...]
+    calls: tuple[ModuleCall, ...]
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """By node, the nodes that read any of its outputs, in order of execution."""
+        found: list[dict[int, None]] = [{} for _ in self.nodes]
+        for node in self.nodes:
+            for edge in node.inputs:
+                found[edge.node][node.index] = None
+        return tuple(tuple(own) for own in found)
+
+    @cached_property
+    def by_module(self) -> dict[str, tuple[Node, ...]]:
+        """Nodes that are whole calls of a module, by its path."""
+        found: dict[str, tuple[Node, ...]] = {}
+        for node in self.nodes:
+            if node.whole:
+                found[node.module] = (*found.get(node.module, ()), node)
+        return found
+
+    def of_kind(self, *kinds: NodeKind) -> tuple[Node, ...]:
+        """Return the nodes of some kinds."""
+        return tuple(node for node in self.nodes if node.kind in kinds)
+
+    def name(self, node: Node) -> str:
+        """Return what a node is called: the path of its module, with its operation where the module does more."""
+        several = len(self.by_module.get(node.module, ())) > 1
+        number = self.calls[node.call].number if node.call < len(self.calls) else 0
+        if node.whole:
+            return f"{node.module}:{number}" if several else node.module
+        where = f"{node.module}:{number}" if number else node.module
+        return f"{where}/{node.operation}:{node.occurrence}".lstrip("/")
+
+    def ahead(self, start: Node, stop: Callable[[Node], bool]) -> Iterator[Node]:
+        """Yield the nodes that are reached forward; those where `stop` holds are yielded and not passed."""
+        yield from self._reached(start.index, stop, lambda i: self.readers[i])
+
+    def behind(self, start: Node, stop: Callable[[Node], bool]) -> Iterator[Node]:
+        """Yield the nodes that are reached backward; those where `stop` holds are yielded and not passed."""
+        yield from self._reached(start.index, stop, lambda i: (edge.node for edge in self.nodes[i].inputs))
+
+    def _reached(
+        self, start: int, stop: Callable[[Node], bool], following: Callable[[int], Iterable[int]]
+    ) -> Iterator[Node]:
+        seen, waiting = {start}, [start]
+        while waiting:
+            for i in following(waiting.pop()):
+                if i not in seen:
+                    seen.add(i)
+                    yield self.nodes[i]
+                    if not stop(self.nodes[i]):
+                        waiting.append(i)
+
+    @cached_property
+    def reached_by_output(self) -> frozenset[int]:
+        """Indices of the nodes that the output depends on."""
+        outputs = self.of_kind("output")
+        return frozenset(n.index for out in outputs for n in self.behind(out, lambda _: False)) | {
+            out.index for out in outputs
+        }
+
+    def __str__(self) -> str:
+        """One line per node: index, kind, name, shape, and the indices of what it reads."""
+        counts = Counter(node.kind for node in self.nodes)
+        lines = [", ".join(f"{n} of kind {kind}" for kind, n in counts.items())]
+        for node in self.nodes:
+            read = ", ".join(str(edge.node) for edge in node.inputs)
+            shape = "x".join(map(str, node.shape))
+            lines.append(f"{node.index:5d}  {node.kind:<10}  {self.name(node)}  {shape}  <- {read or '-'}")
+        return "\n".join(lines)

@@ -1,0 +1,115 @@
+"""Layers that can be removed alone: linears and convolutions outside attentions and the head; others, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from prunerecover.graph.computation_graph import ComputationGraph, Node
+from prunerecover.graph.regions import find_attentions, head_layers
+from prunerecover.model.linears import check_plain
+from prunerecover.model.paths import get_module
+
+
+@dataclass(frozen=True)
+class LayerList:
+    """The layers of a network.
+
+    Attributes:
+        offered: Paths of the layers that can be removed, in order of execution.
+        refused: Why each of the others cannot, by path.
+        strided: Paths among the offered that change spatial dimensions; none unless they were asked for.
+    """
+
+    offered: tuple[str, ...]
+    refused: dict[str, str]
+    strided: tuple[str, ...] = ()
+
+
+def list_layers(model: nn.Module, graph: ComputationGraph, *, include_strided: bool = False) -> LayerList:
+    """Tell which layers can be removed.
+
+    Args:
+        model: That the graph was traced from.
+        graph: Of one forward pass.
+        include_strided: Whether those that change spatial dimensions are among them: a pooling takes their place.
+    """
+    attention = {i: a.module for a in find_attentions(graph) for i in a.layers}
+    head = head_layers(graph)
+    offered: list[str] = []
+    strided: list[str] = []
+    refused: dict[str, str] = {}
+    for node in graph.of_kind("layer"):
+        reason = _why_not(model, graph, node, attention, head)
+        if not reason and _resizes(node):
+            strided.append(node.module)
+            reason = "" if include_strided else "it changes spatial dimensions (include_strided=True)"
+        if reason:
+            refused[graph.name(node)] = reason
+        else:
+            offered.append(node.module)
+    return LayerList(tuple(offered), refused | _never_called(model, graph), tuple(strided) if include_strided else ())
+
+
+def channel_dim(node: Node, model: nn.Module) -> int:
+    """The dimension of a layer's input and output in which its channels lie."""
+    return 1 if isinstance(get_module(model, node.module), _ConvNd) else -1
+
+
+def _why_not(
+    model: nn.Module, graph: ComputationGraph, node: Node, attention: dict[int, str], head: frozenset[int]
+) -> str:
+    module = get_module(model, node.module)
+    if node.index in attention:
+        return f"it is part of the attention '{attention[node.index]}'"
+    if node.index in head:
+        return "it is in the head, which makes the outputs"
+    if not node.whole:
+        return f"its weight is used in the code of {type(module).__name__}, not by a layer of its own"
+    if len(graph.by_module[node.module]) > 1:
+        return "it is called several times"
+    if isinstance(module, _ConvTransposeNd):
+        return "it is a transposed convolution"
+    if not is_layer(module):
+        return f"{type(module).__name__} is no linear or convolution"
+    if node.index not in graph.reached_by_output:
+        return "the output does not depend on it"
+    try:
+        check_plain(node.module, module)
+    except ValueError as error:
+        return f"its weight is computed: {error}"
+    return ""
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether this is a linear, a convolution, or transformers' `Conv1D`."""
+    return isinstance(module, nn.Linear | _ConvNd) or type(module).__name__ == "Conv1D"
+
+
+def _resizes(node: Node) -> bool:
+    """Whether the output of a layer differs from its input in more than its channels."""
+    if len(node.given) != len(node.shape):
+        return True
+    channels = 1 if node.operation in ("convolution", "_convolution") else len(node.shape) - 1
+    return any(a != b for d, (a, b) in enumerate(zip(node.given, node.shape, strict=True)) if d != channels)
+
+
+def _never_called(model: nn.Module, graph: ComputationGraph) -> dict[str, str]:
+    """Layers that the example does not reach: a head that runs in training alone, or a branch that it does not take."""
+    called = {node.module for node in graph.nodes} | {call.path for call in graph.calls}
+    inside = {
+        path
+        for path, module in model.named_modules()
+        if is_layer(module) and path not in called and not any(_runs(path, weight) for weight in _weights(graph))
+    }
+    return dict.fromkeys(sorted(inside), "the example does not call it")
+
+
+def _weights(graph: ComputationGraph) -> set[str]:
+    return {weight for node in graph.nodes for weight in node.weights}
+
+
+def _runs(path: str, weight: str) -> bool:
+    return weight.rpartition(".")[0] == path

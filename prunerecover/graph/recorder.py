@@ -1,0 +1,197 @@
+"""Record which operation reads the output of which, and which call of which module each of them happened in.
+
+What does not depend on the model's input (weights, masks and tables that are made from nothing) is no part of the
+record; operations name the parameters and buffers that they read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
+
+import torch
+
+from prunerecover.model.batches import ModelInputs
+
+# Tensors in the likeness of another: its values play no part.
+BLANK = frozenset("zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty "
+                  "new_empty_strided sym_size".split())
+
+
+class Source(NamedTuple):
+    """An output of a recorded operation: the number of the operation, and which of its outputs."""
+
+    operation: int
+    output: int = 0
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One operation that depends on the model's input.
+
+    Attributes:
+        name: Of the ATen operator, without the underscore of operations in place; "input" for a tensor that the model
+            is given, "output" for what it returns.
+        in_place: Whether it overwrote its first operand.
+        call: Number of the module call that it happened in.
+        inputs: Where its operands that depend on the model's input come from, in the order of its arguments.
+        weights: Paths of the parameters and buffers that it read, directly or through operations on these alone.
+        shape: Of its first output.
+        given: Of its first operand that depends on the model's input.
+        pointwise: Whether PyTorch says that it works element by element.
+    """
+
+    name: str
+    in_place: bool
+    call: int
+    inputs: tuple[Source, ...]
+    weights: tuple[str, ...]
+    shape: tuple[int, ...]
+    given: tuple[int, ...]
+    pointwise: bool
+
+
+@dataclass
+class ModuleCall:
+    """One call of a module.
+
+    Attributes:
+        path: Of the module.
+        parent: Number of the call that it happened in; -1 for the model's own.
+        number: How many calls of the module came before.
+        operations: Recorded in this call itself, not in those of submodules.
+        children: Numbers of the calls of submodules.
+        given: Where the first tensor among its arguments comes from, if it depends on the model's input.
+        given_shape: Its shape.
+        results: Where the tensors that it returned come from; None for those that do not depend on the model's input.
+        returns: How many values it returned: 1 for a tensor, n for a tuple whose first entry is a tensor; 0 otherwise.
+        shape: Of the first tensor that it returned.
+    """
+
+    path: str
+    parent: int
+    number: int
+    operations: list[int] = field(default_factory=list)
+    children: list[int] = field(default_factory=list)
+    given: Source | None = None
+    given_shape: tuple[int, ...] = ()
+    results: tuple[Source | None, ...] = ()
+    returns: int = 0
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Value:
+    """What a tensor holds: None as `source` if it does not depend on the model's input; `weights` that it is made of."""
+
+    source: Source | None = None
+    weights: tuple[str, ...] = ()
+
+
+CONSTANT = _Value()
+
+
+class Recorder:
+    """Records a forward pass that `watch` tells of.
+
+    Args:
+        model: That is watched.
+        inputs: That it is called with.
+
+    Attributes:
+        operations: In order of execution; the model's inputs first.
+        calls: In order of their beginning; the first is the model's own.
+    """
+
+    def __init__(self, model: nn.Module, inputs: ModelInputs) -> None:
+        self.operations: list[Recorded] = []
+        self.calls: list[ModuleCall] = []
+        self._values = WeakTensorKeyDictionary()
+        self._bases = WeakTensorKeyDictionary()
+        self._open: list[int] = []
+        self._times: dict[str, int] = {}
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            self._values[tensor] = _Value(weights=(name,))
+        for leaf in tree_leaves((inputs.args, inputs.kwargs)):
+            if isinstance(leaf, Tensor):
+                self._values[leaf] = _Value(self._add("input", (), leaf))
+
+    def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that a module is called."""
+        parent, number = (self._open[-1] if self._open else -1), self._times.get(path, 0)
+        self._times[path] = number + 1
+        made = ModuleCall(path, parent, number)
+        first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
+        if first is not None:
+            made.given, made.given_shape = self._value(first).source, tuple(first.shape)
+        if parent >= 0:
+            self.calls[parent].children.append(len(self.calls))
+        self._open.append(len(self.calls))
+        self.calls.append(made)
+
+    def leave(self, path: str, module: nn.Module, output: Any) -> None:
+        """Note that a module returned."""
+        call = self.calls[self._open.pop()]
+        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        call.results = tuple(self._value(tensor).source for tensor in tensors)
+        call.shape = tuple(tensors[0].shape) if tensors else ()
+        if isinstance(output, Tensor):
+            call.returns = 1
+        elif type(output) is tuple and output and isinstance(output[0], Tensor):
+            call.returns = len(output)
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Note an operation, and what its outputs hold."""
+        name: str = func.overloadpacket.__name__
+        plain = name.rstrip("_")
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        values = [self._value(tensor) for tensor in tensors]
+        sources = tuple(value.source for value in values if value.source is not None)
+        weights = tuple(dict.fromkeys(name for value in values for name in value.weights))
+        if not sources or plain in BLANK or not outputs:
+            for tensor in outputs:
+                self._values[tensor] = CONSTANT if plain in BLANK else _Value(weights=weights)
+            return
+        given = next(tensor for tensor, value in zip(tensors, values, strict=True) if value.source is not None)
+        in_place = plain != name
+        recorded = Recorded(
+            plain,
+            in_place,
+            self._open[-1] if self._open else 0,
+            sources,
+            weights,
+            tuple(outputs[0].shape),
+            tuple(given.shape),
+            torch.Tag.pointwise in func.tags,
+        )
+        number = len(self.operations)
+        self.operations.append(recorded)
+        if self._open:
+            self.calls[self._open[-1]].operations.append(number)
+        for k, tensor in enumerate(outputs):
+            self._values[tensor] = _Value(Source(number, k))
+            if func.is_view:
+                self._bases[tensor] = self._bases.get(tensors[0], tensors[0])
+        if in_place and (base := self._bases.get(tensors[0])) is not None:
+            self._values[base] = _Value(Source(number))  # a part of it was written: all of it depends on the input now
+
+    def finish(self, output: Any) -> None:
+        """Note what the model returned, but for caches of keys and values, which it does not compute for their sake."""
+        leaves = tree_leaves(output, is_leaf=lambda node: type(node).__name__.endswith("Cache"))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        sources = tuple(dict.fromkeys(s for tensor in tensors if (s := self._value(tensor).source) is not None))
+        if tensors:
+            self._add("output", sources, tensors[0])
+
+    def _value(self, tensor: Tensor) -> _Value:
+        found = self._values.get(tensor)
+        return found if isinstance(found, _Value) else CONSTANT
+
+    def _add(self, name: str, sources: tuple[Source, ...], tensor: Tensor) -> Source:
+        self.operations.append(Recorded(name, False, 0, sources, (), tuple(tensor.shape), (), False))
+        return Source(len(self.operations) - 1)

@@ -1,0 +1,113 @@
+"""Watch one forward pass of a model: every operation of PyTorch, and every call of a module, as they happen.
+
+Operations are seen below autograd, whatever the model's code looks like, on any device: the meta device, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from prunerecover.cost.macs import every_kernel_visible
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.evaluation import evaluating
+
+
+class Observer(Protocol):
+    """What is told of a forward pass."""
+
+    def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take note that the module at `path` is called."""
+
+    def leave(self, path: str, module: nn.Module, output: Any) -> None:
+        """Take note that it returns."""
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Take note of an ATen operator, its arguments, and what it returned."""
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, observers: tuple[Observer, ...]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.observers = observers
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for observer in self.observers:
+            observer.operation(func, args, kwargs or {}, out)
+        return out
+
+
+def watch(model: nn.Module, inputs: ModelInputs, *observers: Observer) -> Any:
+    """Run a model once in evaluation mode, and tell observers what happens.
+
+    A module without submodules that returns its input as it is (dropout, an identity, what surgery left) is seen to
+    return an alias of it, so that what reads its output can be told from what reads its input.
+
+    Args:
+        model: Is bit-identical afterwards.
+        inputs: One batch.
+        observers: Are told of each event in this order.
+
+    Returns:
+        What the model returned.
+    """
+    with evaluating(model), every_kernel_visible(), _calls(model, observers), _Watch(observers):
+        return call(model, inputs)
+
+
+@contextmanager
+def _calls(model: nn.Module, observers: tuple[Observer, ...]) -> Iterator[None]:
+    handles = []
+    running: list[str] = []
+    for module, paths in _paths(model).items():
+
+        def before(
+            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], paths: tuple[str, ...] = paths
+        ) -> None:
+            path = _place(paths, running[-1] if running else "")
+            running.append(path)
+            for observer in observers:
+                observer.enter(path, args, kwargs)
+
+        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            told, path = output if module._modules else _distinct(output, (args, kwargs)), running.pop()
+            for observer in observers:
+                observer.leave(path, module, told)
+            return told
+
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(module.register_forward_hook(after, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _paths(model: nn.Module) -> dict[nn.Module, tuple[str, ...]]:
+    found: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        found.setdefault(module, []).append(path)
+    return {module: tuple(paths) for module, paths in found.items()}
+
+
+def _place(paths: tuple[str, ...], caller: str) -> str:
+    """Return the path by which a module that has several is called: the shortest inside the module that calls it."""
+    inside = [path for path in paths if not caller or path.startswith(f"{caller}.")]
+    return min(inside, key=lambda path: path.count("."), default=paths[0])
+
+
+def _distinct(output: Any, given: Any) -> Any:
+    """Return the output with an alias in the place of a tensor that was given."""
+    if type(output) is tuple:
+        return tuple(_distinct(part, given) for part in output)
+    if isinstance(output, Tensor) and any(leaf is output for leaf in tree_leaves(given)):
+        return torch.ops.aten.alias(output)
+    return output
