@@ -1,0 +1,255 @@
+"""Residual branches and blocks, as the graph shows them: what is added to a stream, or hands on a stream of one shape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import nn
+
+from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
+from prunerecover.graph.regions import head_layers
+from prunerecover.model.paths import get_module, parent_path
+from prunerecover.plan.edits import StandIn
+from prunerecover.plan.kinds import Kind
+
+
+@dataclass(frozen=True)
+class GraphUnit:
+    """Several nodes that can go together.
+
+    Attributes:
+        name: Path of the module that holds them, or of the first one.
+        kind: "block", "attention" or "mlp": a residual branch without attention.
+        modules: What takes the place of each module.
+        nodes: Indices of the nodes that go.
+        block: Path of the block that the unit is or is in; empty if it is in none.
+        doubtful: Whether shapes inside change so that only a trial can tell whether the network still runs.
+    """
+
+    name: str
+    kind: Kind
+    modules: dict[str, StandIn]
+    nodes: frozenset[int]
+    block: str = ""
+    doubtful: bool = False
+
+
+@dataclass
+class BranchFinder:
+    """Finds branches and blocks in a graph.
+
+    Attributes:
+        model: That the graph was traced from.
+        graph: Of one forward pass.
+        refused: Why blocks and branches that were seen cannot go, by path.
+    """
+
+    model: nn.Module
+    graph: ComputationGraph
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def find(self) -> tuple[GraphUnit, ...]:
+        """List blocks and branches, in order of execution; a branch that is all of its block is the block."""
+        blocks = self.blocks()
+        branches = []
+        for node in self.graph.of_kind("merge"):
+            branch = self._branch(node, blocks)
+            if branch is not None and not any(self._same(branch, block) for block in blocks):
+                branches.append(branch)
+        return tuple(sorted((*blocks, *branches), key=lambda unit: (min(unit.nodes), -len(unit.nodes))))
+
+    def blocks(self) -> tuple[GraphUnit, ...]:
+        """List the repeated children of one container that take one stream in and give one of its shape out."""
+        found = []
+        for number, call in enumerate(self.graph.calls):
+            parent = get_module(self.model, parent_path(call.path)) if call.path else None
+            if not isinstance(parent, nn.ModuleList | nn.Sequential) or self._times[call.path] > 1 or not call.children:
+                continue
+            classes = Counter(type(child) for child in parent)
+            inside = self._inside[number]
+            layers = [n for n in inside if self.graph.nodes[n].kind in ("layer", "product")]
+            if classes[type(get_module(self.model, call.path))] < 2 or len(layers) < 2:
+                continue
+            reason = self._why_no_block(number, inside)
+            if reason:
+                self.refused[call.path] = reason
+                continue
+            result = self._edges_out(inside)
+            copied = any(self.graph.nodes[r].in_place for e in result for r in self.graph.readers[e] if r not in inside)
+            stand_in = StandIn(leaves="copy" if copied else "identity", returns=call.returns)
+            found.append(GraphUnit(call.path, "block", {call.path: stand_in}, inside, call.path))
+        stages = {b.name for b in found if sum(other.name.startswith(f"{b.name}.") for other in found) > 1}
+        found = [b for b in found if b.name not in stages]
+        return tuple(b for b in found if not any(b.name.startswith(f"{other.name}.") for other in found))
+
+    def _why_no_block(self, number: int, inside: frozenset[int]) -> str:
+        call = self.graph.calls[number]
+        if call.given is None or call.returns == 0:
+            return "it does not take a tensor first, or returns none"
+        if call.given_shape != call.shape:
+            return "its output has another shape than its input"
+        if inside & self._head:
+            return "it holds layers of the head"
+        if len(self._edges_out(inside)) > 1:
+            return "something else reads what it computes inside"
+        return ""
+
+    def _edges_out(self, inside: Set[int]) -> list[int]:
+        return [n for n in inside if any(reader not in inside for reader in self.graph.readers[n])]
+
+    def _branch(self, merge: Node, blocks: Sequence[GraphUnit]) -> GraphUnit | None:
+        if merge.operation != "add" or len(merge.inputs) != 2:
+            return None
+        nodes = self.graph.nodes
+        first, second = merge.inputs
+        if nodes[first.node].shape != merge.shape or nodes[second.node].shape != merge.shape:
+            return None
+        for stream, branch in ((first, second), (second, first)):
+            source = self._beyond_identities(stream)
+            if source != branch.node and self._ancestors[branch.node] >> source & 1:
+                return self._unit(merge, branch, source, blocks)
+        sides = [(self._serving(merge, edge, -1), edge) for edge in merge.inputs]
+        (fewer, _), (more, branch) = sorted(sides, key=lambda side: self._layers(side[0]))
+        shared = self._read_from_outside(fewer) & self._read_from_outside(more)
+        if self._layers(fewer) != 1 or len(shared) != 1 or self._read_from_outside(fewer) != shared:
+            return None
+        return self._unit(merge, branch, next(iter(shared)), blocks)
+
+    def _unit(self, merge: Node, branch: Edge, source: int, blocks: Sequence[GraphUnit]) -> GraphUnit | None:
+        graph = self.graph
+        serving = self._serving(merge, branch, source)
+        weighty = [n for n in sorted(serving) if graph.nodes[n].kind in ("layer", "product")]
+        if not weighty or serving & self._head:
+            return None
+        calls = self._largest_calls(serving)
+        holding = next((c for c in calls if weighty[0] in self._inside[c]), None)
+        name = graph.calls[holding].path if holding is not None else graph.name(graph.nodes[weighty[0]])
+        leaving = self._exit(merge, branch, serving, calls)
+        if leaving is None:
+            self.refused[name] = f"no module returns what is added in '{graph.name(merge)}'"
+            return None
+        alone = [n for n in sorted(serving) if not any(n in self._inside[c] for c in calls)]
+        if any(self._times[graph.calls[graph.nodes[n].call].path] > 1 and graph.nodes[n].weights for n in alone):
+            self.refused[name] = "its modules are called several times"
+            return None
+        if any(self.graph.calls[c].returns == 0 for c in calls):
+            self.refused[name] = "one of its modules returns no tensor first"
+            return None
+        path, leaves = leaving
+        modules = {graph.calls[c].path: StandIn(returns=graph.calls[c].returns) for c in calls}
+        modules[path] = StandIn(leaves=leaves, returns=modules[path].returns)  # type: ignore[arg-type]
+        kind: Kind = "attention" if any(graph.nodes[n].kind == "product" for n in serving) else "mlp"
+        doubtful = bool(alone) and any(
+            graph.calls[c].given_shape != graph.calls[c].shape for c in calls if graph.calls[c].path != path
+        )
+        block = next((b.name for b in blocks if serving <= b.nodes), "")
+        return GraphUnit(name, kind, modules, serving, block, doubtful)
+
+    def _serving(self, merge: Node, branch: Edge, source: int) -> frozenset[int]:
+        """The nodes that nothing but a branch's end reads, as far back as its source; at its sides, inside its modules."""
+        graph = self.graph
+        if graph.readers[branch.node] != (merge.index,):
+            return frozenset()
+        found = {branch.node}
+        for index in range(branch.node - 1, source, -1):
+            readers = graph.readers[index]
+            descends = source < 0 or bool(self._ancestors[index] >> source & 1)
+            if readers and found.issuperset(readers) and graph.nodes[index].kind != "input" and descends:
+                found.add(index)
+        calls = self._largest_calls(found, partly=True)
+        for index in range(branch.node - 1, -1, -1):
+            readers = graph.readers[index]
+            if index not in found and readers and found.issuperset(readers):
+                if any(index in self._inside[c] for c in calls):
+                    found.add(index)
+        return frozenset(found)
+
+    def _largest_calls(self, nodes: Set[int], *, partly: bool = False) -> list[int]:
+        """The outermost calls all of whose nodes are among these; `partly`: those of attentions, of which some are."""
+        found: list[int] = []
+        for number, inside in self._inside.items():
+            call = self.graph.calls[number]
+            shared = self._times[call.path] > 1
+            if not call.path or not inside or shared or any(self._is_below(number, other) for other in found):
+                continue
+            if inside <= nodes or (partly and inside & nodes and self._is_attention(number)):
+                found.append(number)
+        return found
+
+    def _is_attention(self, number: int) -> bool:
+        return any(self.graph.nodes[n].kind == "product" and self.graph.nodes[n].call == number for n in self._inside[number])
+
+    def _is_below(self, number: int, other: int) -> bool:
+        while number >= 0:
+            if number == other:
+                return True
+            number = self.graph.calls[number].parent
+        return False
+
+    def _exit(self, merge: Node, branch: Edge, serving: Set[int], calls: Sequence[int]) -> tuple[str, str] | None:
+        """The module whose output becomes zero, and in which form."""
+        index, moved = branch.node, False
+        while index in serving:
+            call = next((c for c in calls if index in self._inside[c]), None)
+            if call is not None:
+                own = self.graph.calls[call]
+                in_place = merge.in_place and merge.inputs[0] == branch
+                if (moved or in_place) and self.graph.nodes[min(serving)].given != own.shape:
+                    return None
+                return own.path, "zeros" if moved or in_place else "zero"
+            node = self.graph.nodes[index]
+            scaled = node.kind == "other" and node.operation == "mul"
+            if len(set(node.inputs)) != 1 or not (scaled or node.kind in ("movement", "identity")):
+                return None
+            index, moved = node.inputs[0].node, True
+        return None
+
+    def _same(self, branch: GraphUnit, block: GraphUnit) -> bool:
+        """Whether a block does nothing besides its only branch."""
+        rest = [self.graph.nodes[n] for n in block.nodes - branch.nodes]
+        return branch.nodes <= block.nodes and not any(n.kind in ("layer", "product", "norm") for n in rest)
+
+    def _layers(self, nodes: Set[int]) -> int:
+        return sum(self.graph.nodes[n].kind == "layer" for n in nodes)
+
+    def _read_from_outside(self, nodes: Set[int]) -> frozenset[int]:
+        return frozenset(e.node for n in nodes for e in self.graph.nodes[n].inputs if e.node not in nodes)
+
+    def _beyond_identities(self, edge: Edge) -> int:
+        index = edge.node
+        while self.graph.nodes[index].kind == "identity":
+            index = self.graph.nodes[index].inputs[0].node
+        return index
+
+    @cached_property
+    def _head(self) -> frozenset[int]:
+        return head_layers(self.graph)
+
+    @cached_property
+    def _times(self) -> Counter[str]:
+        return Counter(call.path for call in self.graph.calls)
+
+    @cached_property
+    def _inside(self) -> dict[int, frozenset[int]]:
+        """The nodes in each call and in those that it made."""
+        found: dict[int, set[int]] = {number: set() for number in range(len(self.graph.calls))}
+        for node in self.graph.nodes:
+            number = node.call if node.kind not in ("input", "output") else -1
+            while number >= 0:
+                found[number].add(node.index)
+                number = self.graph.calls[number].parent
+        return {number: frozenset(nodes) for number, nodes in found.items()}
+
+    @cached_property
+    def _ancestors(self) -> list[int]:
+        """By node, the nodes that it depends on and itself, as bits."""
+        found: list[int] = []
+        for node in self.graph.nodes:
+            bits = 1 << node.index
+            for edge in node.inputs:
+                bits |= found[edge.node]
+            found.append(bits)
+        return found
