@@ -18,7 +18,17 @@ from prunerecover.model.hooks import carry_hooks
 from prunerecover.model.linears import check_plain, linear_shape, without_affine
 from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import Affine, ChannelMap, Constant, Nothing, PassThrough, SlopeBias
-from prunerecover.plan.edits import PARAMETERS, Config, Merge, Narrow, Remove, Replace, Rewrite, number_of_block
+from prunerecover.plan.edits import (
+    PARAMETERS,
+    Config,
+    Merge,
+    Narrow,
+    Remove,
+    Replace,
+    Reroute,
+    Rewrite,
+    number_of_block,
+)
 from prunerecover.surgery.folding import merged_linear
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.narrowing import Cuts, narrow
@@ -143,6 +153,11 @@ def _(edit: Rewrite, context: EditContext) -> None:
     like = next((p for p in context.model.parameters() if p.is_floating_point()), torch.empty(0))
     new = ChannelMap(edit.in_channels, edit.out_channels, edit.stride, edit.first, like.device, like.dtype)
     context.replace_module(edit.unit, new)
+
+
+@execute.register
+def _(edit: Reroute, context: EditContext) -> None:
+    context.journal.reroute(context.model, edit.unit, edit.calls)
 
 
 def _remove_block(context: EditContext, unit: str) -> None:
