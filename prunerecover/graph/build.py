@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +61,6 @@ class _Builder:
                 self.readers[source.operation].append(number)
         self.nodes: list[Node] = []
         self.edges: dict[Source, Edge] = {}
-        self.seen: Counter[tuple[int, str]] = Counter()
 
     def build(self) -> ComputationGraph:
         """Go through the operations; a call that does one thing becomes a node at its last one."""
@@ -99,8 +97,7 @@ class _Builder:
         inputs = tuple(self.edges[source] for source in (entering if len(ran) == 1 else dict.fromkeys(entering)))
         overwrites = any(o.in_place and (not o.inputs or o.inputs[0].operation not in own) for o in ran)
         weights = tuple(dict.fromkeys(weight for operation in ran for weight in operation.weights))
-        occurrence = 0 if whole else self.seen[call, name]
-        self.seen[call, name] += 1
+        occurrence = 0 if whole else last.occurrence
         self.nodes.append(
             Node(index, kind, name, module, whole, call, occurrence, inputs, weights, ran[0].given, last.shape,
                  overwrites)

@@ -37,7 +37,7 @@ class Node:
         module: Path of the module: of the call itself if `whole`, else of the one whose code runs the operation.
         whole: Whether it is all that one call of `module` does.
         call: Number of the module call, in `ComputationGraph.calls`.
-        occurrence: How many operations of this name came before in that call.
+        occurrence: How many operations of this name came before in that call, if not `whole`.
         inputs: What it reads, in order of arguments.
         weights: Paths of parameters and buffers that it reads.
         given: Shape of its first input.

@@ -6,6 +6,7 @@ record; operations name the parameters and buffers that they read.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ class Recorded:
             is given, "output" for what it returns.
         in_place: Whether it overwrote its first operand.
         call: Number of the module call that it happened in.
+        occurrence: How many operations of its name ran in that call before, with those on constants.
         inputs: Where its operands that depend on the model's input come from, in the order of its arguments.
         weights: Paths of the parameters and buffers that it read, directly or through operations on these alone.
         shape: Of its first output.
@@ -48,6 +50,7 @@ class Recorded:
     name: str
     in_place: bool
     call: int
+    occurrence: int
     inputs: tuple[Source, ...]
     weights: tuple[str, ...]
     shape: tuple[int, ...]
@@ -113,7 +116,8 @@ class Recorder:
         self._values = WeakTensorKeyDictionary()
         self._bases = WeakTensorKeyDictionary()
         self._open: list[int] = []
-        self._times: dict[str, int] = {}
+        self._times: Counter[str] = Counter()
+        self._ran: Counter[tuple[int, str]] = Counter()
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self._values[tensor] = _Value(weights=(name,))
         for leaf in tree_leaves((inputs.args, inputs.kwargs)):
@@ -122,8 +126,8 @@ class Recorder:
 
     def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module is called."""
-        parent, number = (self._open[-1] if self._open else -1), self._times.get(path, 0)
-        self._times[path] = number + 1
+        parent, number = (self._open[-1] if self._open else -1), self._times[path]
+        self._times[path] += 1
         made = ModuleCall(path, parent, number)
         first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
         if first is not None:
@@ -147,7 +151,9 @@ class Recorder:
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Note an operation, and what its outputs hold."""
         name: str = func.overloadpacket.__name__
-        plain = name.rstrip("_")
+        plain, call = name.rstrip("_"), self._open[-1] if self._open else 0
+        occurrence = self._ran[call, plain]
+        self._ran[call, plain] += 1
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         values = [self._value(tensor) for tensor in tensors]
@@ -162,7 +168,8 @@ class Recorder:
         recorded = Recorded(
             plain,
             in_place,
-            self._open[-1] if self._open else 0,
+            call,
+            occurrence,
             sources,
             weights,
             tuple(outputs[0].shape),
@@ -193,5 +200,5 @@ class Recorder:
         return found if isinstance(found, _Value) else CONSTANT
 
     def _add(self, name: str, sources: tuple[Source, ...], tensor: Tensor) -> Source:
-        self.operations.append(Recorded(name, False, 0, sources, (), tuple(tensor.shape), (), False))
+        self.operations.append(Recorded(name, False, 0, 0, sources, (), tuple(tensor.shape), (), False))
         return Source(len(self.operations) - 1)

@@ -24,6 +24,7 @@ SETTINGS = frozenset(
     + ("groups", "num_groups", "stride", "padding", "dilation", "kernel_size", "eps", "variance_epsilon")
     + ("top_k", "num_experts_per_tok")
 )
+REROUTED = "rerouted"  # calls that surgery took out of a module's forward
 DIFFERENT = "various"
 
 
@@ -37,7 +38,7 @@ def settings_of(model: nn.Module) -> dict[str, str]:
     """
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for path, module in model.named_modules():
-        for name in SETTINGS & vars(module).keys():
+        for name in (SETTINGS | {REROUTED}) & vars(module).keys():
             if _is_plain(value := vars(module)[name]):
                 found[name][path] = str(value)
     return {name: _summary(values) for name, values in sorted(found.items())}
@@ -46,9 +47,14 @@ def settings_of(model: nn.Module) -> dict[str, str]:
 def differing_settings(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
     """Tell how two models' settings differ; names that only one of them has (another library version) do not count.
 
+    Calls that were taken out of forwards count where only one of them lacks some.
+
     >>> differing_settings({"num_heads": "4", "eps": "1e-05"}, {"num_heads": "2"})
     'num_heads is 4 there, but 2 in this'
     """
+    if expected and REROUTED in expected.keys() ^ found.keys():
+        there, here = expected.get(REROUTED, "nothing"), found.get(REROUTED, "nothing")
+        return f"{there} was taken out of forwards there, but {here} in this"
     return "; ".join(
         f"{name} is {value} there, but {found[name]} in this"
         for name, value in expected.items()

@@ -33,6 +33,24 @@ def number_of_block(path: str) -> int | None:
     return None if found is None else int(found[1])
 
 
+def split_call(name: str) -> tuple[str, int | None]:
+    """Split the name of a call in a module's forward, or of an operand of one, from the operand's number.
+
+    Raises:
+        ValueError: If this is no such name.
+
+    >>> split_call("relu:1"), split_call("add:0[1]")
+    (('relu:1', None), ('add:0', 1))
+    """
+    found = re.fullmatch(r"([^:\[\]]+:[0-9]{1,9})(?:\[([0-9]{1,9})\])?", name)
+    if found is None:
+        raise ValueError(
+            f"Expected the name of a call such as 'relu:1', or of an operand such as 'add:0[1]', but got '{name}'. "
+            "Count from 0 in the order of execution."
+        )
+    return found[1], None if found[2] is None else int(found[2])
+
+
 class Remove(_Edit):
     """A unit goes and leaves nothing: a branch adds zero, a block is taken out of its container."""
 
@@ -222,8 +240,30 @@ class Rewrite(_Edit):
         return self
 
 
+class Reroute(_Edit):
+    """A module's own forward goes without some of its calls, which hand their first tensor on.
+
+    Submodules and parameters that nothing reads any more go with them.
+
+    Attributes:
+        unit: Path of the module; the empty one is the network itself.
+        calls: Names of calls in its forward as it is before, such as "relu:1", or of operands, such as "add:0[1]": see
+            `prunerecover.surgery.forward.calls`.
+    """
+
+    op: Literal["reroute"] = "reroute"
+    unit: str
+    calls: tuple[str, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_calls(self) -> Reroute:
+        for call in self.calls:
+            split_call(call)
+        return self
+
+
 Edit = Annotated[
-    Remove | Replace | Merge | Config | Narrow | Rewrite | Bypass | Patch, Field(discriminator="op")
+    Remove | Replace | Merge | Config | Narrow | Rewrite | Bypass | Patch | Reroute, Field(discriminator="op")
 ]
-OPS = ("remove", "replace", "merge", "config", "narrow", "rewrite", "bypass", "patch")
+OPS = ("remove", "replace", "merge", "config", "narrow", "rewrite", "bypass", "patch", "reroute")
 FITTED = (Replace, Narrow)  # what may need tensors

@@ -41,6 +41,7 @@ from prunerecover.plan.edits import (
     Patch,
     Remove,
     Replace,
+    Reroute,
     Rewrite,
     StandIn,
     number_of_block,
@@ -172,6 +173,11 @@ def _(edit: Rewrite, context: EditContext) -> None:
     like = next((p for p in context.model.parameters() if p.is_floating_point()), torch.empty(0))
     new = ChannelMap(edit.in_channels, edit.out_channels, edit.stride, edit.first, like.device, like.dtype)
     context.replace_module(edit.unit, new)
+
+
+@execute.register
+def _(edit: Reroute, context: EditContext) -> None:
+    context.journal.reroute(context.model, edit.unit, edit.calls)
 
 
 @execute.register

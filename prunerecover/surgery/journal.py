@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from prunerecover.families.standard_saving import check_saving, uncheck_saving
 from prunerecover.families.transformers_layers import is_transformers_config
+from prunerecover.model.devices import move_tensor, moved
 from prunerecover.model.paths import get_module, holder_of, set_module
+from prunerecover.surgery.forward.rerouted import reroute
 from prunerecover.surgery.transformers_depth import apply_config
 
 
@@ -35,7 +37,7 @@ class ModuleReplaced:
 
     def undo(self, model: nn.Module, device: torch.device) -> None:
         """Put the old module back."""
-        set_module(model, self.path, _moved(self.old, device))
+        set_module(model, self.path, moved(self.old, device))
 
     def to_cpu(self) -> None:
         """Move the old module to the CPU."""
@@ -57,7 +59,7 @@ class BlockRemoved:
         assert isinstance(blocks, nn.Sequential | nn.ModuleList)
         if self.training != blocks.training:  # else each part of the block keeps its own mode
             self.old.train(blocks.training)
-        blocks.insert(self.index, _moved(self.old, device))
+        blocks.insert(self.index, moved(self.old, device))
 
     def to_cpu(self) -> None:
         """Move the block to the CPU."""
@@ -88,12 +90,12 @@ class TensorReplaced:
 
     def undo(self, model: nn.Module, device: torch.device) -> None:
         """Put the old tensor back under all of its names."""
-        _move(self.old, device)
+        move_tensor(self.old, device)
         _put(model, self.places, self.old)
 
     def to_cpu(self) -> None:
         """Move the old tensor to the CPU."""
-        _move(self.old, torch.device("cpu"))
+        move_tensor(self.old, torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,19 @@ class Journal:
         old = blocks[index]
         del blocks[index]
         self.entries.append(BlockRemoved(container, index, old, blocks.training))
+
+    def reroute(self, model: nn.Module, path: str, calls: Sequence[str]) -> None:
+        """Take calls out of the forward of a module, which stays the same object.
+
+        Args:
+            model: Unwrapped.
+            path: Of the module; the empty one is the model itself.
+            calls: As of `without_calls`.
+
+        Raises:
+            ValueError: If the forward cannot be traced, or makes no such call.
+        """
+        self.entries.append(reroute(model, path, calls))
 
     def set_config(self, model: nn.Module, edits: dict[str, Any]) -> None:
         """Set entries of a transformers config."""
@@ -240,17 +255,3 @@ def _device_of(model: nn.Module) -> torch.device:
 def _put(model: nn.Module, places: Iterable[tuple[str, str]], tensor: Tensor) -> None:
     for path, name in places:
         setattr(get_module(model, path), name, tensor)
-
-
-def _moved(module: nn.Module, device: torch.device) -> nn.Module:
-    """Move a module to a device; not to the meta device, where a model has parameters and no buffers."""
-    return module if device.type == "meta" else module.to(device)
-
-
-def _move(tensor: Tensor, device: torch.device) -> None:
-    """Move a tensor that others hold by identity; its gradient goes with it."""
-    if tensor.device == device or tensor.is_meta or device.type == "meta":
-        return
-    tensor.data = tensor.data.to(device)
-    if tensor.grad is not None:
-        tensor.grad.data = tensor.grad.data.to(device)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from prunerecover.apply import apply_plan
 from prunerecover.depth.plan_depth import plan_depth
-from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace, Rewrite
+from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace, Reroute, Rewrite
 from prunerecover.plan.groups import Setting, Slice
 from prunerecover.plan.plan import SCHEMA, Plan, PlanSet
 from prunerecover.plan.records import MadeBy, Result, Source
@@ -69,6 +69,9 @@ edits = st.one_of(
         ),
     ),
     st.builds(Rewrite, unit=text, in_channels=st.just(3), out_channels=st.just(5), stride=st.integers(1, 3)),
+    st.builds(
+        Reroute, unit=text, calls=st.lists(st.from_regex(r"[a-z.]+:[0-9](\[[0-9]\])?", fullmatch=True), min_size=1)
+    ),
 )
 plans = st.builds(
     Plan,
@@ -189,7 +192,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "newer, nameless": ({"schema": "prunerecover.plan/7"}, "prunerecover of unknown version; install that version"),
     "unknown op": (
         {**GOOD, "edits": [{"op": "rotate"}], "made_by": {"version": "9.1"}},
-        r"operations remove, .*, narrow, rewrite of prunerecover .*, but the plan \(made by 9\.1\) has 'rotate'",
+        r"operations remove, .*, rewrite, reroute of prunerecover .*, but the plan \(made by 9\.1\) has 'rotate'",
     ),
     "edit is no object": ({**GOOD, "edits": ["remove"]}, "Expected a valid plan, but got one with 1 errors"),
     "edit without op": ({**GOOD, "edits": [{"unit": "a"}]}, "Expected a valid plan, but got one with 1 errors"),

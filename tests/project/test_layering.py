@@ -24,6 +24,7 @@ ORDER = (
     "prunerecover.plan",
     "prunerecover.families",
     "prunerecover.cost",
+    "prunerecover.surgery.forward",
     "prunerecover.surgery",
     "prunerecover.calibration",
     "prunerecover.importance",

@@ -24,9 +24,11 @@ from prunerecover.depth.layers.patching import patches
 from prunerecover.depth.layers.widths import FIXED, Units, Widths, importance_per_unit
 from prunerecover.graph.computation_graph import ComputationGraph, Node
 from prunerecover.graph.coupling import coupled_nodes
+from prunerecover.graph.own_calls import own_call
 from prunerecover.model.linears import is_transposed
 from prunerecover.model.paths import get_module
-from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, StandIn
+from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Reroute, StandIn
+from prunerecover.surgery.forward.rewritten_forward import find_rewriting
 
 
 class NotRemovable(ValueError):
@@ -44,6 +46,8 @@ class PrunedGraph:
         importance: Of each weight of the dense network, by name; None: its square.
         gone: Indices of the nodes that hand on what they read.
         edits: That take out what is gone, but for the patches.
+        rerouted: Calls that forwards are to make no more, by path of the module: activations that are functions, or
+            modules called several times. They go last, for rewriting a forward fixes the sizes that it reads.
     """
 
     model: nn.Module
@@ -52,6 +56,7 @@ class PrunedGraph:
     importance: Mapping[str, Tensor] | None = None
     gone: frozenset[int] = frozenset()
     edits: tuple[Edit, ...] = ()
+    rerouted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     _along: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     def copy(self) -> PrunedGraph:
@@ -66,10 +71,11 @@ class PrunedGraph:
         """
         layer = self._node(path)
         coupled = coupled_nodes(self.graph, layer, self.gone)
-        self._check_modules(path, coupled)
+        rerouted = self._rerouted(path, [node for node in coupled if not self._is_module(node)])
         narrowed = self._reconcile(path, layer)
         modules = {path: self._stand_in(layer, coupled)}
-        modules |= {node.module: StandIn() for node in coupled}
+        modules |= {node.module: StandIn() for node in coupled if self._is_module(node)}
+        self.rerouted = rerouted
         self.gone |= {layer.index, *(node.index for node in coupled)}
         self.widths.forget(modules)
         self.edits = (*self.edits, *narrowed, Bypass(unit=path, kind="layer", modules=modules))
@@ -77,7 +83,14 @@ class PrunedGraph:
     def finished(self) -> tuple[Edit, ...]:
         """Return all edits, with the patches."""
         found = patches(self.graph, self.gone)
-        return (*self.edits, Patch(modules=found)) if found else self.edits
+        patch = [Patch(modules=found)] if found else []
+        emptied = tuple(f"{path}." for path in found)
+        rerouted = [
+            Reroute(unit=path, calls=calls)
+            for path, calls in self.rerouted.items()
+            if path not in found and not path.startswith(emptied)
+        ]
+        return (*self.edits, *patch, *rerouted)
 
     def parameters(self) -> int:
         """Return how many parameters are left."""
@@ -96,13 +109,28 @@ class PrunedGraph:
             )
         return nodes[0]
 
-    def _check_modules(self, path: str, coupled: Sequence[Node]) -> None:
-        for node in coupled:
-            if not node.whole or len(self.graph.by_module[node.module]) > 1:
+    def _is_module(self, node: Node) -> bool:
+        return node.whole and len(self.graph.by_module[node.module]) == 1
+
+    def _rerouted(self, path: str, nodes: Sequence[Node]) -> dict[str, tuple[str, ...]]:
+        """Return all calls that forwards are to make no more, with these."""
+        rerouted = dict(self.rerouted)
+        for node in nodes:
+            found = own_call(self.model, self.graph, node)
+            if found is None:
                 raise NotRemovable(
-                    f"Expected what goes with '{path}' to be modules, but '{self.graph.name(node)}' is "
-                    f"{'called several times' if node.whole else 'in the code of its module'}."
+                    f"Expected what goes with '{path}' to be modules or calls of a module that runs once, but "
+                    f"'{self.graph.name(node)}' is neither."
                 )
+            rerouted[found[0]] = (*rerouted.get(found[0], ()), found[1])
+        for module in {found[0] for node in nodes if (found := own_call(self.model, self.graph, node))}:
+            try:
+                find_rewriting(get_module(self.model, module), rerouted[module], f"'{module}'")
+            except ValueError as error:
+                raise NotRemovable(
+                    f"Expected what goes with '{path}' to be modules, or in code that can be rewritten: {error}"
+                ) from error
+        return rerouted
 
     def _stand_in(self, layer: Node, coupled: Sequence[Node]) -> StandIn:
         module = get_module(self.model, layer.module)

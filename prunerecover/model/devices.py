@@ -1,0 +1,20 @@
+"""Devices of what surgery takes out and puts back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def moved(module: nn.Module, device: torch.device) -> nn.Module:
+    """Move a module to a device; not to the meta device, where a model has parameters and no buffers."""
+    return module if device.type == "meta" else module.to(device)
+
+
+def move_tensor(tensor: Tensor, device: torch.device) -> None:
+    """Move a tensor that others hold by identity; its gradient goes with it."""
+    if tensor.device == device or tensor.is_meta or device.type == "meta":
+        return
+    tensor.data = tensor.data.to(device)
+    if tensor.grad is not None:
+        tensor.grad.data = tensor.grad.data.to(device)

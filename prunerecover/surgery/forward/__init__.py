@@ -1,0 +1,1 @@
+"""Forwards of single modules, rewritten without some of their calls."""

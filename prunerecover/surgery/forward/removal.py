@@ -1,0 +1,113 @@
+"""Calls and operands that are taken out of the graph of a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import fx, nn
+
+from prunerecover.plan.edits import split_call
+from prunerecover.surgery.forward.calls import find_call, named_calls, operation_of
+
+SUMS, LISTS = ("add", "mul"), ("cat",)
+Removed = dict[fx.Node, set[int] | None]
+
+
+def take_out(graph: fx.Graph, module: nn.Module, calls: Sequence[str], where: str) -> None:
+    """Let the named calls hand their first tensor on, and sums and lists go without the named operands.
+
+    Args:
+        graph: Of the module's forward, changed in place; what is dead afterwards stays.
+        module: Whose it is.
+        calls: All named as the graph is before.
+        where: What messages call the module.
+
+    Raises:
+        ValueError: If there is no such call or operand, or nothing is left to hand on.
+    """
+    named, removed = named_calls(graph, module), Removed()
+    for call in calls:
+        name, operand = split_call(call)
+        node = find_call(named, name, where)
+        if operand is not None or _has_operands(node):
+            gone = removed.setdefault(node, set())
+            assert gone is not None
+            gone |= _operands(node, operand, call, where)
+        else:
+            removed[node] = None
+    for node, operands in removed.items():
+        stays = _first_tensor(node, where) if operands is None else _without(node, operands, where)
+        if stays is not None:
+            node.replace_all_uses_with(stays)
+            graph.erase_node(node)
+
+
+def _has_operands(node: fx.Node) -> bool:
+    return node.op != "call_module" and operation_of(node) in SUMS + LISTS
+
+
+def _operands(node: fx.Node, operand: int | None, call: str, where: str) -> set[int]:
+    """Return the numbers of the operands that a name takes out: all behind the first tensor if it names none."""
+    if not _has_operands(node):
+        raise ValueError(
+            f"Expected an operand of an addition, a multiplication or a concatenation, but got '{call}' of {where}. "
+            f"Name the whole call: '{call.partition('[')[0]}'."
+        )
+    values = _values(node, where)
+    if operand is None:
+        first = next(number for number, value in enumerate(values) if isinstance(value, fx.Node))
+        return set(range(len(values))) - {first}
+    if operand >= len(values):
+        raise ValueError(
+            f"Expected one of the {len(values)} operands of '{call.partition('[')[0]}' of {where}, but got '{call}'. "
+            "Count from 0."
+        )
+    return {operand}
+
+
+def _values(node: fx.Node, where: str) -> list[Any]:
+    """Return the operands of a sum, tensors first as ATen has them, or of a list."""
+    if operation_of(node) in LISTS:
+        values = node.args[0] if node.args else node.kwargs["tensors"]
+        if not isinstance(values, list | tuple):
+            raise ValueError(
+                f"Expected a concatenation of single tensors, but that of {where} ('{node.name}') takes a list that "
+                "comes from elsewhere. Take out what is in the list where it is made."
+            )
+        return list(values)
+    values = [*node.args, *(node.kwargs[name] for name in ("input", "other") if name in node.kwargs)][:2]
+    return values if isinstance(values[0], fx.Node) else values[::-1]
+
+
+def _without(node: fx.Node, operands: set[int], where: str) -> fx.Node | None:
+    """Take operands out; return the one that is left if it is alone, else None."""
+    values = _values(node, where)
+    left = [value for number, value in enumerate(values) if number not in operands]
+    if not any(isinstance(value, fx.Node) for value in left):
+        raise ValueError(
+            f"Expected at least one tensor to stay in '{operation_of(node)}' of {where}, but all "
+            f"{len(values)} operands or all tensors among them are to go. Name fewer."
+        )
+    if node.kwargs.get("alpha", 1) != 1 and 0 in operands:
+        raise ValueError(
+            f"Expected a plain sum, but that of {where} ('{node.name}') scales what would be left (alpha). Take out "
+            "the other operand."
+        )
+    if len(left) == 1:
+        return left[0]  # type: ignore[no-any-return]
+    if node.args:
+        node.update_arg(0, left)
+    else:
+        node.update_kwarg("tensors", left)
+    return None
+
+
+def _first_tensor(node: fx.Node, where: str) -> fx.Node:
+    flat: Iterable[Any] = (*node.args, *node.kwargs.values())
+    first = next((value for value in flat if isinstance(value, fx.Node)), None)
+    if first is None:
+        raise ValueError(
+            f"Expected a call with a tensor to hand on, but '{node.name}' of {where} takes none. Name another call."
+        )
+    return first

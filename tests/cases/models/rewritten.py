@@ -1,0 +1,144 @@
+"""Blocks whose activations and sums are functions in their own forward, and the same without one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    """A residual block of two convolutions, whose forward is handed in."""
+
+    steps: Callable[[Any, Tensor], Tensor]
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.act = nn.ReLU(inplace)
+
+
+class Plain(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(x + self.bn2(self.conv2(out)))
+
+
+class ReadsBoth(Block):
+    """What the first activation reads is read again, after the sum was written into what it returns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.conv1(x)
+        out = torch.relu(before)
+        out += x
+        return self.conv2(out) * before
+
+
+class ReadsBothWithout(ReadsBoth):
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.conv1(x)
+        return self.conv2(before + x) * before
+
+
+class WritesAfter(Block):
+    """A child writes into what the removed call read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.conv1(x)
+        out = self.act(before.sigmoid().relu())
+        return self.conv2(out) + before.tanh()
+
+
+class WritesAfterWithout(WritesAfter):
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.conv1(x)
+        return self.conv2(F.relu(before.sigmoid())) + before.tanh()
+
+
+class WritesIntoTheOlder(Block):
+    """Without the first activation, the second one would write into the block's own input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.act(F.leaky_relu(x, 0.5))
+        return self.conv1(out) + x
+
+
+class WritesIntoTheOlderWithout(WritesIntoTheOlder):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv1(F.relu(x)) + x
+
+
+class Statements(Block):
+    """Calls whose results nobody names: what they write into is read instead."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv1(x)
+        F.hardtanh_(out, -0.5, 0.5)
+        self.act(out)
+        out.mul_(2.0).add_(x)
+        return self.conv2(out)
+
+
+class StatementsWithout(Statements):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv2(F.relu(self.conv1(x)) * 2.0 + x)
+
+
+class SumsIntoAll(Block):
+    """A sum is written into what has another name, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = same = self.conv1(x)
+        out += x
+        return F.gelu(self.conv2(out)) * same
+
+
+class SumsIntoAllWithout(SumsIntoAll):
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv1(x) + x
+        return self.conv2(out) * out
+
+
+# Class, what goes, the class written without it.
+TRAPS: dict[str, tuple[type[Block], str, type[Block]]] = {
+    "a sum written into what is read again": (ReadsBoth, "relu:0", ReadsBothWithout),
+    "a child that writes into what gradients need": (WritesAfter, "relu:0", WritesAfterWithout),
+    "a child that would write into the input": (WritesIntoTheOlder, "leaky_relu:0", WritesIntoTheOlderWithout),
+    "a sum written into a tensor of two names": (SumsIntoAll, "gelu:0", SumsIntoAllWithout),
+    "calls whose results have no name": (Statements, "hardtanh:0", StatementsWithout),
+}
+
+
+class Joined(nn.Module):
+    """Sums, a product and a concatenation of branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+        self.gain = nn.Parameter(torch.full((4,), 2.0))
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.cat([self.a(x), self.b(x), self.c(x)], dim=0)
+        return self.last(joined) * self.gain + 1
+
+
+class Several(nn.Module):
+    """A list of branches, of which the forward calls some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.aside = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum((branch(x) for branch in self.branches), x)
+
+
+def grown(cls: type[nn.Module], **kwargs: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return cls(**kwargs)

@@ -1,0 +1,212 @@
+"""Modules without some calls of their own forward compute what a module written without these computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from cases.models.rewritten import TRAPS, Block, Joined, Plain, Several, grown
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover.recipes.networks.cifar_resnet import BasicBlock as CifarBlock
+from prunerecover.surgery.forward.rewritten_forward import calls_of, check_rewritable, without_calls
+
+
+def image(channels: int = 4) -> Tensor:
+    return torch.randn(2, channels, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+def gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
+    """Output, gradients of the input and of all parameters, and what is left of the input."""
+    x, module = x.clone().requires_grad_(), module.train()
+    handed = x * 1.0
+    module.zero_grad()
+    out = module(handed)
+    out.square().sum().backward()
+    assert x.grad is not None
+    return [out, x.grad, handed, *(p.grad for p in module.parameters() if p.grad is not None), *module.buffers()]
+
+
+def bottleneck() -> nn.Module:
+    torch.manual_seed(0)
+    return torchvision.models.resnet.Bottleneck(8, 2)
+
+
+def bottleneck_without(number: int) -> Any:
+    """The forward of torchvision's Bottleneck, whose ReLU is one module called three times."""
+
+    def run(block: Any, x: Tensor) -> Tensor:
+        acts = [F.relu if i != number else lambda t: t for i in range(3)]
+        out = acts[0](block.bn1(block.conv1(x)))
+        out = acts[1](block.bn2(block.conv2(out)))
+        return acts[2](block.bn3(block.conv3(out)) + x)
+
+    return run
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_one_call_of_a_shared_activation_goes(number: int) -> None:
+    block = bottleneck().eval()
+    x = image(8)
+    rewritten = without_calls(block, [f"relu:{number}"])
+    assert torch.equal(rewritten(x), bottleneck_without(number)(block, x))
+
+
+def test_a_function_goes_from_a_block_of_the_recipes() -> None:
+    torch.manual_seed(0)
+    block, x = CifarBlock(4, 4).eval(), image()
+    expected = F.relu(block.bn2(block.conv2(block.bn1(block.conv1(x)))) + x)
+    assert torch.equal(without_calls(block, ["relu:0"])(x), expected)
+
+
+def test_a_function_goes_from_a_block_with_another_shape_in_its_shortcut() -> None:
+    torch.manual_seed(0)
+    block, x = CifarBlock(4, 8).eval(), image()
+    expected = block.bn2(block.conv2(F.relu(block.bn1(block.conv1(x))))) + block.shortcut(x)
+    assert torch.equal(without_calls(block, ["relu:1"])(x), expected)
+
+
+def test_a_branch_of_a_timm_block_goes_with_its_parameters() -> None:
+    torch.manual_seed(0)
+    block, x = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=16, num_heads=2).blocks[0].eval(), None
+    x = torch.randn(2, 5, 16)
+    rewritten = without_calls(block, ["add:0[1]"])
+    assert torch.allclose(rewritten(x), x + block.mlp(block.norm2(x)))
+    assert [name for name, _ in rewritten.named_children()] == ["norm2", "mlp", "ls2", "drop_path2"]
+
+
+def test_a_residual_sum_leaves_its_shortcut_or_its_branch() -> None:
+    block, x = grown(Plain).eval(), image()
+    branch = block.bn2(block.conv2(F.relu(block.bn1(block.conv1(x)))))
+    assert torch.equal(without_calls(block, ["add:0[1]", "relu:1"])(x), x)
+    assert torch.equal(without_calls(block, ["add:0[0]", "relu:1"])(x), branch)
+    assert torch.equal(without_calls(block, ["add:0", "relu:1"])(x), x)
+
+
+def test_what_has_become_the_input_is_no_alias_of_it() -> None:
+    x = image()
+    out = without_calls(grown(Plain), ["add:0[1]", "relu:1"])(x)
+    out += 1
+    assert torch.equal(x, image())
+
+
+def test_a_concatenation_goes_on_with_the_others() -> None:
+    net, x = grown(Joined), torch.randn(2, 4)
+    tail = lambda joined: net.last(joined) * net.gain + 1  # noqa: E731
+    two = without_calls(net, ["cat:0[1]"])
+    assert torch.equal(two(x), tail(torch.cat([net.a(x), net.c(x)])))
+    one = without_calls(net, ["cat:0[0]", "cat:0[2]"])
+    assert torch.equal(one(x), tail(net.b(x)))
+    assert torch.equal(without_calls(net, ["cat:0"])(x), tail(net.a(x)))
+
+
+def test_factors_and_numbers_go() -> None:
+    net, x = grown(Joined), torch.randn(2, 4)
+    rewritten = without_calls(net, ["mul:0[1]", "add:0[1]"])
+    assert torch.equal(rewritten(x), net.last(torch.cat([net.a(x), net.b(x), net.c(x)])))
+    assert "gain" not in rewritten.state_dict()
+    assert "gain" in net.state_dict()
+
+
+def test_entries_of_a_list_keep_their_numbers() -> None:
+    net, x = grown(Several), torch.randn(2, 4)
+    assert calls_of(net) == ("branches.0:0", "add:0", "branches.1:0", "add:1", "branches.2:0", "add:2")
+    rewritten = without_calls(net, ["add:1[1]"])
+    assert torch.equal(rewritten(x), x + net.branches[0](x) + net.branches[2](x))
+    assert set(rewritten.state_dict()) == set(net.state_dict()) - {"branches.1.weight", "branches.1.bias"}
+    assert isinstance(net.branches[1], nn.Linear)
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_calls_that_write_into_their_input_change_nothing_else(trap: str) -> None:
+    cls, call, without = TRAPS[trap]
+    expected = gradients(grown(without, inplace=False), image())
+    found = gradients(without_calls(grown(cls, inplace=True), [call]), image())
+    assert len(found) == len(expected)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+class ActivatesFirst(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.act(self.conv1(x)) + x)
+
+
+def test_a_child_does_not_write_into_what_a_removed_layer_hands_on() -> None:
+    block, x = grown(ActivatesFirst, inplace=True), image()
+    block.conv1 = nn.Identity()
+    out = without_calls(block, ["gelu:0"])(x)
+    assert torch.equal(x, image())
+    assert torch.equal(out, F.relu(x) + x)
+
+
+class WritesIntoItsArgument(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x.relu_()
+        return F.gelu(x)
+
+
+def test_what_callers_may_read_is_still_written_into() -> None:
+    x = image()
+    out = without_calls(WritesIntoItsArgument(), ["gelu:0"])(x)
+    assert torch.equal(x, F.relu(image()))
+    assert torch.equal(out, x)
+
+
+class AddsToItsArgument(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        n += 1
+        x += n
+        return F.gelu(x)
+
+
+def test_sums_are_still_written_into_what_callers_may_read() -> None:
+    x = image()
+    assert calls_of(AddsToItsArgument()) == ("add:0", "gelu:0")
+    out = without_calls(AddsToItsArgument(), ["gelu:0"])(x)
+    assert torch.equal(x, image() + 3)
+    assert torch.equal(out, x)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_and_batch_norm_follow_the_mode(training: bool) -> None:
+    class Dropped(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.drop(self.bn1(self.conv1(x))))
+
+    block, x = grown(Dropped), image()
+    rewritten = without_calls(block.train(not training), ["relu:0"]).train(training)
+    torch.manual_seed(3)
+    found = rewritten(x)
+    torch.manual_seed(3)
+    assert torch.equal(found, block.drop(block.bn1(block.conv1(x))))
+    assert (found == 0).any() == training
+
+
+def test_a_rewritten_forward_is_rewritten_again() -> None:
+    block, x = grown(Plain).eval(), image()
+    twice = without_calls(without_calls(block, ["relu:0"]), ["relu:0", "add:0[1]"])
+    assert torch.equal(twice(x), x)
+    assert twice.rerouted == ("relu:0", "relu:0", "add:0[1]")
+    assert type(twice).__mro__.count(Plain) == 1
+    assert calls_of(twice) == ("clone:0",)
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "convnext_atto", "mixer_s16_224", "regnetx_002", "swin_tiny_patch4_window7_224"]
+)
+def test_blocks_of_timm_can_be_rewritten(name: str) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    blocks = [m for m in model.modules() if "Block" in type(m).__name__ or "Bottleneck" in type(m).__name__]
+    for block in blocks[:2]:
+        check_rewritable(block)
+        assert any(call.startswith("add:") for call in calls_of(block))
