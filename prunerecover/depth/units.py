@@ -8,84 +8,96 @@ from typing import Any
 from torch import nn
 
 from prunerecover.cost.macs import macs_by_module
-from prunerecover.families.describe import describe
-from prunerecover.families.layout import Block, FeedForward
-from prunerecover.model.linears import check_plain, linear_shape
-from prunerecover.model.paths import get_module, unwrap
-from prunerecover.plan.kinds import DEPTH_KINDS, Kind
+from prunerecover.depth.family_units import explain_missing_activations, family_units
+from prunerecover.depth.layers.removals import Removals
+from prunerecover.families.describe import describe, is_supported
+from prunerecover.model.batches import ModelInputs, as_inputs, call, without_labels
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
 from prunerecover.plan.units import Unit
 
 
-def find_units(model: nn.Module, kinds: Sequence[str] = DEPTH_KINDS, example_inputs: Any = None) -> tuple[Unit, ...]:
-    """List the units of a supported model that are still there, in order of depth.
+@ordinary_arithmetic()
+def find_units(
+    model: nn.Module,
+    kinds: str | Sequence[str] = FAMILY_KINDS,
+    example_inputs: Any = None,
+    *,
+    include_strided: bool = False,
+) -> tuple[Unit, ...]:
+    """List the units of a model that are still there, in order of depth.
+
+    Supported families (see the support matrix) are known by their parts. Of all others one forward pass is watched: a
+    branch whose output is added to a stream of its shape is an attention or an MLP, a repeated child of one container
+    that hands on a stream of one shape is a block, and a linear or convolution outside attentions and the head is a
+    layer.
 
     Args:
-        model: A timm VisionTransformer or a transformers model (Llama, Mistral, Qwen2, Qwen3, GPT-2, OPT, BERT, ViT).
-        kinds: Among "block", "attention", "mlp", "activation".
-        example_inputs: One batch, to count the MACs of each unit; None leaves them 0.
+        model: Any module, wrapped or not, on any device; it is bit-identical afterwards.
+        kinds: Among "block", "attention", "mlp", "activation" and "layer".
+        example_inputs: One batch, as calibration batches are; also to count the MACs of each unit, which are 0 without.
+            Only a supported family, without layers, needs none; models that bring `dummy_inputs` use these.
+        include_strided: Whether layers that change spatial dimensions are listed, too: a pooling takes their place.
 
     Raises:
-        ValueError: If the model is of no supported family, a kind is unknown, or the family has no unit of a kind
-            (gated feed-forwards have no removable activation; the message says why), or if linears around an activation
-            compute their weights (masks, weight norm, parametrizations).
+        ValueError: If a kind is unknown, or there is no unit of these kinds; the message says why (gated feed-forwards
+            have no removable activation), if an example is needed or the model cannot run it, or if linears around an
+            activation compute their weights (masks, weight norm, parametrizations).
 
     >>> import timm
     >>> vit = timm.create_model("vit_tiny_patch16_224", depth=2)
     >>> [unit.name for unit in find_units(vit, kinds=("attention", "activation"))]
     ['blocks.0.attn', 'blocks.0.mlp.act', 'blocks.1.attn', 'blocks.1.mlp.act']
     """
+    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     for kind in kinds:
         if kind not in DEPTH_KINDS:
             raise ValueError(f"Expected kinds among {', '.join(DEPTH_KINDS)}, but got '{kind}'.")
     model = unwrap(model)
-    layout = describe(model)
-    macs = {} if example_inputs is None else macs_by_module(model, example_inputs)
-    units = [u for block in layout.blocks for u in _units_of(model, block, macs, kinds)]
-    if tuple(kinds) != DEPTH_KINDS:
-        _explain_missing_activations(kinds, layout.blocks, layout.family)
-    return tuple(units)
-
-
-def _units_of(model: nn.Module, block: Block, macs: dict[str, int], kinds: Sequence[str]) -> list[Unit]:
-    units = [_unit(model, block, block.path, "block", (block.path,), macs)]
-    for branch in (block.attention, block.mlp):
-        if branch is not None:
-            norm = (branch.norm,) if branch.norm else ()
-            units.append(_unit(model, block, branch.path, branch.kind, (*norm, branch.path, *branch.then), macs))
-    forward = block.feed_forward
-    if forward is not None and forward.state == "nonlinear" and "activation" in kinds:
-        units.append(_activation(model, block, forward, macs))
-    return [unit for unit in units if unit.kind in kinds]
-
-
-def _unit(
-    model: nn.Module, block: Block, name: str, kind: Kind, targets: tuple[str, ...], macs: dict[str, int]
-) -> Unit:
-    params = sum(p.numel() for p in {p for path in targets for p in get_module(model, path).parameters()})
-    return Unit(name, kind, targets, params, sum(macs.get(path, 0) for path in targets), block.path)
-
-
-def _activation(model: nn.Module, block: Block, forward: FeedForward, macs: dict[str, int]) -> Unit:
-    for path in (forward.first, forward.second):
-        check_plain(path, get_module(model, path))
-    both = _unit(model, block, forward.activation, "activation", (forward.first, forward.second), macs)
-    width, hidden = linear_shape(get_module(model, forward.first))
-    merged_macs = macs.get(forward.first, 0) // hidden * width
-    return Unit(
-        forward.activation,
-        "activation",
-        (forward.activation,),
-        both.params - width * width - width,
-        both.macs - merged_macs,
-        block.path,
-    )
-
-
-def _explain_missing_activations(kinds: Sequence[str], blocks: Sequence[Block], family: str) -> None:
-    if "activation" not in kinds or any(block.feed_forward is not None for block in blocks):
-        return
-    reasons = {block.no_activation for block in blocks if block.mlp is not None}
-    if len(reasons) == 1 and "" not in reasons:
+    known = is_supported(model)
+    if known and "layer" not in kinds:
+        macs = {} if example_inputs is None else macs_by_module(model, without_labels(example_inputs, model))
+        units = family_units(model, kinds, macs)
+        if kinds != FAMILY_KINDS and "activation" in kinds:
+            explain_missing_activations(model)
+        return units
+    example = _example(model, example_inputs)
+    if example is None:
+        describe(model)  # says which families are supported
         raise ValueError(
-            f"Expected {family} to have removable activations, but {reasons.pop()}. Use 'attention' or 'mlp'."
+            f"Expected example_inputs, one batch, to find the layers of {type(model).__name__}, but got none. Pass a "
+            "batch as your loader gives it."
         )
+    with uncompiled(), evaluating(model):
+        removals = Removals(model, example, kinds, include_strided=include_strided)
+    if not removals.units:
+        raise ValueError(_nothing_found(model, kinds, removals.refused))
+    return removals.units
+
+
+def _example(model: nn.Module, given: Any) -> ModelInputs | None:
+    """Return one sample of the example, or of the inputs that the model brings itself."""
+    if given is None:
+        given = getattr(model, "dummy_inputs", None)
+    if given is None:
+        return None
+    inputs = as_inputs(without_labels(given, model)).to(device_of(model))
+    with evaluating(model), uncompiled():
+        try:
+            call(model, inputs)
+        except Exception as error:
+            raise ValueError(
+                f"Expected example_inputs that {type(model).__name__} can be called with, but its forward pass raised "
+                f"{type(error).__name__}: {error}. Pass one batch as your loader gives it: a tensor, a tuple whose "
+                "first element is the input, or a mapping of keyword arguments."
+            ) from error
+    return inputs
+
+
+def _nothing_found(model: nn.Module, kinds: Sequence[str], refused: dict[str, str]) -> str:
+    why = "; ".join(f"'{path}': {reason}" for path, reason in list(refused.items())[:3])
+    return (
+        f"Expected {type(model).__name__} to have units of kind {', '.join(kinds)}, but none was found"
+        f"{f' ({why})' if why else ''}. Try other kinds of {', '.join(DEPTH_KINDS)}."
+    )

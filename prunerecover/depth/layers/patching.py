@@ -2,35 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
+from prunerecover.graph.branches import GraphUnit
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
 from prunerecover.plan.edits import StandIn
+
+@dataclass(frozen=True)
+class Dropped:
+    """Branches that are taken out whole.
+
+    Attributes:
+        nodes: Indices of all their nodes.
+        streams: By index of a sum that a branch is added in, which operand stays.
+    """
+
+    nodes: frozenset[int] = frozenset()
+    streams: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: ComputationGraph, units: Sequence[GraphUnit]) -> Dropped:
+        """Collect them from units of the graph; blocks hand on their input."""
+        nodes = frozenset(index for unit in units for index in unit.nodes)
+        streams = {
+            node.index: next(i for i, edge in enumerate(node.inputs) if edge.node not in unit.nodes)
+            for unit in units
+            if unit.kind != "block"
+            for node in graph.of_kind("merge")
+            if node.index not in unit.nodes and any(edge.node in unit.nodes for edge in node.inputs)
+        }
+        return cls(nodes, streams)
+
 
 NEUTRAL = {"add": "zero", "sub": "zero", "mul": "one", "cat": "empty"}
 
 
-def patches(graph: ComputationGraph, gone: Set[int]) -> dict[str, StandIn]:
+def patches(graph: ComputationGraph, gone: Set[int], dropped: Dropped = Dropped()) -> dict[str, StandIn]:
     """Return the stand-ins that make merges of identity paths neutral, by path of the module that each takes.
 
     Args:
         graph: Of the dense network.
         gone: Indices of the nodes that hand on what they read.
+        dropped: Branches that are taken out whole.
     """
-    passing = set(gone)
+    passing = set(gone) | dropped.streams.keys()
     ends: dict[int, StandIn] = {}
     for node in graph.nodes:
-        if node.kind == "merge" and node.operation in NEUTRAL and len(node.inputs) > 1:
-            found = _patched(graph, node, passing)
+        covered = node.index in dropped.nodes or node.index in dropped.streams
+        if node.kind == "merge" and node.operation in NEUTRAL and len(node.inputs) > 1 and not covered:
+            found = _patched(graph, node, passing, dropped)
             if found is not None:
                 ends |= found
                 passing.add(node.index)
-    return _largest_modules(graph, passing, ends)
+    return _largest_modules(graph, passing | dropped.nodes, ends)
 
 
-def _patched(graph: ComputationGraph, merge: Node, passing: Set[int]) -> dict[int, StandIn] | None:
+def _patched(graph: ComputationGraph, merge: Node, passing: Set[int], dropped: Dropped) -> dict[int, StandIn] | None:
     """Return, by node, what the last removed module on each path but one leaves; None: the merge stays."""
-    paths = [_path(graph, edge, passing) for edge in merge.inputs]
+    paths = [_path(graph, edge, passing, dropped) for edge in merge.inputs]
     origins = {origin for origin, _ in paths}
     if len(origins) > 1:
         return None
@@ -54,13 +84,13 @@ def _patched(graph: ComputationGraph, merge: Node, passing: Set[int]) -> dict[in
     return found
 
 
-def _path(graph: ComputationGraph, edge: Edge, passing: Set[int]) -> tuple[Edge, list[Node]]:
+def _path(graph: ComputationGraph, edge: Edge, passing: Set[int], dropped: Dropped) -> tuple[Edge, list[Node]]:
     """Walk back over what hands on what it reads; return where that ends, and the nodes on the way, last first."""
     path = []
     node = graph.nodes[edge.node]
     while node.inputs and (node.index in passing or node.kind == "identity"):
         path.append(node)
-        edge = node.inputs[0]
+        edge = node.inputs[dropped.streams.get(node.index, 0)]
         node = graph.nodes[edge.node]
     return edge, path
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from prunerecover.depth.layers.patching import patches
+from prunerecover.depth.layers.patching import Dropped, patches
 from prunerecover.depth.layers.widths import FIXED, Units, Widths, importance_per_unit
 from prunerecover.graph.computation_graph import ComputationGraph, Node
 from prunerecover.graph.coupling import coupled_nodes
@@ -80,17 +80,22 @@ class PrunedGraph:
         self.widths.forget(modules)
         self.edits = (*self.edits, *narrowed, Bypass(unit=path, kind="layer", modules=modules))
 
-    def finished(self) -> tuple[Edit, ...]:
-        """Return all edits, with the patches."""
-        found = patches(self.graph, self.gone)
-        patch = [Patch(modules=found)] if found else []
-        emptied = tuple(f"{path}." for path in found)
+    def finishing(self, dropped: Dropped = Dropped(), without: tuple[str, ...] = ()) -> tuple[Edit, ...]:
+        """Return the edits that come last: patches of merges, emptied modules, forwards that are rewritten.
+
+        Args:
+            dropped: Branches that are taken out besides.
+            without: What the paths of modules begin with that are gone by then.
+        """
+        found = patches(self.graph, self.gone, dropped)
+        found = {path: stand_in for path, stand_in in found.items() if not f"{path}.".startswith(without)}
+        emptied = (*(f"{path}." for path in found), *without)
         rerouted = [
             Reroute(unit=path, calls=calls)
             for path, calls in self.rerouted.items()
-            if path not in found and not path.startswith(emptied)
+            if not f"{path}.".startswith(emptied)
         ]
-        return (*self.edits, *patch, *rerouted)
+        return (*([Patch(modules=found)] if found else []), *rerouted)
 
     def parameters(self) -> int:
         """Return how many parameters are left."""

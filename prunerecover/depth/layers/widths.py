@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from prunerecover.plan.edits import Narrow
+from prunerecover.plan.edits import Narrow, Rewrite
 from prunerecover.plan.groups import Group, Setting, Slice
 from prunerecover.plan.kinds import WidthKind
 from prunerecover.width.groups.assembly import linear_form
@@ -53,14 +53,16 @@ class Widths:
     bound: frozenset[int] = frozenset()  # runs of which a multiple must stay
 
     @classmethod
-    def of(cls, model: nn.Module, groups: Sequence[Group]) -> Widths:
+    def of(cls, model: nn.Module, groups: Sequence[Group], rewrites: Sequence[Rewrite] = ()) -> Widths:
         """Number the units of all groups.
 
         Args:
             model: Whose tensors the groups name.
             groups: As `find_groups` found them.
+            rewrites: Shortcuts whose weights the groups name as if they were convolutions already.
         """
-        tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        sizes = {name: tensor.shape for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        sizes |= {f"{edit.unit}.weight": torch.Size((edit.out_channels, edit.in_channels, 1, 1)) for edit in rewrites}
         widths = cls({}, np.empty(0, dtype=np.int64), [], frozenset(), [])
         reads: set[TensorDim] = set()
         runs: list[np.ndarray] = []
@@ -69,7 +71,7 @@ class Widths:
             units = torch.arange(group.size)
             for part in group.slices:
                 place = part.tensor, part.dim
-                size = tensors[part.tensor].shape[part.dim]
+                size = sizes[part.tensor][part.dim]
                 own = widths.along.setdefault(place, np.full(size, FIXED, dtype=np.int64))
                 for offset in part.offsets:
                     own[offset : offset + group.size * part.span] = first + units.repeat_interleave(part.span).numpy()

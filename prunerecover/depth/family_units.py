@@ -1,0 +1,76 @@
+"""Units of models of a supported family: blocks, attentions, MLPs and activations, as their description has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from prunerecover.families.describe import describe
+from prunerecover.families.layout import Block, FeedForward
+from prunerecover.model.linears import check_plain, linear_shape
+from prunerecover.model.paths import get_module
+from prunerecover.plan.kinds import Kind
+from prunerecover.plan.units import Unit
+
+
+def family_units(model: nn.Module, kinds: Sequence[str], macs: Mapping[str, int]) -> tuple[Unit, ...]:
+    """List the units of a supported model that are still there, in order of depth.
+
+    Args:
+        model: Unwrapped.
+        kinds: Among "block", "attention", "mlp" and "activation".
+        macs: Of one forward pass, by module; empty leaves them 0.
+
+    Raises:
+        ValueError: If linears around an activation compute their weights (masks, weight norm, parametrizations).
+    """
+    return tuple(u for block in describe(model).blocks for u in _units_of(model, block, macs, kinds))
+
+
+def _units_of(model: nn.Module, block: Block, macs: Mapping[str, int], kinds: Sequence[str]) -> list[Unit]:
+    units = [_unit(model, block, block.path, "block", (block.path,), macs)]
+    for branch in (block.attention, block.mlp):
+        if branch is not None:
+            norm = (branch.norm,) if branch.norm else ()
+            units.append(_unit(model, block, branch.path, branch.kind, (*norm, branch.path, *branch.then), macs))
+    forward = block.feed_forward
+    if forward is not None and forward.state == "nonlinear" and "activation" in kinds:
+        units.append(_activation(model, block, forward, macs))
+    return [unit for unit in units if unit.kind in kinds]
+
+
+def _unit(
+    model: nn.Module, block: Block, name: str, kind: Kind, targets: tuple[str, ...], macs: Mapping[str, int]
+) -> Unit:
+    params = sum(p.numel() for p in {p for path in targets for p in get_module(model, path).parameters()})
+    return Unit(name, kind, targets, params, sum(macs.get(path, 0) for path in targets), block.path)
+
+
+def _activation(model: nn.Module, block: Block, forward: FeedForward, macs: Mapping[str, int]) -> Unit:
+    for path in (forward.first, forward.second):
+        check_plain(path, get_module(model, path))
+    both = _unit(model, block, forward.activation, "activation", (forward.first, forward.second), macs)
+    width, hidden = linear_shape(get_module(model, forward.first))
+    merged_macs = macs.get(forward.first, 0) // hidden * width
+    return Unit(
+        forward.activation,
+        "activation",
+        (forward.activation,),
+        both.params - width * width - width,
+        both.macs - merged_macs,
+        block.path,
+    )
+
+
+def explain_missing_activations(model: nn.Module) -> None:
+    """Raise ValueError, with the reason, if no block of a supported model has a removable activation."""
+    layout = describe(model)
+    blocks, family = layout.blocks, layout.family
+    if any(block.feed_forward is not None for block in blocks):
+        return
+    reasons = {block.no_activation for block in blocks if block.mlp is not None}
+    if len(reasons) == 1 and "" not in reasons:
+        raise ValueError(
+            f"Expected {family} to have removable activations, but {reasons.pop()}. Use 'attention' or 'mlp'."
+        )

@@ -1,0 +1,162 @@
+"""Everything that can be taken out of a network in depth, whatever its architecture, and the edits that do it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from prunerecover.cost.macs import macs_by_module
+from prunerecover.depth.family_units import family_units
+from prunerecover.depth.layers.patching import Dropped
+from prunerecover.depth.layers.pruned_graph import PrunedGraph
+from prunerecover.depth.layers.widths import Widths
+from prunerecover.families.describe import describe, is_supported
+from prunerecover.graph.branches import BranchFinder, GraphUnit
+from prunerecover.graph.build import trace_graph
+from prunerecover.graph.coupling import coupled_nodes
+from prunerecover.graph.layers import list_layers
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.paths import get_module
+from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite
+from prunerecover.plan.units import Unit
+from prunerecover.surgery.merging import block_removals
+from prunerecover.width.groups.discovery import FoundGroups, find_groups
+
+BRANCHES = ("block", "attention", "mlp")
+
+
+class Removals:
+    """What can go, by units, and how.
+
+    Args:
+        model: Unwrapped; it is not changed.
+        example: One batch on its device; a sample is enough.
+        kinds: Of the units that are looked for.
+        include_strided: Whether layers that change spatial dimensions are among them.
+        importance: Of each weight, by name: by it the sections of layers are chosen that go with one. None: its square.
+
+    Attributes:
+        graph: Of one forward pass.
+        units: In order of execution.
+        refused: Why layers, branches and blocks that were seen are no units, by path.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ModelInputs,
+        kinds: Sequence[str],
+        *,
+        include_strided: bool = False,
+        importance: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.model, self.example, self.importance = model, example, importance
+        self.graph = trace_graph(model, example)
+        self.refused: dict[str, str] = {}
+        self._branches: dict[str, GraphUnit] = {}
+        self._pruned: dict[tuple[str, ...], PrunedGraph] = {}
+        macs = macs_by_module(model, example)
+        units: list[Unit] = []
+        if is_supported(model):
+            units += family_units(model, [kind for kind in kinds if kind != "layer"], macs)
+            blocks = [block.path for block in describe(model).blocks]
+        else:
+            finder = BranchFinder(model, self.graph)
+            found = finder.find()
+            blocks = [unit.name for unit in found if unit.kind == "block"]
+            self._branches = {unit.name: unit for unit in found if unit.kind in kinds}
+            self.refused |= finder.refused
+            units += [_unit(model, unit, macs) for unit in self._branches.values()]
+        if "layer" in kinds:
+            listed = list_layers(model, self.graph, include_strided=include_strided)
+            self.refused |= listed.refused
+            units += [self._layer(path, blocks, macs) for path in listed.offered]
+        self.units = tuple(sorted(units, key=self._order))
+
+    def edits(self, units: Sequence[Unit]) -> tuple[Edit, ...]:
+        """Return the edits that take units out, in an order in which each finds what it names.
+
+        Args:
+            units: None inside another; layers are taken out in this order.
+
+        Raises:
+            NotRemovable: If the widths around a layer cannot be reconciled.
+        """
+        layers = tuple(unit.name for unit in units if unit.kind == "layer")
+        state = self.after(layers)
+        branches = [unit for unit in units if unit.kind != "layer"]
+        graph_units = [self._branches[unit.name] for unit in branches if unit.name in self._branches]
+        family = [unit for unit in branches if unit.name not in self._branches]
+        taken = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules) for unit in graph_units]  # type: ignore[arg-type]
+        taken_out = tuple(f"{path}." for unit in graph_units for path in unit.modules)
+        taken_out += tuple(f"{unit.name}." for unit in family if unit.kind == "block")
+        dropped = Dropped.of(self.graph, graph_units)
+        own, finishing = state.edits, state.finishing(dropped, taken_out)
+        removed = [self._family_edit(unit) for unit in family if unit.kind != "block"]
+        numbers = [describe(self.model).block_of(unit.name) for unit in family if unit.kind == "block"]
+        rewrites = self._rewrites if any(edit.op == "narrow" for edit in own) else ()
+        gone = block_removals(self.model, numbers) if numbers else []
+        return (*rewrites, *own, *taken, *removed, *finishing, *gone)
+
+    def after(self, layers: tuple[str, ...]) -> PrunedGraph:
+        """Return the network's graph without some layers, taken out in this order."""
+        if layers not in self._pruned:
+            state = self.after(layers[:-1]).copy() if layers else self._dense
+            if layers:
+                state.prune(layers[-1])
+            self._pruned[layers] = state
+        return self._pruned[layers]
+
+    @cached_property
+    def _dense(self) -> PrunedGraph:
+        groups = self._groups.groups if self._groups else ()
+        return PrunedGraph(self.model, self.graph, Widths.of(self.model, groups, self._rewrites), self.importance)
+
+    @cached_property
+    def _groups(self) -> FoundGroups | None:
+        try:
+            return find_groups(self.model, self.example)
+        except ValueError:  # nothing in it can be narrowed: layers of one width can still go
+            return None
+
+    @cached_property
+    def _rewrites(self) -> tuple[Rewrite, ...]:
+        """Shortcuts that become convolutions before anything around them is narrowed."""
+        return tuple(
+            Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)
+            for s in (self._groups.rewrites if self._groups else ())
+        )
+
+    def _layer(self, path: str, blocks: Sequence[str], macs: Mapping[str, int]) -> Unit:
+        node = self.graph.by_module[path][0]
+        coupled = [n.module for n in coupled_nodes(self.graph, node, frozenset()) if n.whole]
+        targets = (path, *(own for own in dict.fromkeys(coupled) if len(self.graph.by_module[own]) == 1))
+        block = next((block for block in blocks if path.startswith(f"{block}.")), "")
+        return Unit(path, "layer", targets, _parameters(self.model, targets), sum(macs.get(t, 0) for t in targets), block)
+
+    def _order(self, unit: Unit) -> tuple[int, int]:
+        """Units begin where the first node inside their targets is; larger ones come first."""
+        first = (
+            node.index
+            for node in self.graph.nodes
+            for target in unit.targets
+            if node.module == target or node.module.startswith(f"{target}.")
+        )
+        return min(first, default=len(self.graph.nodes)), ("block", "attention", "mlp", "layer", "activation").index(unit.kind)
+
+    def _family_edit(self, unit: Unit) -> Edit:
+        if unit.kind == "activation":
+            return Replace(unit=unit.name, kind="activation", leaves="identity")
+        return Remove(unit=unit.name, kind=unit.kind)  # type: ignore[arg-type]
+
+
+def _unit(model: nn.Module, unit: GraphUnit, macs: Mapping[str, int]) -> Unit:
+    targets = tuple(unit.modules)
+    total = sum(macs.get(path, 0) for path in targets)
+    return Unit(unit.name, unit.kind, targets, _parameters(model, targets), total, unit.block)
+
+
+def _parameters(model: nn.Module, paths: Sequence[str]) -> int:
+    return sum(p.numel() for p in {p for path in paths for p in get_module(model, path).parameters()})

@@ -1,0 +1,32 @@
+"""Names of nodes among the calls that a module's own forward makes, for rewriting that forward."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from prunerecover.graph.computation_graph import ComputationGraph, Node
+from prunerecover.model.paths import get_module
+
+
+def own_call(model: nn.Module, graph: ComputationGraph, node: Node) -> tuple[str, str] | None:
+    """Return the module whose forward makes the call that a node is, and its name there; None: there is no telling.
+
+    Args:
+        model: That the graph was traced from.
+        graph: Of one forward pass.
+        node: A whole call of a module, or an operation in the code of one.
+
+    Returns:
+        A path, and a name as in `prunerecover.surgery.forward.calls`, such as "relu:1".
+    """
+    caller = graph.calls[node.call].parent if node.whole else node.call
+    if caller < 0 or sum(call.path == graph.calls[caller].path for call in graph.calls) > 1:
+        return None
+    path = graph.calls[caller].path
+    if not node.whole:
+        name = node.operation.strip("_")
+        children = {child for child, _ in get_module(model, path).named_modules()}
+        return path, f"{'aten.' if name in children else ''}{name}:{node.occurrence}"
+    child = node.module.removeprefix(f"{path}.") if path else node.module
+    siblings = [i for i in graph.calls[caller].children if graph.calls[i].path == node.module]
+    return path, f"{child}:{siblings.index(node.call)}"
