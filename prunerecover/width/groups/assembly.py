@@ -7,10 +7,8 @@ lie evenly (`Slice`), some product with weights makes them and another reads the
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,6 +17,7 @@ from prunerecover.model.paths import get_module, parent_path
 from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS
 from prunerecover.plan.groups import Group, Setting, Site, Slice
 from prunerecover.plan.kinds import WidthKind
+from prunerecover.width.groups.alike import AlikeUnits, alike_units
 from prunerecover.width.groups.counted import CountedGroup, named_operation
 from prunerecover.width.tracing.dimension_ids import Owner
 from prunerecover.width.tracing.trace import Location, Product, Statistic, Trace
@@ -39,8 +38,7 @@ def assemble(model: nn.Module, trace: Trace, samples: int) -> tuple[tuple[Group,
         trace: What was noted.
         samples: How many samples the traced batch had.
     """
-    units = _Units(trace)
-    found = [group for members in units.alike() if (group := _group(model, units, members, samples)) is not None]
+    found = [group for units in alike_units(trace.ids) if (group := _group(model, trace, units, samples)) is not None]
     found.sort(key=lambda each: each[0])
     groups = named_apart([group for _, group, _ in found])
     over = [statistic for *_, statistic in found]
@@ -50,51 +48,6 @@ def assemble(model: nn.Module, trace: Trace, samples: int) -> tuple[tuple[Group,
         for group, statistic in zip(groups, over, strict=True)
         if statistic is not None
     )
-
-
-@dataclass
-class _Units:
-    """The components of a trace's ids, and their entries."""
-
-    trace: Trace
-
-    @cached_property
-    def component(self) -> np.ndarray:
-        """The component of each id; 0 is rigid."""
-        return self.trace.ids.components()
-
-    @cached_property
-    def owner(self) -> np.ndarray:
-        """The index of each id's owner."""
-        sizes = [1, *(owner.size for owner in self.trace.ids.owners)]
-        return np.repeat(np.arange(-1, len(sizes) - 1), sizes)
-
-    def alike(self) -> Iterable[np.ndarray]:
-        """Yield, for each group, its components in the order of their first ids."""
-        owners = len(self.trace.ids.owners)
-        free = np.flatnonzero(self.component)
-        keys, counts = np.unique(self.component[free] * owners + self.owner[free], return_counts=True)
-        footprints: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-            footprints[key // owners].append((key % owners, count))
-        alike: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
-        for component, footprint in footprints.items():
-            alike[tuple(footprint)].append(component)
-        _, first = np.unique(self.component, return_index=True)
-        position = dict(zip(self.component[first].tolist(), first.tolist(), strict=True))
-        for members in alike.values():
-            if len(members) > 1:
-                yield np.array(sorted(members, key=position.__getitem__))
-
-    def tensor_of(self, ids: Tensor) -> str:
-        """The tensor that ids of one dimension belong to."""
-        owner: Owner = self.trace.ids.owners[self.owner[int(ids[0])]]
-        return owner.tensor
-
-    @cached_property
-    def marked(self) -> dict[str, np.ndarray]:
-        """Whether each id is "read" by a product, belongs to a "stream", or is "normalised" over."""
-        return {what: self.trace.ids.marked(what) for what in ("read", "stream", "normalised")}
 
 
 def linear_form(units: np.ndarray, size: int) -> Form | None:
@@ -129,100 +82,95 @@ def linear_form(units: np.ndarray, size: int) -> Form | None:
 
 
 def _group(
-    model: nn.Module, units: _Units, members: np.ndarray, samples: int
+    model: nn.Module, trace: Trace, units: AlikeUnits, samples: int
 ) -> tuple[int, Group, Statistic | None] | None:
     """Describe one group, named by the weight that makes it; None: it is none.
 
     Returns:
         The number of its first product, the group, and the first statistic that is taken over its units.
     """
-    trace = units.trace
-    number = np.full(int(units.component.max()) + 1, -1)
-    number[members] = np.arange(len(members))
-    unit_of = number[units.component]
-    dense = [(i, p) for i, p in enumerate(trace.products) if p.op != "depthwise" and _touches(unit_of, p.made)]
-    if not dense or not any(_touches(unit_of, p.read) for p in trace.products):
+    dense = [(i, p) for i, p in enumerate(trace.products) if p.op != "depthwise" and units.touch(p.made)]
+    if not dense or not any(units.touch(p.read) for p in trace.products):
         return None
-    kind = _kind(model, units, unit_of, [p for _, p in dense])
-    slices = _slices(trace, units, unit_of, len(members))
+    kind = _kind(model, trace, units, [p for _, p in dense])
+    slices = _slices(trace, units)
     if kind is None or slices is None:
         return None
     group = Group(
-        name=units.tensor_of(dense[0][1].made),
+        name=_tensor_of(trace, units, dense[0][1].made),
         kind=kind,
-        size=len(members),
+        size=units.size,
         slices=slices,
-        sites=_sites(trace, kind, unit_of, len(members)),
-        settings=(*_settings(model, trace, unit_of, len(members)), *_repeated(model, kind, slices, len(members))),
-        products=_macs_per_unit(trace, unit_of, samples),
+        sites=_sites(trace, kind, units),
+        settings=(*_settings(model, trace, units), *_repeated(model, kind, slices, units.size)),
+        products=_macs_per_unit(trace, units, samples),
     )
-    over = next((statistic for statistic in trace.statistics if _touches(unit_of, statistic.ids)), None)
+    over = next((statistic for statistic in trace.statistics if units.touch(statistic.ids)), None)
     return dense[0][0], group, over
 
 
-def _touches(unit_of: np.ndarray, ids: Tensor) -> bool:
-    return bool((unit_of[ids.numpy()] >= 0).any())
+def _tensor_of(trace: Trace, units: AlikeUnits, ids: Tensor) -> str:
+    """The tensor that ids of one dimension belong to."""
+    owner: Owner = trace.ids.owners[units.among.owner[int(ids[0])]]
+    return owner.tensor
 
 
-def _kind(model: nn.Module, units: _Units, unit_of: np.ndarray, dense: list[Product]) -> WidthKind | None:
+def _kind(model: nn.Module, trace: Trace, units: AlikeUnits, dense: list[Product]) -> WidthKind | None:
     """Tell heads, channels and neurons apart; a residual stream that attention reads, or that is normed, is none."""
-
-    def marked(what: str) -> bool:
-        return bool((unit_of[units.marked[what]] >= 0).any())
-
-    attentions = [a for a in units.trace.attentions if _touches(unit_of, a.ids)]
+    attentions = [a for a in trace.attentions if units.touch(a.ids)]
     if attentions:
         whole = any(isinstance(get_module(model, a.path), nn.MultiheadAttention) for a in attentions)
         return None if whole else "head"
-    if marked("stream"):
+    if units.marked("stream"):
         return None
     if any(p.op == "conv" for p in dense):
         return "channel"
-    return None if marked("normalised") and len(dense) > 1 else "neuron"
+    return None if units.marked("normalised") and len(dense) > 1 else "neuron"
 
 
-def _slices(trace: Trace, units: _Units, unit_of: np.ndarray, size: int) -> tuple[Slice, ...] | None:
+def _slices(trace: Trace, units: AlikeUnits) -> tuple[Slice, ...] | None:
     owners: list[Owner] = trace.ids.owners
     slices = []
-    for index in np.unique(units.owner[unit_of >= 0]).tolist():
+    for index in np.unique(units.among.owner[units.own]).tolist():
         owner = owners[index]
         own = slice(owner.start, owner.start + owner.size)
-        form = linear_form(unit_of[own], size)
+        unit_of = units.at(own)
+        form = linear_form(unit_of, units.size)
         if form is None:
             return None
-        reads = bool(units.marked["read"][own][unit_of[own] >= 0].any())
+        reads = bool(units.among.marked["read"][own][unit_of >= 0].any())
         slices.append(Slice(tensor=owner.tensor, dim=owner.dim, offsets=form[0], span=form[1], makes=not reads))
     return tuple(slices)
 
 
-def _sites(trace: Trace, kind: WidthKind, unit_of: np.ndarray, size: int) -> tuple[Site, ...]:
+def _sites(trace: Trace, kind: WidthKind, units: AlikeUnits) -> tuple[Site, ...]:
     """Where units are seen: heads and neurons in what the only module that reads them is given, others as addends."""
-    readers = [seen for seen, read in trace.readers if _touches(unit_of, read) and _touches(unit_of, seen.ids)]
+    readers = [seen for seen, read in trace.readers if units.touch(read) and units.touch(seen.ids)]
     alone = len({seen.path for seen in readers}) == 1
     seen = readers[:1] if kind == "head" or (kind == "neuron" and alone) else trace.addends
-    return tuple(dict.fromkeys(site for s in seen if (site := _site(s, unit_of, size)) is not None))
+    return tuple(dict.fromkeys(site for s in seen if (site := _site(s, units)) is not None))
 
 
-def _site(seen: Location, unit_of: np.ndarray, size: int) -> Site | None:
-    form = linear_form(unit_of[seen.ids.numpy()], size)
+def _site(seen: Location, units: AlikeUnits) -> Site | None:
+    form = linear_form(units.at(seen.ids), units.size)
     if form is None or len(form[0]) > 1:
         return None
     return Site(module=seen.path, of=seen.of, dim=seen.dim, offset=form[0][0], span=form[1])
 
 
-def _settings(model: nn.Module, trace: Trace, unit_of: np.ndarray, size: int) -> tuple[Setting, ...]:
+def _settings(model: nn.Module, trace: Trace, units: AlikeUnits) -> tuple[Setting, ...]:
     """Find the attributes that count the group's units."""
     settings = []
     for count in trace.counts:
         value = getattr(get_module(model, count.path), count.attribute, None)
-        if isinstance(value, int) and value % size == 0 and (unit_of[count.ids.numpy()] >= 0).all():
-            settings.append(Setting(module=count.path, attribute=count.attribute, per_unit=value // size))
+        if isinstance(value, int) and value % units.size == 0 and (units.at(count.ids) >= 0).all():
+            settings.append(Setting(module=count.path, attribute=count.attribute, per_unit=value // units.size))
     for attention in trace.attentions:
-        if not _touches(unit_of, attention.ids):
+        if not units.touch(attention.ids):
             continue
         for name, value in vars(get_module(model, attention.path)).items():
-            if name in (*HEADS, *KEY_VALUE_HEADS, *SIZES) and type(value) is int and value % size == 0:
-                settings.append(Setting(module=attention.path, attribute=name, per_unit=value // size))
+            if name in (*HEADS, *KEY_VALUE_HEADS, *SIZES) and type(value) is int and value % units.size == 0:
+                settings.append(Setting(module=attention.path, attribute=name, per_unit=value // units.size))
     return tuple(dict.fromkeys(settings))
 
 
@@ -237,10 +185,10 @@ def _repeated(model: nn.Module, kind: WidthKind, slices: tuple[Slice, ...], size
     )
 
 
-def _macs_per_unit(trace: Trace, unit_of: np.ndarray, samples: int) -> int:
+def _macs_per_unit(trace: Trace, units: AlikeUnits, samples: int) -> int:
     total = 0
     for attention in trace.attentions:
-        total += attention.macs * int((unit_of[attention.ids.numpy()] == 0).sum())
+        total += attention.macs * int((units.at(attention.ids) == 0).sum())
     return total // samples
 
 

@@ -9,9 +9,10 @@ training mode, if the model does: auxiliary heads are called there alone.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from torch import nn
@@ -24,16 +25,14 @@ from prunerecover.width.groups.counted import CountedGroup, named_operation
 from prunerecover.width.groups.numbers import changed_numbers, data_numbers, same_numbers
 from prunerecover.width.groups.trial_copies import (
     Stays,
-    TensorDim,
     masked_copy,
     narrow_copy,
     positions_that_stay,
     reweighted_copies,
 )
+from prunerecover.width.groups.trial_sizes import later_in_tensor, other_sizes, trial_sizes
 from prunerecover.width.tracing.trace import Arithmetic
 from prunerecover.width.tracing.tracer import trace_model
-
-LEAST_LOST, MOST_LOST = 2, 4  # units of a group that shares no tensor, in the first trial
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,14 @@ class _Trials:
 
     Attributes:
         counted: What counts the units of groups that were tried on their own.
+        found: What came of each trial.
     """
 
     model: nn.Module
     inputs: ModelInputs
     dense: Sequence[Arithmetic]
     counted: dict[Group, str] = field(default_factory=dict)
+    found: dict[tuple[Group, ...], tuple[Group, ...] | None] = field(default_factory=dict)
 
     def that_narrow(self, groups: Sequence[Group]) -> tuple[Group, ...]:
         """Return those of the groups that can be narrowed together."""
@@ -91,29 +92,70 @@ class _Trials:
         for family in families.values():
             members = self._that_survive(family)
             if members is None:
-                members = self._one_by_one(family)
+                members = self._that_narrow_alone(family)
             kept.update(self._that_survive([g for g in groups if g in kept or g in members]) or kept)
         return tuple(group for group in groups if group in kept)
 
-    def _one_by_one(self, family: Sequence[Group]) -> tuple[Group, ...]:
-        """Try each group alone; attentions of one class have one code, so a single one speaks for all."""
+    def _that_narrow_alone(self, family: Sequence[Group]) -> tuple[Group, ...]:
+        """Return those that do alone; attentions of one class have one code, so a single one speaks for all.
+
+        Most are tried together. Whether one makes up for what another breaks, or fits by the number that it happens to
+        lose, is seen with all of them narrowed by other numbers. If one does, each is tried alone after all.
+        """
         if family[0].kind == "head" and not self._that_survive(family[:1]):
             if family[0] in self.counted:
                 self.counted |= dict.fromkeys(family, self.counted[family[0]])
             return ()
-        return tuple(group for group in family if self._that_survive((group,)))
+        alike: dict[int | None, list[Group]] = defaultdict(list)  # last parts of tensors that code cuts up, ...
+        for group, later in zip(family, later_in_tensor(family), strict=True):
+            alike[later].append(group)
+        kept = {group for groups in alike.values() for group in self._in_runs(groups)}
+        members = tuple(group for group in family if group in kept)
+        if all((group,) in self.found for group in members) or self._do_whatever_goes(members):
+            return members
+        return tuple(group for group in members if self._that_survive((group,)))
+
+    def _do_whatever_goes(self, groups: tuple[Group, ...]) -> bool:
+        """Whether groups that were tried in company survive together, also by other numbers."""
+        others = other_sizes(groups)
+        return self._that_survive(groups) == groups and all(self._survivors(kept) == set(groups) for kept in others)
+
+    def _in_runs(self, groups: Sequence[Group]) -> list[Group]:
+        """Try groups in runs, twice as long after one that does and half as long after one that does not.
+
+        Returns:
+            All that do alone, and perhaps some that only do in company.
+        """
+        kept: list[Group] = []
+        rest, length = tuple(groups), len(groups)
+        while rest:
+            run, after = rest[:length], rest[length:]
+            if self._that_survive(run) == run:
+                kept += run
+                rest, length = after, 2 * length
+            elif len(run) == 1:
+                rest = after
+            else:
+                length = len(run) // 2
+        return kept
 
     def _that_survive(self, groups: Sequence[Group]) -> tuple[Group, ...] | None:
         """Narrow all groups and watch again: None if the copy does not do, else those whose units are what they were.
 
         It does not if it fails, or computes with other numbers.
         """
-        survivors: tuple[Group, ...] | None = tuple(groups)
-        for kept in _trials(groups):
+        tried = tuple(groups)
+        if tried not in self.found:
+            self.found[tried] = self._try(tried)
+        return self.found[tried]
+
+    def _try(self, groups: tuple[Group, ...]) -> tuple[Group, ...] | None:
+        survivors = groups
+        for kept in trial_sizes(groups):
             found = self._survivors(kept)
-            survivors = None if found is None or survivors is None else tuple(g for g in survivors if g in found)
-            if survivors is None:
+            if found is None:
                 return None
+            survivors = tuple(group for group in survivors if group in found)
         return survivors
 
     def _survivors(self, kept: Mapping[Group, int]) -> set[Group] | None:
@@ -124,7 +166,7 @@ class _Trials:
             trace = trace_model(narrowed, self.inputs)
         except Exception:  # whatever code raises when its sizes do not fit
             return None
-        if not _trains(narrowed, self.inputs) and _trains(self.model, self.inputs):
+        if not _trains(narrowed, self.inputs) and self._model_trains:
             return None
         counting = self._counting(trace.arithmetic, stays)
         if counting is not None:
@@ -134,6 +176,10 @@ class _Trials:
         sizes = np.bincount(component)
         starts = {(owner.tensor, owner.dim): owner.start for owner in trace.ids.owners}
         return {g for g in kept if _intact(g, kept[g], stays, component, sizes, starts)}
+
+    @cached_property
+    def _model_trains(self) -> bool:
+        return _trains(self.model, self.inputs)
 
     def _counting(self, narrowed: Sequence[Arithmetic], stays: Stays) -> Arithmetic | None:
         """Return the first operation with a number that follows that of units, not the data; None: there is none."""
@@ -167,57 +213,13 @@ def _trains(model: nn.Module, inputs: ModelInputs) -> bool:
     return True
 
 
-def _units_left(groups: Sequence[Group]) -> dict[Group, int]:
-    """How many units each group keeps: neighbours lose other numbers, and those that share a tensor ever fewer.
-
-    A tensor that code cuts in halves may come out right by accident: with the first half larger by one, or equal. So
-    each group loses two at least, and a later part of the same tensor less than an earlier one. Two heads stay: of a
-    single one it could not be seen that it is one.
-    """
-    return {group: max(group.size - lost, _least(group)) for group, lost in _losses(groups).items()}
-
-
-def _trials(groups: Sequence[Group]) -> list[dict[Group, int]]:
-    """Return how many units each group keeps in one trial, or in two if small groups of one size come out alike in it.
-
-    In the second they lose none, one and so on, in turn; a single head is not left, for it would fit by broadcasting.
-    """
-    first = _units_left(groups)
-    small = [g for g, lost in _losses(groups).items() if g.size - max(lost, MOST_LOST) < _least(g)]
-    if all(count == 1 for count in Counter((g.kind, g.size, first[g]) for g in small).values()):
-        return [first]
-    second, ranks = dict(first), Counter[tuple[str, int]]()
-    for group in small:
-        second[group] = group.size - ranks[group.kind, group.size] % (group.size - _least(group) + 1)
-        ranks[group.kind, group.size] += 1
-    return [first, second]
-
-
-def _least(group: Group) -> int:
-    return 2 if group.kind == "head" and group.size > 2 else 1
-
-
-def _losses(groups: Sequence[Group]) -> dict[Group, int]:
-    """Return how many units each group loses if it has as many to give."""
-    places = [[(part.tensor, part.dim) for part in group.slices if part.makes] for group in groups]
-    total = Counter(place for own in places for place in own)
-    seen: Counter[TensorDim] = Counter()
-    losses: dict[Group, int] = {}
-    for i, group in enumerate(groups):
-        seen.update(places[i])
-        sharing = max(total[place] for place in places[i]) > 1
-        cycle = i % (MOST_LOST - LEAST_LOST + 1)
-        losses[group] = LEAST_LOST + (max(total[p] - seen[p] for p in places[i]) if sharing else cycle)
-    return losses
-
-
 def _intact(
     group: Group,
     units: int,
     stays: Stays,
     component: np.ndarray,
     sizes: np.ndarray,
-    starts: Mapping[TensorDim, int],
+    starts: Mapping[tuple[str, int], int],
 ) -> bool:
     """Whether each unit still is one free set of tied ids, with all its entries and no others.
 

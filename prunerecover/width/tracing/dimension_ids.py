@@ -116,12 +116,19 @@ def varying(ids: Tensor) -> tuple[int, ...]:
 def compact(ids: Tensor) -> Tensor:
     """Turn the ids of all elements into a map: size 1 along every dimension in which they do not vary.
 
+    What was expanded (stride 0) does not vary, and most of the rest shows in two elements that it does.
+
     >>> compact(torch.tensor([[1, 2], [1, 2]]))
     tensor([[1, 2]])
     """
-    for dim in range(ids.ndim):
-        first = ids.narrow(dim, 0, 1)
-        if ids.shape[dim] > 1 and bool((ids == first).all()):
+    for dim, (size, stride) in enumerate(zip(ids.shape, ids.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            ids = ids.narrow(dim, 0, 1)
+    for dim, size in enumerate(ids.shape):
+        if size == 1:
+            continue
+        first, last = ids.narrow(dim, 0, 1), ids.narrow(dim, size - 1, 1)
+        if torch.equal(first, last) and bool((ids == first).all()):
             ids = first
     return ids.contiguous()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from cases.models.width import CifarResNet, images
 from cases.width.groups import found_in
 from cases.width.oracle import masked, narrowed, rewritten, thirty_percent
@@ -22,6 +23,25 @@ from prunerecover.width.groups.padded_shortcuts import PaddedShortcut, find_padd
 
 def group_named(name: str, family: str, kind: str = "") -> Group:
     return next(g for g in found_in(family).groups if g.name == name and g.kind in (kind or g.kind))
+
+
+def test_a_language_model_of_real_width_is_watched_without_values() -> None:
+    with torch.device("meta"):  # two layers of Llama-2-7B; their ids are more than half a million
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=2))
+        inputs = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
+    found = find_groups(model, inputs).groups
+    layers = [f"model.layers.{i}" for i in range(2)]
+    assert [(g.name, g.kind, g.size) for g in found] == [
+        group
+        for path in layers
+        for group in ((f"{path}.self_attn.q_proj", "head", 32), (f"{path}.mlp.gate_proj", "neuron", 11008))
+    ]
+    assert parts(found[2]) == {
+        f"{layers[1]}.self_attn.q_proj.weight": (0, (0,), 128, True),
+        f"{layers[1]}.self_attn.k_proj.weight": (0, (0,), 128, True),
+        f"{layers[1]}.self_attn.v_proj.weight": (0, (0,), 128, True),
+        f"{layers[1]}.self_attn.o_proj.weight": (1, (0,), 128, False),
+    }
 
 
 def parts(group: Group) -> dict[str, tuple[int, tuple[int, ...], int, bool]]:

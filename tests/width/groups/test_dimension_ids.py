@@ -40,6 +40,16 @@ def test_maps_keep_only_the_dimensions_in_which_they_vary() -> None:
     assert varying(compact(torch.zeros(2, 2, dtype=torch.long))) == ()
 
 
+def test_maps_of_what_was_expanded_are_found_without_looking_at_every_element() -> None:
+    expanded = torch.arange(3).expand(2**50, 3)
+    assert compact(expanded).tolist() == [[0, 1, 2]]
+    assert compact(expanded.t()[:, :, None]).tolist() == [[[0]], [[1]], [[2]]]
+
+
+def test_maps_whose_ends_are_alike_vary_in_between() -> None:
+    assert varying(compact(torch.tensor([[1, 2, 1], [3, 4, 3]]))) == (0, 1)
+
+
 def test_fixing_one_of_two_dimensions_ties_what_lies_along_it() -> None:
     ids, heads = labelled(3, 4)
     (left,) = ids.fixed_along(heads, 1)
