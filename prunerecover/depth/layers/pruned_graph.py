@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from prunerecover.depth.layers.patching import Dropped, patches
+from prunerecover.depth.layers.patching import NOTHING_DROPPED, Dropped, patches
 from prunerecover.depth.layers.widths import FIXED, Units, Widths, importance_per_unit
 from prunerecover.graph.computation_graph import ComputationGraph, Node
 from prunerecover.graph.coupling import coupled_nodes
-from prunerecover.graph.own_calls import own_call
+from prunerecover.graph.own_calls import own_call, whole_modules
 from prunerecover.model.linears import is_transposed
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Reroute, StandIn
@@ -71,16 +71,21 @@ class PrunedGraph:
         """
         layer = self._node(path)
         coupled = coupled_nodes(self.graph, layer, self.gone)
-        rerouted = self._rerouted(path, [node for node in coupled if not self._is_module(node)])
+        served, calls = whole_modules(self.graph, coupled)
+        rerouted = self._rerouted(path, calls)
         narrowed = self._reconcile(path, layer)
         modules = {path: self._stand_in(layer, coupled)}
-        modules |= {node.module: StandIn() for node in coupled if self._is_module(node)}
+        modules |= dict.fromkeys(served, StandIn())
         self.rerouted = rerouted
         self.gone |= {layer.index, *(node.index for node in coupled)}
         self.widths.forget(modules)
         self.edits = (*self.edits, *narrowed, Bypass(unit=path, kind="layer", modules=modules))
 
-    def finishing(self, dropped: Dropped = Dropped(), without: tuple[str, ...] = ()) -> tuple[Edit, ...]:
+    def check_code(self, path: str) -> None:
+        """Raise NotRemovable if what goes with a layer is neither modules nor calls in code that can be rewritten."""
+        self._rerouted(path, whole_modules(self.graph, coupled_nodes(self.graph, self._node(path), self.gone))[1])
+
+    def finishing(self, dropped: Dropped = NOTHING_DROPPED, without: tuple[str, ...] = ()) -> tuple[Edit, ...]:
         """Return the edits that come last: patches of merges, emptied modules, forwards that are rewritten.
 
         Args:
@@ -114,9 +119,6 @@ class PrunedGraph:
             )
         return nodes[0]
 
-    def _is_module(self, node: Node) -> bool:
-        return node.whole and len(self.graph.by_module[node.module]) == 1
-
     def _rerouted(self, path: str, nodes: Sequence[Node]) -> dict[str, tuple[str, ...]]:
         """Return all calls that forwards are to make no more, with these."""
         rerouted = dict(self.rerouted)
@@ -143,8 +145,7 @@ class PrunedGraph:
             padding = module.padding if isinstance(module.padding, tuple) else (0,) * len(module.stride)
             return StandIn(leaves="pool", window=(tuple(module.kernel_size), tuple(module.stride), tuple(padding)))
         gone = self.gone | {layer.index, *(node.index for node in coupled)}
-        overwritten = any(n.in_place and n.index not in gone for n in self.graph.ahead(layer, lambda n: n.index not in gone))
-        return StandIn(leaves="copy") if overwritten else StandIn()
+        return StandIn(leaves="copy") if self.graph.is_overwritten(layer, gone) else StandIn()
 
     def _reconcile(self, path: str, layer: Node) -> list[Narrow]:
         """Narrow the wider side of a layer, and make its input and output one."""
