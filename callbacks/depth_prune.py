@@ -1,4 +1,4 @@
-"""DepthPrune: remove blocks, attentions, MLPs or activations while a Trainer trains, tests or predicts."""
+"""DepthPrune: remove blocks, attentions, MLPs, activations or layers while a Trainer trains, tests or predicts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.calibration.training_loss import training_loss
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.ledger.target import find_target
+from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.depth.arguments import DepthConfig, check_ignore
 from prunerecover.depth.feasible import check_feasible
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.units import find_units
+from prunerecover.families.describe import is_supported
 from prunerecover.importance.registry import Importance
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import DEPTH_KINDS
+from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
 from prunerecover.plan.plan import Plan
 
 
@@ -41,13 +42,16 @@ class DepthPrune(PruningCallback):
         plan: A plan, or the path of one, which is read when a loop is set up, instead of deciding here. Also applied
             before test, validate and predict when no checkpoint says otherwise. In a fit, its fitted tensors are fitted
             anew if the weights have changed since.
-        target: Path of the network inside the LightningModule; default: the single supported one.
+        target: Path of the network inside the LightningModule; default: the single one of a supported family, else the
+            only child with weights.
         importance: See `plan_depth`.
         loss: `loss(network, inputs) -> scalar` for importances that need one: call `network(*inputs.args,
             **inputs.kwargs)`; `inputs.batch` is what the training step was given, labels included. None: what the
             module's training step returns.
         replace: See `plan_depth`.
         search: See `plan_depth`.
+        kinds: See `plan_depth`.
+        include_strided: See `plan_depth`.
         schedule: When; also the epoch to start at, or a dict of `PruneSchedule`'s arguments.
         calibration: Number of training samples to calibrate on.
         merge: "copy" saves a merged copy in `pruned/` beside the checkpoints at the end of the fit; "at_surgery" merges
@@ -70,6 +74,8 @@ class DepthPrune(PruningCallback):
         loss: Callable[[nn.Module, Any], Tensor] | None = None,
         replace: str = "calibrated",
         search: str | None = None,
+        kinds: str | Sequence[str] | None = None,
+        include_strided: bool = False,
         schedule: PruneSchedule | int | dict[str, Any] | None = None,
         calibration: int = 192,
         merge: Literal["copy", "at_surgery", "never"] = "copy",
@@ -91,7 +97,14 @@ class DepthPrune(PruningCallback):
                     "neurons and experts go with WidthPrune."
                 )
         self.config = DepthConfig(
-            importance=importance, loss=loss, replace=replace, search=search, ignore=ignore, seed=seed
+            importance=importance,
+            loss=loss,
+            replace=replace,
+            search=search,
+            kinds=kinds,
+            include_strided=include_strided,
+            ignore=ignore,
+            seed=seed,
         )
         if plan is not None:
             check_alone(DepthPrune, self.planning)
@@ -111,14 +124,25 @@ class DepthPrune(PruningCallback):
         return {name: value for name, value in vars(self.config).items() if name != "seed"}
 
     def find(self, pl_module: pl.LightningModule) -> str:
-        """Return the target, or the single supported network."""
-        return find_target(pl_module, self.target)
+        """Return the target, or the only network."""
+        return find_network(pl_module, self.target)
 
     def units(self, network: nn.Module) -> dict[str, int]:
-        """Return how many units of each kind there are."""
+        """Return how many units of each kind there are; what only data shows is taken to be there.
+
+        Raises:
+            ValueError: If a ratio is asked for of units that only data shows.
+        """
         kinds = () if self.budget is None else self.budget.kinds(())
-        units = find_units(network, kinds or DEPTH_KINDS)
-        return {kind: sum(unit.kind == kind for unit in units) for kind in DEPTH_KINDS}
+        if is_supported(network) and "layer" not in kinds:
+            units = find_units(network, kinds or FAMILY_KINDS)
+            return {kind: sum(unit.kind == kind for unit in units) for kind in FAMILY_KINDS}
+        if self.budget is not None and self.budget.ratio is not None:
+            raise ValueError(
+                f"Expected remove=... or a share of a cost for {', '.join(kinds)} of {type(network).__name__}, whose "
+                "units are known once data comes, but got ratio. Count them with find_units(network, kinds, batch)."
+            )
+        return dict(self.budget.remove or {}) if self.budget is not None else {}
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume; refuse a schedule that does not fit, and patterns in `ignore` that match nothing.
@@ -127,8 +151,9 @@ class DepthPrune(PruningCallback):
             ValueError: If either is so.
         """
         super().on_fit_start(trainer, pl_module)
-        if self.config.ignore and not Ledger.of(pl_module).made_by(self._key(trainer)):
-            check_ignore(self.config.ignore, find_units(unwrap(get_module(pl_module, self.find(pl_module)))))
+        network = unwrap(get_module(pl_module, self.find(pl_module)))
+        if self.config.ignore and is_supported(network) and not Ledger.of(pl_module).made_by(self._key(trainer)):
+            check_ignore(self.config.ignore, find_units(network))
 
     def check_feasible(
         self, network: nn.Module, budget: Budget | None, batches: Callable[[], list[CapturedInputs]]

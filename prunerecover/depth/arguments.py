@@ -9,12 +9,13 @@ from fnmatch import fnmatch
 from prunerecover.calibration.calibrator import REPLACEMENTS
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance, RegisteredImportance, importance_of
-from prunerecover.model.arguments import check_seed, patterns_of
+from prunerecover.model.arguments import check_flag, check_seed, patterns_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.units import Unit
 
-SEARCHES = ("one_shot", "greedy")
+SEARCHES = ("one_shot", "greedy", "joint", "two_to_one", "rounds")
+GRAPH_SEARCHES = ("joint", "two_to_one", "rounds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ class DepthConfig:
     loss: Loss | None = None
     replace: str = "calibrated"
     search: str | None = None
+    kinds: Sequence[str] | None = None
+    include_strided: bool = False
     ignore: Sequence[str] = ()
     seed: int = 0
 
@@ -42,6 +45,10 @@ class DepthConfig:
                 "Pass the function itself."
             )
         check_seed(self.seed)
+        check_flag("include_strided", self.include_strided)
+        if self.kinds is not None:
+            object.__setattr__(self, "kinds", (self.kinds,) if isinstance(self.kinds, str) else tuple(self.kinds))
+            check_kinds(self.kinds)
         for name, value, allowed in (
             ("replace", self.replace, REPLACEMENTS),
             ("search", self.search or SEARCHES[0], SEARCHES),
@@ -57,16 +64,19 @@ class DepthConfig:
 
     def check_ready(self, kinds: Sequence[str]) -> None:
         """Raise ValueError if a kind is not one of depth, or the importance needs a loss and there is none."""
-        for kind in kinds:
-            if kind not in DEPTH_KINDS:
-                raise ValueError(
-                    f"Expected kinds among {', '.join(DEPTH_KINDS)} for a plan in depth, but got '{kind}'."
-                )
+        check_kinds(kinds)
         if self.registered.needs_loss and self.loss is None:
             raise ValueError(
                 f"Expected argument loss=f(model, batch) for importance='{self.registered.name}', but got none. "
                 "The default, 'output_divergence', needs no labels."
             )
+
+
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Raise ValueError if a kind is not one of depth."""
+    for kind in kinds:
+        if kind not in DEPTH_KINDS:
+            raise ValueError(f"Expected kinds among {', '.join(DEPTH_KINDS)} for a plan in depth, but got '{kind}'.")
 
 
 def budget_of(budget: Budget | None, remove: Mapping[str, int] | None) -> Budget:

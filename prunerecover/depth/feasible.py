@@ -7,15 +7,16 @@ from fnmatch import fnmatch
 import torch
 from torch import nn
 
-from prunerecover.depth.arguments import DepthConfig
+from prunerecover.depth.arguments import GRAPH_SEARCHES, DepthConfig
 from prunerecover.depth.search import saving_if_left
 from prunerecover.depth.selection import by_cost, check_comparable, check_reached, outermost
 from prunerecover.depth.units import find_units
 from prunerecover.display.progress import progress
+from prunerecover.families.describe import is_supported
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import DEPTH_KINDS
+from prunerecover.plan.kinds import FAMILY_KINDS
 from prunerecover.surgery.saved_cost import DenseCost
 
 
@@ -31,12 +32,14 @@ def check_feasible(model: nn.Module, inputs: ModelInputs, budget: Budget, config
     Raises:
         ValueError: If the budget cannot be met, or needs an importance that compares across kinds.
     """
-    if budget.share is None or budget.share[0] == "latency":
+    kinds = config.kinds or FAMILY_KINDS
+    by_parts = is_supported(model) and "layer" not in kinds and config.search not in GRAPH_SEARCHES
+    if budget.share is None or budget.share[0] == "latency" or not by_parts:
         return
     cost, share = budget.share
     with progress("checking the budget"), ordinary_arithmetic(), evaluating(model), uncompiled():
         example = inputs.select(torch.tensor([0])).to(device_of(model))
-        found = find_units(model, DEPTH_KINDS, example)
+        found = find_units(model, kinds, example)
         units = [unit for unit in found if not any(fnmatch(unit.name, pattern) for pattern in config.ignore)]
         check_comparable(units, config.registered)
         order = by_cost(units, {unit.name: 1.0 for unit in units}, cost)  # the cheapest block stays: the most can go

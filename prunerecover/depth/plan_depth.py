@@ -1,4 +1,4 @@
-"""Plan which blocks, attentions, MLPs and activations to remove, and what they leave."""
+"""Plan which blocks, attentions, MLPs, activations and layers to remove, and what they leave."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from prunerecover.depth.arguments import DepthConfig, budget_of
+from prunerecover.depth.arguments import GRAPH_SEARCHES, DepthConfig, budget_of
+from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.display.progress import progress
+from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance
 from prunerecover.model.batches import Batches
+from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import DEPTH_KINDS
+from prunerecover.plan.kinds import FAMILY_KINDS, GRAPH_KINDS
 from prunerecover.plan.plan import Plan
 
 
@@ -27,13 +30,16 @@ def plan_depth(
     loss: Loss | None = None,
     replace: str = "calibrated",
     search: str | None = None,
+    kinds: str | Sequence[str] | None = None,
+    include_strided: bool = False,
     ignore: Sequence[str] = (),
     seed: int = 0,
 ) -> Plan:
     """Decide what to remove within a budget; the model is bit-identical afterwards.
 
     Args:
-        model: A supported model (see `find_units`), wrapped or not.
+        model: Any network, wrapped or not. Models of the supported families are known by their parts; of all others,
+            and wherever layers go, the computation graph tells what can go (see `find_units`).
         budget: How much goes. A share of the MACs, parameters or latency is that of the model once it is merged: it is
             met, and exceeded by no more than about the smallest unit.
         remove: Short for `Budget(remove=...)`: units per kind.
@@ -46,9 +52,14 @@ def plan_depth(
         loss: `loss(model, batch) -> scalar`, for "gate_gradient" and "taylor".
         replace: "calibrated" fits what is left and picks it by its effect on the output; "zero" and "identity" are
             there by name. Whole blocks always leave nothing.
-        search: "greedy" removes one unit at a time and ranks the others again on the pruned model: units interact, and
-            this was measured better; it needs "output_divergence" and a budget in units. "one_shot" ranks once. None:
-            greedy where it is possible.
+        search: "joint" removes one unit at a time by divergence per saved cost, ranks the others again on the pruned
+            network, and then exchanges chosen units for better ones: units interact. "greedy" does so without
+            exchanges. Both need "output_divergence". "one_shot" ranks once. "two_to_one" ranks once, and takes two
+            units that are no attention for each attention; "rounds" ranks again after each removal, by any importance.
+            None: the best that is possible.
+        kinds: Of the units that may go, for a budget in a share of cost; None: all but layers in supported families,
+            all in other networks. A budget in units names its kinds itself.
+        include_strided: Whether layers that change spatial dimensions may go, too: a pooling takes their place.
         ignore: Shell patterns of unit names that stay, such as "blocks.0.*".
         seed: Of the held-out split and of everything random.
 
@@ -60,6 +71,33 @@ def plan_depth(
         ValueError: If the budget cannot be met, an argument is unknown, there are no batches, or importances are NaN.
     """
     budget = budget_of(budget, remove)
-    config = DepthConfig(importance=importance, loss=loss, replace=replace, search=search, ignore=ignore, seed=seed)
+    config = DepthConfig(
+        importance=importance,
+        loss=loss,
+        replace=replace,
+        search=search,
+        kinds=kinds,
+        include_strided=include_strided,
+        ignore=ignore,
+        seed=seed,
+    )
     with progress("planning depth"):
-        return DepthPlanner(model, budget.kinds(DEPTH_KINDS), batches=batches, config=config).plan(budget)
+        return planner_for(model, budget, batches, config).plan(budget)
+
+
+def planner_for(
+    model: nn.Module, budget: Budget, batches: Batches, config: DepthConfig
+) -> DepthPlanner | GraphPlanner:
+    """Return what plans a budget: by the parts of a supported family, or by the computation graph.
+
+    Args:
+        model: See `plan_depth`.
+        budget: Names the kinds of its units, or leaves them to the configuration.
+        batches: See `plan_depth`.
+        config: All other arguments of `plan_depth`.
+    """
+    known = is_supported(unwrap(model))
+    kinds = budget.kinds(config.kinds or (FAMILY_KINDS if known else GRAPH_KINDS))
+    if known and "layer" not in kinds and config.search not in GRAPH_SEARCHES:
+        return DepthPlanner(model, kinds, batches=batches, config=config)
+    return GraphPlanner(model, kinds, batches=batches, config=config)

@@ -1,4 +1,4 @@
-"""Plan which blocks, attentions, MLPs and activations to remove, and what they leave."""
+"""Plan the depth of a model of a supported family: blocks, attentions, MLPs, activations, and what they leave."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.evidence import DepthEvidence, RemovedShare
-from prunerecover.plan.kinds import DEPTH_KINDS
+from prunerecover.plan.kinds import FAMILY_KINDS
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.saved_cost import DenseCost
@@ -48,7 +48,7 @@ class DepthPlanner:
     def __init__(
         self,
         model: nn.Module,
-        kinds: Sequence[str] = DEPTH_KINDS,
+        kinds: Sequence[str] = FAMILY_KINDS,
         *,
         batches: Batches,
         config: DepthConfig | None = None,
@@ -62,7 +62,7 @@ class DepthPlanner:
             self.samples = split_batches(self.batches, device_of(self.model), self.config.seed)
             self.example = self.samples.held_out[0].select(torch.tensor([0]))
             self._check_call()
-            found = find_units(self.model, [k for k in DEPTH_KINDS if k in kinds], self.example)
+            found = find_units(self.model, [k for k in FAMILY_KINDS if k in kinds], self.example)
             if self.config.ignore:
                 check_ignore(self.config.ignore, find_units(self.model))
             self.units = tuple(u for u in found if not any(fnmatch(u.name, pattern) for pattern in self.config.ignore))
@@ -74,7 +74,7 @@ class DepthPlanner:
     def plan(self, budget: Budget) -> Plan:
         """Return the plan of one budget; see `plan_depth`."""
         search = self._search_for(budget)
-        units = [u for u in self.units if u.kind in budget.kinds(DEPTH_KINDS)]
+        units = [u for u in self.units if u.kind in budget.kinds(FAMILY_KINDS)]
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             if search == "greedy":
                 scores, chosen = greedy(self.calibrator, units, budget, self._cache)

@@ -199,4 +199,11 @@ def outermost(units: Sequence[Unit]) -> list[Unit]:
 
 def is_inside(unit: Unit, other: Unit) -> bool:
     """Whether `unit` goes when `other` goes: in a block, or the activation of an MLP."""
-    return unit.kind in TRAITS[other.kind].holds and unit.block == other.block
+    held = unit.kind in TRAITS[other.kind].holds
+    return held and any(unit.name == path or unit.name.startswith(f"{path}.") for path in other.targets)
+
+
+def conflicting(unit: Unit, other: Unit) -> bool:
+    """Whether only one of two units can go: one is inside the other, or they change the same linears."""
+    same_linears = {unit.kind, other.kind} == {"activation", "layer"} and unit.block == other.block
+    return same_linears or is_inside(unit, other) or is_inside(other, unit)

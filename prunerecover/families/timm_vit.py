@@ -17,6 +17,8 @@ SUPPORTED = ("timm VisionTransformer",)
 BLOCK_CLASS = "Block"
 GATED = "its MLP is gated (SwiGLU): two linears multiply, so they cannot become one"
 
+LAYER_GONE = "one of its layers has been removed"
+
 
 def read(model: nn.Module) -> Layout | None:
     """Describe a timm VisionTransformer; None if the model is something else."""
@@ -51,6 +53,8 @@ def _feed_forward(path: str, block: Any) -> tuple[FeedForward | None, str]:
         return None, GATED
     if not isinstance(mlp.norm, nn.Identity):
         return None, "there is a norm between its two linears, so they cannot become one"
+    if any(isinstance(part, Replacement) for part in (mlp.fc1, mlp.act, mlp.fc2)):
+        return None, LAYER_GONE
     scale = f"{path}.ls2" if hasattr(block.ls2, "gamma") else None
     parts = {name: f"{path}.mlp.{name}" for name in ("fc1", "act", "fc2", "drop1")}
     state = feed_forward_state(mlp.act, mlp.fc2)

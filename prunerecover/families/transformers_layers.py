@@ -19,6 +19,7 @@ from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import Replacement
 
 GATED = "its MLP is gated: the activation multiplies a second linear, so the linears cannot become one"
+LAYER_GONE = "one of its layers has been removed"
 FUNCTION = "its activation is a plain function, which cannot be replaced; set `hidden_act` to the activation's name"
 
 
@@ -183,6 +184,8 @@ def _feed_forward(family: _Family, path: str, layer: nn.Module, norm: str | None
     activation = getattr(get_module(layer, parent), name)
     if not isinstance(activation, nn.Module):
         return None, FUNCTION
+    if any(isinstance(get_module(layer, name), Replacement) for name in family.linears):
+        return None, LAYER_GONE
     state = feed_forward_state(activation, get_module(layer, family.linears[2]))
     first, act, second = (f"{path}.{name}" for name in family.linears)
     return FeedForward(first, act, second, norm=norm, state=state), ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from prunerecover.plan.edits import Edit, Narrow, Remove, Replace, number_of_block
+from prunerecover.plan.edits import Bypass, Edit, Narrow, Remove, Replace, number_of_block
 
 LISTED = 8  # units of one group; beyond, they are counted
 
@@ -41,7 +41,10 @@ def removed_units(edits: Iterable[Edit]) -> tuple[RemovedUnit, ...]:
     found: list[RemovedUnit] = []
     for edit in edits:
         if isinstance(edit, Narrow):
-            found += (RemovedUnit(name, edit.kind, "nothing") for name in numbers.narrowed(edit))
+            gone = list(numbers.narrowed(edit))
+            found += (RemovedUnit(name, edit.kind, "nothing") for name in gone if not edit.serves)
+        elif isinstance(edit, Bypass):
+            found.append(RemovedUnit(numbers.dense_name(edit.unit), edit.kind, edit.leaves))
         elif isinstance(edit, Remove | Replace):
             name = numbers.dense_name(edit.unit)
             found.append(RemovedUnit(name, edit.kind, "nothing" if edit.kind == "block" else edit.leaves))

@@ -177,6 +177,8 @@ class Narrow(_Edit):
         settings: Attributes of modules that follow the number of units.
         tensors: Keys of what weights that read the group take over (see `compensation`); the part after the first dot
             is the path of the weight.
+        serves: Path of the layer that is bypassed next, whose widths become one by this; its sections are no units that
+            were chosen themselves. Empty if they were.
     """
 
     op: Literal["narrow"] = "narrow"
@@ -187,6 +189,7 @@ class Narrow(_Edit):
     group: tuple[Slice, ...]
     settings: tuple[Setting, ...] = ()
     tensors: tuple[str, ...] = ()
+    serves: str = ""
 
     @property
     def gone(self) -> tuple[int, ...]:

@@ -49,6 +49,7 @@ TRAITS: dict[str, KindTraits] = {
 KINDS = tuple(TRAITS)
 DEPTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "depth" and traits.edits)
 FAMILY_KINDS = tuple(kind for kind in DEPTH_KINDS if kind != "layer")
+GRAPH_KINDS = tuple(kind for kind in DEPTH_KINDS if kind != "activation")
 WIDTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "width")
 
 

@@ -31,6 +31,7 @@ from prunerecover.recipes.data.segmentation_data import SegmentationData
 from prunerecover.recipes.plan_methods.base import PlanMethod
 from prunerecover.recipes.plan_methods.boundary import BoundaryPlan, PublishedBoundaryPlan
 from prunerecover.recipes.plan_methods.depth import DepthPlan
+from prunerecover.recipes.plan_methods.graph import GraphPlan
 from prunerecover.recipes.plan_methods.run import plan_with
 from prunerecover.recipes.plan_methods.width import FairPlan, PerCostPlan
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
@@ -41,6 +42,7 @@ from prunerecover.recipes.tasks.segmenter import ImageSegmenter
 ADDRESSABLE = (ImageClassifier, ImageData, ImageSegmenter, SegmentationData, DigitsClassifier, DigitsData)
 CLASSES = {
     "depth": DepthPlan,
+    "graph": GraphPlan,
     "boundary": BoundaryPlan,
     "boundary_published": PublishedBoundaryPlan,
     "per_cost": PerCostPlan,

@@ -1,4 +1,4 @@
-"""`prunerecover plan --method depth`: blocks, attentions, MLPs and activations go."""
+"""`prunerecover plan --method depth`: blocks, attentions, MLPs, activations and layers go."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from prunerecover.callbacks.depth_prune import DepthPrune
+from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.importance.registry import Importance
 from prunerecover.plan.budget import Budget
@@ -15,7 +16,7 @@ from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask
 
 
 class DepthPlan(PlanMethod):
-    """Remove whole blocks, attentions, MLPs or activations (`plan_depth`).
+    """Remove whole blocks, attentions, MLPs, activations or layers (`plan_depth`).
 
     Args:
         remove: Units per kind, for example `{"activation": 3, "attention": 2}`. Give exactly one budget.
@@ -25,7 +26,8 @@ class DepthPlan(PlanMethod):
         latency: Share of the measured latency to remove.
         importance: What ranks the units, by name or as the import path of a callable; the default needs no labels.
         replace: What removed units leave: `calibrated`, `zero` or `identity`.
-        search: `one_shot` or `greedy`; None takes the better one that is possible.
+        search: `joint`, `greedy` or `one_shot`; None takes the best that is possible.
+        kinds: For a share of a cost: of the units that may go; None: all but `layer` in supported families.
         ignore: Shell patterns of units that stay.
         seed: Of everything random.
     """
@@ -40,13 +42,17 @@ class DepthPlan(PlanMethod):
         importance: Importance | str = "output_divergence",
         replace: str = "calibrated",
         search: str | None = None,
+        kinds: list[str] | None = None,
         ignore: list[str] | None = None,
         seed: int = 0,
     ) -> None:
-        given: dict[str, Any] = {"remove": remove, "ratio": ratio, "macs": macs, "params": params, "latency": latency}
-        budget = Budget(**{name: value for name, value in given.items() if value is not None})
+        budget = budget_from(remove=remove, ratio=ratio, macs=macs, params=params, latency=latency)
         self.planning: dict[str, Any] = {"budget": budget, "importance": importance, "replace": replace}
-        self.planning |= {"search": search, "ignore": tuple(ignore or ()), "seed": seed}
+        self.planning |= {"search": search, "kinds": kinds, "ignore": tuple(ignore or ()), "seed": seed}
+
+    def find(self, module: pl.LightningModule, target: str | None) -> str:
+        """Return the path of the network: any will do."""
+        return find_network(module, target)
 
     def make(self, task: PlanTask) -> Plan:
         """Return the plan that `DepthPrune` would make at the start of a fit."""
@@ -56,3 +62,8 @@ class DepthPlan(PlanMethod):
             return prune.decide(trainer, module, task.target, prune.budget)
 
         return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)
+
+
+def budget_from(**given: Any) -> Budget:
+    """Return the budget of those of its arguments that were given."""
+    return Budget(**{name: value for name, value in given.items() if value is not None})

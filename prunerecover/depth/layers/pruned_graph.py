@@ -190,7 +190,7 @@ class PrunedGraph:
         for place, own in self.widths.along.items():
             if place in self._along:
                 self._along[place] = self._along[place][torch.from_numpy(~np.isin(own, chosen))]
-        return self.widths.remove(chosen)
+        return [edit.model_copy(update={"serves": path}) for edit in self.widths.remove(chosen)]
 
     def _along_dimensions(self) -> dict[tuple[str, int], Tensor]:
         """Return the importance of each index along all dimensions, summed over the others."""

@@ -22,7 +22,7 @@ from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module
-from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite
+from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite, StandIn
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import block_removals
@@ -79,11 +79,12 @@ class Removals:
             units += [self._layer(path, blocks, macs) for path in listed.offered if self._code_allows(path)]
         self.units = tuple(sorted(units, key=self._order))
 
-    def edits(self, units: Sequence[Unit]) -> tuple[Edit, ...]:
+    def edits(self, units: Sequence[Unit], *, in_place: bool = False) -> tuple[Edit, ...]:
         """Return the edits that take units out, in an order in which each finds what it names.
 
         Args:
             units: None inside another; layers are taken out in this order.
+            in_place: Whether blocks leave an identity where they were, so that all paths stay as they are.
 
         Raises:
             NotRemovable: If the widths around a layer cannot be reconciled.
@@ -99,10 +100,15 @@ class Removals:
         dropped = Dropped.of(self.graph, graph_units)
         own, finishing = state.edits, state.finishing(dropped, taken_out)
         removed = [self._family_edit(unit) for unit in family if unit.kind != "block"]
+        if in_place:
+            blocks = [unit for unit in family if unit.kind == "block"]
+            passing = [Bypass(unit=unit.name, kind="block", modules=self._identity(unit.name)) for unit in blocks]
+            family = [unit for unit in family if unit.kind != "block"]
+            taken += passing
         numbers = [describe(self.model).block_of(unit.name) for unit in family if unit.kind == "block"]
         rewrites = self._rewrites if any(edit.op == "narrow" for edit in own) else ()
         gone = block_removals(self.model, numbers) if numbers else []
-        return (*rewrites, *own, *taken, *removed, *finishing, *gone)
+        return (*removed, *rewrites, *own, *taken, *finishing, *gone)
 
     def after(self, layers: tuple[str, ...]) -> PrunedGraph:
         """Return the network's graph without some layers, taken out in this order."""
@@ -183,6 +189,10 @@ class Removals:
         return min(first, default=len(self.graph.nodes)), ("block", "attention", "mlp", "layer", "activation").index(
             unit.kind
         )
+
+    def _identity(self, block: str) -> dict[str, StandIn]:
+        returns = next(call.returns for call in self.graph.calls if call.path == block)
+        return {block: StandIn(returns=returns)}
 
     def _family_edit(self, unit: Unit) -> Edit:
         if unit.kind == "activation":

@@ -1,0 +1,152 @@
+"""Run variants of one network on the same batches, and compute only what comes after their first change.
+
+A network is cut into pieces: calls of modules that hold a small part of its layers each. The outputs of a base network
+are kept per piece and batch; a variant that differs from it first at some node is run with all pieces before that node
+answering from what was kept. Any control flow, residual and long connections included: nothing is assumed but that the
+pieces before the change compute what they did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from prunerecover.graph.computation_graph import ComputationGraph
+from prunerecover.model.batches import ModelInputs, call, predictions_of
+from prunerecover.model.paths import get_module
+
+PARTS = 24  # into about so many pieces a network is cut
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A call of a module whose output is kept.
+
+    Attributes:
+        path: Of the module.
+        last: Index of its last node.
+        layers: How many layers it runs.
+    """
+
+    path: str
+    last: int
+    layers: int
+
+
+class PrefixRunner:
+    """Runs variants of a network.
+
+    Args:
+        graph: Of the dense network; variants have its module paths.
+        batches: On the network's device.
+
+    Attributes:
+        layers_run: How many calls of layers were computed so far, per batch.
+    """
+
+    def __init__(self, graph: ComputationGraph, batches: Sequence[ModelInputs]) -> None:
+        self.graph, self.batches = graph, batches
+        self.pieces = _pieces(graph)
+        self.layers_run = 0
+        self._layers = len(graph.of_kind("layer"))
+        self._copies = any(node.in_place for node in graph.nodes)
+        self._kept: list[dict[str, Any]] = [{} for _ in batches]
+
+    def keep(self, network: nn.Module, first: int = 0) -> list[Tensor]:
+        """Make a network the base, and return its outputs.
+
+        Args:
+            network: That later variants are compared with.
+            first: Index of the first node in which it differs from the base before.
+        """
+        outputs = []
+        for number, batch in enumerate(self.batches):
+            with self._answering(network, number, first), self._keeping(network, number, first):
+                outputs.append(predictions_of(call(network, batch)))
+        self._count(first)
+        return outputs
+
+    def run(self, network: nn.Module, first: int) -> Iterator[Tensor]:
+        """Yield the outputs of a variant, one per batch.
+
+        Args:
+            network: The variant.
+            first: Index of the first node in which it differs from the base.
+        """
+        self._count(first)
+        for number, batch in enumerate(self.batches):
+            with self._answering(network, number, first):
+                yield predictions_of(call(network, batch))
+
+    def _count(self, first: int) -> None:
+        skipped = sum(piece.layers for piece in self.pieces if piece.last < first)
+        self.layers_run += (self._layers - skipped) * len(self.batches)
+
+    @contextmanager
+    def _answering(self, network: nn.Module, batch: int, first: int) -> Iterator[None]:
+        """Let the pieces before a node answer with what was kept."""
+        replaced: list[nn.Module] = []
+        try:
+            for piece in self.pieces:
+                if piece.last < first and piece.path in self._kept[batch]:
+                    module = get_module(network, piece.path)
+                    answer: Callable[..., Any] = partial(self._answer, self._kept[batch][piece.path])
+                    setattr(module, "forward", answer)  # noqa: B010  (mypy: a method)
+                    replaced.append(module)
+            yield
+        finally:
+            for module in replaced:
+                vars(module).pop("forward", None)
+
+    def _answer(self, kept: Any, *_: Any, **__: Any) -> Any:
+        return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, kept) if self._copies else kept
+
+    @contextmanager
+    def _keeping(self, network: nn.Module, batch: int, first: int) -> Iterator[None]:
+        kept, handles = self._kept[batch], []
+        modules = dict(network.named_modules())
+        for piece in self.pieces:
+            if piece.last >= first:
+                kept.pop(piece.path, None)
+            if piece.last >= first and piece.path in modules:  # else it went with a module around it
+
+                def keep(_: nn.Module, __: Any, output: Any, path: str = piece.path) -> None:
+                    kept[path] = self._answer(output)
+
+                handles.append(modules[piece.path].register_forward_hook(keep))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _pieces(graph: ComputationGraph) -> tuple[Piece, ...]:
+    """Cut a network into calls that hold a small part of its layers each, as long as each path is called once."""
+    nodes: dict[int, list[int]] = {number: [] for number in range(len(graph.calls))}
+    times: dict[str, int] = {}
+    for call_ in graph.calls:
+        times[call_.path] = times.get(call_.path, 0) + 1
+    for node in graph.nodes:
+        number = node.call if node.kind not in ("input", "output") else -1
+        while number >= 0:
+            nodes[number].append(node.index)
+            number = graph.calls[number].parent
+    layers = {number: sum(graph.nodes[i].kind == "layer" for i in own) for number, own in nodes.items()}
+    most = max(1, len(graph.of_kind("layer")) // PARTS)
+    found, waiting = [], [0]
+    while waiting:
+        number = waiting.pop()
+        made = graph.calls[number]
+        small = made.path and times[made.path] == 1 and (layers[number] <= most or not made.children)
+        if small and layers[number]:
+            found.append(Piece(made.path, max(nodes[number]), layers[number]))
+        elif layers[number]:
+            waiting += made.children
+    return tuple(sorted(found, key=lambda piece: piece.last))

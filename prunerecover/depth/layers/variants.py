@@ -1,0 +1,106 @@
+"""Variants of a network without some of its units, judged by the divergence of their output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from prunerecover.calibration.divergence import mean_divergence
+from prunerecover.depth.layers.prefix import PrefixRunner
+from prunerecover.depth.layers.removals import Removals
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.copies import share_copy
+from prunerecover.model.paths import parent_path
+from prunerecover.plan.units import Unit
+from prunerecover.surgery.apply_edits import Applied, apply_edits
+
+Signature = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A pruned copy, which shares the dense network's tensors, and what tells it from others."""
+
+    network: nn.Module
+    signature: Signature
+
+
+class Variants:
+    """Judges sets of units by the divergence of the network without them from the dense one.
+
+    Args:
+        removals: All that can go.
+        batches: Calibration samples on the network's device.
+
+    Attributes:
+        runner: Counts what was computed.
+    """
+
+    def __init__(self, removals: Removals, batches: Sequence[ModelInputs]) -> None:
+        self.removals, self.batches = removals, batches
+        self.runner = PrefixRunner(removals.graph, batches)
+        self._nodes: dict[str, int] = {}
+        for node in reversed(removals.graph.nodes):
+            self._nodes |= dict.fromkeys((node.module, *(w.rpartition(".")[0] for w in node.weights)), node.index)
+        self._known: dict[frozenset[str], float] = {frozenset(): 0.0}
+        self._base = self._variant(())
+        self.dense: list[Tensor] = self.runner.keep(self._base.network)
+
+    def divergence(self, units: Sequence[Unit]) -> float:
+        """Return the mean divergence of the output without some units; see `output_divergence`.
+
+        Raises:
+            NotRemovable: If the widths around a layer cannot be reconciled.
+        """
+        key = frozenset(unit.name for unit in units)
+        if key not in self._known:
+            variant = self._variant(units)
+            outputs = self.runner.run(variant.network, self._first_change(variant))
+            self._known[key] = mean_divergence(self.batches, self.dense, outputs)
+        return self._known[key]
+
+    def rebase(self, units: Sequence[Unit]) -> None:
+        """Compare variants with the network without these units from now on: they share what comes first with it."""
+        variant = self._variant(units)
+        outputs = self.runner.keep(variant.network, self._first_change(variant))
+        self._known[frozenset(unit.name for unit in units)] = mean_divergence(self.batches, self.dense, outputs)
+        self._base = variant
+
+    def _variant(self, units: Sequence[Unit]) -> _Variant:
+        network = share_copy(self.removals.model)
+        network.eval()
+        applied = apply_edits(network, self.removals.edits(units, in_place=True))
+        return _Variant(network, _signature(network, applied))
+
+    def _first_change(self, variant: _Variant) -> int:
+        """Return the index of the first node that is not computed as in the base."""
+        old, new = self._base.signature, variant.signature
+        changed = [path for path in old.keys() | new.keys() if old.get(path) != new.get(path)]
+        return min((self._first_node(path) for path in changed), default=len(self.removals.graph.nodes))
+
+    def _first_node(self, path: str) -> int:
+        """The first node inside a module; of one that nothing calls, inside the module around it."""
+        while path:
+            inside = [i for module, i in self._nodes.items() if module == path or module.startswith(f"{path}.")]
+            if inside:
+                return min(inside)
+            path = parent_path(path)
+        return 0
+
+
+def _signature(network: nn.Module, applied: Applied) -> Signature:
+    """Tell, by module, what it is and which tensors it holds, cut in which way."""
+    found: Signature = {}
+    for path, module in network.named_modules():
+        held = (*module._parameters.items(), *module._buffers.items())
+        tensors = tuple((name, *_identity(tensor, applied)) for name, tensor in held if tensor is not None)
+        found[path] = (type(module).__name__, getattr(module, "rerouted", ()), tensors)
+    return found
+
+
+def _identity(tensor: Tensor, applied: Applied) -> tuple[Any, ...]:
+    old, cuts = applied.cuts.get(tensor, (tensor, ()))  # type: ignore[call-overload]
+    return id(old), tuple((cut.dim, tuple(cut.kept.tolist())) for cut in cuts)

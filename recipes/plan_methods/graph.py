@@ -1,0 +1,92 @@
+"""`prunerecover plan --method graph`: single layers and attentions of any network go, as its computation graph shows.
+
+Beside the plan lies a picture of the pruned network (`<plan>.network.png`): which layers are identities, narrowed, or
+gone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+from matplotlib.figure import Figure
+
+from prunerecover.callbacks.calibration.capture import capture_inputs
+from prunerecover.callbacks.depth_prune import DepthPrune
+from prunerecover.callbacks.ledger.target import find_network
+from prunerecover.callbacks.trials.nested import at_start_of_fit
+from prunerecover.display.style import save_figure
+from prunerecover.graph.build import trace_graph
+from prunerecover.graph.figure import drawn_layers, plot_layers
+from prunerecover.importance.registry import Importance
+from prunerecover.model.batches import as_inputs
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.plan import Plan
+from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
+from prunerecover.recipes.plan_methods.depth import budget_from
+
+
+class GraphPlan(PlanMethod):
+    """Remove single linears and convolutions, and attentions, of any network (`plan_depth` on its computation graph).
+
+    Args:
+        remove: Units per kind, for example `{"layer": 12}`. Give exactly one budget.
+        macs: Share of the MACs to remove.
+        params: Share of the parameters to remove.
+        latency: Share of the measured latency to remove.
+        kinds: For a share: among `layer`, `attention`, `mlp` and `block`.
+        importance: What ranks the units: `output_divergence`, `taylor`, `magnitude`, `angular_distance`,
+            `cross_entropy`, `random`, or the import path of a callable.
+        search: `joint`, `greedy`, `one_shot`, `two_to_one` or `rounds`; None takes the best that is possible.
+        include_strided: Whether layers that change spatial dimensions may go, too.
+        ignore: Shell patterns of units that stay.
+        seed: Of everything random.
+    """
+
+    def __init__(
+        self,
+        remove: dict[str, int] | None = None,
+        macs: float | None = None,
+        params: float | None = None,
+        latency: float | None = None,
+        kinds: list[str] | None = None,
+        importance: Importance | str = "output_divergence",
+        search: str | None = None,
+        include_strided: bool = False,
+        ignore: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.planning: dict[str, Any] = {
+            "budget": budget_from(remove=remove, macs=macs, params=params, latency=latency),
+            "kinds": tuple(kinds or ("layer", "attention")),
+            "importance": importance,
+            "search": search,
+            "include_strided": include_strided,
+            "ignore": tuple(ignore or ()),
+            "seed": seed,
+        }
+        self._picture: Figure | None = None
+
+    def find(self, module: pl.LightningModule, target: str | None) -> str:
+        """Return the path of the network: any will do."""
+        return find_network(module, target)
+
+    def make(self, task: PlanTask) -> Plan:
+        """Return the plan that `DepthPrune` would make at the start of a fit."""
+        prune = DepthPrune(**self.planning, calibration=task.calibration)
+
+        def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
+            network = unwrap(get_module(module, task.target))
+            plan = prune.decide(trainer, module, task.target, prune.budget)
+            example = capture_inputs(trainer, module, task.target, 1, prune.seed)[0]
+            layers = drawn_layers(trace_graph(network, as_inputs(example)), plan.edits)
+            self._picture = plot_layers(layers)
+            return plan
+
+        return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)
+
+    def write(self, plan: Plan, output: Any) -> None:
+        """Write the plan and the picture."""
+        plan.save(output)
+        if self._picture is not None:
+            save_figure(self._picture, beside(output, ".network.png"))
