@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from prunerecover.graph.branches import GraphUnit
@@ -40,27 +40,40 @@ NOTHING_DROPPED = Dropped()
 NEUTRAL = {"add": "zero", "sub": "zero", "mul": "one", "cat": "empty"}
 
 
-def patches(graph: ComputationGraph, gone: Set[int], dropped: Dropped = NOTHING_DROPPED) -> dict[str, StandIn]:
+def patches(
+    graph: ComputationGraph,
+    gone: Set[int],
+    dropped: Dropped = NOTHING_DROPPED,
+    drop_copies: Callable[[Node, int], bool] = lambda join, stays: False,
+) -> dict[str, StandIn]:
     """Return the stand-ins that make merges of identity paths neutral, by path of the module that each takes.
 
     Args:
         graph: Of the dense network.
         gone: Indices of the nodes that hand on what they read.
         dropped: Branches that are taken out whole.
+        drop_copies: Leaves one operand of a concatenation, by its number, and says whether what reads the others can do
+            without them.
     """
     passing = set(gone) | dropped.streams.keys()
     ends: dict[int, StandIn] = {}
     for node in graph.nodes:
         covered = node.index in dropped.nodes or node.index in dropped.streams
         if node.kind == "merge" and node.operation in NEUTRAL and len(node.inputs) > 1 and not covered:
-            found = _patched(graph, node, passing, dropped)
+            found = _patched(graph, node, passing, dropped, drop_copies)
             if found is not None:
                 ends |= found
                 passing.add(node.index)
     return _largest_modules(graph, passing | dropped.nodes, ends)
 
 
-def _patched(graph: ComputationGraph, merge: Node, passing: Set[int], dropped: Dropped) -> dict[int, StandIn] | None:
+def _patched(
+    graph: ComputationGraph,
+    merge: Node,
+    passing: Set[int],
+    dropped: Dropped,
+    drop_copies: Callable[[Node, int], bool],
+) -> dict[int, StandIn] | None:
     """Return, by node, what the last removed module on each path but one leaves; None: the merge stays."""
     paths = [_path(graph, edge, passing, dropped) for edge in merge.inputs]
     origins = {origin for origin, _ in paths}
@@ -83,7 +96,7 @@ def _patched(graph: ComputationGraph, merge: Node, passing: Set[int], dropped: D
                 return None
             dim = next((d for d, (a, b) in enumerate(zip(node.shape, merge.shape, strict=False)) if a != b), 0)
             found[node.index] = StandIn(leaves=leaves, dim=dim if leaves == "empty" else 0)  # type: ignore[arg-type]
-    return found
+    return found if merge.operation != "cat" or drop_copies(merge, stays) else None
 
 
 def _path(graph: ComputationGraph, edge: Edge, passing: Set[int], dropped: Dropped) -> tuple[Edge, list[Node]]:

@@ -60,7 +60,7 @@ class Removals:
         self.graph = trace_graph(model, example)
         self.refused: dict[str, str] = {}
         self._branches: dict[str, GraphUnit] = {}
-        self._pruned: dict[tuple[str, ...], PrunedGraph] = {}
+        self._pruned: dict[tuple[tuple[str, ...], tuple[str, ...]], PrunedGraph] = {}
         macs = macs_by_module(model, example)
         units: list[Unit] = []
         if is_supported(model):
@@ -90,9 +90,9 @@ class Removals:
             NotRemovable: If the widths around a layer cannot be reconciled.
         """
         layers = tuple(unit.name for unit in units if unit.kind == "layer")
-        state = self.after(layers)
         branches = [unit for unit in units if unit.kind != "layer"]
         graph_units = [self._branches[unit.name] for unit in branches if unit.name in self._branches]
+        state = self.after(layers, tuple(unit.name for unit in graph_units if unit.kind == "block"))
         family = [unit for unit in branches if unit.name not in self._branches]
         taken = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules) for unit in graph_units]  # type: ignore[arg-type]
         taken_out = tuple(f"{path}." for unit in graph_units for path in unit.modules)
@@ -110,14 +110,25 @@ class Removals:
         gone = block_removals(self.model, numbers) if numbers else []
         return (*removed, *rewrites, *own, *taken, *finishing, *gone)
 
-    def after(self, layers: tuple[str, ...]) -> PrunedGraph:
-        """Return the network's graph without some layers, taken out in this order."""
-        if layers not in self._pruned:
-            state = self.after(layers[:-1]).copy() if layers else self._dense
-            if layers:
+    def after(self, layers: tuple[str, ...], blocks: tuple[str, ...] = ()) -> PrunedGraph:
+        """Return the network's graph without some layers, taken out in this order.
+
+        Args:
+            layers: Their paths.
+            blocks: Paths of blocks that are to go besides: what they read and what they make keep one width.
+        """
+        key = (layers, blocks if layers else ())
+        if key not in self._pruned:
+            if not layers:
+                self._pruned[key] = self._dense
+            else:
+                state = self.after(layers[:-1], blocks).copy()
+                if len(layers) == 1:
+                    for block in blocks:
+                        state.tie_ends(self._branches[block])
                 state.prune(layers[-1])
-            self._pruned[layers] = state
-        return self._pruned[layers]
+                self._pruned[key] = state
+        return self._pruned[key]
 
     @cached_property
     def _dense(self) -> PrunedGraph:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
+from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.model.batches import ModelInputs, as_inputs, call
 from prunerecover.model.copies import deep_copy
@@ -66,3 +69,29 @@ def check_unit(removals: Removals, unit: Unit) -> nn.Module:
         before, after = (outputs(m, removals.example) for m in (removals.model, model))
     assert [out.shape for out in before] == [out.shape for out in after]
     return model
+
+
+def random_sequence(removals: Removals, length: int, seed: int) -> list[Unit]:
+    """Draw units that can go together, in the order in which they go; as many as there are, at most `length`."""
+    drawn = random.Random(seed)
+    waiting = list(removals.units)
+    drawn.shuffle(waiting)
+    taken: list[Unit] = []
+    for unit in waiting:
+        if len(taken) == length:
+            break
+        if any(overlap(unit, other) for other in taken):
+            continue
+        with suppress(NotRemovable):
+            removals.edits([*taken, unit])
+            taken.append(unit)
+    return taken
+
+
+def overlap(unit: Unit, other: Unit) -> bool:
+    """Whether one of two units is inside the other."""
+
+    def inside(a: Unit, b: Unit) -> bool:
+        return any(f"{path}.".startswith(f"{own}.") for path in a.targets for own in b.targets)
+
+    return inside(unit, other) or inside(other, unit)
