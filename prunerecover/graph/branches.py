@@ -199,14 +199,15 @@ class BranchFinder:
         return GraphUnit(name, kind, modules, serving, block, doubtful)
 
     def _name(self, weighty: Sequence[int], calls: Sequence[int]) -> str:
-        """Name a branch by the module that holds its layers and no others, else by that of the first one."""
+        """Name a branch by the module that holds its layers and no others, else by the first one, or first and last."""
         graph = self.graph
         common = common_module([graph.nodes[n].module for n in weighty])
         held = [n.index for n in graph.of_kind("layer", "product") if is_inside(n.module, common)]
         if common and set(held) <= set(weighty):
             return common
-        holding = next((c for c in calls if weighty[0] in graph.inside[c]), None)
-        return graph.calls[holding].path if holding is not None else graph.name(graph.nodes[weighty[0]])
+        names = [graph.name(graph.nodes[n]) for n in (weighty[0], weighty[-1])]
+        holding = next((graph.calls[c].path for c in calls if weighty[0] in graph.inside[c]), names[0])
+        return holding if holding != names[0] or len(weighty) == 1 else f"{holding}+{names[1].rpartition('.')[2]}"
 
     def _serving(self, merge: Node, branch: Edge, source: int) -> frozenset[int]:
         """The nodes that nothing but a branch's end reads, as far back as its source; beside it, inside its modules."""

@@ -76,7 +76,14 @@ class Removals:
         if "layer" in kinds:
             listed = list_layers(model, self.graph, include_strided=include_strided)
             self.refused |= listed.refused
-            units += [self._layer(path, blocks, macs) for path in listed.offered if self._code_allows(path)]
+            named = {unit.name: unit.kind for unit in units}
+            self.refused |= {
+                path: f"the {named[path]} that begins with it goes by its name; look for layers alone"
+                for path in listed.offered
+                if path in named
+            }
+            offered = [path for path in listed.offered if path not in named and self._code_allows(path)]
+            units += [self._layer(path, blocks, macs) for path in offered]
         self.units = tuple(sorted(units, key=self._order))
 
     def edits(self, units: Sequence[Unit], *, in_place: bool = False) -> tuple[Edit, ...]:
