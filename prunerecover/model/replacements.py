@@ -54,8 +54,12 @@ def carry_attributes(old: nn.Module, new: nn.Module) -> None:
             setattr(new, name, value)
     for name, parameter in old._parameters.items():
         if not hasattr(new, name):
-            empty = None if parameter is None else parameter.detach().new_empty(0)
-            new.register_buffer(name, empty, persistent=False)
+            new.register_buffer(name, None if parameter is None else _without_entries(parameter), persistent=False)
+
+
+def _without_entries(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same dtype, in memory: buffers on the meta device wait for a file with their values."""
+    return torch.empty(0, dtype=tensor.dtype, device="cpu" if tensor.is_meta else tensor.device)
 
 
 def _is_plain(value: Any) -> bool:

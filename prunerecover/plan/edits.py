@@ -16,6 +16,7 @@ from prunerecover.plan.kinds import WidthKind
 LEAVES = {"activation": ("identity", "slope_bias", "affine"), "branch": ("identity", "affine", "constant")}
 
 PARAMETERS = {"identity": (), "slope_bias": ("slope", "bias"), "affine": ("weight", "bias"), "constant": ("bias",)}
+MOST_RETURNED = 64  # values by one module
 MOST_UNITS = 2**20  # of one group; lists of the units that go are made before a model is at hand
 
 
@@ -99,9 +100,20 @@ class StandIn(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     leaves: Literal["identity", "copy", "zero", "zeros", "one", "empty", "pool"] = "identity"
-    returns: int = 1
+    returns: int = Field(default=1, ge=1, le=MOST_RETURNED)
     dim: int = 0
     window: tuple[tuple[int, ...], ...] = ()
+
+    @model_validator(mode="after")
+    def _has_a_window_to_pool(self) -> StandIn:
+        if self.leaves == "pool":
+            lengths = {len(sizes) for sizes in self.window}
+            if len(self.window) != 3 or len(lengths) != 1 or not lengths <= {1, 2, 3}:
+                raise ValueError(
+                    "Expected the window of a pooling to be kernel size, stride and padding along each of 1 to 3 "
+                    f"dimensions, but got {self.window}. Was the plan edited?"
+                )
+        return self
 
 
 class Bypass(_Edit):
