@@ -43,7 +43,7 @@ def list_layers(model: nn.Module, graph: ComputationGraph, *, include_strided: b
     refused: dict[str, str] = {}
     for node in graph.of_kind("layer"):
         reason = _why_not(model, graph, node, attention, head)
-        if not reason and _resizes(node):
+        if not reason and is_resizing(node):
             strided.append(node.module)
             reason = "" if include_strided else "it changes spatial dimensions (include_strided=True)"
         if reason:
@@ -90,7 +90,7 @@ def is_layer(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | _ConvNd) or type(module).__name__ == "Conv1D"
 
 
-def _resizes(node: Node) -> bool:
+def is_resizing(node: Node) -> bool:
     """Whether the output of a layer differs from its input in more than its channels."""
     if len(node.given) != len(node.shape):
         return True

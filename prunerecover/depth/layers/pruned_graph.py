@@ -27,7 +27,7 @@ from prunerecover.graph.branches import GraphUnit
 from prunerecover.graph.build import JOINS
 from prunerecover.graph.computation_graph import ComputationGraph, Node
 from prunerecover.graph.coupling import coupled_nodes
-from prunerecover.graph.layers import is_layer
+from prunerecover.graph.layers import is_layer, is_resizing
 from prunerecover.graph.own_calls import own_call, whole_modules
 from prunerecover.model.linears import is_transposed
 from prunerecover.model.paths import get_module
@@ -48,7 +48,7 @@ class PrunedGraph:
         graph: Of the dense network.
         widths: What is left of all widths.
         importance: Of each weight of the dense network, by name; None: its square.
-        gone: Indices of the nodes that hand on what they read.
+        gone: Indices of the nodes that hand on what they read, or averages of it.
         edits: That take out what is gone, but for the patches.
         rerouted: Calls that forwards are to make no more, by path of the module: activations that are functions, or
             modules called several times. They go last, for rewriting a forward fixes the sizes that it reads.
@@ -92,8 +92,8 @@ class PrunedGraph:
         leaving = {index for index in inside if not inside.issuperset(self.graph.readers[index])}
         ends = [self._units_behind(self.graph.nodes[index]) for index in (*entering, *leaving)]
         sides = [units for units in ends if units is not None]
-        if len(sides) == 2 and len(sides[0]) == len(sides[1]) and not np.array_equal(*sides):
-            self.widths.tie(*sides)
+        if len(sides) == 2 and len(sides[0]) == len(sides[1]) and not np.array_equal(sides[0], sides[1]):
+            self.widths.tie(sides[0], sides[1])
 
     def _units_behind(self, node: Node) -> Units | None:
         """Return the units of a node's output, as the first layer reads them that it reaches through no other."""
@@ -118,7 +118,7 @@ class PrunedGraph:
             without: What the paths of modules begin with that are gone by then.
         """
         copies = self._copies(dropped)
-        found = patches(self.graph, self.gone, dropped, copies.drop)
+        found = patches(self.graph, self._handing_on(), dropped, copies.drop)
         found = {path: stand_in for path, stand_in in found.items() if not f"{path}.".startswith(without)}
         emptied = (*(f"{path}." for path in found), *without)
         rerouted = [
@@ -132,14 +132,18 @@ class PrunedGraph:
         """Return how many parameters are left."""
         bypassed = {path for edit in self.edits if isinstance(edit, Bypass) for path in edit.modules}
         copies, total = self._copies(NOTHING_DROPPED), 0
-        patches(self.graph, self.gone, NOTHING_DROPPED, copies.drop)
+        patches(self.graph, self._handing_on(), NOTHING_DROPPED, copies.drop)
         for name, parameter in self.model.named_parameters():
             if not any(name.startswith(f"{path}.") for path in bypassed):
                 total += prod(len(copies.widths.units(name, dim, size)) for dim, size in enumerate(parameter.shape))
         return total
 
+    def _handing_on(self) -> frozenset[int]:
+        """Indices of the nodes in whose place identities stand, not poolings."""
+        return frozenset(i for i in self.gone if not is_resizing(self.graph.nodes[i]))
+
     def _copies(self, dropped: Dropped) -> Copies:
-        passing = self.gone | dropped.streams.keys()
+        passing = self._handing_on() | dropped.streams.keys()
         return Copies(self.model, self.graph, self.widths.copy(), passing, dropped.nodes)
 
     def _node(self, path: str) -> Node:

@@ -202,3 +202,9 @@ def _encoder() -> Case:
 HUGGING_FACE |= {"t5": _t5, "whisper": _whisper}
 OWN |= {"encoder": _encoder}
 ARCHITECTURES = {**OWN, **VISION, **HUGGING_FACE}
+QUICK = ("unet", "in-place sums", "encoder", "detector", "split", "deit", "mobilenet_v3", "llama", "t5", "phi", "bloom")
+
+
+def quick_or_slow() -> list[Any]:
+    """Names of all architectures; those that take long are for the slow tests."""
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from cases.depth.architectures import ARCHITECTURES, TOKENS
 from cases.depth.hand_made import ByValue, Gated, Recurrent, Shared, TwoInputs
 from cases.depth.removal import removals_of
@@ -89,7 +90,7 @@ def test_layer_whose_activation_is_in_code_that_cannot_be_rewritten_says_why() -
 
 def test_pruned_weights_are_refused() -> None:
     model = Gated()
-    nn.utils.parametrizations.weight_norm(model.fc)
+    nn.utils.prune.random_unstructured(model.fc, "weight", 0.5)
     assert "its weight is computed" in removals_of(model, torch.rand(2, 3, 4), ("layer",)).refused["fc"]
 
 

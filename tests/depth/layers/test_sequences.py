@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases.depth.architectures import ARCHITECTURES
+from cases.depth.architectures import ARCHITECTURES, quick_or_slow
 from cases.depth.removal import learns, outputs, pruned, random_sequence, removals_of, size
 from cases.sampling import one_in
 
@@ -19,7 +19,7 @@ SEEDS = 10
 
 
 @pytest.mark.parametrize("seed", one_in(5, range(SEEDS)))
-@pytest.mark.parametrize("name", one_in(6, ARCHITECTURES))
+@pytest.mark.parametrize("name", quick_or_slow())
 def test_random_sequence_leaves_a_network_that_a_file_makes_again(name: str, seed: int, tmp_path: Path) -> None:
     model, batch = ARCHITECTURES[name]()
     removals = removals_of(model, batch)
