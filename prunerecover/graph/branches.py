@@ -16,6 +16,9 @@ from prunerecover.plan.edits import StandIn
 from prunerecover.plan.kinds import Kind
 
 
+SEVERAL = "it returns several tensors, and what reads the others would miss them"
+
+
 @dataclass(frozen=True)
 class GraphUnit:
     """Several nodes that can go together.
@@ -89,6 +92,8 @@ class BranchFinder:
         call = self.graph.calls[number]
         if call.given is None or call.returns == 0:
             return "it does not take a tensor first, or returns none"
+        if len(call.results) > 1:
+            return SEVERAL
         if call.given_shape != call.shape:
             return "its output has another shape than its input"
         if inside & self._head:
@@ -137,6 +142,9 @@ class BranchFinder:
             return None
         if any(self.graph.calls[c].returns == 0 for c in calls):
             self.refused[name] = "one of its modules returns no tensor first"
+            return None
+        if any(len(self.graph.calls[c].results) > 1 for c in calls):
+            self.refused[name] = SEVERAL
             return None
         path, leaves = leaving
         modules = {graph.calls[c].path: StandIn(returns=graph.calls[c].returns) for c in calls}
