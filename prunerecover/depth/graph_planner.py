@@ -67,7 +67,10 @@ class GraphPlanner:
             scores, chosen = self._choose(budget)
             edits = self.removals.edits(chosen)
             removed = self._removed_by(edits, budget) if edits else {}
-            divergence = {unit.name: self.variants.divergence(chosen[: i + 1]) for i, unit in enumerate(chosen[-1:], len(chosen) - 1)}
+            divergence = {
+                unit.name: self.variants.divergence(chosen[: i + 1])
+                for i, unit in enumerate(chosen[-1:], len(chosen) - 1)
+            }
         found = DepthEvidence(
             importance={name: value for name, value in scores.items() if value != float("inf")},
             samples=self.samples.n_samples,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from prunerecover.graph.recorder import ModuleCall
+from prunerecover.graph.recorder import ModuleCall, PartRead
 
 NodeKind = Literal[
     "input", "layer", "activation", "norm", "merge", "product", "identity", "movement", "other", "output"
@@ -66,10 +66,12 @@ class ComputationGraph:
     Attributes:
         nodes: In order of execution: inputs first, the output last.
         calls: All calls of modules, in order of their beginning.
+        reads: Reads of a module's parts by code outside it.
     """
 
     nodes: tuple[Node, ...]
     calls: tuple[ModuleCall, ...]
+    reads: frozenset[PartRead] = frozenset()
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
@@ -88,6 +90,57 @@ class ComputationGraph:
             if node.whole:
                 found[node.module] = (*found.get(node.module, ()), node)
         return found
+
+    @cached_property
+    def inside(self) -> tuple[frozenset[int], ...]:
+        """By call, the nodes in it and in the calls that it made."""
+        found: list[set[int]] = [set() for _ in self.calls]
+        for node in self.nodes:
+            number = node.call if node.kind not in ("input", "output") else -1
+            while number >= 0:
+                found[number].add(node.index)
+                number = self.calls[number].parent
+        return tuple(map(frozenset, found))
+
+    @cached_property
+    def times(self) -> Counter[str]:
+        """How often each module is called, by its path."""
+        return Counter(call.path for call in self.calls)
+
+    @cached_property
+    def ancestors(self) -> tuple[int, ...]:
+        """By node, the nodes that it depends on and itself, as bits."""
+        found: list[int] = []
+        for node in self.nodes:
+            bits = 1 << node.index
+            for edge in node.inputs:
+                bits |= found[edge.node]
+            found.append(bits)
+        return tuple(found)
+
+    def is_overwritten(self, node: Node, passing: Set[int]) -> bool:
+        """Whether something overwrites the output of a node, or of those behind it that hand on what they read.
+
+        Args:
+            node: Of the graph.
+            passing: Indices of nodes that hand on what they read.
+        """
+
+        def stop(reader: Node) -> bool:
+            return reader.index not in passing and reader.kind not in ("identity", "movement")
+
+        return any(reader.in_place and reader.index not in passing for reader in self.ahead(node, stop))
+
+    def reader_of_parts(self, path: str) -> str | None:
+        """Return the module outside one whose code reads parts of it that no stand-in has, or None."""
+        below = f"{path}."
+        readers = (
+            read.reader
+            for read in sorted(self.reads)
+            if read.path.startswith(below) or (read.path == path and not read.tensor)
+            if not f"{read.reader}.".startswith(below)
+        )
+        return next(readers, None)
 
     def of_kind(self, *kinds: NodeKind) -> tuple[Node, ...]:
         """Return the nodes of some kinds."""

@@ -1,4 +1,4 @@
-"""Layers that can be removed alone: linears and convolutions outside attentions and the head; others, with the reason."""
+"""Layers that can go alone: linears and convolutions outside attentions and the head; others, with the reason."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ def _why_not(
         return "it is called several times"
     if isinstance(module, _ConvTransposeNd):
         return "it is a transposed convolution"
+    if isinstance(module, _ConvNd) and module.groups > 1 and module.in_channels != module.out_channels:
+        return "it is grouped, and makes another number of channels than it reads"
     if not is_layer(module):
         return f"{type(module).__name__} is no linear or convolution"
     if node.index not in graph.reached_by_output:

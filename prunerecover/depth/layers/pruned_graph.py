@@ -20,12 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from prunerecover.depth.layers.copies import Copies
 from prunerecover.depth.layers.leaving import least_important
-from prunerecover.depth.layers.patching import Dropped, patches
+from prunerecover.depth.layers.patching import NOTHING_DROPPED, Dropped, patches
 from prunerecover.depth.layers.widths import FIXED, Units, Widths, importance_per_unit
+from prunerecover.graph.branches import GraphUnit
+from prunerecover.graph.build import JOINS
 from prunerecover.graph.computation_graph import ComputationGraph, Node
 from prunerecover.graph.coupling import coupled_nodes
-from prunerecover.graph.own_calls import own_call
+from prunerecover.graph.layers import is_layer
+from prunerecover.graph.own_calls import own_call, whole_modules
 from prunerecover.model.linears import is_transposed
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Reroute, StandIn
@@ -64,7 +68,7 @@ class PrunedGraph:
 
     def copy(self) -> PrunedGraph:
         """Return a state of its own, for a trial."""
-        return replace(self, widths=self.widths.copy(), _along=dict(self._along))
+        return replace(self, widths=self.widths.copy(), _along=dict(self._along_dimensions()))
 
     def prune(self, path: str) -> None:
         """Take a layer out.
@@ -74,23 +78,50 @@ class PrunedGraph:
         """
         layer = self._node(path)
         coupled = coupled_nodes(self.graph, layer, self.gone)
-        rerouted = self._rerouted(path, [node for node in coupled if not self._is_module(node)])
+        served, calls = whole_modules(self.graph, coupled)
+        rerouted = self._rerouted(path, calls)
         narrowed = self._reconcile(path, layer)
         modules = {path: self._stand_in(layer, coupled)}
-        modules |= {node.module: StandIn() for node in coupled if self._is_module(node)}
+        modules |= dict.fromkeys(served, StandIn())
         self.rerouted = rerouted
         self.gone |= {layer.index, *(node.index for node in coupled)}
         self.widths.forget(modules)
         self.edits = (*self.edits, *narrowed, Bypass(unit=path, kind="layer", modules=modules))
 
-    def finishing(self, dropped: Dropped = Dropped(), without: tuple[str, ...] = ()) -> tuple[Edit, ...]:
+    def tie_ends(self, block: GraphUnit) -> None:
+        """Let what a block reads and what it makes keep one width, for an identity is to take its place."""
+        inside = block.nodes
+        entering = {edge.node for index in inside for edge in self.graph.nodes[index].inputs if edge.node not in inside}
+        leaving = {index for index in inside if not inside.issuperset(self.graph.readers[index])}
+        ends = [self._units_behind(self.graph.nodes[index]) for index in (*entering, *leaving)]
+        sides = [units for units in ends if units is not None]
+        if len(sides) == 2 and len(sides[0]) == len(sides[1]) and not np.array_equal(*sides):
+            self.widths.tie(*sides)
+
+    def _units_behind(self, node: Node) -> Units | None:
+        """Return the units of a node's output, as the first layer reads them that it reaches through no other."""
+
+        def stop(reader: Node) -> bool:
+            return reader.kind in ("layer", "product", "movement") or reader.operation in JOINS
+
+        for reader in self.graph.ahead(node, stop):
+            if reader.kind == "layer" and reader.whole and is_layer(get_module(self.model, reader.module)):
+                return self._sides(reader.module, get_module(self.model, reader.module))[0]
+        return None
+
+    def check_code(self, path: str) -> None:
+        """Raise NotRemovable if what goes with a layer is neither modules nor calls in code that can be rewritten."""
+        self._rerouted(path, whole_modules(self.graph, coupled_nodes(self.graph, self._node(path), self.gone))[1])
+
+    def finishing(self, dropped: Dropped = NOTHING_DROPPED, without: tuple[str, ...] = ()) -> tuple[Edit, ...]:
         """Return the edits that come last: patches of merges, emptied modules, forwards that are rewritten.
 
         Args:
             dropped: Branches that are taken out besides.
             without: What the paths of modules begin with that are gone by then.
         """
-        found = patches(self.graph, self.gone, dropped)
+        copies = self._copies(dropped)
+        found = patches(self.graph, self.gone, dropped, copies.drop)
         found = {path: stand_in for path, stand_in in found.items() if not f"{path}.".startswith(without)}
         emptied = (*(f"{path}." for path in found), *without)
         rerouted = [
@@ -98,16 +129,21 @@ class PrunedGraph:
             for path, calls in self.rerouted.items()
             if not f"{path}.".startswith(emptied)
         ]
-        return (*([Patch(modules=found)] if found else []), *rerouted)
+        return (*copies.edits, *([Patch(modules=found)] if found else []), *rerouted)
 
     def parameters(self) -> int:
         """Return how many parameters are left."""
         bypassed = {path for edit in self.edits if isinstance(edit, Bypass) for path in edit.modules}
-        total = 0
+        copies, total = self._copies(NOTHING_DROPPED), 0
+        patches(self.graph, self.gone, NOTHING_DROPPED, copies.drop)
         for name, parameter in self.model.named_parameters():
             if not any(name.startswith(f"{path}.") for path in bypassed):
-                total += prod(len(self.widths.units(name, dim, size)) for dim, size in enumerate(parameter.shape))
+                total += prod(len(copies.widths.units(name, dim, size)) for dim, size in enumerate(parameter.shape))
         return total
+
+    def _copies(self, dropped: Dropped) -> Copies:
+        passing = self.gone | dropped.streams.keys()
+        return Copies(self.model, self.graph, self.widths.copy(), passing, dropped.nodes)
 
     def _node(self, path: str) -> Node:
         nodes = [node for node in self.graph.by_module.get(path, ()) if node.kind == "layer"]
@@ -116,9 +152,6 @@ class PrunedGraph:
                 f"Expected '{path}' to be a present layer that is called once, but it is not. Was it removed before?"
             )
         return nodes[0]
-
-    def _is_module(self, node: Node) -> bool:
-        return node.whole and len(self.graph.by_module[node.module]) == 1
 
     def _rerouted(self, path: str, nodes: Sequence[Node]) -> dict[str, tuple[str, ...]]:
         """Return all calls that forwards are to make no more, with these."""
@@ -146,8 +179,7 @@ class PrunedGraph:
             padding = module.padding if isinstance(module.padding, tuple) else (0,) * len(module.stride)
             return StandIn(leaves="pool", window=(tuple(module.kernel_size), tuple(module.stride), tuple(padding)))
         gone = self.gone | {layer.index, *(node.index for node in coupled)}
-        overwritten = any(n.in_place and n.index not in gone for n in self.graph.ahead(layer, lambda n: n.index not in gone))
-        return StandIn(leaves="copy") if overwritten else StandIn()
+        return StandIn(leaves="copy") if self.graph.is_overwritten(layer, gone) else StandIn()
 
     def _reconcile(self, path: str, layer: Node) -> list[Narrow]:
         """Narrow the wider side of a layer, and make its input and output one."""

@@ -266,7 +266,8 @@ def _joined(pairs: np.ndarray, size: int) -> np.ndarray:
     _, component = connected_components(graph, directed=False)
     lowest = np.full(int(component.max()) + 1, size + 1, dtype=np.int64)
     np.minimum.at(lowest, component, np.arange(size + 1))
-    return lowest[component][1:] - 1
+    joined: np.ndarray = lowest[component][1:] - 1
+    return joined
 
 
 def indices_per_unit(side: Units, size: int) -> np.ndarray:
