@@ -18,6 +18,9 @@ from prunerecover.plan.kinds import Kind
 MOST_ADDENDS = 8  # of one stream that are looked at
 
 
+SEVERAL = "it returns several tensors, and what reads the others would miss them"
+
+
 @dataclass(frozen=True)
 class GraphUnit:
     """Several nodes that can go together.
@@ -96,6 +99,8 @@ class BranchFinder:
         call = self.graph.calls[number]
         if call.given is None:
             return "it does not take a tensor first"
+        if len(call.results) > 1:
+            return SEVERAL
         if call.given_shape != call.shape:
             return "its output has another shape than its input"
         if inside & self._head:
@@ -187,6 +192,9 @@ class BranchFinder:
         reason = next(filter(None, map(self._why_no_stand_in, calls)), "")
         if reason:
             self.refused[name] = reason
+            return None
+        if any(len(self.graph.calls[c].results) > 1 for c in calls):
+            self.refused[name] = SEVERAL
             return None
         path, leaves = leaving
         modules = {graph.calls[c].path: StandIn(returns=graph.calls[c].returns) for c in calls}

@@ -8,7 +8,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    model_serializer,
+    model_validator,
+)
 
 from prunerecover.plan.groups import Setting, Slice
 from prunerecover.plan.kinds import WidthKind
@@ -222,6 +230,11 @@ class Narrow(_Edit):
     def _keeps_some_of_its_units(self) -> Narrow:
         self.check()
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_empty_serves(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = handler(self)
+        return found if self.serves else {name: value for name, value in found.items() if name != "serves"}
 
     @field_serializer("group", "settings")
     def _without_defaults(self, parts: tuple[Slice | Setting, ...]) -> list[dict[str, Any]]:

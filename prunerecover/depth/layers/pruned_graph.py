@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from prunerecover.depth.layers.copies import Copies
+from prunerecover.depth.layers.leaving import least_important
 from prunerecover.depth.layers.patching import NOTHING_DROPPED, Dropped, patches
 from prunerecover.depth.layers.widths import FIXED, Units, Widths, importance_per_unit
 from prunerecover.graph.branches import GraphUnit
@@ -33,6 +34,8 @@ from prunerecover.model.linears import is_transposed
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Reroute, StandIn
 from prunerecover.surgery.forward.rewritten_forward import find_rewriting
+
+ROUNDS = 4  # of narrowing one side of a layer after the other, where units leave together
 
 
 class NotRemovable(ValueError):
@@ -65,7 +68,7 @@ class PrunedGraph:
 
     def copy(self) -> PrunedGraph:
         """Return a state of its own, for a trial."""
-        return replace(self, widths=self.widths.copy(), _along=dict(self._along))
+        return replace(self, widths=self.widths.copy(), _along=dict(self._along_dimensions()))
 
     def prune(self, path: str) -> None:
         """Take a layer out.
@@ -190,10 +193,20 @@ class PrunedGraph:
             if module.in_channels != module.out_channels:
                 raise NotRemovable(f"Expected '{path}' to have one width, but it is grouped and makes other channels.")
             return []
-        excess = len(leaving) - len(entering)
-        wide, other = (leaving, entering) if excess > 0 else (entering, leaving)
-        edits = self._narrow(path, wide, other, abs(excess)) if excess else []
-        entering, leaving = self._sides(path, module)
+        before = self.widths.copy(), dict(self._along)
+        edits: list[Narrow] = []
+        try:
+            for _ in range(ROUNDS):
+                excess = len(leaving) - len(entering)
+                wide, other = (leaving, entering) if excess > 0 else (entering, leaving)
+                edits += self._narrow(path, wide, other, abs(excess)) if excess else []
+                entering, leaving = self._sides(path, module)
+        except NotRemovable:
+            self.widths, self._along = before
+            raise
+        if len(entering) != len(leaving):
+            self.widths, self._along = before
+            raise NotRemovable(f"Expected the widths of '{path}' to meet, but units on both sides leave together.")
         self.widths.tie(entering, leaving)
         return edits
 
@@ -205,22 +218,14 @@ class PrunedGraph:
         return tuple(self.widths.units(name, dim, weight.shape[dim]) for dim in (read, made))  # type: ignore[return-value]
 
     def _narrow(self, path: str, wide: Units, other: Units, excess: int) -> list[Narrow]:
-        free = self.widths.removable(wide, other)
-        scores = importance_per_unit(self.widths, self._along_dimensions()) if free else np.empty(0)
-        room = {int(run): self.widths.left_in_run(unit) - 1 for unit, _ in free for run in [self.widths.run[unit]]}
-        chosen: list[int] = []
-        left = excess
-        for unit, indices in sorted(free, key=lambda own: scores[own[0]]):
-            run = int(self.widths.run[unit])
-            if indices <= left and room[run]:
-                chosen.append(unit)
-                room[run] -= 1
-                left -= indices
-        if left:
+        scores = importance_per_unit(self.widths, self._along_dimensions())
+        chosen, narrowed = least_important(self.widths, wide, other, excess, scores)
+        if narrowed < excess:
             fixed = int((wide == FIXED).sum())
             raise NotRemovable(
                 f"Expected {excess} of the {len(wide)} units on the wider side of '{path}' to be removable, but "
-                f"{excess - left} are; {fixed} are fixed by something that reads or makes them besides."
+                f"{narrowed} are; {fixed} are fixed by something that reads or makes them besides"
+                f"{', and parts of tensors that code cuts equally must lose as many' if self.widths.links else ''}."
             )
         for place, own in self.widths.along.items():
             if place in self._along:

@@ -139,8 +139,9 @@ class Removals:
 
     @cached_property
     def _dense(self) -> PrunedGraph:
-        groups = self._groups.groups if self._groups else ()
-        return PrunedGraph(self.model, self.graph, Widths.of(self.model, groups, self._rewrites), self.importance)
+        found = self._groups or FoundGroups(())
+        widths = Widths.of(self.model, found.groups, self._rewrites, found.linked)
+        return PrunedGraph(self.model, self.graph, widths, self.importance)
 
     @cached_property
     def _groups(self) -> FoundGroups | None:
