@@ -10,7 +10,9 @@ from torch import nn
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node, NodeKind
 from prunerecover.graph.recorder import ModuleCall, Recorded, Recorder, Source
 from prunerecover.graph.watching import watch
-from prunerecover.model.batches import ModelInputs
+from prunerecover.model.batches import as_inputs, without_labels
+from prunerecover.model.evaluation import device_of
+from prunerecover.model.paths import unwrap
 
 WEIGHED = frozenset(["convolution", "_convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "_grouped_mm"])
 ROUTED = "_grouped_mm"  # of rows with the weights of the experts that they were sent to
@@ -72,13 +74,20 @@ MOVEMENTS = frozenset(
 )
 
 
-def trace_graph(model: nn.Module, inputs: ModelInputs) -> ComputationGraph:
+def trace_graph(model: nn.Module, example_inputs: Any) -> ComputationGraph:
     """Run a model once, and return what it computed as a graph.
 
     Args:
-        model: Unwrapped, on any device; it is bit-identical afterwards.
-        inputs: One batch on its device.
+        model: Any module, wrapped or not, on any device; it is bit-identical afterwards.
+        example_inputs: One batch, as calibration batches are.
+
+    >>> import torch
+    >>> graph = trace_graph(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4))
+    >>> [node.kind for node in graph.nodes]
+    ['input', 'layer', 'activation', 'layer', 'output']
     """
+    model = unwrap(model)
+    inputs = as_inputs(without_labels(example_inputs, model)).to(device_of(model))
     recorder = Recorder(model, inputs)
     with recorder.noting_reads(model):
         recorder.finish(watch(model, inputs, recorder))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from matplotlib.figure import Figure
+
+from prunerecover.graph.figure import DrawnLayer, Status, plot_layers
 from prunerecover.graph.recorder import ModuleCall, PartRead
+from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Remove
 
 NodeKind = Literal[
     "input", "layer", "activation", "norm", "merge", "product", "identity", "movement", "other", "output"
@@ -183,6 +187,18 @@ class ComputationGraph:
             out.index for out in outputs
         }
 
+    def plot(self, edits: Sequence[Edit] = (), title: str | None = None) -> Figure:
+        """Draw the layers in order of execution, and what the edits of a plan make of each.
+
+        Args:
+            edits: Of a plan for the network.
+            title: Heading; None: how many layers went.
+
+        Raises:
+            ValueError: If the network has no layer.
+        """
+        return plot_layers(drawn_layers(self, edits), title)
+
     def __str__(self) -> str:
         """One line per node: index, kind, name, shape, and the indices of what it reads."""
         counts = Counter(node.kind for node in self.nodes)
@@ -192,3 +208,42 @@ class ComputationGraph:
             shape = "x".join(map(str, node.shape))
             lines.append(f"{node.index:5d}  {node.kind:<10}  {self.name(node)}  {shape}  <- {read or '-'}")
         return "\n".join(lines)
+
+
+def drawn_layers(graph: ComputationGraph, edits: Sequence[Edit] = ()) -> tuple[DrawnLayer, ...]:
+    """Return the layers in order of execution, and what edits make of each.
+
+    Args:
+        graph: Of the dense network.
+        edits: Of a plan for it.
+    """
+    multiplying = tuple({f"{node.module}." for node in graph.of_kind("product") if node.module})
+    identity = {edit.unit for edit in edits if isinstance(edit, Bypass) and edit.kind == "layer"}
+    replaced = [path for edit in edits if isinstance(edit, Bypass | Patch) for path in edit.modules]
+    replaced += [edit.unit for edit in edits if isinstance(edit, Remove)]
+    lost = _lost_outputs(edits)
+    found = []
+    for node in graph.of_kind("layer"):
+        width = node.shape[1] if node.operation in ("convolution", "_convolution") else node.shape[-1]
+        gone = any(node.module == path or node.module.startswith(f"{path}.") for path in replaced)
+        status: Status = "attention" if node.module.startswith(multiplying) else "kept"
+        if node.module in identity:
+            status = "identity"
+        elif gone:
+            status = "gone"
+        elif lost[node.module]:
+            status = "narrowed"
+        found.append(DrawnLayer(graph.name(node), width, width - min(lost[node.module], width), status))
+    return tuple(found)
+
+
+def _lost_outputs(edits: Sequence[Edit]) -> Counter[str]:
+    lost: Counter[str] = Counter()
+    for edit in edits:
+        if not isinstance(edit, Narrow):
+            continue
+        for part in edit.group:
+            path, _, name = part.tensor.rpartition(".")
+            if name == "weight" and part.makes:
+                lost[path] += len(edit.gone) * part.span * len(part.offsets)
+    return lost
