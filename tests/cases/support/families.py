@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 UNKNOWN = "Expected a model of a supported family"
 GATED = "... to have removable activations, but its MLP is gated"
 NO_GROUPS = "... to have groups of kind {kind}, but it has"  # none at all, or those of other kinds
-DEPTH = ("block", "attention", "mlp", "activation")
+DEPTH = ("block", "attention", "mlp", "activation", "layer")
 
 
 @dataclass(frozen=True)
