@@ -44,7 +44,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "importance to be one of output_divergence, gate_gradient, .*, but got 'luck'",
     ),
     "replace": ({"remove": {"attention": 1}, "replace": "magic"}, "replace to be one of calibrated, zero, identity"),
-    "search": ({"remove": {"attention": 1}, "search": "beam"}, "search to be one of one_shot, greedy, joint, .* but got 'beam'"),
+    "search": (
+        {"remove": {"attention": 1}, "search": "beam"},
+        "search to be one of one_shot, greedy, joint, .* but got 'beam'",
+    ),
     "no loss": (
         {"remove": {"attention": 1}, "importance": "taylor"},
         r"loss=f\(model, batch\) for importance='taylor'",
