@@ -18,6 +18,7 @@ from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.search import count_by_kind
 from prunerecover.depth.selection import check_comparable
 from prunerecover.display.progress import progress
+from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.registry import check_unit_scores
 from prunerecover.model.batches import Batches, ModelInputs, as_inputs, call, listed, split_batches
@@ -144,10 +145,11 @@ class GraphPlanner:
         return self.config.registered(context)
 
     def _goal(self, budget: Budget) -> Goal:
+        known = is_supported(self.model)
         if budget.share is None:
-            return Counted(self.units, budget.counts(count_by_kind(self.units)))
+            return Counted(self.units, budget.counts(count_by_kind(self.units)), known)
         cost, share = budget.share
-        return Share(self.units, share, lambda units: self._saved_by(units, cost))
+        return Share(self.units, share, lambda units: self._saved_by(units, cost), known)
 
     def _saved_by(self, units: Sequence[Unit], cost: str) -> float:
         key = cost, frozenset(unit.name for unit in units)

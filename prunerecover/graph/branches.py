@@ -11,14 +11,10 @@ from torch import nn
 
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
 from prunerecover.graph.regions import common_module, head_layers, is_inside
+from prunerecover.graph.streams import addends, branches_off, streams_behind
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import StandIn
 from prunerecover.plan.kinds import Kind
-
-MOST_ADDENDS = 8  # of one stream that are looked at
-
-
-SEVERAL = "it returns several tensors, and what reads the others would miss them"
 
 
 @dataclass(frozen=True)
@@ -99,8 +95,6 @@ class BranchFinder:
         call = self.graph.calls[number]
         if call.given is None:
             return "it does not take a tensor first"
-        if len(call.results) > 1:
-            return SEVERAL
         if call.given_shape != call.shape:
             return "its output has another shape than its input"
         if inside & self._head:
@@ -114,8 +108,8 @@ class BranchFinder:
         call = self.graph.calls[number]
         if call.returns == 0:
             return f"'{call.path}' returns no tensor first"
-        if call.made_of_weights:
-            return f"'{call.path}' returns, besides, tensors that it makes of weights"
+        if call.hands_on:
+            return f"'{call.path}' returns several tensors, and what reads the others would miss them"
         reader = self.graph.reader_of_parts(call.path)
         if reader is not None:
             code = type(get_module(self.model, reader)).__name__
@@ -133,11 +127,11 @@ class BranchFinder:
         if nodes[first.node].shape != merge.shape or nodes[second.node].shape != merge.shape:
             return []
         for stream, branch in ((first, second), (second, first)):
-            source = self._source(self._addends(stream), branch)
+            source = branches_off(self.graph, addends(self.graph, stream), branch)
             if source is not None:
                 return [(branch, source)]
-        streams = self._streams_behind(merge)
-        sources = [self._source(streams, edge) for edge in merge.inputs]
+        streams = streams_behind(self.graph, merge)
+        sources = [branches_off(self.graph, streams, edge) for edge in merge.inputs]
         if None not in sources:
             return [(edge, source) for edge, source in zip(merge.inputs, sources, strict=True) if source is not None]
         sides = [(self._serving(merge, edge, -1), edge) for edge in merge.inputs]
@@ -146,32 +140,6 @@ class BranchFinder:
         if self._layers(fewer) != 1 or len(shared) != 1 or self._read_from_outside(fewer) != shared:
             return []
         return [(branch, next(iter(shared)))]
-
-    def _source(self, streams: Sequence[int], branch: Edge) -> int | None:
-        """Return the first of some nodes that a branch depends on and is not."""
-        ancestors = self.graph.ancestors[branch.node]
-        return next((node for node in streams if node != branch.node and ancestors >> node & 1), None)
-
-    def _addends(self, stream: Edge) -> list[int]:
-        """What a stream is a sum of, the sum itself first: parallel branches all branch off before the first sum."""
-        found = [self._beyond_identities(stream)]
-        for index in found:
-            node = self.graph.nodes[index]
-            if node.kind == "merge" and node.operation == "add" and len(node.inputs) == 2 and len(found) < MOST_ADDENDS:
-                found += [self._beyond_identities(edge) for edge in node.inputs]
-        return found
-
-    def _streams_behind(self, merge: Node) -> list[int]:
-        """Return what a sum of branches is added to in the end, where nothing else reads it."""
-        node = merge
-        while len(readers := self.graph.readers[node.index]) == 1:
-            before, node = node, self.graph.nodes[readers[0]]
-            if node.kind == "merge" and node.operation == "add" and len(node.inputs) == 2:
-                (other,) = [edge for edge in node.inputs if edge.node != before.index] or [node.inputs[0]]
-                return [*self._addends(other), *self._streams_behind(node)]
-            if node.kind != "identity":
-                break
-        return []
 
     def _branch(self, merge: Node, branch: Edge, source: int, blocks: Sequence[GraphUnit]) -> GraphUnit | None:
         graph = self.graph
@@ -192,9 +160,6 @@ class BranchFinder:
         reason = next(filter(None, map(self._why_no_stand_in, calls)), "")
         if reason:
             self.refused[name] = reason
-            return None
-        if any(len(self.graph.calls[c].results) > 1 for c in calls):
-            self.refused[name] = SEVERAL
             return None
         path, leaves = leaving
         modules = {graph.calls[c].path: StandIn(returns=graph.calls[c].returns) for c in calls}
@@ -290,12 +255,6 @@ class BranchFinder:
 
     def _read_from_outside(self, nodes: Set[int]) -> frozenset[int]:
         return frozenset(e.node for n in nodes for e in self.graph.nodes[n].inputs if e.node not in nodes)
-
-    def _beyond_identities(self, edge: Edge) -> int:
-        index = edge.node
-        while self.graph.nodes[index].kind == "identity":
-            index = self.graph.nodes[index].inputs[0].node
-        return index
 
     @cached_property
     def _head(self) -> frozenset[int]:

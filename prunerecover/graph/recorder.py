@@ -102,7 +102,7 @@ class ModuleCall:
         results: Where the tensors that it returned come from; None for those that do not depend on the model's input.
         returns: How many values it returned: 1 for a tensor, n for a tuple whose first entry is a tensor; 0 otherwise.
         shape: Of the first tensor that it returned.
-        made_of_weights: Whether it returned, behind the first tensor, others that it made of weights alone.
+        hands_on: Whether it returned, behind the first tensor, others that it did not compute from the model's input.
     """
 
     path: str
@@ -115,7 +115,7 @@ class ModuleCall:
     results: tuple[Source | None, ...] = ()
     returns: int = 0
     shape: tuple[int, ...] = ()
-    made_of_weights: bool = False
+    hands_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Recorder:
         self._bases: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
         self._open: list[int] = []
         self._times: Counter[str] = Counter()
-        self._given: dict[int, set[int]] = {}
+        self._begun: dict[int, int] = {}
         self._ran: Counter[tuple[int, str]] = Counter()
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self._values[tensor] = _Value(weights=(name,))
@@ -185,24 +185,21 @@ class Recorder:
         made = ModuleCall(path, parent, number)
         first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
         if first is not None:
-            self._given[len(self.calls)] = {
-                id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
-            }
             made.given, made.given_shape = self._value(first).source, tuple(first.shape)
         if parent >= 0:
             self.calls[parent].children.append(len(self.calls))
+        self._begun[len(self.calls)] = len(self.operations)
         self._open.append(len(self.calls))
         self.calls.append(made)
 
     def leave(self, path: str, module: nn.Module, output: Any) -> None:
         """Note that a module returned."""
         number = self._open.pop()
-        call, given = self.calls[number], self._given.pop(number, set())
+        call, begun = self.calls[number], self._begun.pop(number)
         tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         call.results = tuple(self._value(tensor).source for tensor in tensors)
         call.shape = tuple(tensors[0].shape) if tensors else ()
-        others = [self._value(tensor) for tensor in tensors[1:] if id(tensor) not in given]
-        call.made_of_weights = any(value.source is None and value.weights for value in others)
+        call.hands_on = any(source is None or source.operation < begun for source in call.results[1:])
         if isinstance(output, Tensor):
             call.returns = 1
         elif type(output) is tuple and output and isinstance(output[0], Tensor):

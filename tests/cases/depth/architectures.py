@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from cases.depth import hand_made
 from cases.models.tiny import TEXT, stir
