@@ -17,9 +17,17 @@ def output_divergence(dense: Tensor, pruned: Tensor) -> Tensor:
     KL(dense || pruned) in nats. Others, and outputs with a single value per position: squared L2 relative to the
     dense norm.
 
+    Raises:
+        ValueError: If the shapes differ, as those of detections do.
+
     >>> output_divergence(torch.zeros(2, 3), torch.ones(2, 3)).item()
     0.0
     """
+    if dense.shape != pruned.shape:
+        raise ValueError(
+            f"Expected an output of shape {tuple(dense.shape)}, as of the dense network, but got {tuple(pruned.shape)}: "
+            "the number of detections follows what is detected. Rank by importance='taylor' with a loss."
+        )
     dense, pruned = dense.float(), pruned.float()
     if dense.ndim in (2, 3) and dense.shape[-1] > 1:
         log_p, log_q = dense.log_softmax(-1), pruned.log_softmax(-1)

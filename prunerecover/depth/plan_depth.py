@@ -14,6 +14,7 @@ from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance
 from prunerecover.model.batches import Batches
+from prunerecover.model.checks import check_network
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import FAMILY_KINDS, GRAPH_KINDS
@@ -94,6 +95,7 @@ def planner_for(model: nn.Module, budget: Budget, batches: Batches, config: Dept
         batches: See `plan_depth`.
         config: All other arguments of `plan_depth`.
     """
+    check_network(unwrap(model))
     known = is_supported(unwrap(model))
     kinds = budget.kinds(config.kinds or (FAMILY_KINDS if known else GRAPH_KINDS))
     if known and "layer" not in kinds and config.search not in GRAPH_SEARCHES:

@@ -216,6 +216,9 @@ class Recorder:
         values = [self._value(tensor) for tensor in tensors]
         sources = tuple(value.source for value in values if value.source is not None)
         weights = tuple(dict.fromkeys(name for value in values for name in value.weights))
+        if func.is_view and tensors:
+            for tensor in outputs:
+                self._bases[tensor] = self._bases.get(tensors[0], tensors[0])
         if not sources or plain in BLANK or not outputs:
             for tensor in outputs:
                 self._values[tensor] = CONSTANT if plain in BLANK else _Value(weights=weights)
@@ -239,8 +242,6 @@ class Recorder:
             self.calls[self._open[-1]].operations.append(number)
         for k, tensor in enumerate(outputs):
             self._values[tensor] = _Value(Source(number, k))
-            if func.is_view:
-                self._bases[tensor] = self._bases.get(tensors[0], tensors[0])
         if in_place and (base := self._bases.get(tensors[0])) is not None:
             self._values[base] = _Value(Source(number))  # a part of it was written: all of it depends on the input now
 

@@ -11,6 +11,19 @@ from torch import nn
 QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized", "bitsandbytes")
 
 
+def check_network(model: nn.Module) -> None:
+    """Raise ValueError if this is a LightningModule that has no forward pass of its own.
+
+    Args:
+        model: Unwrapped.
+    """
+    if hasattr(model, "load_from_checkpoint") and "forward" not in type(model).__dict__:
+        raise ValueError(
+            f"Expected a network, but got the LightningModule {type(model).__name__}, which has no forward pass of its "
+            "own. Pass the network that it holds."
+        )
+
+
 def check_plannable(model: nn.Module) -> None:
     """Raise ValueError unless the model has values, finite ones, in plain parameters; it is not changed.
 

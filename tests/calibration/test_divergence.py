@@ -24,3 +24,8 @@ def test_divergence_of_maps_and_single_values_is_relative() -> None:
         expected = ((dense - pruned).square().sum() / dense.square().sum()).item()
         assert output_divergence(dense, pruned).item() == pytest.approx(expected, rel=1e-5)
     assert output_divergence(torch.zeros(3), torch.zeros(3)).item() == 0
+
+
+def test_outputs_whose_number_follows_the_data_are_not_compared() -> None:
+    with pytest.raises(ValueError, match=r"of shape \(3, 4\), as of the dense network, but got \(2, 4\)"):
+        output_divergence(torch.zeros(3, 4), torch.zeros(2, 4))

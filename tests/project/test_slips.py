@@ -69,7 +69,7 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "plan_depth without a model": (lambda _: depth(None), f"{NETWORK}, but got NoneType"),
     "plan_depth of a name": (lambda _: depth("deit_tiny"), f"{NETWORK}, but got str"),
     "plan_depth of a class": (lambda m: depth(type(m)), f"{NETWORK}, but got the class VisionTransformer"),
-    "plan_depth of a LightningModule": (lambda _: depth(MODULE), "a model of a supported family .* but got Module"),
+    "plan_depth of a LightningModule": (lambda _: depth(MODULE), "a network, but got the LightningModule Module"),
     "plan_depth with batches None": (lambda m: depth(m, batches=None), f"{ITERABLE} .* but got NoneType"),
     "plan_depth with a number of batches": (lambda m: depth(m, batches=3), f"{ITERABLE} .* but got int"),
     "plan_depth with a path of batches": (lambda m: depth(m, batches="data"), f"{ITERABLE} .* but got str"),

@@ -14,6 +14,7 @@ from cases.models.width import Built
 from torch.utils._pytree import tree_map
 
 NO_UNITS = "... to have units of kind {kind} that may go, but there is none"
+VARYING = "Expected an output of shape"
 FIXED = "... to be removable, but"  # layers between widths that cannot change
 GATED = "... to have removable activations, but its MLP is gated"
 NO_GROUPS = "... to have groups of kind {kind}, but it has"  # none at all, or those of other kinds
@@ -73,10 +74,12 @@ def _mixture(name: str, *works: str, latent: bool = False, layer: str = FIXED, q
     return Family("transformers", make, (*works, "expert", NARROW), refused, quick)
 
 
-def _convolutional(name: str, *works: str, refused: tuple[str, ...] = (), quick: bool = False) -> Family:
+def _convolutional(
+    name: str, *works: str, refused: tuple[str, ...] = (), why: str = NO_UNITS, quick: bool = False
+) -> Family:
     make = {**width.BUILD, **width.LARGE}[name]
     library = "plain PyTorch" if name == "option_a_resnet20" else "torchvision"
-    return Family(library, make, works, _refused(NO_UNITS, *refused), quick)
+    return Family(library, make, works, _refused(why, *refused), quick)
 
 
 def _transformer(library: str, name: str, *works: str) -> Family:
@@ -124,6 +127,6 @@ FAMILIES: dict[str, Family] = {
         "convnext", "block", "layer", "channel", "neuron", "ONNX", refused=("mlp", "activation"), quick=True
     ),
     "DeepLabV3": _convolutional("deeplabv3", "block", "layer", "channel", "ONNX"),
-    "Faster R-CNN": _convolutional("faster_rcnn", "channel", refused=("block", "layer")),
-    "SSDLite": _convolutional("ssdlite", "channel", refused=("block", "layer")),
+    "Faster R-CNN": _convolutional("faster_rcnn", "channel", refused=("block", "layer"), why=VARYING),
+    "SSDLite": _convolutional("ssdlite", "block", "layer", "channel"),
 }

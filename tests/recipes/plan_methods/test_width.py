@@ -148,6 +148,6 @@ def test_help_of_a_method(capsys: pytest.CaptureFixture[str], name: str, option:
     assert "Shell patterns of groups that stay" in shown
 
 
-def test_depth_still_wants_a_network_it_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(tmp_path, "--method=depth", '--method.remove={"block": 1}') == 2
+def test_boundary_wants_a_network_it_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(tmp_path, "--method=boundary", "--method.n_remove=2") == 2
     assert re.search("Expected a supported network .* inside ImageClassifier, but found none", capsys.readouterr().err)
