@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from prunerecover.depth.layers.goals import Goal
 from prunerecover.depth.layers.pruned_graph import NotRemovable
@@ -113,13 +114,21 @@ class JointSearch:
             return math.inf
 
 
-def in_groups(pattern: Sequence[Callable[[Unit], bool]], ranked: Sequence[Unit], goal: Goal) -> list[Unit]:
+def in_groups(
+    pattern: Sequence[Callable[[Unit], bool]],
+    ranked: Sequence[Unit],
+    goal: Goal,
+    can_go: Callable[[Sequence[Unit]], bool] = lambda _: True,
+) -> list[Unit]:
     """Take units in turn by a pattern until the goal is met: two that are no attention, then an attention, and so on.
+
+    A unit that cannot go with those that were taken before it is passed over.
 
     Args:
         pattern: Which units each place takes.
         ranked: The least important first.
         goal: How much has to go.
+        can_go: Whether units can go together.
 
     Raises:
         ValueError: If the goal cannot be met.
@@ -131,7 +140,8 @@ def in_groups(pattern: Sequence[Callable[[Unit], bool]], ranked: Sequence[Unit],
             if goal.met(chosen):
                 break
             open_ = goal.open(chosen)
-            chosen += [unit for unit in ranked if unit in open_ and takes(unit)][:1]
+            able = (unit for unit in ranked if unit in open_ and takes(unit) and can_go([*chosen, unit]))
+            chosen += list(islice(able, 1))
         if len(chosen) == before:
             raise ValueError("Expected enough units for the budget, but none is left that can go. Lower the budget.")
     return chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from prunerecover.graph.branches import GraphUnit
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
@@ -38,15 +39,22 @@ class Dropped:
 NEUTRAL = {"add": "zero", "sub": "zero", "mul": "one", "cat": "empty"}
 
 
-def patches(graph: ComputationGraph, gone: Set[int], dropped: Dropped = Dropped()) -> dict[str, StandIn]:
+def patches(
+    graph: ComputationGraph,
+    gone: Set[int],
+    dropped: Dropped = Dropped(),
+    standing: Mapping[int, StandIn] = MappingProxyType({}),
+) -> dict[str, StandIn]:
     """Return the stand-ins that make merges of identity paths neutral, by path of the module that each takes.
 
     Args:
         graph: Of the dense network.
-        gone: Indices of the nodes that hand on what they read.
+        gone: Indices of the nodes that are out.
         dropped: Branches that are taken out whole.
+        standing: By node that is out, what was left there if it is no identity: a pooling, or a copy.
     """
-    passing = set(gone) | dropped.streams.keys()
+    pooled = {index for index, own in standing.items() if own.leaves == "pool"}
+    passing = (set(gone) - pooled) | dropped.streams.keys()
     ends: dict[int, StandIn] = {}
     for node in graph.nodes:
         covered = node.index in dropped.nodes or node.index in dropped.streams
@@ -55,7 +63,7 @@ def patches(graph: ComputationGraph, gone: Set[int], dropped: Dropped = Dropped(
             if found is not None:
                 ends |= found
                 passing.add(node.index)
-    return _largest_modules(graph, passing | dropped.nodes, ends)
+    return _largest_modules(graph, passing | dropped.nodes, ends, standing)
 
 
 def _patched(graph: ComputationGraph, merge: Node, passing: Set[int], dropped: Dropped) -> dict[int, StandIn] | None:
@@ -107,13 +115,19 @@ def _exit(graph: ComputationGraph, merge: Node, path: Sequence[Node]) -> Node | 
     return None
 
 
-def _largest_modules(graph: ComputationGraph, passing: Set[int], ends: dict[int, StandIn]) -> dict[str, StandIn]:
-    """Let stand-ins take whole modules in which nothing is left to do, instead of their parts.
+def _largest_modules(
+    graph: ComputationGraph, passing: Set[int], ends: dict[int, StandIn], standing: Mapping[int, StandIn]
+) -> dict[str, StandIn]:
+    """Let stand-ins take whole modules in which nothing, or only a pooling or a copy, is left to do.
+
+    Such as a convolution with its norm and activation: code that looks into the module (ultralytics' `fuse`, which
+    folds norms into convolutions) finds nothing there that it could take for a layer.
 
     Args:
         graph: Of the dense network.
         passing: Nodes that hand on what they read.
         ends: What single nodes leave instead.
+        standing: See `patches`.
     """
     times: dict[str, int] = {}
     inside: dict[int, list[Node]] = {i: [] for i in range(len(graph.calls))}
@@ -129,11 +143,16 @@ def _largest_modules(graph: ComputationGraph, passing: Set[int], ends: dict[int,
         covered = any(call.path.startswith(f"{path}.") for path in found)
         if not call.path or covered or times[call.path] > 1 or not call.children or not call.returns:
             continue
-        if inside[i] and all(node.index in passing or node.kind == "identity" for node in inside[i]):
-            last = inside[i][-1]
-            entered = {e for node in inside[i] for e in node.inputs if graph.nodes[e.node] not in inside[i]}
-            if len(entered) == 1 and all(set(graph.readers[n.index]) <= {m.index for m in inside[i]} for n in inside[i][:-1]):
-                found[call.path] = ends.get(last.index, StandIn()).model_copy(update={"returns": call.returns})
+        own = inside[i]
+        left = [standing[node.index] for node in own if node.index in standing]
+        pools = [stand_in for stand_in in left if stand_in.leaves == "pool"]
+        done = all(n.index in passing or n.index in standing or n.kind == "identity" for n in own)
+        if not own or not done or len(pools) > 1 or (pools and own[-1].index in ends):
+            continue
+        entered = {edge for node in own for edge in node.inputs if graph.nodes[edge.node] not in own}
+        if len(entered) == 1 and all(set(graph.readers[n.index]) <= {m.index for m in own} for n in own[:-1]):
+            stand_in = ends.get(own[-1].index, next(iter([*pools, *left]), StandIn()))
+            found[call.path] = stand_in.model_copy(update={"returns": call.returns})
     for index, stand_in in ends.items():
         path = graph.nodes[index].module
         if not any(path == own or path.startswith(f"{own}.") for own in found):

@@ -87,7 +87,7 @@ class PrunedGraph:
             dropped: Branches that are taken out besides.
             without: What the paths of modules begin with that are gone by then.
         """
-        found = patches(self.graph, self.gone, dropped)
+        found = patches(self.graph, self.gone, dropped, self._standing())
         found = {path: stand_in for path, stand_in in found.items() if not f"{path}.".startswith(without)}
         emptied = (*(f"{path}." for path in found), *without)
         rerouted = [
@@ -96,6 +96,16 @@ class PrunedGraph:
             if not f"{path}.".startswith(emptied)
         ]
         return (*([Patch(modules=found)] if found else []), *rerouted)
+
+    def _standing(self) -> dict[int, StandIn]:
+        """Return, by node, what was left in its place, if that does more than to hand its input on."""
+        left = {path: own for edit in self.edits if isinstance(edit, Bypass) for path, own in edit.modules.items()}
+        return {
+            node.index: own
+            for path, own in left.items()
+            if own.leaves != "identity"
+            for node in self.graph.by_module.get(path, ())
+        }
 
     def parameters(self) -> int:
         """Return how many parameters are left."""

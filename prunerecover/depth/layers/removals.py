@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from prunerecover.cost.macs import macs_by_module
 from prunerecover.depth.family_units import family_units
 from prunerecover.depth.layers.patching import Dropped
-from prunerecover.depth.layers.pruned_graph import PrunedGraph
+from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
 from prunerecover.depth.layers.widths import Widths
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.branches import BranchFinder, GraphUnit
@@ -19,7 +19,7 @@ from prunerecover.graph.coupling import coupled_nodes
 from prunerecover.graph.layers import list_layers
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.paths import get_module
-from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite, StandIn
+from prunerecover.plan.edits import Bypass, Edit, Narrow, Remove, Replace, Rewrite, StandIn
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
 from prunerecover.width.groups.discovery import FoundGroups, find_groups
@@ -83,7 +83,7 @@ class Removals:
             in_place: Whether blocks leave an identity where they were, so that all paths stay as they are.
 
         Raises:
-            NotRemovable: If the widths around a layer cannot be reconciled.
+            NotRemovable: If the widths around a layer cannot be reconciled, or not across a block that goes.
         """
         layers = tuple(unit.name for unit in units if unit.kind == "layer")
         state = self.after(layers)
@@ -95,6 +95,8 @@ class Removals:
         taken_out += tuple(f"{unit.name}." for unit in family if unit.kind == "block")
         dropped = Dropped.of(self.graph, graph_units)
         own, finishing = state.edits, state.finishing(dropped, taken_out)
+        for unit in graph_units:
+            _check_one_width(self.model, unit, own)
         removed = [self._family_edit(unit) for unit in family if unit.kind != "block"]
         if in_place:
             blocks = [unit for unit in family if unit.kind == "block"]
@@ -102,9 +104,17 @@ class Removals:
             family = [unit for unit in family if unit.kind != "block"]
             taken += passing
         numbers = [describe(self.model).block_of(unit.name) for unit in family if unit.kind == "block"]
-        rewrites = self._rewrites if any(edit.op == "narrow" for edit in own) else ()
+        rewrites = self._rewrites if any(isinstance(edit, Narrow) for edit in own) else ()
         gone = block_removals(self.model, numbers) if numbers else []
         return (*removed, *rewrites, *own, *taken, *finishing, *gone)
+
+    def can_go(self, units: Sequence[Unit]) -> bool:
+        """Whether these units can be taken out together, in this order."""
+        try:
+            self.edits(units)
+        except NotRemovable:
+            return False
+        return True
 
     def after(self, layers: tuple[str, ...]) -> PrunedGraph:
         """Return the network's graph without some layers, taken out in this order."""
@@ -166,6 +176,29 @@ def _unit(model: nn.Module, unit: GraphUnit, macs: Mapping[str, int]) -> Unit:
     targets = tuple(unit.modules)
     total = sum(macs.get(path, 0) for path in targets)
     return Unit(unit.name, unit.kind, targets, _parameters(model, targets), total, unit.block)
+
+
+def _check_one_width(model: nn.Module, unit: GraphUnit, edits: Sequence[Edit]) -> None:
+    """Refuse that one end of what goes is narrowed and the other is not: its input would not fit its readers.
+
+    Raises:
+        NotRemovable: If it is so.
+    """
+    held = tuple(f"{path}." for path in unit.modules)
+    sizes = {name: parameter.ndim for name, parameter in model.named_parameters() if name.startswith(held)}
+    for edit in edits:
+        if not isinstance(edit, Narrow):
+            continue
+        inside = [part for part in edit.group if part.tensor.startswith(held)]
+        if not inside or len(inside) == len(edit.group):
+            continue
+        read = any(not part.makes for part in inside)
+        made = any(part.makes and sizes.get(part.tensor, 0) > 1 for part in inside)
+        if read != made:
+            raise NotRemovable(
+                f"Expected '{unit.name}' to read and make channels of one width once '{edit.serves}' is gone, but one "
+                "of its ends is narrowed alone. Keep one of the two."
+            )
 
 
 def _parameters(model: nn.Module, paths: Sequence[str]) -> int:
