@@ -21,6 +21,7 @@ from prunerecover.plan.units import Unit
 
 EXCHANGED = 6  # units that are tried in the place of a chosen one
 ROUNDS = 3  # of exchanges
+SMALLEST = 1e-6  # of what is missing: a goal may be missed by less than any unit holds
 
 
 @dataclass
@@ -69,7 +70,7 @@ class JointSearch:
     def _next(self, chosen: Sequence[Unit]) -> Unit | None:
         """Return the unit of least divergence per price; only those that may be the best are judged again."""
         candidates = self.goal.open(chosen)
-        now = self._divergence(chosen)
+        now, missing = self._divergence(chosen), max(self.goal.missing(chosen), SMALLEST)
         fresh: dict[str, float] = {}
         waiting = sorted(candidates, key=lambda unit: self._rate.get(unit.name, -1.0))
         for unit in waiting:
@@ -78,7 +79,8 @@ class JointSearch:
             found = self._divergence([*chosen, unit])
             if not chosen:
                 self.first[unit.name] = found
-            fresh[unit.name] = max(found - now, 0.0) / self.goal.price(unit) if math.isfinite(found) else math.inf
+            price = min(self.goal.price(unit), missing)
+            fresh[unit.name] = max(found - now, 0.0) / price if math.isfinite(found) else math.inf
         self._rate |= fresh
         able = [unit for unit in candidates if math.isfinite(fresh.get(unit.name, math.inf))]
         return min(able, key=lambda unit: fresh[unit.name], default=None)
