@@ -12,6 +12,10 @@ from cases.paths import ROOT
 from prunerecover import Plan
 from prunerecover.recipes.cli.main import main
 
+BUDGETS: dict[str, dict[str, Any]] = {
+    "resnet56_depth_cifar10": {"remove": {"layer": 2}},
+    "convnext_tiny_depth_imagenet": {"budget": {"macs": 0.03}},
+}
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet56_depth_cifar10": {"model": "cifar_resnet20", "model_kwargs": {}},
     "convnext_tiny_depth_imagenet": {
@@ -30,7 +34,7 @@ def test_a_small_fit_of_the_recipe(name: str, tmp_path: Path, parquet_folder: Pa
     recipe = yaml.safe_load((ROOT / f"configs/{name}.yaml").read_text())
     recipe["trainer"] |= {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 1, "accelerator": "cpu"}
     recipe["trainer"] |= {"devices": 1, "precision": "32-true", "logger": False, "default_root_dir": str(tmp_path)}
-    recipe["trainer"]["callbacks"][0]["init_args"] |= {"budget": {"macs": 0.03}, "calibration": 8}
+    recipe["trainer"]["callbacks"][0]["init_args"] |= {**BUDGETS[name], "calibration": 8}
     recipe["model"]["init_args"] |= NETWORKS[name]
     recipe["data"]["init_args"] |= {"path": str(parquet_folder), "model": NETWORKS[name]["model"], "batch_size": 4}
     recipe["data"]["init_args"] |= {"num_workers": 0, "val_fraction": 0.0}
@@ -38,4 +42,4 @@ def test_a_small_fit_of_the_recipe(name: str, tmp_path: Path, parquet_folder: Pa
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert main(["fit", "--config", str(tmp_path / "recipe.yaml")]) == 0
     (plan,) = tmp_path.rglob("pruned/plan.json")
-    assert Plan.load(plan).evidence["removed_share"]["merged"] >= 0.03  # type: ignore[index]
+    assert Plan.load(plan).removed
