@@ -25,7 +25,7 @@ def output_divergence(dense: Tensor, pruned: Tensor) -> Tensor:
     """
     if dense.shape != pruned.shape:
         raise ValueError(
-            f"Expected an output of shape {tuple(dense.shape)}, as of the dense network, but got {tuple(pruned.shape)}: "
+            f"Expected an output of shape {tuple(dense.shape)}, as the dense network's, but got {tuple(pruned.shape)}: "
             "the number of detections follows what is detected. Rank by importance='taylor' with a loss."
         )
     dense, pruned = dense.float(), pruned.float()

@@ -104,11 +104,11 @@ class GraphPlanner:
             return scores, self._in_rounds(goal)
         ranked = sorted((u for u in self.units if scores[u.name] != float("inf")), key=lambda u: scores[u.name])
         if search == "two_to_one":
-            return scores, in_groups([_no_attention, _is_attention, _no_attention], ranked, goal)
+            return scores, in_groups([_no_attention, _is_attention, _no_attention], ranked, goal, self.removals.can_go)
         if budget.share is not None:
             check_comparable(self.units, self.config.registered)
             ranked.sort(key=lambda unit: scores[unit.name] / max(goal.price(unit), 1e-12))
-        return scores, in_groups([lambda _: True], ranked, goal)
+        return scores, in_groups([lambda _: True], ranked, goal, self.removals.can_go)
 
     def _in_rounds(self, goal: Goal) -> list[Unit]:
         """Score the units anew on the pruned network, and remove the lowest, in turn."""

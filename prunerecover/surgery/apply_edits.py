@@ -17,7 +17,7 @@ from prunerecover.families.describe import describe
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.settings import differing_settings, settings_of
 from prunerecover.plan.dense_names import shortened
-from prunerecover.plan.edits import Edit, Narrow, Rewrite
+from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.executors import EditContext, execute
 from prunerecover.surgery.journal import Journal
@@ -173,9 +173,12 @@ def _check_settings(model: nn.Module, plan: Plan) -> None:
 
 def _difference(model: nn.Module, plan: Plan) -> str:
     units = f"The plan removes {', '.join(shortened(unit for names in plan.removed.values() for unit in names))}"
-    if all(isinstance(edit, Narrow | Rewrite) for edit in plan.edits):
+    planning = {"narrow": "width", "rewrite": "width", "bypass": "depth", "patch": "depth", "reroute": "depth"}
+    if all(edit.op in planning for edit in plan.edits):
+        found = "depth" if any(planning[edit.op] == "depth" for edit in plan.edits) else "width"
         return (
-            f"{units}; this model's tensors have other names or sizes. Make a plan for it with plan_width(model, ...)."
+            f"{units}; this model's tensors have other names or sizes. Was it built for as many classes? Make a plan "
+            f"for it with plan_{found}(model, ...)."
         )
     try:
         depth = len(describe(model).blocks)

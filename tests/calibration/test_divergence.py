@@ -27,5 +27,5 @@ def test_divergence_of_maps_and_single_values_is_relative() -> None:
 
 
 def test_outputs_whose_number_follows_the_data_are_not_compared() -> None:
-    with pytest.raises(ValueError, match=r"of shape \(3, 4\), as of the dense network, but got \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"of shape \(3, 4\), as the dense network's, but got \(2, 4\)"):
         output_divergence(torch.zeros(3, 4), torch.zeros(2, 4))

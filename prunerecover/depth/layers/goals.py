@@ -20,6 +20,9 @@ class Goal(Protocol):
     def price(self, unit: Unit) -> float:
         """Return what a unit brings the goal nearer by, above 0."""
 
+    def missing(self, chosen: Sequence[Unit]) -> float:
+        """Return how much is left to go, in the measure of `price`; what a unit brings beyond that is worth nothing."""
+
     def met(self, chosen: Sequence[Unit]) -> bool:
         """Whether enough is gone."""
 
@@ -62,6 +65,10 @@ class Counted:
         """All units count the same."""
         return 1.0
 
+    def missing(self, chosen: Sequence[Unit]) -> float:
+        """Return how many units are left to take."""
+        return float(sum(max(n - sum(u.kind == kind for u in chosen), 0) for kind, n in self.wanted.items()))
+
     def met(self, chosen: Sequence[Unit]) -> bool:
         """Whether no kind is missing a unit."""
         return all(sum(u.kind == kind for u in chosen) >= n for kind, n in self.wanted.items())
@@ -87,6 +94,10 @@ class Share:
         if unit.name not in self._alone:
             self._alone[unit.name] = self.saved([unit])
         return self._alone[unit.name]
+
+    def missing(self, chosen: Sequence[Unit]) -> float:
+        """Return the share that is left to remove."""
+        return max(self.share - self.saved(chosen), 0.0) if chosen else self.share
 
     def met(self, chosen: Sequence[Unit]) -> bool:
         """Whether the share is reached; measured only once the units' own shares come near it."""

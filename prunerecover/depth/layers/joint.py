@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from prunerecover.depth.layers.goals import Goal
 from prunerecover.depth.layers.pruned_graph import NotRemovable
@@ -20,6 +21,7 @@ from prunerecover.plan.units import Unit
 
 EXCHANGED = 6  # units that are tried in the place of a chosen one
 ROUNDS = 3  # of exchanges
+SMALLEST = 1e-6  # of what is missing: a goal may be missed by less than any unit holds
 
 
 @dataclass
@@ -69,7 +71,7 @@ class JointSearch:
     def _next(self, chosen: Sequence[Unit]) -> Unit | None:
         """Return the unit of least divergence per price; only those that may be the best are judged again."""
         candidates = self.goal.open(chosen)
-        now = self._divergence(chosen)
+        now, missing = self._divergence(chosen), max(self.goal.missing(chosen), SMALLEST)
         fresh: dict[str, float] = {}
         waiting = sorted(candidates, key=lambda unit: self._rate.get(unit.name, -1.0))
         for unit in waiting:
@@ -78,7 +80,8 @@ class JointSearch:
             found = self._divergence([*chosen, unit])
             if not chosen:
                 self.first[unit.name] = found
-            fresh[unit.name] = max(found - now, 0.0) / self.goal.price(unit) if math.isfinite(found) else math.inf
+            price = min(self.goal.price(unit), missing)
+            fresh[unit.name] = max(found - now, 0.0) / price if math.isfinite(found) else math.inf
         self._rate |= fresh
         able = [unit for unit in candidates if math.isfinite(fresh.get(unit.name, math.inf))]
         return min(able, key=lambda unit: fresh[unit.name], default=None)
@@ -115,13 +118,21 @@ class JointSearch:
             return math.inf
 
 
-def in_groups(pattern: Sequence[Callable[[Unit], bool]], ranked: Sequence[Unit], goal: Goal) -> list[Unit]:
+def in_groups(
+    pattern: Sequence[Callable[[Unit], bool]],
+    ranked: Sequence[Unit],
+    goal: Goal,
+    can_go: Callable[[Sequence[Unit]], bool] = lambda _: True,
+) -> list[Unit]:
     """Take units in turn by a pattern until the goal is met: two that are no attention, then an attention, and so on.
+
+    A unit that cannot go with those that were taken before it is passed over.
 
     Args:
         pattern: Which units each place takes.
         ranked: The least important first.
         goal: How much has to go.
+        can_go: Whether units can go together.
 
     Raises:
         ValueError: If the goal cannot be met.
@@ -133,7 +144,8 @@ def in_groups(pattern: Sequence[Callable[[Unit], bool]], ranked: Sequence[Unit],
             if goal.met(chosen):
                 break
             open_ = goal.open(chosen)
-            chosen += [unit for unit in ranked if unit in open_ and takes(unit)][:1]
+            able = (unit for unit in ranked if unit in open_ and takes(unit) and can_go([*chosen, unit]))
+            chosen += list(islice(able, 1))
         if len(chosen) == before:
             raise ValueError("Expected enough units for the budget, but none is left that can go. Lower the budget.")
     return chosen

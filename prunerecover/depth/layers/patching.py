@@ -50,12 +50,13 @@ def patches(
 
     Args:
         graph: Of the dense network.
-        gone: Indices of the nodes that hand on what they read.
+        gone: Indices of the nodes that are out.
         dropped: Branches that are taken out whole.
         drop_copies: Leaves one operand of a concatenation, by its number, and says whether what reads the others can do
             without them.
     """
-    passing = set(gone) | dropped.streams.keys()
+    pooled = {index for index, own in standing.items() if own.leaves == "pool"}
+    passing = (set(gone) - pooled) | dropped.streams.keys()
     ends: dict[int, StandIn] = {}
     for node in graph.nodes:
         covered = node.index in dropped.nodes or node.index in dropped.streams
@@ -64,7 +65,7 @@ def patches(
             if found is not None:
                 ends |= found
                 passing.add(node.index)
-    return _largest_modules(graph, passing | dropped.nodes, ends)
+    return _largest_modules(graph, passing | dropped.nodes, ends, standing)
 
 
 def _patched(
@@ -122,13 +123,19 @@ def _exit(graph: ComputationGraph, merge: Node, path: Sequence[Node]) -> Node | 
     return None
 
 
-def _largest_modules(graph: ComputationGraph, passing: Set[int], ends: dict[int, StandIn]) -> dict[str, StandIn]:
-    """Let stand-ins take whole modules in which nothing is left to do, instead of their parts.
+def _largest_modules(
+    graph: ComputationGraph, passing: Set[int], ends: dict[int, StandIn], standing: Mapping[int, StandIn]
+) -> dict[str, StandIn]:
+    """Let stand-ins take whole modules in which nothing, or only a pooling or a copy, is left to do.
+
+    Such as a convolution with its norm and activation: code that looks into the module (ultralytics' `fuse`, which
+    folds norms into convolutions) finds nothing there that it could take for a layer.
 
     Args:
         graph: Of the dense network.
         passing: Nodes that hand on what they read.
         ends: What single nodes leave instead.
+        standing: See `patches`.
     """
     found: dict[str, StandIn] = {}
     for call, inside in zip(graph.calls, graph.inside, strict=True):

@@ -131,6 +131,16 @@ class PrunedGraph:
         ]
         return (*copies.edits, *([Patch(modules=found)] if found else []), *rerouted)
 
+    def _standing(self) -> dict[int, StandIn]:
+        """Return, by node, what was left in its place, if that does more than to hand its input on."""
+        left = {path: own for edit in self.edits if isinstance(edit, Bypass) for path, own in edit.modules.items()}
+        return {
+            node.index: own
+            for path, own in left.items()
+            if own.leaves != "identity"
+            for node in self.graph.by_module.get(path, ())
+        }
+
     def parameters(self) -> int:
         """Return how many parameters are left."""
         bypassed = {path for edit in self.edits if isinstance(edit, Bypass) for path in edit.modules}

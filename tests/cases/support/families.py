@@ -65,10 +65,10 @@ def _decoder(name: str, gated: bool = False, quick: bool = False) -> Family:
     return Family("transformers", make, works, refused, quick)
 
 
-def _mixture(name: str, *works: str, latent: bool = False, layer: str = FIXED, quick: bool = False) -> Family:
-    """`latent`: the compressed keys that its attentions hand on stay; `layer`: why no layer goes."""
-    refused = _refused(NO_UNITS, "activation", *(("attention",) if latent else ())) | HIDDEN_SIZE | {"layer": layer}
-    works = (*works, "block", "mlp", *(() if latent else ("attention",)))
+def _mixture(name: str, *works: str, layer: str = FIXED, quick: bool = False) -> Family:
+    """`layer`: why no layer goes."""
+    refused = _refused(NO_UNITS, "activation") | HIDDEN_SIZE | {"layer": layer}
+    works = (*works, "block", "attention", "mlp")
     refused |= _refused(NO_GROUPS, *(kind for kind in ("head", "neuron") if kind not in works))
     make: Callable[[], Built] = lambda: (tiny.tiny_mixture(name), tiny.tiny_inputs("text"))  # noqa: E731
     return Family("transformers", make, (*works, "expert", NARROW), refused, quick)
@@ -109,9 +109,9 @@ FAMILIES: dict[str, Family] = {
     "Mixtral": _mixture("mixtral", "head", layer=NO_LAYER, quick=True),
     "Qwen2-MoE": _mixture("qwen2_moe", "head", "neuron"),
     "Qwen3-MoE": _mixture("qwen3_moe", "head", layer=NO_LAYER),
-    "DeepSeek-V2": _mixture("deepseek_v2", "neuron", latent=True),
-    "DeepSeek-V2, experts in groups": _mixture("deepseek_v2_grouped", "neuron", latent=True),
-    "DeepSeek-V3": _mixture("deepseek_v3", "neuron", latent=True),
+    "DeepSeek-V2": _mixture("deepseek_v2", "neuron"),
+    "DeepSeek-V2, experts in groups": _mixture("deepseek_v2_grouped", "neuron"),
+    "DeepSeek-V3": _mixture("deepseek_v3", "neuron"),
     "ViT of torchvision": _transformer("torchvision", "torchvision_vit", "neuron", "ONNX"),
     "Swin of torchvision": _transformer("torchvision", "torchvision_swin", "neuron", "ONNX"),
     "Swin of timm": _transformer("timm", "timm_swin", "head", "neuron", "ONNX"),
