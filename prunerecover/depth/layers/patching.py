@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from prunerecover.graph.branches import GraphUnit
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
@@ -45,18 +46,19 @@ def patches(
     gone: Set[int],
     dropped: Dropped = NOTHING_DROPPED,
     drop_copies: Callable[[Node, int], bool] = lambda join, stays: False,
+    pooled: Mapping[int, StandIn] = MappingProxyType({}),
 ) -> dict[str, StandIn]:
     """Return the stand-ins that make merges of identity paths neutral, by path of the module that each takes.
 
     Args:
         graph: Of the dense network.
-        gone: Indices of the nodes that are out.
+        gone: Indices of the nodes that hand on what they read.
         dropped: Branches that are taken out whole.
         drop_copies: Leaves one operand of a concatenation, by its number, and says whether what reads the others can do
             without them.
+        pooled: What stands in the place of strided layers, by node: it does not hand on what it reads.
     """
-    pooled = {index for index, own in standing.items() if own.leaves == "pool"}
-    passing = (set(gone) - pooled) | dropped.streams.keys()
+    passing = set(gone) | dropped.streams.keys()
     ends: dict[int, StandIn] = {}
     for node in graph.nodes:
         covered = node.index in dropped.nodes or node.index in dropped.streams
@@ -65,7 +67,7 @@ def patches(
             if found is not None:
                 ends |= found
                 passing.add(node.index)
-    return _largest_modules(graph, passing | dropped.nodes, ends, standing)
+    return _largest_modules(graph, passing | dropped.nodes, ends, pooled)
 
 
 def _patched(
@@ -124,26 +126,28 @@ def _exit(graph: ComputationGraph, merge: Node, path: Sequence[Node]) -> Node | 
 
 
 def _largest_modules(
-    graph: ComputationGraph, passing: Set[int], ends: dict[int, StandIn], standing: Mapping[int, StandIn]
+    graph: ComputationGraph, passing: Set[int], ends: dict[int, StandIn], pooled: Mapping[int, StandIn]
 ) -> dict[str, StandIn]:
-    """Let stand-ins take whole modules in which nothing, or only a pooling or a copy, is left to do.
-
-    Such as a convolution with its norm and activation: code that looks into the module (ultralytics' `fuse`, which
-    folds norms into convolutions) finds nothing there that it could take for a layer.
+    """Let stand-ins take whole modules in which nothing is left to do, instead of their parts.
 
     Args:
         graph: Of the dense network.
         passing: Nodes that hand on what they read.
         ends: What single nodes leave instead.
-        standing: See `patches`.
+        pooled: Poolings by node; a module in which nothing but one is left becomes it.
     """
     found: dict[str, StandIn] = {}
     for call, inside in zip(graph.calls, graph.inside, strict=True):
         covered = any(call.path.startswith(f"{path}.") for path in found)
         if not call.path or covered or graph.times[call.path] > 1 or not call.children or not call.returns:
             continue
-        if inside and _hands_on(graph, sorted(inside), passing):
+        pools = [pooled[index] for index in inside if index in pooled]
+        ends_in_pool = bool(pools) and max(inside, default=0) in ends
+        if inside and len(pools) < 2 and not ends_in_pool and _hands_on(graph, sorted(inside), passing | pooled.keys()):
             last = graph.nodes[max(inside)]
+            if pools:
+                found[call.path] = pools[0].model_copy(update={"returns": call.returns})
+                continue
             leaves = StandIn(leaves="copy") if graph.is_overwritten(last, passing) else StandIn()
             found[call.path] = ends.get(last.index, leaves).model_copy(update={"returns": call.returns})
     for index, stand_in in ends.items():

@@ -121,7 +121,7 @@ class PrunedGraph:
             without: What the paths of modules begin with that are gone by then.
         """
         copies = self._copies(dropped)
-        found = patches(self.graph, self._handing_on(), dropped, copies.drop)
+        found = patches(self.graph, self._handing_on(), dropped, copies.drop, self._pooled())
         found = {path: stand_in for path, stand_in in found.items() if not f"{path}.".startswith(without)}
         emptied = (*(f"{path}." for path in found), *without)
         rerouted = [
@@ -130,16 +130,6 @@ class PrunedGraph:
             if not f"{path}.".startswith(emptied)
         ]
         return (*copies.edits, *([Patch(modules=found)] if found else []), *rerouted)
-
-    def _standing(self) -> dict[int, StandIn]:
-        """Return, by node, what was left in its place, if that does more than to hand its input on."""
-        left = {path: own for edit in self.edits if isinstance(edit, Bypass) for path, own in edit.modules.items()}
-        return {
-            node.index: own
-            for path, own in left.items()
-            if own.leaves != "identity"
-            for node in self.graph.by_module.get(path, ())
-        }
 
     def parameters(self) -> int:
         """Return how many parameters are left."""
@@ -150,6 +140,12 @@ class PrunedGraph:
             if not any(name.startswith(f"{path}.") for path in bypassed):
                 total += prod(len(copies.widths.units(name, dim, size)) for dim, size in enumerate(parameter.shape))
         return total
+
+    def _pooled(self) -> dict[int, StandIn]:
+        """What stands in the place of strided layers, by node."""
+        modules = {path: s for edit in self.edits if isinstance(edit, Bypass) for path, s in edit.modules.items()}
+        left = {node.index: modules.get(node.module) for node in map(self.graph.nodes.__getitem__, self.gone)}
+        return {index: stand_in for index, stand_in in left.items() if stand_in and stand_in.leaves == "pool"}
 
     def _handing_on(self) -> frozenset[int]:
         """Indices of the nodes in whose place identities stand, not poolings."""

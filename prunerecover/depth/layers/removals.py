@@ -22,7 +22,7 @@ from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module
-from prunerecover.plan.edits import Bypass, Edit, Narrow, Remove, Replace, Rewrite, StandIn
+from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite, StandIn
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import block_removals
@@ -94,7 +94,7 @@ class Removals:
             in_place: Whether blocks leave an identity where they were, so that all paths stay as they are.
 
         Raises:
-            NotRemovable: If the widths around a layer cannot be reconciled, or not across a block that goes.
+            NotRemovable: If the widths around a layer cannot be reconciled.
         """
         layers = tuple(unit.name for unit in units if unit.kind == "layer")
         branches = [unit for unit in units if unit.kind != "layer"]
@@ -106,8 +106,6 @@ class Removals:
         taken_out += tuple(f"{unit.name}." for unit in family if unit.kind == "block")
         dropped = Dropped.of(self.graph, graph_units)
         own, finishing = state.edits, state.finishing(dropped, taken_out)
-        for unit in graph_units:
-            _check_one_width(self.model, unit, own)
         removed = [self._family_edit(unit) for unit in family if unit.kind != "block"]
         if in_place:
             blocks = [unit for unit in family if unit.kind == "block"]
@@ -115,7 +113,7 @@ class Removals:
             family = [unit for unit in family if unit.kind != "block"]
             taken += passing
         numbers = [describe(self.model).block_of(unit.name) for unit in family if unit.kind == "block"]
-        rewrites = self._rewrites if any(isinstance(edit, Narrow) for edit in own) else ()
+        rewrites = self._rewrites if any(edit.op == "narrow" for edit in own) else ()
         gone = block_removals(self.model, numbers) if numbers else []
         return (*removed, *rewrites, *own, *taken, *finishing, *gone)
 

@@ -12,7 +12,6 @@ from cases.models.routed import RoutedDetector, fold
 from torch import nn
 
 from prunerecover import apply_plan, find_units, load_pruned, plan_depth, save_pruned
-from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.selection import conflicting
 from prunerecover.model.batches import as_inputs
@@ -67,11 +66,8 @@ def test_sequences_of_removals_run_and_train(removals: Removals) -> None:
     assert runs > 10
 
 
-def test_a_block_stays_if_one_of_its_ends_alone_is_narrowed(removals: Removals) -> None:
-    units = {unit.name: unit for unit in removals.units}
-    message = "'model.2' to read and make channels of one width once 'model.1.conv' is gone"
-    with pytest.raises(NotRemovable, match=message):
-        removals.edits([units["model.1.conv"], units["model.2"]])
+def test_a_block_without_a_shortcut_goes_with_a_layer_in_front_of_it(removals: Removals) -> None:
+    assert without(removals, "model.1.conv", "model.2")(IMAGES).shape == (2, 6, 4, 4)
 
 
 def test_half_copies_and_pickles_compute_the_same(removals: Removals) -> None:
