@@ -24,10 +24,10 @@ MODEL = "Llama, 8 layers, hidden {}"
 HIDDEN = (512, 1024)
 PROMPT, WRITTEN, PAIRS, WARMUP, SEED = 64, 8, 40, 3, 0
 REMOVED: dict[str, tuple[dict[str, int], ...]] = {
-    "layer": ({"layer": 6}, {"layer": 12}, {"layer": 18}),
-    "attention": ({"attention": 2}, {"attention": 4}, {"attention": 6}),
     "attention, layer": ({"attention": 2, "layer": 4}, {"attention": 4, "layer": 8}),
-    "block": ({"block": 2}, {"block": 4}, {"block": 6}),
+    "layer": ({"layer": 12}, {"layer": 6}, {"layer": 18}),
+    "block": ({"block": 4}, {"block": 2}, {"block": 6}),
+    "attention": ({"attention": 4}, {"attention": 2}, {"attention": 6}),
 }
 
 
@@ -149,6 +149,11 @@ def removed(plan: Plan) -> dict[str, list[str]]:
     return {kind: list(names) for kind, names in plan.removed.items()}
 
 
+def hidden_of(row: Row) -> int:
+    """Return the hidden size of a row's model."""
+    return next(hidden for hidden in HIDDEN if MODEL.format(hidden) == row["model"])
+
+
 def section(rows: list[Row]) -> list[str]:
     """Render a table."""
     cells = [
@@ -162,7 +167,7 @@ def section(rows: list[Row]) -> list[str]:
             f"{row['ci_high'] / row['bytes_share']:.2f})",
             f"{row['dense_ms']:.1f}, {row['pruned_ms']:.1f}",
         )
-        for row in rows
+        for row in sorted(rows, key=lambda row: (HIDDEN.index(hidden_of(row)), row["unit"], -row["bytes_share"]))
     ]
     head = ("model", "removed", "parameters left", "bytes read", "time", "time / bytes", "ms a token, before and after")
     return [

@@ -70,8 +70,8 @@ def run(methods: tuple[str, ...] = ()) -> None:
     if not rows_so_far(model=MODEL, method="dense"):
         for row in scored(load(MODEL), "dense", "prune_only", 0, Plan(), 0.0):
             add(row)
-    for chosen in (STAGES[:2], STAGES[2:]):  # training takes longest, so it comes last
-        for seed in SEEDS:
+    for seed in SEEDS:
+        for chosen in (STAGES[:2], STAGES[2:]):  # training takes longest, so it comes last
             for method in methods or tuple(METHODS):
                 missing = [s for s in chosen if not rows_so_far(model=MODEL, method=method, seed=seed, stage=s)]
                 if missing:
@@ -134,8 +134,8 @@ def section(rows: list[Row]) -> list[str]:
     lines = [
         f"CIFAR-10, {SHARE:.0%} of the parameters out; planned on {SCORED} training images, BatchNorm recalibrated on "
         f"{RECALIBRATION:,} others, one epoch on {EPOCH:,}. Top-1 in percent on the first {TESTED:,} test JPEGs, "
-        "and on the 400 test images that are stored without loss; means over seeds, differences with the paired 95% interval "
-        "over images. Scores are in bf16 where the processor multiplies in it. Ranked once: by the score per "
+        "and on the 400 test images that are stored without loss; means over seeds, differences with the paired 95% "
+        "interval over images. Scores are in bf16 where the processor multiplies in it. Ranked once: by the score per "
         "parameter; the others take layers by the score itself, and ascending is scored anew after each layer.",
         "",
         f"Dense: {dense['top1']:.1f}, {dense['top1, lossless']:.1f} on the lossless images.",
