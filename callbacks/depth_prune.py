@@ -120,8 +120,9 @@ class DepthPrune(PruningCallback):
 
     @property
     def planning(self) -> dict[str, Any]:
-        """What decides which units go, by argument."""
-        return {name: value for name, value in vars(self.config).items() if name != "seed"}
+        """What decides which units go, by argument; those that came later are named where they are given."""
+        given = {name: value for name, value in vars(self.config).items() if name != "seed"}
+        return {name: value for name, value in given.items() if value or name not in ("kinds", "include_strided")}
 
     def find(self, pl_module: pl.LightningModule) -> str:
         """Return the target, or the only network."""
@@ -158,8 +159,9 @@ class DepthPrune(PruningCallback):
     def check_feasible(
         self, network: nn.Module, budget: Budget | None, batches: Callable[[], list[CapturedInputs]]
     ) -> None:
-        """Raise ValueError if a share of the MACs or parameters is more than all units hold."""
-        if budget is not None and budget.share is not None and budget.latency is None:
+        """Raise ValueError if a budget is more than all units hold, as far as that is known without scores."""
+        by_parts = is_supported(network) and (budget is None or "layer" not in budget.kinds(()))
+        if budget is not None and (not by_parts or (budget.share is not None and budget.latency is None)):
             check_feasible(network, batches()[0], budget, self.config)
 
     def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:

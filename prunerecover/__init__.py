@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from prunerecover.cost.measurement import measure as measure
     from prunerecover.depth.plan_depth import plan_depth as plan_depth
     from prunerecover.depth.units import find_units as find_units
+    from prunerecover.graph.build import trace_graph as trace_graph
+    from prunerecover.graph.computation_graph import ComputationGraph as ComputationGraph
     from prunerecover.plan.budget import Budget as Budget
     from prunerecover.plan.groups import Group as Group
     from prunerecover.plan.plan import Plan as Plan
@@ -48,6 +50,7 @@ _HOME = {
     "AccuracyMap": "prunerecover.boundary.accuracy_map",
     "Applied": "prunerecover.surgery.apply_edits",
     "Budget": "prunerecover.plan.budget",
+    "ComputationGraph": "prunerecover.graph.computation_graph",
     "DepthPrune": "prunerecover.callbacks",
     "DistillRecover": "prunerecover.callbacks",
     "Group": "prunerecover.plan.groups",
@@ -75,6 +78,7 @@ _HOME = {
     "recalibrate_batchnorm": "prunerecover.recovery.batchnorm",
     "reconstruct": "prunerecover.recovery.reconstruction",
     "save_pruned": "prunerecover.checkpoint.pruned_folder",
+    "trace_graph": "prunerecover.graph.build",
     "update_optimizer": "prunerecover.surgery.optimizer_update",
 }
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604

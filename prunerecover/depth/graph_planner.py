@@ -18,9 +18,10 @@ from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.search import count_by_kind
 from prunerecover.depth.selection import check_comparable
 from prunerecover.display.progress import progress
+from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.registry import check_unit_scores
-from prunerecover.model.batches import Batches, as_inputs, call, listed, split_batches
+from prunerecover.model.batches import Batches, ModelInputs, as_inputs, call, listed, split_batches
 from prunerecover.model.checks import check_plannable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
@@ -54,15 +55,7 @@ class GraphPlanner:
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             self.samples = split_batches(self.batches, device_of(self.model), config.seed)
             self.example = self.samples.held_out[0].select(torch.tensor([0]))
-            self._check_call()
-            with progress("tracing the network"):
-                self.removals = Removals(self.model, self.example, kinds, include_strided=config.include_strided)
-            if config.ignore and self.removals.units:
-                check_ignore(config.ignore, self.removals.units)
-            self.units = tuple(
-                u for u in self.removals.units if not any(fnmatch(u.name, pattern) for pattern in config.ignore)
-            )
-            self._check_some(kinds)
+            self.removals, self.units = units_that_may_go(self.model, self.example, kinds, config)
             with progress("running the dense network"):
                 self.variants = Variants(self.removals, (*self.samples.fit, *self.samples.held_out))
         self._costs: dict[str, DenseCost] = {}
@@ -75,7 +68,10 @@ class GraphPlanner:
             scores, chosen = self._choose(budget)
             edits = self.removals.edits(chosen)
             removed = self._removed_by(edits, budget) if edits else {}
-            divergence = {unit.name: self.variants.divergence(chosen[: i + 1]) for i, unit in enumerate(chosen[-1:], len(chosen) - 1)}
+            divergence = {
+                unit.name: self.variants.divergence(chosen[: i + 1])
+                for i, unit in enumerate(chosen[-1:], len(chosen) - 1)
+            }
         found = DepthEvidence(
             importance={name: value for name, value in scores.items() if value != float("inf")},
             samples=self.samples.n_samples,
@@ -149,10 +145,11 @@ class GraphPlanner:
         return self.config.registered(context)
 
     def _goal(self, budget: Budget) -> Goal:
+        known = is_supported(self.model)
         if budget.share is None:
-            return Counted(self.units, budget.counts(count_by_kind(self.units)))
+            return Counted(self.units, budget.counts(count_by_kind(self.units)), known)
         cost, share = budget.share
-        return Share(self.units, share, lambda units: self._saved_by(units, cost))
+        return Share(self.units, share, lambda units: self._saved_by(units, cost), known)
 
     def _saved_by(self, units: Sequence[Unit], cost: str) -> float:
         key = cost, frozenset(unit.name for unit in units)
@@ -195,24 +192,43 @@ class GraphPlanner:
             self._costs[cost] = DenseCost(self.model, cost, example, self.config.seed)
         return self._costs[cost]
 
-    def _check_call(self) -> None:
-        try:
-            call(self.model, self.example)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise ValueError(
-                f"Expected batches that {type(self.model).__name__} can be called with, but its forward pass failed: "
-                f"{type(error).__name__}: {error} Do their form, shape and dtype fit the model, and has it weights?"
-            ) from error
 
-    def _check_some(self, kinds: Sequence[str]) -> None:
-        if not self.units:
-            why = "; ".join(f"'{path}': {reason}" for path, reason in list(self.removals.refused.items())[:3])
-            raise ValueError(
-                f"Expected {type(self.model).__name__} to have units of kind {', '.join(kinds)} that may go, but there "
-                f"is none{f' ({why})' if why else ''}. Allow other kinds, or ignore fewer units."
-            )
+def units_that_may_go(
+    model: nn.Module, example: ModelInputs, kinds: Sequence[str], config: DepthConfig
+) -> tuple[Removals, tuple[Unit, ...]]:
+    """Return all that can be taken out of a network, and the units of it that are not ignored.
+
+    Args:
+        model: Unwrapped, in evaluation mode.
+        example: One sample on its device.
+        kinds: Of the units.
+        config: Says which are ignored, and whether strided layers may go.
+
+    Raises:
+        ValueError: If the model does not take the sample, has no such unit, or a pattern matches none.
+    """
+    try:
+        call(model, example)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"Expected batches that {type(model).__name__} can be called with, but its forward pass failed: "
+            f"{type(error).__name__}: {error} Do their form, shape and dtype fit the model, and has it weights?"
+        ) from error
+    with progress("tracing the network"):
+        removals = Removals(model, example, kinds, include_strided=config.include_strided)
+    if config.ignore and removals.units:
+        check_ignore(config.ignore, removals.units)
+    units = tuple(u for u in removals.units if not any(fnmatch(u.name, pattern) for pattern in config.ignore))
+    if not units:
+        why = "; ".join(f"'{path}': {reason}" for path, reason in list(removals.refused.items())[:3])
+        raise ValueError(
+            f"Expected {type(model).__name__} to have units of kind {', '.join(kinds)} that may go, but there is none"
+            f"{f' ({why})' if why else ''}. Allow other kinds, or ignore fewer units; channels, heads and neurons are "
+            "narrowed by plan_width and WidthPrune."
+        )
+    return removals, units
 
 
 def _is_attention(unit: Unit) -> bool:

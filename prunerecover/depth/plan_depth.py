@@ -85,9 +85,7 @@ def plan_depth(
         return planner_for(model, budget, batches, config).plan(budget)
 
 
-def planner_for(
-    model: nn.Module, budget: Budget, batches: Batches, config: DepthConfig
-) -> DepthPlanner | GraphPlanner:
+def planner_for(model: nn.Module, budget: Budget, batches: Batches, config: DepthConfig) -> DepthPlanner | GraphPlanner:
     """Return what plans a budget: by the parts of a supported family, or by the computation graph.
 
     Args:

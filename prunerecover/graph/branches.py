@@ -1,4 +1,4 @@
-"""Residual branches and blocks, as the graph shows them: what is added to a stream, or hands on a stream of one shape."""
+"""Residual branches and blocks, as the graph shows them: what is added to a stream, or hands on one of its shape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from functools import cached_property
 from torch import nn
 
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
-from prunerecover.graph.regions import head_layers
+from prunerecover.graph.regions import common_module, head_layers, is_inside
+from prunerecover.graph.streams import addends, branches_off, streams_behind
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import StandIn
 from prunerecover.plan.kinds import Kind
@@ -54,11 +55,12 @@ class BranchFinder:
     def find(self) -> tuple[GraphUnit, ...]:
         """List blocks and branches, in order of execution; a branch that is all of its block is the block."""
         blocks = self.blocks()
-        branches = []
-        for node in self.graph.of_kind("merge"):
-            branch = self._branch(node, blocks)
-            if branch is not None and not any(self._same(branch, block) for block in blocks):
-                branches.append(branch)
+        merges = self.graph.of_kind("merge")
+        branches = [
+            branch
+            for branch in (self._branch(merge, *sides, blocks) for merge in merges for sides in self._sides(merge))
+            if branch is not None and not any(self._same(branch, block) for block in blocks)
+        ]
         return tuple(sorted((*blocks, *branches), key=lambda unit: (min(unit.nodes), -len(unit.nodes))))
 
     def blocks(self) -> tuple[GraphUnit, ...]:
@@ -66,10 +68,14 @@ class BranchFinder:
         found = []
         for number, call in enumerate(self.graph.calls):
             parent = get_module(self.model, parent_path(call.path)) if call.path else None
-            if not isinstance(parent, nn.ModuleList | nn.Sequential) or self._times[call.path] > 1 or not call.children:
+            if (
+                not isinstance(parent, nn.ModuleList | nn.Sequential)
+                or self.graph.times[call.path] > 1
+                or not call.children
+            ):
                 continue
             classes = Counter(type(child) for child in parent)
-            inside = self._inside[number]
+            inside = self.graph.inside[number]
             layers = [n for n in inside if self.graph.nodes[n].kind in ("layer", "product")]
             if classes[type(get_module(self.model, call.path))] < 2 or len(layers) < 2:
                 continue
@@ -87,56 +93,73 @@ class BranchFinder:
 
     def _why_no_block(self, number: int, inside: frozenset[int]) -> str:
         call = self.graph.calls[number]
-        if call.given is None or call.returns == 0:
-            return "it does not take a tensor first, or returns none"
+        if call.given is None:
+            return "it does not take a tensor first"
         if call.given_shape != call.shape:
             return "its output has another shape than its input"
         if inside & self._head:
             return "it holds layers of the head"
         if len(self._edges_out(inside)) > 1:
             return "something else reads what it computes inside"
+        return self._why_no_stand_in(number)
+
+    def _why_no_stand_in(self, number: int) -> str:
+        """Return why nothing can answer in the place of a module, or nothing."""
+        call = self.graph.calls[number]
+        if call.returns == 0:
+            return f"'{call.path}' returns no tensor first"
+        if call.hands_on:
+            return f"'{call.path}' returns several tensors, and what reads the others would miss them"
+        reader = self.graph.reader_of_parts(call.path)
+        if reader is not None:
+            code = type(get_module(self.model, reader)).__name__
+            return f"the code of '{reader}' ({code}) reads parts of '{call.path}'"
         return ""
 
     def _edges_out(self, inside: Set[int]) -> list[int]:
         return [n for n in inside if any(reader not in inside for reader in self.graph.readers[n])]
 
-    def _branch(self, merge: Node, blocks: Sequence[GraphUnit]) -> GraphUnit | None:
+    def _sides(self, merge: Node) -> list[tuple[Edge, int]]:
+        """Return which operands of a sum are branches, each with the node that it branches off from."""
         if merge.operation != "add" or len(merge.inputs) != 2:
-            return None
-        nodes = self.graph.nodes
-        first, second = merge.inputs
+            return []
+        nodes, (first, second) = self.graph.nodes, merge.inputs
         if nodes[first.node].shape != merge.shape or nodes[second.node].shape != merge.shape:
-            return None
+            return []
         for stream, branch in ((first, second), (second, first)):
-            source = self._beyond_identities(stream)
-            if source != branch.node and self._ancestors[branch.node] >> source & 1:
-                return self._unit(merge, branch, source, blocks)
+            source = branches_off(self.graph, addends(self.graph, stream), branch)
+            if source is not None:
+                return [(branch, source)]
+        streams = streams_behind(self.graph, merge)
+        sources = [branches_off(self.graph, streams, edge) for edge in merge.inputs]
+        if None not in sources:
+            return [(edge, source) for edge, source in zip(merge.inputs, sources, strict=True) if source is not None]
         sides = [(self._serving(merge, edge, -1), edge) for edge in merge.inputs]
         (fewer, _), (more, branch) = sorted(sides, key=lambda side: self._layers(side[0]))
         shared = self._read_from_outside(fewer) & self._read_from_outside(more)
         if self._layers(fewer) != 1 or len(shared) != 1 or self._read_from_outside(fewer) != shared:
-            return None
-        return self._unit(merge, branch, next(iter(shared)), blocks)
+            return []
+        return [(branch, next(iter(shared)))]
 
-    def _unit(self, merge: Node, branch: Edge, source: int, blocks: Sequence[GraphUnit]) -> GraphUnit | None:
+    def _branch(self, merge: Node, branch: Edge, source: int, blocks: Sequence[GraphUnit]) -> GraphUnit | None:
         graph = self.graph
         serving = self._serving(merge, branch, source)
         weighty = [n for n in sorted(serving) if graph.nodes[n].kind in ("layer", "product")]
         if not weighty or serving & self._head:
             return None
         calls = self._largest_calls(serving)
-        holding = next((c for c in calls if weighty[0] in self._inside[c]), None)
-        name = graph.calls[holding].path if holding is not None else graph.name(graph.nodes[weighty[0]])
+        name = self._name(weighty, calls)
         leaving = self._exit(merge, branch, serving, calls)
         if leaving is None:
             self.refused[name] = f"no module returns what is added in '{graph.name(merge)}'"
             return None
-        alone = [n for n in sorted(serving) if not any(n in self._inside[c] for c in calls)]
-        if any(self._times[graph.calls[graph.nodes[n].call].path] > 1 and graph.nodes[n].weights for n in alone):
+        alone = [n for n in sorted(serving) if not any(n in self.graph.inside[c] for c in calls)]
+        if any(self.graph.times[graph.calls[graph.nodes[n].call].path] > 1 and graph.nodes[n].weights for n in alone):
             self.refused[name] = "its modules are called several times"
             return None
-        if any(self.graph.calls[c].returns == 0 for c in calls):
-            self.refused[name] = "one of its modules returns no tensor first"
+        reason = next(filter(None, map(self._why_no_stand_in, calls)), "")
+        if reason:
+            self.refused[name] = reason
             return None
         path, leaves = leaving
         modules = {graph.calls[c].path: StandIn(returns=graph.calls[c].returns) for c in calls}
@@ -148,31 +171,42 @@ class BranchFinder:
         block = next((b.name for b in blocks if serving <= b.nodes), "")
         return GraphUnit(name, kind, modules, serving, block, doubtful)
 
+    def _name(self, weighty: Sequence[int], calls: Sequence[int]) -> str:
+        """Name a branch by the module that holds its layers and no others, else by the first one, or first and last."""
+        graph = self.graph
+        common = common_module([graph.nodes[n].module for n in weighty])
+        held = [n.index for n in graph.of_kind("layer", "product") if is_inside(n.module, common)]
+        if common and set(held) <= set(weighty):
+            return common
+        names = [graph.name(graph.nodes[n]) for n in (weighty[0], weighty[-1])]
+        holding = next((graph.calls[c].path for c in calls if weighty[0] in graph.inside[c]), names[0])
+        return holding if holding != names[0] or len(weighty) == 1 else f"{holding}+{names[1].rpartition('.')[2]}"
+
     def _serving(self, merge: Node, branch: Edge, source: int) -> frozenset[int]:
-        """The nodes that nothing but a branch's end reads, as far back as its source; at its sides, inside its modules."""
+        """The nodes that nothing but a branch's end reads, as far back as its source; beside it, inside its modules."""
         graph = self.graph
         if graph.readers[branch.node] != (merge.index,):
             return frozenset()
         found = {branch.node}
         for index in range(branch.node - 1, source, -1):
             readers = graph.readers[index]
-            descends = source < 0 or bool(self._ancestors[index] >> source & 1)
+            descends = source < 0 or bool(self.graph.ancestors[index] >> source & 1)
             if readers and found.issuperset(readers) and graph.nodes[index].kind != "input" and descends:
                 found.add(index)
         calls = self._largest_calls(found, partly=True)
         for index in range(branch.node - 1, -1, -1):
             readers = graph.readers[index]
-            if index not in found and readers and found.issuperset(readers):
-                if any(index in self._inside[c] for c in calls):
-                    found.add(index)
+            only_here = index not in found and readers and found.issuperset(readers)
+            if only_here and any(index in self.graph.inside[c] for c in calls):
+                found.add(index)
         return frozenset(found)
 
     def _largest_calls(self, nodes: Set[int], *, partly: bool = False) -> list[int]:
         """The outermost calls all of whose nodes are among these; `partly`: those of attentions, of which some are."""
         found: list[int] = []
-        for number, inside in self._inside.items():
+        for number, inside in enumerate(self.graph.inside):
             call = self.graph.calls[number]
-            shared = self._times[call.path] > 1
+            shared = self.graph.times[call.path] > 1
             if not call.path or not inside or shared or any(self._is_below(number, other) for other in found):
                 continue
             if inside <= nodes or (partly and inside & nodes and self._is_attention(number)):
@@ -180,7 +214,10 @@ class BranchFinder:
         return found
 
     def _is_attention(self, number: int) -> bool:
-        return any(self.graph.nodes[n].kind == "product" and self.graph.nodes[n].call == number for n in self._inside[number])
+        return any(
+            self.graph.nodes[n].kind == "product" and self.graph.nodes[n].call == number
+            for n in self.graph.inside[number]
+        )
 
     def _is_below(self, number: int, other: int) -> bool:
         while number >= 0:
@@ -193,11 +230,12 @@ class BranchFinder:
         """The module whose output becomes zero, and in which form."""
         index, moved = branch.node, False
         while index in serving:
-            call = next((c for c in calls if index in self._inside[c]), None)
+            call = next((c for c in calls if index in self.graph.inside[c]), None)
             if call is not None:
                 own = self.graph.calls[call]
                 in_place = merge.in_place and merge.inputs[0] == branch
-                if (moved or in_place) and self.graph.nodes[min(serving)].given != own.shape:
+                kept = all(self.graph.calls[c].given_shape == self.graph.calls[c].shape for c in calls)
+                if (moved or in_place) and not kept and self.graph.nodes[min(serving)].given != own.shape:
                     return None
                 return own.path, "zeros" if moved or in_place else "zero"
             node = self.graph.nodes[index]
@@ -218,38 +256,6 @@ class BranchFinder:
     def _read_from_outside(self, nodes: Set[int]) -> frozenset[int]:
         return frozenset(e.node for n in nodes for e in self.graph.nodes[n].inputs if e.node not in nodes)
 
-    def _beyond_identities(self, edge: Edge) -> int:
-        index = edge.node
-        while self.graph.nodes[index].kind == "identity":
-            index = self.graph.nodes[index].inputs[0].node
-        return index
-
     @cached_property
     def _head(self) -> frozenset[int]:
         return head_layers(self.graph)
-
-    @cached_property
-    def _times(self) -> Counter[str]:
-        return Counter(call.path for call in self.graph.calls)
-
-    @cached_property
-    def _inside(self) -> dict[int, frozenset[int]]:
-        """The nodes in each call and in those that it made."""
-        found: dict[int, set[int]] = {number: set() for number in range(len(self.graph.calls))}
-        for node in self.graph.nodes:
-            number = node.call if node.kind not in ("input", "output") else -1
-            while number >= 0:
-                found[number].add(node.index)
-                number = self.graph.calls[number].parent
-        return {number: frozenset(nodes) for number, nodes in found.items()}
-
-    @cached_property
-    def _ancestors(self) -> list[int]:
-        """By node, the nodes that it depends on and itself, as bits."""
-        found: list[int] = []
-        for node in self.graph.nodes:
-            bits = 1 << node.index
-            for edge in node.inputs:
-                bits |= found[edge.node]
-            found.append(bits)
-        return found

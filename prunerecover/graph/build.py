@@ -10,37 +10,87 @@ from torch import nn
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node, NodeKind
 from prunerecover.graph.recorder import ModuleCall, Recorded, Recorder, Source
 from prunerecover.graph.watching import watch
-from prunerecover.model.batches import ModelInputs
+from prunerecover.model.batches import as_inputs, without_labels
+from prunerecover.model.evaluation import device_of
+from prunerecover.model.paths import unwrap
 
-WEIGHED = frozenset("convolution _convolution addmm mm bmm baddbmm linear _grouped_mm".split())
+WEIGHED = frozenset(["convolution", "_convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "_grouped_mm"])
+ROUTED = "_grouped_mm"  # of rows with the weights of the experts that they were sent to
 KERNELS = "_scaled_dot_product"  # what the names of attention's kernels begin with
 NORMS = frozenset(
-    "native_batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit _batch_norm_no_update "
-    "cudnn_batch_norm miopen_batch_norm native_layer_norm native_group_norm _fused_rms_norm".split()
+    [
+        "native_batch_norm",
+        "_native_batch_norm_legit_no_training",
+        "_native_batch_norm_legit",
+        "_batch_norm_no_update",
+        "cudnn_batch_norm",
+        "miopen_batch_norm",
+        "native_layer_norm",
+        "native_group_norm",
+        "_fused_rms_norm",
+    ]
 )
-STATISTICS = frozenset("mean var var_mean std std_mean linalg_vector_norm norm sum".split())
-ROOTS = frozenset("rsqrt sqrt div reciprocal std std_mean linalg_vector_norm norm".split())
-MERGES = frozenset("add sub rsub mul div addcmul".split())
-JOINS = frozenset("cat stack".split())
-AFFINE = frozenset("add sub rsub mul div neg addcmul".split())  # with a constant
-COPIES = frozenset("alias clone detach _to_copy contiguous lift_fresh".split())
+STATISTICS = frozenset(["mean", "var", "var_mean", "std", "std_mean", "linalg_vector_norm", "norm", "sum"])
+ROOTS = frozenset(["rsqrt", "sqrt", "div", "reciprocal", "std", "std_mean", "linalg_vector_norm", "norm"])
+MERGES = frozenset(["add", "sub", "rsub", "mul", "div", "addcmul"])
+JOINS = frozenset(["cat", "stack"])
+AFFINE = frozenset(["add", "sub", "rsub", "mul", "div", "neg", "addcmul"])  # with a constant
+COPIES = frozenset(["alias", "clone", "detach", "_to_copy", "contiguous", "lift_fresh"])
 MOVEMENTS = frozenset(
-    "view _unsafe_view _reshape_alias reshape permute transpose t unsqueeze squeeze expand select slice split "
-    "split_with_sizes unsafe_split unsafe_split_with_sizes unbind index index_select flip roll repeat unfold diagonal "
-    "pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle as_strided constant_pad_nd im2col "
-    "col2im".split()
+    [
+        "view",
+        "_unsafe_view",
+        "_reshape_alias",
+        "reshape",
+        "permute",
+        "transpose",
+        "t",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+        "unbind",
+        "index",
+        "index_select",
+        "flip",
+        "roll",
+        "repeat",
+        "unfold",
+        "diagonal",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "channel_shuffle",
+        "native_channel_shuffle",
+        "as_strided",
+        "constant_pad_nd",
+        "im2col",
+        "col2im",
+    ]
 )
 
 
-def trace_graph(model: nn.Module, inputs: ModelInputs) -> ComputationGraph:
+def trace_graph(model: nn.Module, example_inputs: Any) -> ComputationGraph:
     """Run a model once, and return what it computed as a graph.
 
     Args:
-        model: Unwrapped, on any device; it is bit-identical afterwards.
-        inputs: One batch on its device.
+        model: Any module, wrapped or not, on any device; it is bit-identical afterwards.
+        example_inputs: One batch, as calibration batches are.
+
+    >>> import torch
+    >>> graph = trace_graph(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4))
+    >>> [node.kind for node in graph.nodes]
+    ['input', 'layer', 'activation', 'layer', 'output']
     """
+    model = unwrap(model)
+    inputs = as_inputs(without_labels(example_inputs, model)).to(device_of(model))
     recorder = Recorder(model, inputs)
-    recorder.finish(watch(model, inputs, recorder))
+    with recorder.noting_reads(model):
+        recorder.finish(watch(model, inputs, recorder))
     return graph_of(recorder)
 
 
@@ -55,6 +105,7 @@ class _Builder:
     def __init__(self, recorder: Recorder) -> None:
         self.operations: Sequence[Recorded] = recorder.operations
         self.calls: Sequence[ModuleCall] = recorder.calls
+        self.reads = frozenset(recorder.reads)
         self.readers: list[list[int]] = [[] for _ in self.operations]
         for number, operation in enumerate(self.operations):
             for source in operation.inputs:
@@ -69,14 +120,15 @@ class _Builder:
             if operation.name in ("input", "output"):
                 self._add(operation.name, operation.name, "", False, 0, [number])  # type: ignore[arg-type]
             elif operation.call not in single:
-                self._add(_kind([operation]), operation.name, self.calls[operation.call].path, False, operation.call,
-                          [number])
+                self._add(
+                    _kind([operation]), operation.name, self.calls[operation.call].path, False, operation.call, [number]
+                )
             elif number == self.calls[operation.call].operations[-1]:
                 own = single[operation.call].operations
                 ran = [self.operations[i] for i in own]
                 kind = _kind(ran)
                 self._add(kind, _telling(kind, ran), single[operation.call].path, True, operation.call, own)
-        return ComputationGraph(tuple(self.nodes), tuple(self.calls))
+        return ComputationGraph(tuple(self.nodes), tuple(self.calls), self.reads)
 
     def _does_one_thing(self, call: ModuleCall) -> bool:
         """Whether a call has one input, runs no submodule, and only what it returns is read elsewhere."""
@@ -88,9 +140,7 @@ class _Builder:
         entering = {source for i in own for source in self.operations[i].inputs if source.operation not in own}
         return inside and len(entering) == 1
 
-    def _add(
-        self, kind: NodeKind, name: str, module: str, whole: bool, call: int, numbers: Sequence[int]
-    ) -> None:
+    def _add(self, kind: NodeKind, name: str, module: str, whole: bool, call: int, numbers: Sequence[int]) -> None:
         ran, own = [self.operations[i] for i in numbers], set(numbers)
         index, last = len(self.nodes), ran[-1]
         entering = (source for operation in ran for source in operation.inputs if source.operation not in own)
@@ -99,11 +149,34 @@ class _Builder:
         weights = tuple(dict.fromkeys(weight for operation in ran for weight in operation.weights))
         occurrence = 0 if whole else last.occurrence
         self.nodes.append(
-            Node(index, kind, name, module, whole, call, occurrence, inputs, weights, ran[0].given, last.shape,
-                 overwrites)
+            Node(
+                index,
+                kind,
+                name,
+                module,
+                whole,
+                call,
+                occurrence,
+                inputs,
+                weights,
+                ran[0].given,
+                last.shape,
+                overwrites,
+            )
         )
-        for k in range(max([s.output for i in numbers for r in self.readers[i] for s in self.operations[r].inputs
-                            if s.operation in own], default=0) + 1):
+        for k in range(
+            max(
+                [
+                    s.output
+                    for i in numbers
+                    for r in self.readers[i]
+                    for s in self.operations[r].inputs
+                    if s.operation in own
+                ],
+                default=0,
+            )
+            + 1
+        ):
             for i in numbers:
                 self.edges[Source(i, k)] = Edge(index, k)
 
@@ -112,8 +185,11 @@ def _kind(ran: Sequence[Recorded]) -> NodeKind:
     """Say what some operations with one output do together."""
     names = {operation.name for operation in ran}
     same_shape = ran[0].given == ran[-1].shape
-    weighed = [o for o in ran if o.name in WEIGHED and o.weights and len(set(o.inputs)) == 1]
-    multiplied = [o for o in ran if o.name.startswith(KERNELS) or (o.name in WEIGHED and len(o.inputs) > 1)]
+    by_weights = [o for o in ran if o.name in WEIGHED and o.weights]
+    weighed = [o for o in by_weights if len(set(o.inputs)) == 1 or o.name == ROUTED]
+    multiplied = [
+        o for o in ran if o.name.startswith(KERNELS) or (o.name in WEIGHED and len(o.inputs) > 1 and o not in weighed)
+    ]
     if multiplied:
         return "product"
     if weighed:

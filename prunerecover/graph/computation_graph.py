@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from prunerecover.graph.recorder import ModuleCall
+from matplotlib.figure import Figure
+
+from prunerecover.graph.figure import DrawnLayer, Status, plot_layers
+from prunerecover.graph.recorder import ModuleCall, PartRead
+from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Remove
 
 NodeKind = Literal[
     "input", "layer", "activation", "norm", "merge", "product", "identity", "movement", "other", "output"
@@ -66,10 +70,12 @@ class ComputationGraph:
     Attributes:
         nodes: In order of execution: inputs first, the output last.
         calls: All calls of modules, in order of their beginning.
+        reads: Reads of a module's parts by code outside it.
     """
 
     nodes: tuple[Node, ...]
     calls: tuple[ModuleCall, ...]
+    reads: frozenset[PartRead] = frozenset()
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
@@ -88,6 +94,57 @@ class ComputationGraph:
             if node.whole:
                 found[node.module] = (*found.get(node.module, ()), node)
         return found
+
+    @cached_property
+    def inside(self) -> tuple[frozenset[int], ...]:
+        """By call, the nodes in it and in the calls that it made."""
+        found: list[set[int]] = [set() for _ in self.calls]
+        for node in self.nodes:
+            number = node.call if node.kind not in ("input", "output") else -1
+            while number >= 0:
+                found[number].add(node.index)
+                number = self.calls[number].parent
+        return tuple(map(frozenset, found))
+
+    @cached_property
+    def times(self) -> Counter[str]:
+        """How often each module is called, by its path."""
+        return Counter(call.path for call in self.calls)
+
+    @cached_property
+    def ancestors(self) -> tuple[int, ...]:
+        """By node, the nodes that it depends on and itself, as bits."""
+        found: list[int] = []
+        for node in self.nodes:
+            bits = 1 << node.index
+            for edge in node.inputs:
+                bits |= found[edge.node]
+            found.append(bits)
+        return tuple(found)
+
+    def is_overwritten(self, node: Node, passing: Set[int]) -> bool:
+        """Whether something overwrites the output of a node, or of those behind it that hand on what they read.
+
+        Args:
+            node: Of the graph.
+            passing: Indices of nodes that hand on what they read.
+        """
+
+        def stop(reader: Node) -> bool:
+            return reader.index not in passing and reader.kind not in ("identity", "movement")
+
+        return any(reader.in_place and reader.index not in passing for reader in self.ahead(node, stop))
+
+    def reader_of_parts(self, path: str) -> str | None:
+        """Return the module outside one whose code reads parts of it that no stand-in has, or None."""
+        below = f"{path}."
+        readers = (
+            read.reader
+            for read in sorted(self.reads)
+            if read.path.startswith(below) or (read.path == path and not read.tensor)
+            if not f"{read.reader}.".startswith(below)
+        )
+        return next(readers, None)
 
     def of_kind(self, *kinds: NodeKind) -> tuple[Node, ...]:
         """Return the nodes of some kinds."""
@@ -130,6 +187,18 @@ class ComputationGraph:
             out.index for out in outputs
         }
 
+    def plot(self, edits: Sequence[Edit] = (), title: str | None = None) -> Figure:
+        """Draw the layers in order of execution, and what the edits of a plan make of each.
+
+        Args:
+            edits: Of a plan for the network.
+            title: Heading; None: how many layers went.
+
+        Raises:
+            ValueError: If the network has no layer.
+        """
+        return plot_layers(drawn_layers(self, edits), title)
+
     def __str__(self) -> str:
         """One line per node: index, kind, name, shape, and the indices of what it reads."""
         counts = Counter(node.kind for node in self.nodes)
@@ -139,3 +208,42 @@ class ComputationGraph:
             shape = "x".join(map(str, node.shape))
             lines.append(f"{node.index:5d}  {node.kind:<10}  {self.name(node)}  {shape}  <- {read or '-'}")
         return "\n".join(lines)
+
+
+def drawn_layers(graph: ComputationGraph, edits: Sequence[Edit] = ()) -> tuple[DrawnLayer, ...]:
+    """Return the layers in order of execution, and what edits make of each.
+
+    Args:
+        graph: Of the dense network.
+        edits: Of a plan for it.
+    """
+    multiplying = tuple({f"{node.module}." for node in graph.of_kind("product") if node.module})
+    identity = {edit.unit for edit in edits if isinstance(edit, Bypass) and edit.kind == "layer"}
+    replaced = [path for edit in edits if isinstance(edit, Bypass | Patch) for path in edit.modules]
+    replaced += [edit.unit for edit in edits if isinstance(edit, Remove)]
+    lost = _lost_outputs(edits)
+    found = []
+    for node in graph.of_kind("layer"):
+        width = node.shape[1] if node.operation in ("convolution", "_convolution") else node.shape[-1]
+        gone = any(node.module == path or node.module.startswith(f"{path}.") for path in replaced)
+        status: Status = "attention" if node.module.startswith(multiplying) else "kept"
+        if node.module in identity:
+            status = "identity"
+        elif gone:
+            status = "gone"
+        elif lost[node.module]:
+            status = "narrowed"
+        found.append(DrawnLayer(graph.name(node), width, width - min(lost[node.module], width), status))
+    return tuple(found)
+
+
+def _lost_outputs(edits: Sequence[Edit]) -> Counter[str]:
+    lost: Counter[str] = Counter()
+    for edit in edits:
+        if not isinstance(edit, Narrow):
+            continue
+        for part in edit.group:
+            path, _, name = part.tensor.rpartition(".")
+            if name == "weight" and part.makes:
+                lost[path] += len(edit.gone) * part.span * len(part.offsets)
+    return lost

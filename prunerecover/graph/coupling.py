@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from prunerecover.graph.computation_graph import ComputationGraph, Node
+from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
 
 BARRIERS = ("layer", "merge", "product", "output")
+PATCHED = ("add", "mul")  # of one tensor with itself: see `prunerecover.depth.layers.patching`
 
 
 def coupled_nodes(graph: ComputationGraph, layer: Node, gone: Set[int]) -> tuple[Node, ...]:
@@ -14,7 +15,8 @@ def coupled_nodes(graph: ComputationGraph, layer: Node, gone: Set[int]) -> tuple
 
     Behind the layer: the norm of its output (BatchNorm after a convolution is part of the same linear map, and knows
     the statistics of no other), and the activations that are reached without crossing another layer or a merge. In
-    front of it: a norm that nothing else reads.
+    front of it: a norm that nothing else reads, or only a sum with the stream that it norms, once all layers of its
+    branch are gone.
 
     The source, a thesis on fine-grained depth pruning (Delft 2025), takes the norm in front alone, and also one that a
     sum reads besides, as in post-norm transformers. There the residual stream would lose its norm.
@@ -30,13 +32,49 @@ def coupled_nodes(graph: ComputationGraph, layer: Node, gone: Set[int]) -> tuple
 
     behind = [n for n in graph.ahead(layer, barrier) if n.index not in gone]
     found = [n for n in behind if n.kind == "activation" or (n.kind == "norm" and _follows(graph, n, layer, gone))]
-    for norm in graph.behind(layer, lambda n: barrier(n) or n.kind == "norm"):
+    passing = gone | {layer.index, *(node.index for node in found)}
+    passing |= _of_one(graph, passing)
+
+    def stop(node: Node) -> bool:
+        return node.kind in BARRIERS and (node.index == layer.index or node.index not in passing)
+
+    for norm in graph.behind(layer, lambda n: stop(n) or n.kind == "norm"):
         if norm.kind != "norm" or norm.index in gone or _made_by_layer(graph, norm, gone):
             continue
-        reached = [n for n in graph.ahead(norm, barrier) if barrier(n)]
-        if all(n.index == layer.index for n in reached):
+        reached = [node for node in graph.ahead(norm, stop) if stop(node) and node.index != layer.index]
+        if all(_rejoins(graph, node, norm, passing) for node in reached):
             found.append(norm)
     return tuple(sorted(found, key=lambda n: n.index))
+
+
+def _of_one(graph: ComputationGraph, passing: Set[int]) -> frozenset[int]:
+    """Return the sums and products of one tensor with itself: patches make them hand it on."""
+    found: set[int] = set()
+    for node in graph.of_kind("merge"):
+        if node.operation in PATCHED and len({_origin(graph, edge, passing | found)[0] for edge in node.inputs}) == 1:
+            found.add(node.index)
+    return frozenset(found)
+
+
+def _rejoins(graph: ComputationGraph, merge: Node, norm: Node, passing: Set[int]) -> bool:
+    """Whether a sum would be one of a stream with itself without a norm, as behind a branch in which all else is gone.
+
+    The norm of the stream itself, on all ways into the sum, is none.
+    """
+    if merge.operation not in PATCHED:
+        return False
+    ways = [_origin(graph, edge, passing | {norm.index}) for edge in merge.inputs]
+    through = [norm.index in way for _, way in ways]
+    return len({origin for origin, _ in ways}) == 1 and any(through) and not all(through)
+
+
+def _origin(graph: ComputationGraph, edge: Edge, passing: Set[int]) -> tuple[Edge, frozenset[int]]:
+    """Walk back over what hands on what it reads; return where that ends, and the nodes on the way."""
+    way = set()
+    while (node := graph.nodes[edge.node]).inputs and (node.index in passing or node.kind == "identity"):
+        way.add(node.index)
+        edge = node.inputs[0]
+    return edge, frozenset(way)
 
 
 def source_of(graph: ComputationGraph, node: Node, gone: Set[int]) -> Node:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch as Swatch
 from matplotlib.patches import Rectangle
@@ -23,9 +24,6 @@ from prunerecover.display.style import (
     empty_figure,
     new_axes,
 )
-from prunerecover.graph.computation_graph import ComputationGraph
-from prunerecover.graph.regions import find_attentions
-from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Remove
 
 Status = Literal["kept", "narrowed", "identity", "gone", "attention"]
 COLOURS: Mapping[str, str] = {
@@ -62,38 +60,6 @@ class DrawnLayer:
     status: Status
 
 
-def drawn_layers(graph: ComputationGraph, edits: Sequence[Edit] = ()) -> tuple[DrawnLayer, ...]:
-    """Return the layers in order of execution, and what edits make of each.
-
-    Args:
-        graph: Of the dense network.
-        edits: Of a plan for it.
-    """
-    attention = {index for found in find_attentions(graph) for index in found.layers}
-    identity = {edit.unit for edit in edits if isinstance(edit, Bypass) and edit.kind == "layer"}
-    replaced = [path for edit in edits if isinstance(edit, Bypass | Patch) for path in edit.modules]
-    replaced += [edit.unit for edit in edits if isinstance(edit, Remove)]
-    lost: dict[str, int] = {}
-    for edit in edits:
-        for part in edit.group if isinstance(edit, Narrow) else ():
-            path, _, name = part.tensor.rpartition(".")
-            if name == "weight" and part.makes:
-                lost[path] = lost.get(path, 0) + len(edit.gone) * part.span * len(part.offsets)
-    found = []
-    for node in graph.of_kind("layer"):
-        width = node.shape[1] if node.operation in ("convolution", "_convolution") else node.shape[-1]
-        gone = any(node.module == path or node.module.startswith(f"{path}.") for path in replaced)
-        status: Status = "attention" if node.index in attention else "kept"
-        if node.module in identity:
-            status = "identity"
-        elif gone:
-            status = "gone"
-        elif lost.get(node.module):
-            status = "narrowed"
-        found.append(DrawnLayer(graph.name(node), width, width - min(lost.get(node.module, 0), width), status))
-    return tuple(found)
-
-
 def plot_layers(layers: Sequence[DrawnLayer], title: str | None = None) -> Figure:
     """Draw one bar per layer, as high as the layer is wide, coloured by what became of it.
 
@@ -125,15 +91,13 @@ def plot_layers(layers: Sequence[DrawnLayer], title: str | None = None) -> Figur
     return figure
 
 
-def _bar(axes: object, x: float, y: float, layer: DrawnLayer, tallest: int) -> None:
+def _bar(axes: Axes, x: float, y: float, layer: DrawnLayer, tallest: int) -> None:
     height = max((layer.width / tallest) ** 0.5, 0.04)  # areas of weights go with the square of widths
-    left = height * layer.left / layer.width
-    colour = COLOURS[layer.status]
-    style = {"facecolor": LIGHT, "edgecolor": "none"}
-    if layer.status in ("identity", "gone"):
-        style, left = {"facecolor": "none", "edgecolor": colour, "hatch": "////" if layer.status == "gone" else ""}, 0.0
-    axes.add_patch(Rectangle((x - 0.38, y), 0.76, height, linewidth=0.8, **style))  # type: ignore[attr-defined]
-    if left:
-        axes.add_patch(Rectangle((x - 0.38, y), 0.76, left, facecolor=colour, edgecolor="none"))  # type: ignore[attr-defined]
+    went, colour = layer.status in ("identity", "gone"), COLOURS[layer.status]
+    face, edge, hatch = ("none", colour, "////" if layer.status == "gone" else "") if went else (LIGHT, "none", "")
+    around = Rectangle((x - 0.38, y), 0.76, height, linewidth=0.8, facecolor=face, edgecolor=edge, hatch=hatch)
+    axes.add_patch(around)
+    if not went:
+        axes.add_patch(Rectangle((x - 0.38, y), 0.76, height * layer.left / layer.width, facecolor=colour))
     if layer.status == "identity":
-        axes.plot([x - 0.38, x + 0.38], [y, y], color=BLACK, linewidth=1.2)  # type: ignore[attr-defined]
+        axes.plot([x - 0.38, x + 0.38], [y, y], color=BLACK, linewidth=1.2)

@@ -1,4 +1,4 @@
-"""Layers that can be removed alone: linears and convolutions outside attentions and the head; others, with the reason."""
+"""Layers that can go alone: linears and convolutions outside attentions and the head; others, with the reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def list_layers(model: nn.Module, graph: ComputationGraph, *, include_strided: b
     refused: dict[str, str] = {}
     for node in graph.of_kind("layer"):
         reason = _why_not(model, graph, node, attention, head)
-        if not reason and _resizes(node):
+        if not reason and is_resizing(node):
             strided.append(node.module)
             reason = "" if include_strided else "it changes spatial dimensions (include_strided=True)"
         if reason:
@@ -72,6 +72,8 @@ def _why_not(
         return "it is called several times"
     if isinstance(module, _ConvTransposeNd):
         return "it is a transposed convolution"
+    if isinstance(module, _ConvNd) and module.groups > 1 and module.in_channels != module.out_channels:
+        return "it is grouped, and makes another number of channels than it reads"
     if not is_layer(module):
         return f"{type(module).__name__} is no linear or convolution"
     if node.index not in graph.reached_by_output:
@@ -88,7 +90,7 @@ def is_layer(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | _ConvNd) or type(module).__name__ == "Conv1D"
 
 
-def _resizes(node: Node) -> bool:
+def is_resizing(node: Node) -> bool:
     """Whether the output of a layer differs from its input in more than its channels."""
     if len(node.given) != len(node.shape):
         return True

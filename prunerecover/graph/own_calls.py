@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from prunerecover.graph.computation_graph import ComputationGraph, Node
 from prunerecover.model.paths import get_module
+
+
+def whole_modules(graph: ComputationGraph, nodes: Sequence[Node]) -> tuple[tuple[str, ...], tuple[Node, ...]]:
+    """Return the modules that some nodes are all of, and the nodes that are in none of them.
+
+    Such as a norm, or a norm with the activation that it applies itself; identities inside, such as dropout, do not
+    count. Modules that are called several times are none.
+    """
+    wanted, found = {node.index for node in nodes}, []
+    covered: set[int] = set()
+    for call, inside in zip(graph.calls, graph.inside, strict=True):
+        own = inside & wanted
+        rest = (graph.nodes[index] for index in inside - wanted)
+        alone = call.path and graph.times[call.path] == 1 and call.returns == 1
+        if own and alone and not own <= covered and all(node.kind == "identity" for node in rest):
+            found.append(call.path)
+            covered |= own
+    return tuple(found), tuple(node for node in nodes if node.index not in covered)
 
 
 def own_call(model: nn.Module, graph: ComputationGraph, node: Node) -> tuple[str, str] | None:

@@ -7,20 +7,35 @@ record; operations name the parameters and buffers that they read.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-import torch
-
 from prunerecover.model.batches import ModelInputs
 
 # Tensors in the likeness of another: its values play no part.
-BLANK = frozenset("zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty "
-                  "new_empty_strided sym_size".split())
+BLANK = frozenset(
+    [
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+        "rand_like",
+        "randn_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "new_empty_strided",
+        "sym_size",
+    ]
+)
 
 
 class Source(NamedTuple):
@@ -58,6 +73,20 @@ class Recorded:
     pointwise: bool
 
 
+class PartRead(NamedTuple):
+    """Code of a module reads a part of another module that it is not in.
+
+    Attributes:
+        path: Of the module whose part is read.
+        reader: Path of the module whose code reads it.
+        tensor: Whether it is a parameter or buffer, not a submodule.
+    """
+
+    path: str
+    reader: str
+    tensor: bool
+
+
 @dataclass
 class ModuleCall:
     """One call of a module.
@@ -73,6 +102,7 @@ class ModuleCall:
         results: Where the tensors that it returned come from; None for those that do not depend on the model's input.
         returns: How many values it returned: 1 for a tensor, n for a tuple whose first entry is a tensor; 0 otherwise.
         shape: Of the first tensor that it returned.
+        hands_on: Whether it returned, behind the first tensor, others that it did not compute from the model's input.
     """
 
     path: str
@@ -85,11 +115,12 @@ class ModuleCall:
     results: tuple[Source | None, ...] = ()
     returns: int = 0
     shape: tuple[int, ...] = ()
+    hands_on: bool = False
 
 
 @dataclass(frozen=True)
 class _Value:
-    """What a tensor holds: None as `source` if it does not depend on the model's input; `weights` that it is made of."""
+    """What a tensor holds: no `source` if it does not depend on the model's input; `weights` that it is made of."""
 
     source: Source | None = None
     weights: tuple[str, ...] = ()
@@ -108,21 +139,44 @@ class Recorder:
     Attributes:
         operations: In order of execution; the model's inputs first.
         calls: In order of their beginning; the first is the model's own.
+        reads: Reads of a module's parts by code outside it.
     """
 
     def __init__(self, model: nn.Module, inputs: ModelInputs) -> None:
         self.operations: list[Recorded] = []
         self.calls: list[ModuleCall] = []
-        self._values = WeakTensorKeyDictionary()
-        self._bases = WeakTensorKeyDictionary()
+        self.reads: set[PartRead] = set()
+        self._values: MutableMapping[Tensor, _Value] = WeakTensorKeyDictionary()
+        self._bases: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
         self._open: list[int] = []
         self._times: Counter[str] = Counter()
+        self._begun: dict[int, int] = {}
         self._ran: Counter[tuple[int, str]] = Counter()
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self._values[tensor] = _Value(weights=(name,))
         for leaf in tree_leaves((inputs.args, inputs.kwargs)):
             if isinstance(leaf, Tensor):
                 self._values[leaf] = _Value(self._add("input", (), leaf))
+
+    @contextmanager
+    def noting_reads(self, model: nn.Module) -> Iterator[None]:
+        """Note which parts of modules are read by code outside them, inside a `with` block."""
+        paths = {module: path for path, module in model.named_modules()}
+        original = nn.Module.__getattr__
+
+        def noted(module: nn.Module, name: str) -> Any:
+            value = original(module, name)
+            if self._open and module in paths:
+                path, reader = paths[module], self.calls[self._open[-1]].path
+                if path and f"{reader}.".find(f"{path}.") != 0:
+                    self.reads.add(PartRead(path, reader, isinstance(value, Tensor)))
+            return value
+
+        nn.Module.__getattr__ = noted  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__getattr__ = original  # type: ignore[method-assign]
 
     def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module is called."""
@@ -134,15 +188,18 @@ class Recorder:
             made.given, made.given_shape = self._value(first).source, tuple(first.shape)
         if parent >= 0:
             self.calls[parent].children.append(len(self.calls))
+        self._begun[len(self.calls)] = len(self.operations)
         self._open.append(len(self.calls))
         self.calls.append(made)
 
     def leave(self, path: str, module: nn.Module, output: Any) -> None:
         """Note that a module returned."""
-        call = self.calls[self._open.pop()]
+        number = self._open.pop()
+        call, begun = self.calls[number], self._begun.pop(number)
         tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         call.results = tuple(self._value(tensor).source for tensor in tensors)
         call.shape = tuple(tensors[0].shape) if tensors else ()
+        call.hands_on = any(source is None or source.operation < begun for source in call.results[1:])
         if isinstance(output, Tensor):
             call.returns = 1
         elif type(output) is tuple and output and isinstance(output[0], Tensor):
@@ -196,8 +253,7 @@ class Recorder:
             self._add("output", sources, tensors[0])
 
     def _value(self, tensor: Tensor) -> _Value:
-        found = self._values.get(tensor)
-        return found if isinstance(found, _Value) else CONSTANT
+        return self._values.get(tensor, CONSTANT)
 
     def _add(self, name: str, sources: tuple[Source, ...], tensor: Tensor) -> Source:
         self.operations.append(Recorded(name, False, 0, 0, sources, (), tuple(tensor.shape), (), False))

@@ -68,9 +68,7 @@ def _calls(model: nn.Module, observers: tuple[Observer, ...]) -> Iterator[None]:
     running: list[str] = []
     for module, paths in _paths(model).items():
 
-        def before(
-            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], paths: tuple[str, ...] = paths
-        ) -> None:
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], paths: tuple[str, ...] = paths) -> None:
             path = _place(paths, running[-1] if running else "")
             running.append(path)
             for observer in observers:

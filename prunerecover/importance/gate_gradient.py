@@ -24,9 +24,9 @@ from prunerecover.importance.losses import loss_of
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.hooks import first_tensor
+from prunerecover.model.linears import through_last_matrix
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.executors import through_last_matrix
 
 
 def gate_gradient(context: DepthContext) -> UnitScores:

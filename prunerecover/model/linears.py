@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from prunerecover.model.paths import get_module
+
 
 def linear_shape(linear: nn.Module) -> tuple[int, int]:
     """Return (in, out) features of an `nn.Linear`, or of transformers' `Conv1D`, which stores its weight transposed."""
@@ -65,3 +67,9 @@ def without_affine(norm: nn.Module) -> nn.LayerNorm:
 def is_transposed(linear: nn.Module) -> bool:
     """Whether this is transformers' `Conv1D`, whose weight is `(in, out)`."""
     return type(linear).__name__ == "Conv1D"
+
+
+def through_last_matrix(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """The modules that belong to the branch's computation; LayerScale and dropout after it stay with an identity."""
+    matrices = [i for i, path in enumerate(paths) if any(p.ndim > 1 for p in get_module(model, path).parameters())]
+    return paths[: max(matrices, default=-1) + 1]

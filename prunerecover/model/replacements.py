@@ -42,6 +42,7 @@ def carry_attributes(old: nn.Module, new: nn.Module) -> None:
     """Give a stand-in the plain data that code around the module it replaces may read off it.
 
     Such as the `f` and `i` by which ultralytics' models route tensors, and the attention types of transformers' blocks.
+    In the place of parameters are tensors without entries, for code that asks for their dtype or device (T5's).
 
     >>> conv, stand_in = nn.Conv2d(2, 3, 1), PassThrough()
     >>> carry_attributes(conv, stand_in)
@@ -49,8 +50,16 @@ def carry_attributes(old: nn.Module, new: nn.Module) -> None:
     3
     """
     for name, value in vars(old).items():
-        if not name.startswith("_") and name not in vars(new) and _is_plain(value):
+        if name not in vars(new) and _is_plain(value):
             setattr(new, name, value)
+    for name, parameter in old._parameters.items():
+        if not hasattr(new, name):
+            new.register_buffer(name, None if parameter is None else _without_entries(parameter), persistent=False)
+
+
+def _without_entries(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same dtype, in memory: buffers on the meta device wait for a file with their values."""
+    return torch.empty(0, dtype=tensor.dtype, device="cpu" if tensor.is_meta else tensor.device)
 
 
 def _is_plain(value: Any) -> bool:
@@ -152,12 +161,32 @@ class Pool(Replacement):
     def compute(self, x: Tensor) -> Tensor:
         """Average `(N, C, ...)`."""
         pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(self.window[0]) - 1]
-        return pool(x, *self.window, count_include_pad=False)  # type: ignore[operator, no-any-return]
+        return pool(x, *self.window, count_include_pad=False)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
         kernel, stride, padding = self.window
         return f"kernel_size={kernel}, stride={stride}, padding={padding}"
+
+
+def replacement_for(
+    leaves: str, returns: int = 1, dim: int = 0, window: tuple[tuple[int, ...], ...] = ()
+) -> Replacement:
+    """Return the module without parameters that takes the place of another.
+
+    Args:
+        leaves: What it answers with: "identity", "copy", "zero", "zeros", "one", "empty" or "pool".
+        returns: How many values the replaced module returned.
+        dim: Of "empty": the dimension.
+        window: Of "pool": kernel size, stride and padding.
+    """
+    if leaves == "empty":
+        return Empty(dim, returns)
+    if leaves == "pool":
+        kernel, stride, padding = window
+        return Pool(kernel, stride, padding)
+    plain = {"identity": PassThrough, "copy": Copy, "zero": Nothing, "zeros": Zeros, "one": One}
+    return plain[leaves](returns)
 
 
 class Affine(Replacement):

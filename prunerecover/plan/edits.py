@@ -8,7 +8,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    model_serializer,
+    model_validator,
+)
 
 from prunerecover.plan.groups import Setting, Slice
 from prunerecover.plan.kinds import WidthKind
@@ -16,6 +24,7 @@ from prunerecover.plan.kinds import WidthKind
 LEAVES = {"activation": ("identity", "slope_bias", "affine"), "branch": ("identity", "affine", "constant")}
 
 PARAMETERS = {"identity": (), "slope_bias": ("slope", "bias"), "affine": ("weight", "bias"), "constant": ("bias",)}
+MOST_RETURNED = 64  # values by one module
 MOST_UNITS = 2**20  # of one group; lists of the units that go are made before a model is at hand
 
 
@@ -99,9 +108,20 @@ class StandIn(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     leaves: Literal["identity", "copy", "zero", "zeros", "one", "empty", "pool"] = "identity"
-    returns: int = 1
+    returns: int = Field(default=1, ge=1, le=MOST_RETURNED)
     dim: int = 0
     window: tuple[tuple[int, ...], ...] = ()
+
+    @model_validator(mode="after")
+    def _has_a_window_to_pool(self) -> StandIn:
+        if self.leaves == "pool":
+            lengths = {len(sizes) for sizes in self.window}
+            if len(self.window) != 3 or len(lengths) != 1 or not lengths <= {1, 2, 3}:
+                raise ValueError(
+                    "Expected the window of a pooling to be kernel size, stride and padding along each of 1 to 3 "
+                    f"dimensions, but got {self.window}. Was the plan edited?"
+                )
+        return self
 
 
 class Bypass(_Edit):
@@ -210,6 +230,11 @@ class Narrow(_Edit):
     def _keeps_some_of_its_units(self) -> Narrow:
         self.check()
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_empty_serves(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = handler(self)
+        return found if self.serves else {name: value for name, value in found.items() if name != "serves"}
 
     @field_serializer("group", "settings")
     def _without_defaults(self, parts: tuple[Slice | Setting, ...]) -> list[dict[str, Any]]:

@@ -15,22 +15,17 @@ from torch.nn import Parameter
 from prunerecover.families.describe import describe
 from prunerecover.families.layout import Branch
 from prunerecover.model.hooks import carry_hooks
-from prunerecover.model.linears import check_plain, linear_shape, without_affine
+from prunerecover.model.linears import check_plain, linear_shape, through_last_matrix, without_affine
 from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import (
     Affine,
     ChannelMap,
     Constant,
-    Copy,
-    Empty,
     Nothing,
-    One,
     PassThrough,
-    Pool,
-    Replacement,
     SlopeBias,
-    Zeros,
     carry_attributes,
+    replacement_for,
 )
 from prunerecover.plan.edits import (
     PARAMETERS,
@@ -43,15 +38,12 @@ from prunerecover.plan.edits import (
     Replace,
     Reroute,
     Rewrite,
-    StandIn,
     number_of_block,
 )
 from prunerecover.surgery.folding import merged_linear
 from prunerecover.surgery.journal import Journal
+from prunerecover.surgery.module_sizes import settings_without_fusion
 from prunerecover.surgery.narrowing import Cuts, narrow
-
-
-STAND_INS = {"identity": PassThrough, "copy": Copy, "zero": Nothing, "zeros": Zeros, "one": One}
 
 
 @dataclass
@@ -181,32 +173,15 @@ def _(edit: Reroute, context: EditContext) -> None:
 
 
 @execute.register
-def _(edit: Bypass, context: EditContext) -> None:
-    _stand_in(context, edit.modules)
-
-
-@execute.register
-def _(edit: Patch, context: EditContext) -> None:
-    _stand_in(context, edit.modules)
-
-
-def _stand_in(context: EditContext, modules: Mapping[str, StandIn]) -> None:
-    for path, stand_in in modules.items():
+def _(edit: Bypass | Patch, context: EditContext) -> None:
+    for path, stand_in in edit.modules.items():
         if not path:
             raise ValueError("Expected the path of a module inside the network, but got the network itself.")
-        new = made_stand_in(stand_in)
+        new = replacement_for(stand_in.leaves, stand_in.returns, stand_in.dim, stand_in.window)
         carry_attributes(get_module(context.model, path), new)
         context.replace_module(path, new)
-
-
-def made_stand_in(stand_in: StandIn) -> Replacement:
-    """Return the module that takes the place of another."""
-    if stand_in.leaves == "empty":
-        return Empty(stand_in.dim, stand_in.returns)
-    if stand_in.leaves == "pool":
-        kernel, stride, padding = stand_in.window
-        return Pool(kernel, stride, padding)
-    return STAND_INS[stand_in.leaves](stand_in.returns)
+    for path, attribute, value in settings_without_fusion(context.model, edit.modules):
+        context.journal.set_attribute(context.model, path, attribute, value)
 
 
 def _remove_block(context: EditContext, unit: str) -> None:
@@ -278,12 +253,6 @@ def _replace_branch(context: EditContext, edit: Replace) -> None:
         context.replace_by_identity(through_last_matrix(context.model, branch.then))
     else:
         context.replace_by_identity(branch.then if edit.leaves == "affine" else branch.followers)
-
-
-def through_last_matrix(model: nn.Module, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """The modules that belong to the branch's computation; LayerScale and dropout after it stay with an identity."""
-    matrices = [i for i, path in enumerate(paths) if any(p.ndim > 1 for p in get_module(model, path).parameters())]
-    return paths[: max(matrices, default=-1) + 1]
 
 
 def _matrix_and_vector(module: nn.Module) -> tuple[Parameter, Parameter]:

@@ -16,7 +16,7 @@ from prunerecover.families.layout import FeedForward
 from prunerecover.model.hooks import users_hooks
 from prunerecover.model.linears import has_affine
 from prunerecover.model.paths import get_module, unwrap
-from prunerecover.model.replacements import Nothing, Replacement
+from prunerecover.model.replacements import Nothing, PassThrough, Replacement
 from prunerecover.plan.edits import Config, Edit, Merge, Remove
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.apply_edits import apply_edits
@@ -88,10 +88,12 @@ def _merge_feed_forward(model: nn.Module, forward: FeedForward | None) -> list[E
 
 
 def _is_empty(block: nn.Module) -> bool:
-    """Whether a block hands on what it gets: both branches add zero, and no norm is left."""
-    branches = [m for m in block.modules() if isinstance(m, Replacement)]
-    added = all(isinstance(m, Nothing) for m in branches)
-    return len(branches) == 2 and added and not any(True for _ in block.parameters())
+    """Whether a block hands on what it gets: both branches add zero, and no norm is left but as an identity."""
+    found = {path: m for path, m in block.named_modules() if isinstance(m, Replacement)}
+    norms = [path for path, m in found.items() if isinstance(m, PassThrough) and "." not in path]
+    zeros = [path for path, m in found.items() if isinstance(m, Nothing) and ("." not in path or not norms)]
+    emptied = len(zeros) == 2 and len(norms) + 2 == len(found)
+    return emptied and not any(True for _ in block.parameters())
 
 
 def block_removals(model: nn.Module, indices: Sequence[int]) -> list[Edit]:

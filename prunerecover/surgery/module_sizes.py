@@ -3,17 +3,20 @@
 PyTorch's convolutions, linears, norms, embeddings and PReLU, their subclasses in timm and torchvision, and
 transformers' `Conv1D`. What cannot be read off a shape (the number of heads, the groups of a GroupNorm) is a `Setting`
 of the group. Not covered: bilinear and recurrent layers, and embeddings that lose rows with `padding_idx`.
+Besides, the settings by which PyTorch fuses parts that may be gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+
+from prunerecover.model.paths import get_module
 
 Shape = tuple[int, ...]
 
@@ -100,3 +103,26 @@ def _agreed(path: str, lengths: Mapping[str, int]) -> int:
             "Name all tensors of a unit in its group."
         )
     return next(iter(lengths.values()))
+
+
+def settings_without_fusion(model: nn.Module, paths: Iterable[str]) -> list[tuple[str, str, Any]]:
+    """Return what makes PyTorch's own encoders call their parts one by one.
+
+    The kernel that they have for a whole layer reads weights of parts that are gone.
+
+    Args:
+        model: Unwrapped.
+        paths: Of parts that were replaced.
+
+    Returns:
+        Path of a module, the name of an attribute, and its value.
+    """
+    above = {path[:end] for path in paths for end, letter in enumerate(path) if letter == "."} | {""}
+    found: list[tuple[str, str, Any]] = []
+    for path in sorted(above):
+        module = get_module(model, path)
+        if isinstance(module, nn.TransformerEncoderLayer):
+            found.append((path, "activation_relu_or_gelu", 0))
+        elif isinstance(module, nn.TransformerEncoder):
+            found.append((path, "use_nested_tensor", False))
+    return found

@@ -63,6 +63,11 @@ class NarrowableNetwork:
         self.example = self.first_batch().select(torch.tensor([0]))
         found = find_groups(self.model, self.example, config.kinds, config.ignore)
         warn_of_counted(found.counted)
+        if not found.groups:
+            raise ValueError(
+                f"Expected {type(self.model).__name__} to have groups that can lose any number of units, but all lie "
+                "in equal parts of one tensor and must lose as many as others. Remove whole layers with plan_depth."
+            )
         self.groups: tuple[Group, ...] = with_a_gate(found.groups) if config.gates else found.groups
         self.rewrites: tuple[Rewrite, ...] = tuple(
             Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)

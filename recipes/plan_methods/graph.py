@@ -17,7 +17,6 @@ from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.display.style import save_figure
 from prunerecover.graph.build import trace_graph
-from prunerecover.graph.figure import drawn_layers, plot_layers
 from prunerecover.importance.registry import Importance
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.paths import get_module, unwrap
@@ -79,8 +78,7 @@ class GraphPlan(PlanMethod):
             network = unwrap(get_module(module, task.target))
             plan = prune.decide(trainer, module, task.target, prune.budget)
             example = capture_inputs(trainer, module, task.target, 1, prune.seed)[0]
-            layers = drawn_layers(trace_graph(network, as_inputs(example)), plan.edits)
-            self._picture = plot_layers(layers)
+            self._picture = trace_graph(network, as_inputs(example)).plot(plan.edits)
             return plan
 
         return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)

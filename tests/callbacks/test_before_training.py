@@ -177,8 +177,8 @@ def test_each_kind_names_its_callback() -> None:
 
 def test_a_network_without_depth_names_width(tmp_path: Path) -> None:
     module = Plain()
-    module.net = module.model = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match=r"but found none. .* are narrowed by WidthPrune"):
+    module.net = module.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    with pytest.raises(ValueError, match="but there is none.* are narrowed by plan_width and WidthPrune"):
         fit(tmp_path, module, prune())
 
 

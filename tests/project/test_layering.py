@@ -36,6 +36,7 @@ ORDER = (
     "prunerecover.width.allocation",
     "prunerecover.width",
     "prunerecover.depth.family_units",
+    "prunerecover.depth.selection",
     "prunerecover.depth.layers",
     "prunerecover.depth",
     "prunerecover.boundary",

@@ -24,10 +24,16 @@ class Goal(Protocol):
         """Whether enough is gone."""
 
 
-def free(units: Sequence[Unit], chosen: Sequence[Unit]) -> list[Unit]:
-    """Return the units that are neither chosen, nor inside or around what is chosen; of blocks one has to stay."""
+def free(units: Sequence[Unit], chosen: Sequence[Unit], *, one_block_stays: bool = False) -> list[Unit]:
+    """Return the units that are neither chosen, nor inside or around what is chosen.
+
+    Args:
+        units: All.
+        chosen: Of them.
+        one_block_stays: Whether the last block cannot go: containers of a supported family must not be empty.
+    """
     blocks = sum(unit.kind == "block" for unit in units)
-    last = sum(unit.kind == "block" for unit in chosen) >= blocks - 1
+    last = one_block_stays and sum(unit.kind == "block" for unit in chosen) >= blocks - 1
     return [
         unit
         for unit in units
@@ -42,11 +48,13 @@ class Counted:
 
     units: Sequence[Unit]
     wanted: Mapping[str, int]
+    one_block_stays: bool = False
 
     def open(self, chosen: Sequence[Unit]) -> list[Unit]:
         """Return the units of the kinds that are still wanted and hold most others."""
         missing = {kind for kind, n in self.wanted.items() if sum(u.kind == kind for u in chosen) < n}
-        left = [unit for unit in free(self.units, chosen) if unit.kind in missing]
+        may_go = free(self.units, chosen, one_block_stays=self.one_block_stays)
+        left = [unit for unit in may_go if unit.kind in missing]
         most = max((len(TRAITS[unit.kind].holds) for unit in left), default=0)
         return [unit for unit in left if len(TRAITS[unit.kind].holds) == most]
 
@@ -66,11 +74,13 @@ class Share:
     units: Sequence[Unit]
     share: float
     saved: Callable[[Sequence[Unit]], float]
+    one_block_stays: bool = False
     _alone: dict[str, float] = field(default_factory=dict)
 
     def open(self, chosen: Sequence[Unit]) -> list[Unit]:
         """Return the units that save something."""
-        return [unit for unit in free(self.units, chosen) if self.price(unit) > 0]
+        may_go = free(self.units, chosen, one_block_stays=self.one_block_stays)
+        return [unit for unit in may_go if self.price(unit) > 0]
 
     def price(self, unit: Unit) -> float:
         """Return the share that goes with the unit alone."""

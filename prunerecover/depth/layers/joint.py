@@ -38,6 +38,7 @@ class JointSearch:
     exchange: bool = True
     first: dict[str, float] = field(default_factory=dict)
     _rate: dict[str, float] = field(default_factory=dict)
+    _refused: str = ""
 
     def run(self) -> list[Unit]:
         """Return the units that go, in the order in which they were chosen.
@@ -52,7 +53,7 @@ class JointSearch:
                 if best is None:
                     raise ValueError(
                         f"Expected enough units for the budget, but after {len(chosen)} units none is left that can "
-                        "go. Lower the budget, allow more kinds, or ignore fewer units."
+                        f"go. {self._refused}Lower the budget, allow more kinds, or ignore fewer units."
                     )
                 chosen = self._without_needless([*chosen, best])
                 self.variants.rebase(chosen)
@@ -109,7 +110,8 @@ class JointSearch:
     def _divergence(self, units: Sequence[Unit]) -> float:
         try:
             return self.variants.divergence(units)
-        except NotRemovable:
+        except NotRemovable as error:
+            self._refused = f"{error} "
             return math.inf
 
 

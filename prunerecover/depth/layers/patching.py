@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from prunerecover.graph.branches import GraphUnit
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
 from prunerecover.plan.edits import StandIn
+
 
 @dataclass(frozen=True)
 class Dropped:
@@ -35,30 +36,44 @@ class Dropped:
         return cls(nodes, streams)
 
 
+NOTHING_DROPPED = Dropped()
 NEUTRAL = {"add": "zero", "sub": "zero", "mul": "one", "cat": "empty"}
 
 
-def patches(graph: ComputationGraph, gone: Set[int], dropped: Dropped = Dropped()) -> dict[str, StandIn]:
+def patches(
+    graph: ComputationGraph,
+    gone: Set[int],
+    dropped: Dropped = NOTHING_DROPPED,
+    drop_copies: Callable[[Node, int], bool] = lambda join, stays: False,
+) -> dict[str, StandIn]:
     """Return the stand-ins that make merges of identity paths neutral, by path of the module that each takes.
 
     Args:
         graph: Of the dense network.
         gone: Indices of the nodes that hand on what they read.
         dropped: Branches that are taken out whole.
+        drop_copies: Leaves one operand of a concatenation, by its number, and says whether what reads the others can do
+            without them.
     """
     passing = set(gone) | dropped.streams.keys()
     ends: dict[int, StandIn] = {}
     for node in graph.nodes:
         covered = node.index in dropped.nodes or node.index in dropped.streams
         if node.kind == "merge" and node.operation in NEUTRAL and len(node.inputs) > 1 and not covered:
-            found = _patched(graph, node, passing, dropped)
+            found = _patched(graph, node, passing, dropped, drop_copies)
             if found is not None:
                 ends |= found
                 passing.add(node.index)
     return _largest_modules(graph, passing | dropped.nodes, ends)
 
 
-def _patched(graph: ComputationGraph, merge: Node, passing: Set[int], dropped: Dropped) -> dict[int, StandIn] | None:
+def _patched(
+    graph: ComputationGraph,
+    merge: Node,
+    passing: Set[int],
+    dropped: Dropped,
+    drop_copies: Callable[[Node, int], bool],
+) -> dict[int, StandIn] | None:
     """Return, by node, what the last removed module on each path but one leaves; None: the merge stays."""
     paths = [_path(graph, edge, passing, dropped) for edge in merge.inputs]
     origins = {origin for origin, _ in paths}
@@ -81,7 +96,7 @@ def _patched(graph: ComputationGraph, merge: Node, passing: Set[int], dropped: D
                 return None
             dim = next((d for d, (a, b) in enumerate(zip(node.shape, merge.shape, strict=False)) if a != b), 0)
             found[node.index] = StandIn(leaves=leaves, dim=dim if leaves == "empty" else 0)  # type: ignore[arg-type]
-    return found
+    return found if merge.operation != "cat" or drop_copies(merge, stays) else None
 
 
 def _path(graph: ComputationGraph, edge: Edge, passing: Set[int], dropped: Dropped) -> tuple[Edge, list[Node]]:
@@ -115,27 +130,25 @@ def _largest_modules(graph: ComputationGraph, passing: Set[int], ends: dict[int,
         passing: Nodes that hand on what they read.
         ends: What single nodes leave instead.
     """
-    times: dict[str, int] = {}
-    inside: dict[int, list[Node]] = {i: [] for i in range(len(graph.calls))}
-    for i, call in enumerate(graph.calls):
-        times[call.path] = times.get(call.path, 0) + 1
-    for node in graph.nodes:
-        number = node.call if node.kind not in ("input", "output") else -1
-        while number >= 0:
-            inside[number].append(node)
-            number = graph.calls[number].parent
     found: dict[str, StandIn] = {}
-    for i, call in enumerate(graph.calls):
+    for call, inside in zip(graph.calls, graph.inside, strict=True):
         covered = any(call.path.startswith(f"{path}.") for path in found)
-        if not call.path or covered or times[call.path] > 1 or not call.children or not call.returns:
+        if not call.path or covered or graph.times[call.path] > 1 or not call.children or not call.returns:
             continue
-        if inside[i] and all(node.index in passing or node.kind == "identity" for node in inside[i]):
-            last = inside[i][-1]
-            entered = {e for node in inside[i] for e in node.inputs if graph.nodes[e.node] not in inside[i]}
-            if len(entered) == 1 and all(set(graph.readers[n.index]) <= {m.index for m in inside[i]} for n in inside[i][:-1]):
-                found[call.path] = ends.get(last.index, StandIn()).model_copy(update={"returns": call.returns})
+        if inside and _hands_on(graph, sorted(inside), passing):
+            last = graph.nodes[max(inside)]
+            leaves = StandIn(leaves="copy") if graph.is_overwritten(last, passing) else StandIn()
+            found[call.path] = ends.get(last.index, leaves).model_copy(update={"returns": call.returns})
     for index, stand_in in ends.items():
         path = graph.nodes[index].module
         if not any(path == own or path.startswith(f"{own}.") for own in found):
             found[path] = stand_in
     return found
+
+
+def _hands_on(graph: ComputationGraph, inside: Sequence[int], passing: Set[int]) -> bool:
+    """Whether nodes do nothing but hand on the one tensor that enters them, and only the last is read elsewhere."""
+    nodes, own = [graph.nodes[index] for index in inside], set(inside)
+    entered = {edge for node in nodes for edge in node.inputs if edge.node not in own}
+    nothing_done = all(node.index in passing or node.kind == "identity" for node in nodes)
+    return nothing_done and len(entered) == 1 and all(own.issuperset(graph.readers[n.index]) for n in nodes[:-1])

@@ -20,15 +20,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from prunerecover.depth.layers.patching import Dropped, patches
+from prunerecover.depth.layers.copies import Copies
+from prunerecover.depth.layers.leaving import least_important
+from prunerecover.depth.layers.patching import NOTHING_DROPPED, Dropped, patches
 from prunerecover.depth.layers.widths import FIXED, Units, Widths, importance_per_unit
+from prunerecover.graph.branches import GraphUnit
+from prunerecover.graph.build import JOINS
 from prunerecover.graph.computation_graph import ComputationGraph, Node
 from prunerecover.graph.coupling import coupled_nodes
-from prunerecover.graph.own_calls import own_call
+from prunerecover.graph.layers import is_layer, is_resizing
+from prunerecover.graph.own_calls import own_call, whole_modules
 from prunerecover.model.linears import is_transposed
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Reroute, StandIn
 from prunerecover.surgery.forward.rewritten_forward import find_rewriting
+
+ROUNDS = 4  # of narrowing one side of a layer after the other, where units leave together
 
 
 class NotRemovable(ValueError):
@@ -44,7 +51,7 @@ class PrunedGraph:
         graph: Of the dense network.
         widths: What is left of all widths.
         importance: Of each weight of the dense network, by name; None: its square.
-        gone: Indices of the nodes that hand on what they read.
+        gone: Indices of the nodes that hand on what they read, or averages of it.
         edits: That take out what is gone, but for the patches.
         rerouted: Calls that forwards are to make no more, by path of the module: activations that are functions, or
             modules called several times. They go last, for rewriting a forward fixes the sizes that it reads.
@@ -61,7 +68,7 @@ class PrunedGraph:
 
     def copy(self) -> PrunedGraph:
         """Return a state of its own, for a trial."""
-        return replace(self, widths=self.widths.copy(), _along=dict(self._along))
+        return replace(self, widths=self.widths.copy(), _along=dict(self._along_dimensions()))
 
     def prune(self, path: str) -> None:
         """Take a layer out.
@@ -71,23 +78,50 @@ class PrunedGraph:
         """
         layer = self._node(path)
         coupled = coupled_nodes(self.graph, layer, self.gone)
-        rerouted = self._rerouted(path, [node for node in coupled if not self._is_module(node)])
+        served, calls = whole_modules(self.graph, coupled)
+        rerouted = self._rerouted(path, calls)
         narrowed = self._reconcile(path, layer)
         modules = {path: self._stand_in(layer, coupled)}
-        modules |= {node.module: StandIn() for node in coupled if self._is_module(node)}
+        modules |= dict.fromkeys(served, StandIn())
         self.rerouted = rerouted
         self.gone |= {layer.index, *(node.index for node in coupled)}
         self.widths.forget(modules)
         self.edits = (*self.edits, *narrowed, Bypass(unit=path, kind="layer", modules=modules))
 
-    def finishing(self, dropped: Dropped = Dropped(), without: tuple[str, ...] = ()) -> tuple[Edit, ...]:
+    def tie_ends(self, block: GraphUnit) -> None:
+        """Let what a block reads and what it makes keep one width, for an identity is to take its place."""
+        inside = block.nodes
+        entering = {edge.node for index in inside for edge in self.graph.nodes[index].inputs if edge.node not in inside}
+        leaving = {index for index in inside if not inside.issuperset(self.graph.readers[index])}
+        ends = [self._units_behind(self.graph.nodes[index]) for index in (*entering, *leaving)]
+        sides = [units for units in ends if units is not None]
+        if len(sides) == 2 and len(sides[0]) == len(sides[1]) and not np.array_equal(sides[0], sides[1]):
+            self.widths.tie(sides[0], sides[1])
+
+    def _units_behind(self, node: Node) -> Units | None:
+        """Return the units of a node's output, as the first layer reads them that it reaches through no other."""
+
+        def stop(reader: Node) -> bool:
+            return reader.kind in ("layer", "product", "movement") or reader.operation in JOINS
+
+        for reader in self.graph.ahead(node, stop):
+            if reader.kind == "layer" and reader.whole and is_layer(get_module(self.model, reader.module)):
+                return self._sides(reader.module, get_module(self.model, reader.module))[0]
+        return None
+
+    def check_code(self, path: str) -> None:
+        """Raise NotRemovable if what goes with a layer is neither modules nor calls in code that can be rewritten."""
+        self._rerouted(path, whole_modules(self.graph, coupled_nodes(self.graph, self._node(path), self.gone))[1])
+
+    def finishing(self, dropped: Dropped = NOTHING_DROPPED, without: tuple[str, ...] = ()) -> tuple[Edit, ...]:
         """Return the edits that come last: patches of merges, emptied modules, forwards that are rewritten.
 
         Args:
             dropped: Branches that are taken out besides.
             without: What the paths of modules begin with that are gone by then.
         """
-        found = patches(self.graph, self.gone, dropped)
+        copies = self._copies(dropped)
+        found = patches(self.graph, self._handing_on(), dropped, copies.drop)
         found = {path: stand_in for path, stand_in in found.items() if not f"{path}.".startswith(without)}
         emptied = (*(f"{path}." for path in found), *without)
         rerouted = [
@@ -95,16 +129,25 @@ class PrunedGraph:
             for path, calls in self.rerouted.items()
             if not f"{path}.".startswith(emptied)
         ]
-        return (*([Patch(modules=found)] if found else []), *rerouted)
+        return (*copies.edits, *([Patch(modules=found)] if found else []), *rerouted)
 
     def parameters(self) -> int:
         """Return how many parameters are left."""
         bypassed = {path for edit in self.edits if isinstance(edit, Bypass) for path in edit.modules}
-        total = 0
+        copies, total = self._copies(NOTHING_DROPPED), 0
+        patches(self.graph, self._handing_on(), NOTHING_DROPPED, copies.drop)
         for name, parameter in self.model.named_parameters():
             if not any(name.startswith(f"{path}.") for path in bypassed):
-                total += prod(len(self.widths.units(name, dim, size)) for dim, size in enumerate(parameter.shape))
+                total += prod(len(copies.widths.units(name, dim, size)) for dim, size in enumerate(parameter.shape))
         return total
+
+    def _handing_on(self) -> frozenset[int]:
+        """Indices of the nodes in whose place identities stand, not poolings."""
+        return frozenset(i for i in self.gone if not is_resizing(self.graph.nodes[i]))
+
+    def _copies(self, dropped: Dropped) -> Copies:
+        passing = self._handing_on() | dropped.streams.keys()
+        return Copies(self.model, self.graph, self.widths.copy(), passing, dropped.nodes)
 
     def _node(self, path: str) -> Node:
         nodes = [node for node in self.graph.by_module.get(path, ()) if node.kind == "layer"]
@@ -113,9 +156,6 @@ class PrunedGraph:
                 f"Expected '{path}' to be a present layer that is called once, but it is not. Was it removed before?"
             )
         return nodes[0]
-
-    def _is_module(self, node: Node) -> bool:
-        return node.whole and len(self.graph.by_module[node.module]) == 1
 
     def _rerouted(self, path: str, nodes: Sequence[Node]) -> dict[str, tuple[str, ...]]:
         """Return all calls that forwards are to make no more, with these."""
@@ -143,8 +183,7 @@ class PrunedGraph:
             padding = module.padding if isinstance(module.padding, tuple) else (0,) * len(module.stride)
             return StandIn(leaves="pool", window=(tuple(module.kernel_size), tuple(module.stride), tuple(padding)))
         gone = self.gone | {layer.index, *(node.index for node in coupled)}
-        overwritten = any(n.in_place and n.index not in gone for n in self.graph.ahead(layer, lambda n: n.index not in gone))
-        return StandIn(leaves="copy") if overwritten else StandIn()
+        return StandIn(leaves="copy") if self.graph.is_overwritten(layer, gone) else StandIn()
 
     def _reconcile(self, path: str, layer: Node) -> list[Narrow]:
         """Narrow the wider side of a layer, and make its input and output one."""
@@ -154,10 +193,20 @@ class PrunedGraph:
             if module.in_channels != module.out_channels:
                 raise NotRemovable(f"Expected '{path}' to have one width, but it is grouped and makes other channels.")
             return []
-        excess = len(leaving) - len(entering)
-        wide, other = (leaving, entering) if excess > 0 else (entering, leaving)
-        edits = self._narrow(path, wide, other, abs(excess)) if excess else []
-        entering, leaving = self._sides(path, module)
+        before = self.widths.copy(), dict(self._along)
+        edits: list[Narrow] = []
+        try:
+            for _ in range(ROUNDS):
+                excess = len(leaving) - len(entering)
+                wide, other = (leaving, entering) if excess > 0 else (entering, leaving)
+                edits += self._narrow(path, wide, other, abs(excess)) if excess else []
+                entering, leaving = self._sides(path, module)
+        except NotRemovable:
+            self.widths, self._along = before
+            raise
+        if len(entering) != len(leaving):
+            self.widths, self._along = before
+            raise NotRemovable(f"Expected the widths of '{path}' to meet, but units on both sides leave together.")
         self.widths.tie(entering, leaving)
         return edits
 
@@ -169,22 +218,14 @@ class PrunedGraph:
         return tuple(self.widths.units(name, dim, weight.shape[dim]) for dim in (read, made))  # type: ignore[return-value]
 
     def _narrow(self, path: str, wide: Units, other: Units, excess: int) -> list[Narrow]:
-        free = self.widths.removable(wide, other)
-        scores = importance_per_unit(self.widths, self._along_dimensions()) if free else np.empty(0)
-        room = {int(run): self.widths.left_in_run(unit) - 1 for unit, _ in free for run in [self.widths.run[unit]]}
-        chosen: list[int] = []
-        left = excess
-        for unit, indices in sorted(free, key=lambda own: scores[own[0]]):
-            run = int(self.widths.run[unit])
-            if indices <= left and room[run]:
-                chosen.append(unit)
-                room[run] -= 1
-                left -= indices
-        if left:
+        scores = importance_per_unit(self.widths, self._along_dimensions())
+        chosen, narrowed = least_important(self.widths, wide, other, excess, scores)
+        if narrowed < excess:
             fixed = int((wide == FIXED).sum())
             raise NotRemovable(
                 f"Expected {excess} of the {len(wide)} units on the wider side of '{path}' to be removable, but "
-                f"{excess - left} are; {fixed} are fixed by something that reads or makes them besides."
+                f"{narrowed} are; {fixed} are fixed by something that reads or makes them besides"
+                f"{', and parts of tensors that code cuts equally must lose as many' if self.widths.links else ''}."
             )
         for place, own in self.widths.along.items():
             if place in self._along:

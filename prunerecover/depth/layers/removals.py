@@ -9,18 +9,22 @@ from torch import Tensor, nn
 
 from prunerecover.cost.macs import macs_by_module
 from prunerecover.depth.family_units import family_units
-from prunerecover.depth.layers.patching import Dropped
-from prunerecover.depth.layers.pruned_graph import PrunedGraph
+from prunerecover.depth.layers.patching import Dropped, patches
+from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
 from prunerecover.depth.layers.widths import Widths
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.branches import BranchFinder, GraphUnit
 from prunerecover.graph.build import trace_graph
 from prunerecover.graph.coupling import coupled_nodes
 from prunerecover.graph.layers import list_layers
-from prunerecover.model.batches import ModelInputs
+from prunerecover.graph.own_calls import whole_modules
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.copies import share_copy
+from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite, StandIn
 from prunerecover.plan.units import Unit
+from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import block_removals
 from prunerecover.width.groups.discovery import FoundGroups, find_groups
 
@@ -56,7 +60,7 @@ class Removals:
         self.graph = trace_graph(model, example)
         self.refused: dict[str, str] = {}
         self._branches: dict[str, GraphUnit] = {}
-        self._pruned: dict[tuple[str, ...], PrunedGraph] = {}
+        self._pruned: dict[tuple[tuple[str, ...], tuple[str, ...]], PrunedGraph] = {}
         macs = macs_by_module(model, example)
         units: list[Unit] = []
         if is_supported(model):
@@ -64,15 +68,22 @@ class Removals:
             blocks = [block.path for block in describe(model).blocks]
         else:
             finder = BranchFinder(model, self.graph)
-            found = finder.find()
+            found = [unit for unit in finder.find() if self._runs_without(unit)]
             blocks = [unit.name for unit in found if unit.kind == "block"]
             self._branches = {unit.name: unit for unit in found if unit.kind in kinds}
             self.refused |= finder.refused
-            units += [_unit(model, unit, macs) for unit in self._branches.values()]
+            units += [self._unit(unit, macs) for unit in self._branches.values()]
         if "layer" in kinds:
             listed = list_layers(model, self.graph, include_strided=include_strided)
             self.refused |= listed.refused
-            units += [self._layer(path, blocks, macs) for path in listed.offered]
+            named = {unit.name: unit.kind for unit in units}
+            self.refused |= {
+                path: f"the {named[path]} that begins with it goes by its name; look for layers alone"
+                for path in listed.offered
+                if path in named
+            }
+            offered = [path for path in listed.offered if path not in named and self._code_allows(path)]
+            units += [self._layer(path, blocks, macs) for path in offered]
         self.units = tuple(sorted(units, key=self._order))
 
     def edits(self, units: Sequence[Unit], *, in_place: bool = False) -> tuple[Edit, ...]:
@@ -86,9 +97,9 @@ class Removals:
             NotRemovable: If the widths around a layer cannot be reconciled.
         """
         layers = tuple(unit.name for unit in units if unit.kind == "layer")
-        state = self.after(layers)
         branches = [unit for unit in units if unit.kind != "layer"]
         graph_units = [self._branches[unit.name] for unit in branches if unit.name in self._branches]
+        state = self.after(layers, tuple(unit.name for unit in graph_units if unit.kind == "block"))
         family = [unit for unit in branches if unit.name not in self._branches]
         taken = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules) for unit in graph_units]  # type: ignore[arg-type]
         taken_out = tuple(f"{path}." for unit in graph_units for path in unit.modules)
@@ -106,19 +117,31 @@ class Removals:
         gone = block_removals(self.model, numbers) if numbers else []
         return (*removed, *rewrites, *own, *taken, *finishing, *gone)
 
-    def after(self, layers: tuple[str, ...]) -> PrunedGraph:
-        """Return the network's graph without some layers, taken out in this order."""
-        if layers not in self._pruned:
-            state = self.after(layers[:-1]).copy() if layers else self._dense
-            if layers:
+    def after(self, layers: tuple[str, ...], blocks: tuple[str, ...] = ()) -> PrunedGraph:
+        """Return the network's graph without some layers, taken out in this order.
+
+        Args:
+            layers: Their paths.
+            blocks: Paths of blocks that are to go besides: what they read and what they make keep one width.
+        """
+        key = (layers, blocks if layers else ())
+        if key not in self._pruned:
+            if not layers:
+                self._pruned[key] = self._dense
+            else:
+                state = self.after(layers[:-1], blocks).copy()
+                if len(layers) == 1:
+                    for block in blocks:
+                        state.tie_ends(self._branches[block])
                 state.prune(layers[-1])
-            self._pruned[layers] = state
-        return self._pruned[layers]
+                self._pruned[key] = state
+        return self._pruned[key]
 
     @cached_property
     def _dense(self) -> PrunedGraph:
-        groups = self._groups.groups if self._groups else ()
-        return PrunedGraph(self.model, self.graph, Widths.of(self.model, groups, self._rewrites), self.importance)
+        found = self._groups or FoundGroups(())
+        widths = Widths.of(self.model, found.groups, self._rewrites, found.linked)
+        return PrunedGraph(self.model, self.graph, widths, self.importance)
 
     @cached_property
     def _groups(self) -> FoundGroups | None:
@@ -137,10 +160,42 @@ class Removals:
 
     def _layer(self, path: str, blocks: Sequence[str], macs: Mapping[str, int]) -> Unit:
         node = self.graph.by_module[path][0]
-        coupled = [n.module for n in coupled_nodes(self.graph, node, frozenset()) if n.whole]
-        targets = (path, *(own for own in dict.fromkeys(coupled) if len(self.graph.by_module[own]) == 1))
+        targets = (path, *whole_modules(self.graph, coupled_nodes(self.graph, node, frozenset()))[0])
         block = next((block for block in blocks if path.startswith(f"{block}.")), "")
-        return Unit(path, "layer", targets, _parameters(self.model, targets), sum(macs.get(t, 0) for t in targets), block)
+        return Unit(
+            path, "layer", targets, _parameters(self.model, targets), sum(macs.get(t, 0) for t in targets), block
+        )
+
+    def _unit(self, unit: GraphUnit, macs: Mapping[str, int]) -> Unit:
+        targets = tuple(unit.modules)
+        emptied = patches(self.graph, frozenset(), Dropped.of(self.graph, [unit]))
+        params = _parameters(self.model, (*targets, *emptied))
+        return Unit(unit.name, unit.kind, targets, params, sum(macs.get(path, 0) for path in targets), unit.block)
+
+    def _runs_without(self, unit: GraphUnit) -> bool:
+        """Try the network without a unit whose inner shapes only a run can tell."""
+        if not unit.doubtful:
+            return True
+        trial = share_copy(self.model)
+        apply_edits(trial, [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules)])  # type: ignore[arg-type]
+        try:
+            with evaluating(trial):
+                call(trial, self.example)
+        except Exception as error:  # whatever the network's own code raises
+            self.refused[unit.name] = (
+                f"the network does not run without it ({type(error).__name__}: {str(error)[:100]})"
+            )
+            return False
+        return True
+
+    def _code_allows(self, path: str) -> bool:
+        """Whether what goes with a layer can be taken out of the code around it."""
+        try:
+            PrunedGraph(self.model, self.graph, Widths.of(self.model, ())).check_code(path)
+        except NotRemovable as error:
+            self.refused[path] = str(error)
+            return False
+        return True
 
     def _order(self, unit: Unit) -> tuple[int, int]:
         """Units begin where the first node inside their targets is; larger ones come first."""
@@ -150,7 +205,9 @@ class Removals:
             for target in unit.targets
             if node.module == target or node.module.startswith(f"{target}.")
         )
-        return min(first, default=len(self.graph.nodes)), ("block", "attention", "mlp", "layer", "activation").index(unit.kind)
+        return min(first, default=len(self.graph.nodes)), ("block", "attention", "mlp", "layer", "activation").index(
+            unit.kind
+        )
 
     def _identity(self, block: str) -> dict[str, StandIn]:
         returns = next(call.returns for call in self.graph.calls if call.path == block)
@@ -160,12 +217,6 @@ class Removals:
         if unit.kind == "activation":
             return Replace(unit=unit.name, kind="activation", leaves="identity")
         return Remove(unit=unit.name, kind=unit.kind)  # type: ignore[arg-type]
-
-
-def _unit(model: nn.Module, unit: GraphUnit, macs: Mapping[str, int]) -> Unit:
-    targets = tuple(unit.modules)
-    total = sum(macs.get(path, 0) for path in targets)
-    return Unit(unit.name, unit.kind, targets, _parameters(model, targets), total, unit.block)
 
 
 def _parameters(model: nn.Module, paths: Sequence[str]) -> int:

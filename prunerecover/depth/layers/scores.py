@@ -76,7 +76,12 @@ def taylor(context: GraphContext) -> Scores:
     for parameter, flag in zip(parameters.values(), flags, strict=True):
         parameter.requires_grad_(flag)
     total = sum(as_inputs(batch).n_samples for batch in context.batches)
-    return _of_weights(context, applied, {name: (p.detach() * sums[name] / total).square() for name, p in parameters.items()}, parameters)
+    return _of_weights(
+        context,
+        applied,
+        {name: (p.detach() * sums[name] / total).square() for name, p in parameters.items()},
+        parameters,
+    )
 
 
 def magnitude(context: GraphContext) -> Scores:

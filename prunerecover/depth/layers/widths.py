@@ -8,7 +8,7 @@ of its output become the same. So a sequence of removals needs one trace of the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -51,16 +51,25 @@ class Widths:
     names: list[str]
     counts: list[_Count] = field(default_factory=list)
     bound: frozenset[int] = frozenset()  # runs of which a multiple must stay
+    links: tuple[tuple[Units, ...], ...] = ()  # parts that must lose equally many
 
     @classmethod
-    def of(cls, model: nn.Module, groups: Sequence[Group], rewrites: Sequence[Rewrite] = ()) -> Widths:
+    def of(
+        cls,
+        model: nn.Module,
+        groups: Sequence[Group],
+        rewrites: Sequence[Rewrite] = (),
+        linked: Sequence[tuple[Group, ...]] = (),
+    ) -> Widths:
         """Number the units of all groups.
 
         Args:
             model: Whose tensors the groups name.
             groups: As `find_groups` found them.
             rewrites: Shortcuts whose weights the groups name as if they were convolutions already.
+            linked: Groups, none of the others, of which those of a tuple must lose equally many units.
         """
+        groups = (*groups, *(group for together in linked for group in together))
         sizes = {name: tensor.shape for name, tensor in (*model.named_parameters(), *model.named_buffers())}
         sizes |= {f"{edit.unit}.weight": torch.Size((edit.out_channels, edit.in_channels, 1, 1)) for edit in rewrites}
         widths = cls({}, np.empty(0, dtype=np.int64), [], frozenset(), [])
@@ -84,32 +93,26 @@ class Widths:
             first += group.size
         widths.run = np.concatenate(runs) if runs else widths.run
         widths.reads = frozenset(reads)
-        widths.bound = frozenset(i for i, g in enumerate(groups) if g.multiple > 1 or g.strata > 1 or g.at_least > 1)
+        widths.bound = frozenset(i for i, g in enumerate(groups) if g.multiple > g.strata or g.at_least > 1)
+        of = {group: np.flatnonzero(widths.run == number) for number, group in enumerate(groups)}
+        strata = (tuple(np.split(of[group], group.strata)) for group in groups if group.strata > 1)
+        widths.links = (*strata, *(tuple(of[group] for group in together) for together in linked))
         return widths
 
     def copy(self) -> Widths:
         """Return widths of their own, for a trial."""
-        return Widths(
-            dict(self.along), self.run.copy(), self.kinds, self.reads, list(self.names), list(self.counts), self.bound
+        return replace(
+            self, along=dict(self.along), run=self.run.copy(), names=list(self.names), counts=list(self.counts)
         )
 
     def units(self, tensor: str, dim: int, size: int) -> Units:
         """Return the units along a dimension; all fixed if it has none."""
         return self.along.get((tensor, dim), np.full(size, FIXED, dtype=np.int64))
 
-    def removable(self, side: Units, other: Units) -> list[tuple[int, int]]:
-        """List units of one side of a layer that are not on its other side, with how many indices they have there."""
-        free = side[(side != FIXED) & ~np.isin(side, other)]
-        numbers, counts = np.unique(free, return_counts=True)
-        return [
-            (int(unit), int(count))
-            for unit, count in zip(numbers, counts, strict=True)
-            if int(self.run[unit]) not in self.bound
-        ]
-
-    def left_in_run(self, unit: int) -> int:
-        """Return how many units are in a unit's run."""
-        return int((self.run == self.run[unit]).sum())
+    def removable(self, side: Units, other: Units) -> list[int]:
+        """List units of one side of a layer that are not on its other side."""
+        free = np.unique(side[(side != FIXED) & ~np.isin(side, other)])
+        return [unit for unit in free.tolist() if int(self.run[unit]) not in self.bound]
 
     def remove(self, units: Iterable[int]) -> list[Narrow]:
         """Take units out, and return the edits that do it.
@@ -148,6 +151,7 @@ class Widths:
             run[unit] = label[key]
         self.along = {place: _renamed(own, into) for place, own in self.along.items()}
         self.counts = [_Count(_renamed(count.units, into), count.setting) for count in self.counts]
+        self.links = tuple(tuple(_renamed(part, into) for part in link) for link in self.links)
         absorbed = np.flatnonzero(into != np.arange(len(into)))
         run[absorbed] = FIXED
         self.run = run
@@ -208,6 +212,7 @@ class Widths:
     def _delete(self, gone: Units) -> None:
         self.along = {place: own[~np.isin(own, gone)] for place, own in self.along.items()}
         self.counts = [_Count(c.units[~np.isin(c.units, gone)], c.setting) for c in self.counts]
+        self.links = tuple(tuple(part[~np.isin(part, gone)] for part in link) for link in self.links)
         self.run[gone] = FIXED
 
     def _split_uneven(self, runs: Iterable[int]) -> None:
@@ -261,7 +266,13 @@ def _joined(pairs: np.ndarray, size: int) -> np.ndarray:
     _, component = connected_components(graph, directed=False)
     lowest = np.full(int(component.max()) + 1, size + 1, dtype=np.int64)
     np.minimum.at(lowest, component, np.arange(size + 1))
-    return lowest[component][1:] - 1
+    joined: np.ndarray = lowest[component][1:] - 1
+    return joined
+
+
+def indices_per_unit(side: Units, size: int) -> np.ndarray:
+    """Count the indices that each of `size` units has along a dimension."""
+    return np.bincount(side[side != FIXED], minlength=size)
 
 
 def importance_per_unit(widths: Widths, along: Mapping[TensorDim, Tensor]) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from prunerecover.plan.groups import Group, Setting, Site, Slice
 from prunerecover.plan.kinds import WidthKind
 from prunerecover.width.groups.alike import AlikeUnits, alike_units
 from prunerecover.width.groups.counted import CountedGroup, named_operation
+from prunerecover.width.groups.equal_parts import balance
 from prunerecover.width.tracing.dimension_ids import Owner
 from prunerecover.width.tracing.trace import Location, Product, Statistic, Trace
 
@@ -30,24 +31,54 @@ SIZES = ("all_head_size", "attn_dim", "inner_dim", "split_size")
 NEURONS = ("intermediate_size", "ffn_dim", "hidden_features")
 
 
-def assemble(model: nn.Module, trace: Trace, samples: int) -> tuple[tuple[Group, ...], tuple[CountedGroup, ...]]:
-    """List all groups of a traced model, in order of depth, and apart those that statistics are taken over.
+@dataclass(frozen=True)
+class Assembled:
+    """All groups of a traced model, in order of depth.
+
+    Attributes:
+        groups: That may be narrowed by any number.
+        linked: Groups that must lose equally many units; none of them is among the others.
+        counted: Groups that statistics are taken over.
+    """
+
+    groups: tuple[Group, ...]
+    linked: tuple[tuple[Group, ...], ...]
+    counted: tuple[CountedGroup, ...]
+
+
+def assemble(model: nn.Module, trace: Trace, samples: int) -> Assembled:
+    """List all groups of a traced model.
 
     Args:
         model: What was traced.
         trace: What was noted.
         samples: How many samples the traced batch had.
     """
-    found = [group for units in alike_units(trace.ids) if (group := _group(model, trace, units, samples)) is not None]
-    found.sort(key=lambda each: each[0])
-    groups = named_apart([group for _, group, _ in found])
-    over = [statistic for *_, statistic in found]
-    free = tuple(group for group, statistic in zip(groups, over, strict=True) if statistic is None)
-    return free, tuple(
-        CountedGroup(group, named_operation(statistic))
-        for group, statistic in zip(groups, over, strict=True)
-        if statistic is not None
+    units, found = [], []
+    for own in alike_units(trace.ids):
+        if (group := _group(model, trace, own, samples)) is not None:
+            units.append(own)
+            found.append(group)
+    order = sorted(range(len(found)), key=lambda i: found[i][0])
+    groups = named_apart([found[i][1] for i in order])
+    over = [found[i][2] for i in order]
+    free = [i for i, statistic in enumerate(over) if statistic is None]
+    even = balance([units[order[i]] for i in free], trace.splits)
+    parted = [_in_strata(groups[i], number) for i, number in zip(free, even.strata, strict=True)]
+    linked = {i for one in even.linked for i in one}
+    return Assembled(
+        tuple(group for i, group in enumerate(parted) if i not in linked),
+        tuple(tuple(parted[i] for i in one) for one in even.linked),
+        tuple(
+            CountedGroup(group, named_operation(statistic))
+            for group, statistic in zip(groups, over, strict=True)
+            if statistic is not None
+        ),
     )
+
+
+def _in_strata(group: Group, number: int) -> Group:
+    return group if number == 1 else replace(group, strata=number, multiple=number)
 
 
 def linear_form(units: np.ndarray, size: int) -> Form | None:

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -52,11 +53,14 @@ class FoundGroups:
         groups: In order of depth.
         rewrites: Shortcuts that must become convolutions first; slices name their weights as if they were already.
         counted: Groups that stay because an operation counts their units, apart from those that are ignored.
+        linked: Groups that lie in equal parts of one tensor (`x.chunk(2, 1)`): those of a tuple must lose equally many
+            units. None of them is among `groups`.
     """
 
     groups: tuple[Group, ...]
     rewrites: tuple[PaddedShortcut, ...] = ()
     counted: tuple[CountedGroup, ...] = ()
+    linked: tuple[tuple[Group, ...], ...] = ()
 
 
 @ordinary_arithmetic()
@@ -93,16 +97,18 @@ def find_groups(
     )
     found = (*watched.groups, *experts)
     groups = tuple(group for group in found if group.kind in kinds)
+    linked = tuple(one for one in watched.linked if all(group.kind in kinds for group in one))
     counted = tuple(one for one in watched.counted if one.group.kind in kinds)
-    if not groups:
+    if not groups and not linked:
         raise ValueError(_nothing_found(model, kinds, found, watched.unknown, counted))
     ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
-    kept = _without_ignored(groups, counted, ignore)
-    tensors = {part.tensor for group in kept for part in group.slices}
+    kept, together = _without_ignored(groups, linked, counted, ignore)
+    tensors = {part.tensor for group in chain(kept, *together) for part in group.slices}
     return FoundGroups(
         kept,
         tuple(r for r in watched.rewrites if f"{r.path}.weight" in tensors),
         tuple(one for one in counted if not _ignored(one.group, ignore)),
+        together,
     )
 
 
@@ -121,6 +127,7 @@ class _Watched:
     rewrites: tuple[PaddedShortcut, ...] = ()
     unknown: frozenset[str] = frozenset()
     counted: tuple[CountedGroup, ...] = ()
+    linked: tuple[tuple[Group, ...], ...] = ()
 
 
 def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
@@ -131,9 +138,10 @@ def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
         rewrites = _first_run(twin, inputs)
         as_convolutions(twin, rewrites)
         trace = trace_model(twin, inputs)
-        groups, counted = assemble(twin, trace, inputs.n_samples)
-        tried = try_out(twin, inputs, groups, trace.arithmetic)
-    return _Watched(tried.groups, rewrites, frozenset(trace.unknown), (*counted, *tried.counted))
+        found = assemble(twin, trace, inputs.n_samples)
+        tried = try_out(twin, inputs, found.groups, found.linked, trace)
+    counted = (*found.counted, *tried.counted)
+    return _Watched(tried.groups, rewrites, frozenset(trace.unknown), counted, tried.linked)
 
 
 def _first_run(model: nn.Module, inputs: ModelInputs) -> tuple[PaddedShortcut, ...]:
@@ -165,23 +173,28 @@ def _nothing_found(
 
 
 def _without_ignored(
-    groups: tuple[Group, ...], counted: Sequence[CountedGroup], ignore: Sequence[str]
-) -> tuple[Group, ...]:
+    groups: tuple[Group, ...],
+    linked: tuple[tuple[Group, ...], ...],
+    counted: Sequence[CountedGroup],
+    ignore: Sequence[str],
+) -> tuple[tuple[Group, ...], tuple[tuple[Group, ...], ...]]:
+    named = [*groups, *chain(*linked), *(one.group for one in counted)]
     for pattern in ignore:
-        if not any(fnmatch(group.name, pattern) for group in (*groups, *(one.group for one in counted))):
+        if not any(fnmatch(group.name, pattern) for group in named):
             raise ValueError(
-                f"Expected argument ignore to match groups such as {groups[0].name}, but '{pattern}' matches none. "
+                f"Expected argument ignore to match groups such as {named[0].name}, but '{pattern}' matches none. "
                 "Group names are those of the first module that makes the units."
             )
     kept = tuple(group for group in groups if not _ignored(group, ignore))
-    if not kept:
+    together = tuple(one for one in linked if not any(_ignored(group, ignore) for group in one))
+    if not kept and not together:
         left = [one for one in counted if not _ignored(one.group, ignore)]
-        ignored = len(groups) + len(counted) - len(left)
+        ignored = len(named) - len(left)
         raise ValueError(
             f"Expected some groups outside ignore={list(ignore)}, but all {ignored} are ignored."
             f"{_counting(left) if left else ''}"
         )
-    return kept
+    return kept, together
 
 
 def _counting(counted: Sequence[CountedGroup]) -> str:

@@ -4,17 +4,19 @@ What a forward pass ties together does not tell where its code has sizes written
 such code fails, or its dimensions come out in other proportions; then the groups it concerns are left out. So are those
 whose size becomes a factor or divisor: a narrowed network is to compute what the dense one does with the same units set
 to zero, which this number would change (`numbers` tells it from those that follow the data). The copy must also run in
-training mode, if the model does: auxiliary heads are called there alone.
+training mode, if the model does: auxiliary heads are called there alone. Tensors must be cut apart at the same units
+(`equal_parts`): where a half has lost more than the other, code that halves runs and computes something else.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import nn
 
 from prunerecover.model.batches import ModelInputs, call
@@ -22,6 +24,7 @@ from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.counted import CountedGroup, named_operation
+from prunerecover.width.groups.equal_parts import units_that_moved
 from prunerecover.width.groups.numbers import changed_numbers, data_numbers, same_numbers
 from prunerecover.width.groups.trial_copies import (
     Stays,
@@ -29,9 +32,17 @@ from prunerecover.width.groups.trial_copies import (
     narrow_copy,
     positions_that_stay,
     reweighted_copies,
+    units_that_stay,
 )
-from prunerecover.width.groups.trial_sizes import later_in_tensor, other_sizes, trial_sizes
-from prunerecover.width.tracing.trace import Arithmetic
+from prunerecover.width.groups.trial_sizes import (
+    in_whole_strata,
+    later_in_tensor,
+    linked_sizes,
+    other_sizes,
+    trial_sizes,
+    units_left,
+)
+from prunerecover.width.tracing.trace import Arithmetic, Trace
 from prunerecover.width.tracing.tracer import trace_model
 
 
@@ -41,28 +52,33 @@ class Tried:
 
     Attributes:
         groups: That can be narrowed together.
+        linked: Groups that can, too, if they lose equally many units.
         counted: That cannot, because an operation counts their units.
     """
 
     groups: tuple[Group, ...]
+    linked: tuple[tuple[Group, ...], ...] = ()
     counted: tuple[CountedGroup, ...] = ()
 
 
-def try_out(model: nn.Module, inputs: ModelInputs, groups: Sequence[Group], dense: Sequence[Arithmetic]) -> Tried:
-    """Tell which groups can be narrowed together, each by a number of its own.
+def try_out(
+    model: nn.Module, inputs: ModelInputs, groups: Sequence[Group], linked: Sequence[tuple[Group, ...]], dense: Trace
+) -> Tried:
+    """Tell which groups can be narrowed together, each by a number of its own, and which by equal numbers.
 
     If not all can, they are tried by families: those of one kind in modules of one class.
 
     Args:
         model: A copy whose shortcuts are rewritten; it is left as it was.
         inputs: One batch.
-        groups: All groups found in the model.
-        dense: What the model computes with Python numbers.
+        groups: All groups found in the model that are not linked.
+        linked: Groups that must lose equally many units.
+        dense: What was noted of the model.
     """
     trials = _Trials(model, inputs, dense)
     kept = trials.that_narrow(groups)
     counted = tuple(CountedGroup(g, trials.counted[g]) for g in groups if g in trials.counted and g not in kept)
-    return Tried(kept, counted)
+    return Tried(kept, trials.that_narrow_linked(linked, kept), counted)
 
 
 @dataclass
@@ -76,7 +92,7 @@ class _Trials:
 
     model: nn.Module
     inputs: ModelInputs
-    dense: Sequence[Arithmetic]
+    dense: Trace
     counted: dict[Group, str] = field(default_factory=dict)
     found: dict[tuple[Group, ...], tuple[Group, ...] | None] = field(default_factory=dict)
 
@@ -95,6 +111,24 @@ class _Trials:
                 members = self._that_narrow_alone(family)
             kept.update(self._that_survive([g for g in groups if g in kept or g in members]) or kept)
         return tuple(group for group in groups if group in kept)
+
+    def that_narrow_linked(
+        self, linked: Sequence[tuple[Group, ...]], others: Sequence[Group]
+    ) -> tuple[tuple[Group, ...], ...]:
+        """Return those of the linked groups that can be narrowed together beside others: all of a tuple, or none."""
+        found: tuple[tuple[Group, ...], ...] = ()
+        if self._do_linked(linked, others):
+            return tuple(linked)
+        for together in linked:
+            if self._do_linked((*found, together), others):
+                found = (*found, together)
+        return found
+
+    def _do_linked(self, linked: Sequence[tuple[Group, ...]], others: Sequence[Group]) -> bool:
+        beside = units_left(others)
+        members = {group for together in linked for group in together}
+        found = (self._survivors({**beside, **kept}) for kept in linked_sizes(linked)) if linked else ()
+        return all(survivors is not None and members <= survivors for survivors in found)
 
     def _that_narrow_alone(self, family: Sequence[Group]) -> tuple[Group, ...]:
         """Return those that do alone; attentions of one class have one code, so a single one speaks for all.
@@ -160,6 +194,7 @@ class _Trials:
 
     def _survivors(self, kept: Mapping[Group, int]) -> set[Group] | None:
         """Return those of the groups whose units are what they were, narrowed so far; None: the copy does not do."""
+        kept = in_whole_strata(kept)
         stays = positions_that_stay(self.model, kept)
         try:
             narrowed = narrow_copy(self.model, kept, stays)
@@ -175,7 +210,27 @@ class _Trials:
         component = trace.ids.components()
         sizes = np.bincount(component)
         starts = {(owner.tensor, owner.dim): owner.start for owner in trace.ids.owners}
-        return {g for g in kept if _intact(g, kept[g], stays, component, sizes, starts)}
+        moved = self._that_moved(kept, trace, stays)
+        return {g for g in kept if g not in moved and _intact(g, kept[g], stays, component, sizes, starts)}
+
+    def _that_moved(self, groups: Iterable[Group], narrowed: Trace, stays: Stays) -> set[Group]:
+        """Return groups whose units lie where a narrowed copy cuts a tensor at another unit than the model."""
+        if not self.dense.splits:
+            return set()
+        units = units_that_moved(self.dense, self._component, narrowed, stays)
+        return {group for group in groups if len(units) and np.isin(self._ids(group), units).any()}
+
+    def _ids(self, group: Group) -> np.ndarray:
+        """The components of a group in the model."""
+        starts = {(owner.tensor, owner.dim): owner.start for owner in self.dense.ids.owners}
+        first = group.slices[0]
+        index = first.indices(torch.arange(group.size)).numpy()
+        found: np.ndarray = self._component[starts[first.tensor, first.dim] + index]
+        return found
+
+    @cached_property
+    def _component(self) -> np.ndarray:
+        return self.dense.ids.components()
 
     @cached_property
     def _model_trains(self) -> bool:
@@ -183,14 +238,14 @@ class _Trials:
 
     def _counting(self, narrowed: Sequence[Arithmetic], stays: Stays) -> Arithmetic | None:
         """Return the first operation with a number that follows that of units, not the data; None: there is none."""
-        if same_numbers(self.dense, narrowed):
+        if same_numbers(self.dense.arithmetic, narrowed):
             return None
         masked = _arithmetic(masked_copy(self.model, stays), self.inputs)
         changed = changed_numbers(narrowed, masked)
         if not changed:
             return None
         others = (_arithmetic(copy, self.inputs) for copy in reweighted_copies(self.model, stays))
-        data = data_numbers(masked, (self.dense, *others))
+        data = data_numbers(masked, (self.dense.arithmetic, *others))
         return next((narrowed[i] for i, j in changed.items() if j not in data), None)
 
 
@@ -233,7 +288,7 @@ def _intact(
         if place in starts:  # a dimension of one index has no ids
             position = np.cumsum(stays[place]) - 1
             within = np.add.outer(np.array(part.offsets), np.arange(part.span)).flatten()
-            old = np.add.outer(np.arange(units) * part.span, within)
+            old = np.add.outer(units_that_stay(group, units) * part.span, within)
             rows.append(component[starts[place] + position[old]])
     table = np.concatenate(rows, axis=1)
     first = table[:, 0]

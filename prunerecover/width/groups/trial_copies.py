@@ -1,4 +1,7 @@
-"""Copies of a model in which the last units of groups are gone, zero, or others: what groups are tried out on."""
+"""Copies of a model in which the last units of groups, or of their strata, are gone, zero, or others.
+
+Groups are tried out on them.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,21 @@ TensorDim = tuple[str, int]
 Stays = Mapping[TensorDim, np.ndarray]
 
 
+def units_that_stay(group: Group, count: int) -> np.ndarray:
+    """Return the first units of each stratum, `count` in all.
+
+    >>> units_that_stay(Group("conv", "channel", 8, (), multiple=2, strata=2), 6)
+    array([0, 1, 2, 4, 5, 6])
+    """
+    return np.arange(group.size).reshape(group.strata, -1)[:, : count // group.strata].flatten()
+
+
 def positions_that_stay(model: nn.Module, kept: Mapping[Group, int]) -> Stays:
-    """For each dimension that is narrowed, whether each index stays, when each group keeps its first units."""
+    """For each dimension that is narrowed, whether each index stays, when groups keep their first units."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     stays: dict[TensorDim, np.ndarray] = {}
     for group, units in kept.items():
-        removed = torch.arange(units, group.size)
+        removed = torch.from_numpy(np.setdiff1d(np.arange(group.size), units_that_stay(group, units)))
         for part in group.slices:
             mask = stays.setdefault((part.tensor, part.dim), np.ones(tensors[part.tensor].shape[part.dim], dtype=bool))
             mask[part.indices(removed).numpy()] = False

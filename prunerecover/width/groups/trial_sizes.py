@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prunerecover.plan.groups import Group
 
@@ -64,6 +64,31 @@ def _losses(groups: Sequence[Group]) -> dict[Group, int]:
     for i, (group, later) in enumerate(zip(groups, later_in_tensor(groups), strict=True)):
         losses[group] = LEAST_LOST + (i % (MOST_LOST - LEAST_LOST + 1) if later is None else later)
     return losses
+
+
+def linked_sizes(linked: Sequence[Sequence[Group]]) -> list[dict[Group, int]]:
+    """Return how many units linked groups keep in two trials: those of one tuple lose as many, others other numbers."""
+    trials: list[dict[Group, int]] = []
+    for later in (0, 1):
+        losses = [LEAST_LOST + (i + later) % (MOST_LOST - LEAST_LOST + 1) for i in range(len(linked))]
+        room = [min(group.size - _least(group) for group in together) for together in linked]
+        trials.append(
+            {
+                group: group.size - min(lost, most)
+                for together, lost, most in zip(linked, losses, room, strict=True)
+                for group in together
+            }
+        )
+    return trials
+
+
+def in_whole_strata(sizes: Mapping[Group, int]) -> dict[Group, int]:
+    """Return sizes of which each stratum of a group has as many, the next lower ones; one unit of each stays.
+
+    >>> list(in_whole_strata({Group("conv", "channel", 8, (), multiple=2, strata=2): 5}).values())
+    [4]
+    """
+    return {group: max(size - size % group.strata, group.strata) for group, size in sizes.items()}
 
 
 def later_in_tensor(groups: Sequence[Group]) -> list[int | None]:

@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from prunerecover.width.tracing.dimension_ids import Maps, Operand, compact, unify, varying
 from prunerecover.width.tracing.operation import Operation, propagate, record_output, unknown
-from prunerecover.width.tracing.trace import Info, Trace
+from prunerecover.width.tracing.trace import Info, Split, Trace
 
 VIEWS = ("view", "_unsafe_view", "_reshape_alias")
+SPLITS = ("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
 
 
 def fill_constant(trace: Trace, operation: Operation) -> None:
@@ -34,6 +35,8 @@ def move_elements(trace: Trace, operation: Operation) -> None:
         unknown(trace, operation)
         return
     info = trace.info(data)
+    if operation.name in SPLITS:
+        _note_parts(trace, operation, info.maps)
     found: list[list[Tensor]] = [[] for _ in operation.outputs]
     rest, kwargs = tree_map(_on_cpu, (operation.args[1:], operation.kwargs))
     move = torch.reshape if operation.name in VIEWS else operation.func  # ids have other strides
@@ -46,6 +49,13 @@ def move_elements(trace: Trace, operation: Operation) -> None:
         trace.note(out, replace(info, maps=tuple(maps)))
 
 
+def _note_parts(trace: Trace, operation: Operation, maps: Maps) -> None:
+    """Note which ids lie in which part."""
+    dim = operation.argument(2, "dim", 0) % operation.args[0].ndim
+    sizes = [part.shape[dim] for part in operation.outputs]
+    trace.splits.extend(Split(torch.split(ids.flatten(), sizes)) for ids in maps if varying(ids) == (dim,))
+
+
 def _on_cpu(leaf: Any) -> Any:
     """DimensionIds live on the CPU: so must what indexes them."""
     return leaf.cpu() if isinstance(leaf, Tensor) else leaf
@@ -54,7 +64,7 @@ def _on_cpu(leaf: Any) -> Any:
 def _kept_by_position(trace: Trace, operation: Operation, maps: Maps) -> Maps:
     """Fix what is picked by its position: `x[:, 3]`, `x[:, :8]`, `table[index]`.
 
-    Splits are left: a split into sizes that do not fit fails loudly, a wrong position would not. One weight picked
+    Splits are left: one into sizes that do not fit fails loudly, and what others cut apart is noted. One weight picked
     from a stack of three or more dimensions is an expert of a mixture: nothing of the stack is a unit here.
     """
     data = operation.args[0]

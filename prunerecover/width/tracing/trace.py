@@ -102,6 +102,18 @@ class Count:
     ids: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A tensor that was cut along the dimension in which its ids lie: those of each part, in order."""
+
+    parts: tuple[Tensor, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all parts have one length."""
+        return len({len(part) for part in self.parts}) == 1
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """An operation on tensors and Python numbers, and the module that it happened in."""
@@ -125,6 +137,7 @@ class Trace:
         unknown: Names of operations that no rule covers and that met ids.
         statistics: Over units, that serve for more than to norm these units.
         arithmetic: With Python numbers, in order of execution.
+        splits: Of tensors whose units lie along one dimension.
     """
 
     ids: DimensionIds = field(default_factory=DimensionIds)
@@ -136,6 +149,7 @@ class Trace:
     unknown: set[str] = field(default_factory=set)
     statistics: list[Statistic] = field(default_factory=list)
     arithmetic: list[Arithmetic] = field(default_factory=list)
+    splits: list[Split] = field(default_factory=list)
     _infos: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
     _modules: list[tuple[str, Any]] = field(default_factory=list)
 

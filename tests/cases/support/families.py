@@ -13,10 +13,11 @@ from cases.models import tiny, width
 from cases.models.width import Built
 from torch.utils._pytree import tree_map
 
-UNKNOWN = "Expected a model of a supported family"
+NO_UNITS = "... to have units of kind {kind} that may go, but there is none"
+FIXED = "... to be removable, but"  # layers between widths that cannot change
 GATED = "... to have removable activations, but its MLP is gated"
 NO_GROUPS = "... to have groups of kind {kind}, but it has"  # none at all, or those of other kinds
-DEPTH = ("block", "attention", "mlp", "activation")
+DEPTH = ("block", "attention", "mlp", "activation", "layer")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def _refused(reason: str, *columns: str) -> dict[str, str]:
 
 
 BLOCKS, NARROW = "from_pretrained, fewer blocks", "from_pretrained, fewer neurons or experts"
+NO_LAYER = NO_UNITS.format(kind="layer")
 IN_DEPTH = (*DEPTH, "head", "neuron")
 STANDARD = (BLOCKS, NARROW)
 HIDDEN_SIZE = _refused(NO_GROUPS, "channel")
@@ -62,8 +64,10 @@ def _decoder(name: str, gated: bool = False, quick: bool = False) -> Family:
     return Family("transformers", make, works, refused, quick)
 
 
-def _mixture(name: str, *works: str, quick: bool = False) -> Family:
-    refused = _refused(UNKNOWN, *DEPTH) | HIDDEN_SIZE
+def _mixture(name: str, *works: str, latent: bool = False, layer: str = FIXED, quick: bool = False) -> Family:
+    """`latent`: the compressed keys that its attentions hand on stay; `layer`: why no layer goes."""
+    refused = _refused(NO_UNITS, "activation", *(("attention",) if latent else ())) | HIDDEN_SIZE | {"layer": layer}
+    works = (*works, "block", "mlp", *(() if latent else ("attention",)))
     refused |= _refused(NO_GROUPS, *(kind for kind in ("head", "neuron") if kind not in works))
     make: Callable[[], Built] = lambda: (tiny.tiny_mixture(name), tiny.tiny_inputs("text"))  # noqa: E731
     return Family("transformers", make, (*works, "expert", NARROW), refused, quick)
@@ -72,13 +76,14 @@ def _mixture(name: str, *works: str, quick: bool = False) -> Family:
 def _convolutional(name: str, *works: str, refused: tuple[str, ...] = (), quick: bool = False) -> Family:
     make = {**width.BUILD, **width.LARGE}[name]
     library = "plain PyTorch" if name == "option_a_resnet20" else "torchvision"
-    return Family(library, make, works, _refused(UNKNOWN, "block", *refused), quick)
+    return Family(library, make, works, _refused(NO_UNITS, *refused), quick)
 
 
 def _transformer(library: str, name: str, *works: str) -> Family:
-    refused = _refused(UNKNOWN, *DEPTH)
+    units = tuple(kind for kind in ("block", "attention", "mlp", "layer") if (name, kind) != ("segformer", "block"))
+    refused = _refused(NO_UNITS, *(kind for kind in DEPTH if kind not in units))
     refused |= _refused(NO_GROUPS, *(kind for kind in ("channel", "head") if kind not in works))
-    return Family(library, width.BUILD[name], works, refused)
+    return Family(library, width.BUILD[name], (*units, *works), refused)
 
 
 def _vit(distilled: bool) -> Family:
@@ -98,25 +103,27 @@ FAMILIES: dict[str, Family] = {
     "OPT, norms after the sum (350m)": _decoder("opt_post_norm"),
     "BERT": _decoder("bert"),
     "ViT of transformers": _decoder("hf_vit"),
-    "Mixtral": _mixture("mixtral", "head", quick=True),
+    "Mixtral": _mixture("mixtral", "head", layer=NO_LAYER, quick=True),
     "Qwen2-MoE": _mixture("qwen2_moe", "head", "neuron"),
-    "Qwen3-MoE": _mixture("qwen3_moe", "head"),
-    "DeepSeek-V2": _mixture("deepseek_v2", "neuron"),
-    "DeepSeek-V2, experts in groups": _mixture("deepseek_v2_grouped", "neuron"),
-    "DeepSeek-V3": _mixture("deepseek_v3", "neuron"),
+    "Qwen3-MoE": _mixture("qwen3_moe", "head", layer=NO_LAYER),
+    "DeepSeek-V2": _mixture("deepseek_v2", "neuron", latent=True),
+    "DeepSeek-V2, experts in groups": _mixture("deepseek_v2_grouped", "neuron", latent=True),
+    "DeepSeek-V3": _mixture("deepseek_v3", "neuron", latent=True),
     "ViT of torchvision": _transformer("torchvision", "torchvision_vit", "neuron", "ONNX"),
     "Swin of torchvision": _transformer("torchvision", "torchvision_swin", "neuron", "ONNX"),
     "Swin of timm": _transformer("timm", "timm_swin", "head", "neuron", "ONNX"),
     "SegFormer": _transformer("transformers", "segformer", "channel", "head", "neuron"),
-    "CIFAR ResNet, option A": _convolutional("option_a_resnet20", "channel", "ONNX", quick=True),
-    "ResNet": _convolutional("bottlenecks", "channel", "ONNX"),
-    "ResNeXt": _convolutional("resnext", "channel", "ONNX"),
-    "VGG": _convolutional("vgg", "channel", "neuron", "ONNX"),
-    "DenseNet": _convolutional("densenet", "channel", "ONNX"),
-    "MobileNetV2": _convolutional("mobilenet_v2", "channel", "ONNX"),
-    "EfficientNet": _convolutional("efficientnet", "channel", "ONNX"),
-    "ConvNeXt": _convolutional("convnext", "channel", "neuron", "ONNX", refused=("mlp", "activation"), quick=True),
-    "DeepLabV3": _convolutional("deeplabv3", "channel", "ONNX"),
-    "Faster R-CNN": _convolutional("faster_rcnn", "channel"),
-    "SSDLite": _convolutional("ssdlite", "channel"),
+    "CIFAR ResNet, option A": _convolutional("option_a_resnet20", "block", "layer", "channel", "ONNX", quick=True),
+    "ResNet": _convolutional("bottlenecks", "block", "layer", "channel", "ONNX"),
+    "ResNeXt": _convolutional("resnext", "block", "layer", "channel", "ONNX"),
+    "VGG": _convolutional("vgg", "layer", "channel", "neuron", "ONNX", refused=("block",)),
+    "DenseNet": _convolutional("densenet", "layer", "channel", "ONNX", refused=("block",)),
+    "MobileNetV2": _convolutional("mobilenet_v2", "block", "layer", "channel", "ONNX"),
+    "EfficientNet": _convolutional("efficientnet", "block", "layer", "channel", "ONNX"),
+    "ConvNeXt": _convolutional(
+        "convnext", "block", "layer", "channel", "neuron", "ONNX", refused=("mlp", "activation"), quick=True
+    ),
+    "DeepLabV3": _convolutional("deeplabv3", "block", "layer", "channel", "ONNX"),
+    "Faster R-CNN": _convolutional("faster_rcnn", "channel", refused=("block", "layer")),
+    "SSDLite": _convolutional("ssdlite", "channel", refused=("block", "layer")),
 }

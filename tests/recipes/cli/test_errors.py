@@ -37,7 +37,7 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plan", "--method", "nope"], "--method to be depth, boundary, .* or a class path, but got 'nope'"),
+        (["plan", "--method", "nope"], "--method to be depth, graph, boundary, .* or a class path, but got 'nope'"),
         (["plan", "--method=nope.Class"], "given class_path 'nope.Class': No module named 'nope'"),
         (["fit", "--model", "nope.Class"], 'key "model": .*No module named .nope.*Given value: nope.Class'),
         (["fit", "--trainer.max_epochs=many"], "max_epochs.*Expected a <class 'int'>. Given value: many"),

@@ -1,0 +1,288 @@
+"""Networks written for these tests, each with something that makes layers hard to take out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class UNet(nn.Module):
+    """Two scales, a skip that is concatenated, an upsampling, and a head of one convolution."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first = self.double(3, width)
+        self.second = self.double(width, 2 * width)
+        self.third = self.double(2 * width, 2 * width)
+        self.up = self.double(4 * width, width)
+        self.last = self.double(2 * width, width)
+        self.head = nn.Conv2d(width, 2, 1)
+
+    @staticmethod
+    def double(before: int, after: int) -> nn.Sequential:
+        return nn.Sequential(
+            nn.Conv2d(before, after, 3, padding=1),
+            nn.BatchNorm2d(after),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(after, after, 3, padding=1),
+            nn.BatchNorm2d(after),
+            nn.ReLU(inplace=True),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        second = self.second(F.max_pool2d(first, 2))
+        third = self.third(F.max_pool2d(second, 2))
+        up = self.up(torch.cat([F.interpolate(third, scale_factor=2.0), second], 1))
+        return self.head(self.last(torch.cat([F.interpolate(up, scale_factor=2.0), first], 1)))
+
+
+class Boxes(nn.Module):
+    """A detector's head: for each of two scales a branch of boxes and one of classes, each of two convolutions."""
+
+    def __init__(self, widths: tuple[int, int], classes: int) -> None:
+        super().__init__()
+        self.boxes = nn.ModuleList(self.branch(width, 4) for width in widths)
+        self.classes = nn.ModuleList(self.branch(width, classes) for width in widths)
+
+    @staticmethod
+    def branch(width: int, made: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.SiLU(), nn.Conv2d(width, made, 1))
+
+    def forward(self, features: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        maps = [torch.cat([b(x), c(x)], 1) for x, b, c in zip(features, self.boxes, self.classes, strict=True)]
+        return torch.cat([m.flatten(2) for m in maps], 2), maps
+
+
+class Detector(nn.Module):
+    """A backbone of six convolutions of two scales, and a head of eight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = self.conv(3, 8, 2)
+        self.body = nn.Sequential(self.conv(8, 8), self.conv(8, 16, 2), self.conv(16, 16), self.conv(16, 16))
+        self.deep = nn.Sequential(self.conv(16, 32, 2), self.conv(32, 32), self.conv(32, 32), self.conv(32, 32))
+        self.detect = Boxes((16, 32), 3)
+
+    @staticmethod
+    def conv(before: int, after: int, stride: int = 1) -> nn.Sequential:
+        return nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.SiLU(inplace=True)
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        shallow = self.body(self.stem(x))
+        return self.detect([shallow, self.deep(shallow)])
+
+
+class Split(nn.Module):
+    """A convolution whose output is cut in halves, one of which goes through two more; all are concatenated."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.before = nn.Conv2d(3, width, 3, padding=1)
+        self.cut = nn.Conv2d(width, width, 1)
+        self.one = nn.Conv2d(width // 2, width // 2, 3, padding=1)
+        self.two = nn.Conv2d(width // 2, width // 2, 3, padding=1)
+        self.join = nn.Conv2d(2 * width, width, 1)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = list(self.cut(self.before(x)).chunk(2, 1))
+        parts.append(F.silu(self.one(parts[-1])))
+        parts.append(F.silu(self.two(parts[-1])) + parts[-1])
+        return self.head(self.join(torch.cat(parts, 1)).mean((2, 3)))
+
+
+class InPlaceSums(nn.Module):
+    """Residual branches that are added in place, to the stream and from it, with activations in place behind."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.a = nn.Conv2d(width, width, 3, padding=1)
+        self.b = nn.Conv2d(width, width, 3, padding=1)
+        self.c = nn.Conv2d(width, width, 1)
+        self.relu = nn.ReLU(inplace=True)
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        out = self.b(self.relu(self.a(x)))
+        out += x
+        out = self.relu(out)
+        more = self.c(out)
+        more *= 2.0
+        out = out + more
+        return self.head(out.mean((2, 3)))
+
+
+class SqueezeExcite(nn.Module):
+    """A gate that multiplies, made of two linears of other widths, beside a depthwise convolution."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.expand = nn.Conv2d(width, 2 * width, 1)
+        self.depthwise = nn.Conv2d(2 * width, 2 * width, 3, padding=1, groups=2 * width)
+        self.reduce = nn.Linear(2 * width, 4)
+        self.restore = nn.Linear(4, 2 * width)
+        self.project = nn.Conv2d(2 * width, width, 1)
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = F.relu(self.depthwise(F.relu(self.expand(x))))
+        gate = torch.sigmoid(self.restore(F.relu(self.reduce(y.mean((2, 3))))))
+        x = x + self.project(y * gate[:, :, None, None])
+        return self.head(x.mean((2, 3)))
+
+
+class PostNorm(nn.Module):
+    """A stream that is normed after each sum."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embed = nn.Linear(5, width)
+        self.fc1, self.fc2 = nn.Linear(width, 12), nn.Linear(12, width)
+        self.fc3, self.fc4 = nn.Linear(width, 12), nn.Linear(12, width)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.act = nn.GELU()
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        x = self.norm1(x + self.fc2(self.act(self.fc1(x))))
+        x = self.norm2(x + self.fc4(F.gelu(self.fc3(x))))
+        return self.head(x)
+
+
+class Dense(nn.Module):
+    """Each layer reads the concatenation of all before it."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.BatchNorm2d(width * n), nn.ReLU(), nn.Conv2d(width * n, width, 3, padding=1))
+            for n in (1, 2, 3)
+        )
+        self.head = nn.Linear(4 * width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = [self.stem(x)]
+        for layer in self.layers:
+            seen.append(layer(torch.cat(seen, 1)))
+        return self.head(torch.cat(seen, 1).mean((2, 3)))
+
+
+class Shared(nn.Module):
+    """One layer is called twice, one weight is tied to another, and one layer runs in training alone."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, width)
+        self.twice = nn.Linear(width, width)
+        self.own, self.tied = nn.Linear(width, width), nn.Linear(width, width)
+        self.tied.weight = self.own.weight
+        self.plain = nn.Linear(width, width)
+        self.extra = nn.Linear(width, width)
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.twice(torch.relu(self.twice(self.stem(x))))
+        x = torch.tanh(self.plain(self.tied(torch.tanh(self.own(x)))))
+        if self.training:
+            x = x + self.extra(x)
+        return self.head(x)
+
+
+class ByValue(nn.Module):
+    """Which branch runs depends on the data."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.stem, self.positive, self.negative = (nn.Linear(width, width) for _ in range(3))
+        self.last, self.head = nn.Linear(width, width), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = torch.relu(self.positive(x) if float(x.sum()) > 0 else self.negative(x))
+        return self.head(torch.relu(self.last(x)))
+
+
+class Recurrent(nn.Module):
+    """Linears around an LSTM, whose weights are in no layer."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, width)
+        self.fc = nn.Linear(width, width)
+        self.lstm = nn.LSTM(width, width, batch_first=True)
+        self.after = nn.Linear(width, width)
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, _ = self.lstm(torch.relu(self.fc(self.embed(x))))
+        return self.head(torch.relu(self.after(x[:, -1])))
+
+
+class TwoInputs(nn.Module):
+    """Two inputs, two heads, named results; a stream that both read."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.image, self.text = nn.Linear(4, width), nn.Linear(3, width)
+        self.mix = nn.Linear(2 * width, width)
+        self.deep = nn.Linear(width, width)
+        self.label, self.score = nn.Linear(width, 3), nn.Linear(width, 1)
+
+    def forward(self, image: Tensor, text: Tensor) -> dict[str, Tensor]:
+        x = torch.relu(self.mix(torch.cat([self.image(image), self.text(text)], -1)))
+        x = x - F.gelu(self.deep(x))
+        return {"label": self.label(x), "score": self.score(x)}
+
+
+class Gated(nn.Module):
+    """Gated MLPs in which the halves of one linear are gate and value, and one with a learnt scale behind."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, width)
+        self.norm = nn.LayerNorm(width)
+        self.both = nn.Linear(width, 2 * 12)
+        self.down = nn.Linear(12, width)
+        self.scale = nn.Parameter(torch.full((width,), 0.5))
+        self.fc = nn.Linear(width, width)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        gate, value = self.both(self.norm(x)).chunk(2, -1)
+        x = x + self.scale * self.down(F.silu(gate) * value)
+        x = x + self.scale * torch.tanh(self.fc(x))
+        return self.head(x)
+
+
+class Sequence1d(nn.Module):
+    """1-D convolutions, dilated and grouped, with GroupNorm, weights in `Conv1d` of stride 2, and a GLU."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.Conv1d(2, width, 5, padding=2)
+        self.dilated = nn.Conv1d(width, width, 3, padding=2, dilation=2)
+        self.norm = nn.GroupNorm(2, width)
+        self.grouped = nn.Conv1d(width, width, 3, padding=1, groups=2)
+        self.glu = nn.Conv1d(width, 2 * width, 1)
+        self.down = nn.Conv1d(width, 2 * width, 4, 2, 1)
+        self.up = nn.ConvTranspose1d(2 * width, width, 4, 2, 1)
+        self.late = nn.Conv1d(width, width, 3, padding=1)
+        self.head = nn.Conv1d(width, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = F.relu(self.norm(self.dilated(x))) + x
+        x = F.elu(self.grouped(x))
+        x = F.glu(self.glu(x), 1)
+        return self.head(F.relu(self.late(self.up(F.relu(self.down(x))))))

@@ -1,0 +1,97 @@
+"""Checks that hold for units taken out of any network: it runs, learns, and is of the size that was said."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
+
+from prunerecover.depth.layers.pruned_graph import NotRemovable
+from prunerecover.depth.layers.removals import Removals
+from prunerecover.model.batches import ModelInputs, as_inputs, call
+from prunerecover.model.copies import deep_copy
+from prunerecover.model.evaluation import evaluating
+from prunerecover.plan.units import Unit
+from prunerecover.surgery.apply_edits import apply_edits
+
+GRAPH_KINDS = ("block", "attention", "mlp", "layer")
+
+
+def removals_of(model: nn.Module, batch: Any, kinds: Sequence[str] = GRAPH_KINDS, **options: Any) -> Removals:
+    """What can go out of a network."""
+    with evaluating(model):
+        return Removals(model, as_inputs(batch), kinds, **options)
+
+
+def outputs(model: nn.Module, inputs: ModelInputs | Any) -> list[Tensor]:
+    """All floating tensors that a network returns."""
+    found = call(model, inputs if isinstance(inputs, ModelInputs) else as_inputs(inputs))
+    return [t for t in tree_leaves(found) if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def pruned(removals: Removals, units: Sequence[Unit]) -> nn.Module:
+    """A copy of the network without some units."""
+    model = deep_copy(removals.model)
+    apply_edits(model, removals.edits(units))
+    return model.eval()
+
+
+def learns(model: nn.Module, inputs: ModelInputs) -> None:
+    """Run forward and backward in training mode, the statistics of norms as they are."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+    sum(out.float().sum() for out in outputs(model, inputs) if out.requires_grad).backward()  # type: ignore[union-attr]
+    model.zero_grad()
+    model.eval()
+
+
+def check_unit(removals: Removals, unit: Unit) -> nn.Module:
+    """Take one unit out, and see that what is left runs, learns, and has the parameters that were predicted."""
+    model = pruned(removals, [unit])
+    learns(model, removals.example)
+    if unit.kind == "layer":
+        assert size(model) == removals.after((unit.name,)).parameters()
+    else:
+        assert size(removals.model) - size(model) == unit.params
+    with torch.no_grad():
+        before, after = (outputs(m, removals.example) for m in (removals.model, model))
+    assert [out.shape for out in before] == [out.shape for out in after]
+    return model
+
+
+def random_sequence(removals: Removals, length: int, seed: int) -> list[Unit]:
+    """Draw units that can go together, in the order in which they go; as many as there are, at most `length`."""
+    drawn = random.Random(seed)
+    waiting = list(removals.units)
+    drawn.shuffle(waiting)
+    taken: list[Unit] = []
+    for unit in waiting:
+        if len(taken) == length:
+            break
+        if any(overlap(unit, other) for other in taken):
+            continue
+        with suppress(NotRemovable):
+            removals.edits([*taken, unit])
+            taken.append(unit)
+    return taken
+
+
+def overlap(unit: Unit, other: Unit) -> bool:
+    """Whether one of two units is inside the other."""
+
+    def inside(a: Unit, b: Unit) -> bool:
+        return any(f"{path}.".startswith(f"{own}.") for path in a.targets for own in b.targets)
+
+    return inside(unit, other) or inside(other, unit)

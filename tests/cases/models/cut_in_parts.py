@@ -1,0 +1,72 @@
+"""Networks that cut tensors in parts as they run, as YOLOv8's do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+Cut = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+class ConvNorm(nn.Module):
+    def __init__(self, c_in: int, c_out: int, size: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(c_in, c_out, size, padding=size // 2, bias=False)
+        self.bn = nn.BatchNorm2d(c_out)
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.bn(self.conv(x)))
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, width: int, *, shortcut: bool) -> None:
+        super().__init__()
+        self.cv1, self.cv2, self.shortcut = ConvNorm(width, width - 2, 3), ConvNorm(width - 2, width, 3), shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.cv2(self.cv1(x))
+        return x + y if self.shortcut else y
+
+
+class C2f(nn.Module):
+    """One half goes through bottlenecks, and everything is concatenated."""
+
+    def __init__(self, c_in: int, c_out: int, width: int, *, shortcut: bool) -> None:
+        super().__init__()
+        self.cv1, self.cv2 = ConvNorm(c_in, 2 * width), ConvNorm(3 * width, c_out)
+        self.m = nn.ModuleList([Bottleneck(width, shortcut=shortcut)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = list(self.cv1(x).chunk(2, 1))
+        y.extend(m(y[-1]) for m in self.m)
+        return self.cv2(torch.cat(y, 1))
+
+
+def c2f_network() -> nn.Module:
+    """Two blocks, with a shortcut and without."""
+    blocks = C2f(14, 10, 8, shortcut=True), C2f(10, 12, 7, shortcut=False)
+    return nn.Sequential(ConvNorm(3, 14, 3), *blocks, ConvNorm(12, 6), nn.Flatten(2), Pooled(), nn.Linear(6, 3))
+
+
+class Pooled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(2)
+
+
+class Halves(nn.Module):
+    """Parts of one tensor get functions of their own, and are read together."""
+
+    functions = (torch.sin, torch.tanh, torch.square, torch.nn.functional.silu)
+
+    def __init__(self, cut: Cut, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, width, 1), nn.Conv2d(width, 10, 1), nn.Conv2d(10, 2, 1)
+        self.cut, self.act = cut, nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.cut(self.first(x))
+        y = torch.cat([f(part) for f, part in zip(self.functions, parts, strict=False)], 1)
+        return self.last(self.act(self.second(y))).mean((2, 3))

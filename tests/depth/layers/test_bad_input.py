@@ -1,0 +1,137 @@
+"""Layers and examples that do not fit: each is told why, and the network stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.utils.prune
+from cases.depth.architectures import ARCHITECTURES, TOKENS
+from cases.depth.hand_made import ByValue, Gated, Recurrent, Shared, TwoInputs
+from cases.depth.removal import removals_of
+from torch import nn
+
+from prunerecover import find_units
+from prunerecover.depth.layers.pruned_graph import NotRemovable
+
+
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+EXAMPLES: dict[str, Any] = {
+    "another width": torch.rand(2, 9),
+    "other keywords": {"pixels": torch.rand(2, 6)},
+    "integers": torch.ones(2, 6, dtype=torch.long),
+}
+
+
+@pytest.mark.parametrize("case", EXAMPLES)
+def test_example_that_the_network_cannot_run_is_explained(case: str) -> None:
+    model = ByValue()
+    before = values(model)
+    message = "Expected example_inputs that ByValue can be called with, but its forward pass raised"
+    with pytest.raises(ValueError, match=message):
+        find_units(model, ("layer",), EXAMPLES[case])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in values(model).items())
+    assert model.training
+
+
+def test_missing_example_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"ResNet|no blocks|Expected"):
+        find_units(ARCHITECTURES["resnet18"]()[0], ("layer",))
+
+
+def test_layers_of_a_branch_that_the_example_does_not_take_are_refused() -> None:
+    reasons = removals_of(ByValue(), torch.ones(2, 6), ("layer",)).refused
+    assert [path for path, reason in reasons.items() if reason == "the example does not call it"] in (
+        ["positive"],
+        ["negative"],
+    )
+
+
+REFUSED = {
+    "called twice": (Shared, torch.rand(2, 4), "twice:0", "it is called several times"),
+    "not called": (Shared, torch.rand(2, 4), "extra", "the example does not call it"),
+    "head": (Shared, torch.rand(2, 4), "head", "it is in the head, which makes the outputs"),
+    "one of two heads": (
+        TwoInputs,
+        {"image": torch.rand(2, 4), "text": torch.rand(2, 3)},
+        "score",
+        "it is in the head, which makes the outputs",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_layer_that_cannot_go_says_why(case: str) -> None:
+    kind, batch, path, reason = REFUSED[case]
+    assert removals_of(kind(), batch, ("layer",)).refused[path] == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "reason"),
+    [
+        ("1-d", "up", "it is a transposed convolution"),
+        ("resnet18", "layer2.0.conv1", "it changes spatial dimensions (include_strided=True)"),
+        ("resnest", "layer2.0.conv2.conv", "it is grouped, and makes another number of channels than it reads"),
+        ("mixtral", "model.layers.0.mlp.gate", "MixtralTopKRouter is no linear or convolution"),
+    ],
+)
+def test_layer_of_a_kind_that_stays_says_why(name: str, path: str, reason: str) -> None:
+    assert removals_of(*ARCHITECTURES[name](), ("layer",)).refused[path] == reason
+
+
+def test_layer_whose_activation_is_in_code_that_cannot_be_rewritten_says_why() -> None:
+    reason = removals_of(ByValue(), torch.ones(2, 6), ("layer",)).refused["last"]
+    assert reason.startswith("Expected what goes with 'last' to be modules, or in code that can be rewritten")
+
+
+def test_pruned_weights_are_refused() -> None:
+    model = Gated()
+    nn.utils.prune.random_unstructured(model.fc, "weight", 0.5)
+    assert "its weight is computed" in removals_of(model, torch.rand(2, 3, 4), ("layer",)).refused["fc"]
+
+
+def test_recurrent_weights_are_no_layers() -> None:
+    names = [unit.name for unit in removals_of(Recurrent(), torch.rand(2, 3, 4), ("layer",)).units]
+    assert names == ["embed", "fc", "after"]
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        pytest.param("llama", "model.layers.0.self_attn", id="no layer"),
+        pytest.param("llama", "nothing.here", id="not there"),
+        pytest.param("shared", "twice", id="called twice"),
+    ],
+)
+def test_layer_by_name_that_is_none_is_explained(name: str, path: str) -> None:
+    with pytest.raises(NotRemovable, match=f"Expected '{path}' to be a present layer that is called once"):
+        removals_of(*ARCHITECTURES[name](), ("layer",)).after((path,))
+
+
+def test_layer_is_removed_once() -> None:
+    removals = removals_of(*ARCHITECTURES["resnet18"](), ("layer",))
+    with pytest.raises(NotRemovable, match="Was it removed before?"):
+        removals.after(("layer1.0.conv1", "layer1.0.conv1"))
+
+
+def test_listing_leaves_the_network_and_its_classes_alone() -> None:
+    model, batch = ARCHITECTURES["t5"]()
+    getter, before = nn.Module.__getattr__, values(model)
+    find_units(model, ("layer", "attention", "block"), batch)
+    assert nn.Module.__getattr__ is getter
+    assert all(torch.equal(tensor, before[name]) for name, tensor in values(model).items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_network_without_anything_to_remove_says_why() -> None:
+    with pytest.raises(ValueError, match="Expected Linear to have units of kind layer, but none was found"):
+        find_units(nn.Linear(4, 4), ("layer",), torch.rand(2, 4))
+
+
+def test_tokens_of_two_forms_give_the_same_units() -> None:
+    model, _ = ARCHITECTURES["llama"]()
+    assert find_units(model, ("layer",), TOKENS) == find_units(model, ("layer",), {"input_ids": TOKENS})

@@ -1,0 +1,163 @@
+"""Layers around tensors that code cuts in equal parts are taken out: as many units leave each part."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from cases.models.cut_in_parts import Halves, c2f_network
+from cases.models.width import images, stirred
+from cases.width.groups import assert_equal, outputs
+from torch import Tensor, nn
+
+from prunerecover.depth.layers.leaving import least_important
+from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
+from prunerecover.depth.layers.widths import FIXED, Widths
+from prunerecover.graph.build import trace_graph
+from prunerecover.graph.layers import list_layers
+from prunerecover.model.batches import as_inputs
+from prunerecover.model.copies import deep_copy
+from prunerecover.plan.edits import Narrow
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.width.groups.discovery import find_groups
+
+X = images(4)
+
+
+def prepared(net: nn.Module) -> tuple[PrunedGraph, tuple[str, ...]]:
+    graph = trace_graph(net, as_inputs(X))
+    found = find_groups(net, X)
+    widths = Widths.of(net, found.groups, linked=found.linked)
+    return PrunedGraph(net, graph, widths), tuple(list_layers(net, graph).offered)
+
+
+def masked(net: nn.Module, edits: list[Narrow]) -> nn.Module:
+    """Set what makes the units that edits remove to zero, one edit after the other."""
+    twin = deep_copy(net)
+    tensors = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
+    left: dict[tuple[str, int], Tensor] = {}
+    for edit in edits:
+        gone = torch.tensor([unit for unit in range(edit.of) if unit not in edit.keep])
+        for part in edit.group:
+            tensor = tensors[part.tensor]
+            own = left.setdefault((part.tensor, part.dim), torch.arange(tensor.shape[part.dim]))
+            index = part.indices(gone)
+            if part.makes:
+                tensor.data.index_fill_(part.dim, own[index], 0)
+            stays = torch.ones(len(own), dtype=torch.bool).index_fill_(0, index, False)
+            left[part.tensor, part.dim] = own[stays]
+    return twin
+
+
+def assert_runs_as_predicted(net: nn.Module, state: PrunedGraph) -> None:
+    pruned = deep_copy(net)
+    apply_edits(pruned, [*state.edits, *state.finishing()])
+    sum(out.sum() for out in outputs(pruned, X)).backward()
+    assert sum(p.numel() for p in pruned.parameters()) == state.parameters()
+
+
+def assert_narrowed_is_masked(net: nn.Module, state: PrunedGraph) -> None:
+    edits = [edit for edit in state.edits if isinstance(edit, Narrow)]
+    assert edits
+    narrowed = deep_copy(net)
+    apply_edits(narrowed, edits)
+    with torch.no_grad():
+        assert_equal(outputs(narrowed, X), outputs(masked(net, edits), X))
+
+
+def test_every_layer_around_equal_parts_can_go() -> None:
+    net = stirred(c2f_network())
+    start, layers = prepared(net)
+    assert {"1.cv1.conv", "1.cv2.conv", "2.cv1.conv", "2.cv2.conv"} <= set(layers)
+    for layer in layers:
+        state = start.copy()
+        state.prune(layer)
+        assert_runs_as_predicted(net, state)
+
+
+@pytest.mark.parametrize("layer", ["1.cv1.conv", "1.cv2.conv", "2.cv1.conv", "2.cv2.conv"])
+def test_linked_units_that_leave_with_a_layer_are_masked(layer: str) -> None:
+    net = stirred(c2f_network())
+    state, _ = prepared(net)
+    state.prune(layer)
+    assert_narrowed_is_masked(net, state)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_strata_that_leave_with_a_layer_are_masked(parts: int) -> None:
+    net = stirred(Halves(lambda x: x.chunk(parts, 1)))
+    state, _ = prepared(net)
+    state.prune("second")
+    assert_narrowed_is_masked(net, state)
+    assert_runs_as_predicted(net, state)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_layers_go_one_after_the_other(seed: int) -> None:
+    net = stirred(c2f_network())
+    state, layers = prepared(net)
+    taken = 0
+    for layer in random.Random(seed).sample(layers, len(layers)):
+        trial = state.copy()
+        try:
+            trial.prune(layer)
+        except NotRemovable:
+            continue
+        state, taken = trial, taken + 1
+        assert_runs_as_predicted(net, state)
+    assert taken >= 5
+
+
+def widths_of(runs: list[int], links: tuple[tuple[list[int], ...], ...]) -> Widths:
+    parts = tuple(tuple(np.array(part) for part in link) for link in links)
+    return Widths({}, np.array(runs), ["channel"] * len(runs), frozenset(), ["run"] * len(runs), links=parts)
+
+
+NONE = np.full(1, FIXED)
+
+
+def test_the_least_important_of_each_part_go_together() -> None:
+    widths = widths_of([0, 0, 0, 1, 1, 1], (([0, 1, 2], [3, 4, 5]),))
+    importance = np.array([3.0, 1.0, 2.0, 9.0, 7.0, 8.0])
+    assert least_important(widths, np.arange(6), NONE, 2, importance) == ([1, 4], 2)
+    assert least_important(widths, np.arange(6), NONE, 4, importance) == ([1, 4, 2, 5], 4)
+
+
+def test_a_single_unit_gives_way_to_two_that_leave_together() -> None:
+    widths = widths_of([0, 0, 1, 1, 2, 2], (([0, 1], [2, 3]),))
+    importance = np.array([5.0, 6.0, 5.0, 6.0, 1.0, 2.0])
+    assert least_important(widths, np.arange(6), NONE, 2, importance) == ([0, 2], 2)
+
+
+def test_more_go_than_need_to_where_all_leave_together() -> None:
+    widths = widths_of([0, 0, 0, 1, 1, 1], (([0, 1, 2], [3, 4, 5]),))
+    assert least_important(widths, np.arange(6), NONE, 3, np.arange(6.0)) == ([0, 3, 1, 4], 4)
+
+
+def test_units_whose_part_is_fixed_stay() -> None:
+    widths = widths_of([0, 0, 0], (([0, 1, 2], [FIXED, FIXED, FIXED]),))
+    assert least_important(widths, np.arange(3), NONE, 1, np.arange(3.0)) == ([], 0)
+
+
+def test_a_layer_between_fixed_parts_is_refused_and_nothing_is_changed() -> None:
+    class Fixed(nn.Module):
+        """The first half is what the network returns."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.cut, self.last = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 16, 1), nn.Conv2d(8, 2, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            left, right = self.cut(self.first(x).relu()).chunk(2, 1)
+            return left, self.last(right)
+
+    state, _ = prepared(Fixed().double())
+    before = state.parameters()
+    with pytest.raises(
+        NotRemovable, match="Expected 10 of the 16 units on the wider side of 'cut' to be removable, but 0"
+    ):
+        state.prune("cut")
+    assert state.parameters() == before
+    assert state.edits == ()

@@ -1,0 +1,108 @@
+"""Layers taken out one by one are the MLP, the attention or the block that they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import pytest
+import torch
+from cases.depth.architectures import ARCHITECTURES
+from cases.depth.removal import outputs, removals_of, size
+from torch import nn
+
+from prunerecover import merge
+from prunerecover.depth.layers.removals import Removals
+from prunerecover.model.copies import deep_copy
+from prunerecover.plan.edits import Remove
+from prunerecover.surgery.apply_edits import apply_edits
+
+MLP = ("gate_proj", "up_proj", "down_proj")
+KINDS = ("attention", "layer")
+
+
+def listed(name: str) -> Removals:
+    return removals_of(*ARCHITECTURES[name](), KINDS)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Removals:
+    return listed("llama")
+
+
+def without(removals: Removals, names: Sequence[str]) -> nn.Module:
+    """A copy without some units, in this order, merged."""
+    units = {unit.name: unit for unit in removals.units}
+    model = deep_copy(removals.model)
+    apply_edits(model, removals.edits([units[name] for name in names]))
+    merge(model)
+    return model.eval()
+
+
+def removed(removals: Removals, *edits: Remove) -> nn.Module:
+    model = deep_copy(removals.model)
+    apply_edits(model, edits)
+    merge(model)
+    return model.eval()
+
+
+def operations(model: nn.Module, removals: Removals) -> int:
+    inputs = removals.example
+    exported = torch.export.export(model, inputs.args, {**inputs.kwargs, "use_cache": False}, strict=False)
+    return sum(node.op == "call_function" for node in exported.graph.nodes)
+
+
+def check_same(one: nn.Module, other: nn.Module, removals: Removals) -> None:
+    assert size(one) == size(other)
+    with torch.no_grad():
+        first, second = (outputs(model, removals.example)[0] for model in (one, other))
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", list(permutations(MLP)), ids="-".join)
+def test_gate_up_and_down_are_the_mlp(llama: Removals, order: tuple[str, ...]) -> None:
+    left = without(llama, [f"model.layers.1.mlp.{name}" for name in order])
+    check_same(left, removed(llama, Remove(unit="model.layers.1.mlp", kind="mlp")), llama)
+
+
+@pytest.mark.parametrize("order", list(permutations(MLP)), ids="-".join)
+def test_gate_up_down_and_attention_are_the_block(llama: Removals, order: tuple[str, ...]) -> None:
+    names = [f"model.layers.1.mlp.{name}" for name in order]
+    left = without(llama, [*names, "model.layers.1.self_attn"])
+    check_same(left, removed(llama, Remove(unit="model.layers.1", kind="block")), llama)
+
+
+def test_nothing_is_left_of_the_mlp_in_the_exported_network(llama: Removals) -> None:
+    left = without(llama, [f"model.layers.1.mlp.{name}" for name in MLP])
+    whole = removed(llama, Remove(unit="model.layers.1.mlp", kind="mlp"))
+    assert operations(left, llama) <= operations(whole, llama)
+
+
+def test_nothing_is_left_of_the_block_in_the_exported_network(llama: Removals) -> None:
+    left = without(llama, [*(f"model.layers.1.mlp.{name}" for name in MLP), "model.layers.1.self_attn"])
+    whole = removed(llama, Remove(unit="model.layers.1", kind="block"))
+    assert operations(left, llama) == operations(whole, llama)
+
+
+def test_all_layers_and_the_attention_of_a_vision_transformer_block_are_the_block() -> None:
+    deit = listed("deit")
+    left = without(deit, ["blocks.1.mlp.fc2", "blocks.1.attn", "blocks.1.mlp.fc1"])
+    check_same(left, removed(deit, Remove(unit="blocks.1", kind="block")), deit)
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "convolutions"),
+    [
+        pytest.param("resnet18", "layer1.1", ("conv1", "conv2"), id="basic"),
+        pytest.param("resnet18", "layer1.1", ("conv2", "conv1"), id="basic backwards"),
+    ],
+)
+def test_all_convolutions_of_a_residual_block_are_the_block(
+    name: str, block: str, convolutions: tuple[str, ...]
+) -> None:
+    resnet = listed(name)
+    left = without(resnet, [f"{block}.{conv}" for conv in convolutions])
+    whole = deep_copy(resnet.model)
+    stage, number = block.split(".")
+    getattr(whole, stage)[int(number)] = nn.ReLU()  # of what is not negative: it does nothing
+    check_same(left, whole.eval(), resnet)

@@ -1,0 +1,103 @@
+"""The widths that are carried along a sequence of prunings are those that a fresh trace of the pruned network finds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from cases.depth.architectures import ARCHITECTURES
+from cases.depth.removal import pruned, random_sequence, removals_of
+from cases.sampling import one_in
+from torch import nn
+
+from prunerecover import find_groups
+from prunerecover.depth.layers.widths import FIXED, Widths
+from prunerecover.plan.groups import Group, Slice
+
+Place = tuple[str, int, int]  # a tensor, a dimension, and an index
+NAMES = (
+    "resnet18",
+    "unet",
+    "detector",
+    "dense",
+    "mixer",
+    "llama",
+    "deit",
+    "squeezenet",
+    "vgg",
+    "split",
+)
+
+
+def partition(widths: Widths, tensors: set[str]) -> dict[Place, frozenset[Place]]:
+    """By index, all indices that go with it."""
+    members: dict[int, set[Place]] = defaultdict(set)
+    for (tensor, dim), units in widths.along.items():
+        if tensor in tensors:
+            for index in np.flatnonzero(units != FIXED).tolist():
+                members[int(units[index])].add((tensor, dim, index))
+    return {place: frozenset(own) for own in members.values() for place in own}
+
+
+@pytest.mark.parametrize("seed", one_in(4, range(4)))
+@pytest.mark.parametrize("name", NAMES)
+def test_carried_units_are_those_of_a_fresh_trace(name: str, seed: int) -> None:
+    model, batch = ARCHITECTURES[name]()
+    removals = removals_of(model, batch, ("layer",))
+    units = random_sequence(removals, 4, seed)
+    left = pruned(removals, units)
+    state = removals.after(tuple(unit.name for unit in units))
+    tensors = {n for n, p in left.named_parameters() if p.numel()}
+    fresh = Widths.of(left, find_groups(left, batch).groups)
+    carried, found = partition(state.widths, tensors), partition(fresh, tensors)
+    assert carried
+    for place in carried.keys() & found.keys():
+        # An identity path in a sum of copies may tie fewer indices once patched: never does carrying tie fewer.
+        assert carried[place] >= found[place], place
+    for tensor, dim, index in carried.keys() - found.keys():  # the last unit of its kind, or of each half
+        run = state.widths.run
+        assert (run == run[int(state.widths.along[tensor, dim][index])]).sum() <= (2 if name == "split" else 1)
+
+
+def hand_made() -> tuple[Widths, nn.Module]:
+    model = nn.ModuleDict({"a": nn.Linear(3, 4), "b": nn.Linear(4, 6), "c": nn.Linear(6, 2)})
+    groups = [
+        Group("a", "neuron", 4, (Slice(tensor="a.weight", dim=0), Slice(tensor="b.weight", dim=1, makes=False))),
+        Group("b", "neuron", 6, (Slice(tensor="b.weight", dim=0), Slice(tensor="c.weight", dim=1, makes=False))),
+    ]
+    return Widths.of(model, groups), model
+
+
+def test_removed_units_leave_all_their_dimensions() -> None:
+    widths, _ = hand_made()
+    (edit,) = widths.remove([1, 2])
+    assert (edit.unit, edit.of, edit.keep) == ("a", 4, (0, 3))
+    assert [part.tensor for part in edit.group] == ["a.weight", "b.weight"]
+    assert (len(widths.units("a.weight", 0, 4)), len(widths.units("b.weight", 1, 4))) == (2, 2)
+    assert len(widths.units("b.weight", 0, 6)) == 6
+
+
+def test_tied_units_go_together() -> None:
+    widths, _ = hand_made()
+    widths.remove([4, 9])
+    widths.tie(widths.units("b.weight", 1, 4), widths.units("b.weight", 0, 4))
+    widths.forget(["b"])
+    (edit,) = widths.remove([int(widths.units("a.weight", 0, 4)[1])])
+    assert [(part.tensor, part.dim) for part in edit.group] == [("a.weight", 0), ("c.weight", 1)]
+
+
+def test_units_tied_to_what_is_fixed_are_fixed() -> None:
+    widths, _ = hand_made()
+    widths.tie(widths.units("a.weight", 0, 4), np.full(4, FIXED))
+    assert (widths.units("b.weight", 1, 4) == FIXED).all()
+    assert not widths.removable(widths.units("b.weight", 1, 4), np.full(4, FIXED))
+
+
+def test_a_copy_is_left_as_it_was() -> None:
+    widths, _ = hand_made()
+    trial = widths.copy()
+    trial.remove([0])
+    trial.tie(trial.units("a.weight", 0, 4)[:2], trial.units("b.weight", 0, 6)[:2])
+    assert len(widths.units("a.weight", 0, 4)) == 4
+    assert len(np.unique(np.concatenate(list(widths.along.values())))) == 10

@@ -1,0 +1,102 @@
+"""Attentions and heads, known by structure."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases.depth.architectures import ARCHITECTURES
+from cases.depth.hand_made import Detector, UNet
+from cases.depth.removal import removals_of
+from torch import Tensor, nn
+
+from prunerecover.graph.build import trace_graph
+from prunerecover.graph.regions import find_attentions, head_layers
+from prunerecover.model.batches import as_inputs
+
+
+def attentions(name: str) -> list[str]:
+    model, batch = ARCHITECTURES[name]()
+    return [found.module for found in find_attentions(trace_graph(model, as_inputs(batch)))]
+
+
+def test_attentions_of_a_decoder_are_its_modules() -> None:
+    assert attentions("llama") == [f"model.layers.{i}.self_attn" for i in range(3)]
+
+
+def test_attentions_of_an_encoder_are_its_modules() -> None:
+    assert attentions("bert") == [f"bert.encoder.layer.{i}.attention.self" for i in range(2)]
+
+
+def test_attentions_in_windows_are_found() -> None:
+    assert attentions("swin") == [f"layers.{i}.blocks.{j}.attn" for i in range(2) for j in range(2)]
+
+
+def test_experts_are_no_attention() -> None:
+    assert attentions("mixtral") == [f"model.layers.{i}.self_attn" for i in range(2)]
+
+
+class Products(nn.Module):
+    """Attention as detectors write it: convolutions make queries, keys and values, and `@` multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.place = nn.Conv2d(8, 16, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, 1, 1, groups=8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, _, h, w = x.shape
+        q, k, v = self.qkv(x).view(b, 2, 8, h * w).split([2, 2, 4], dim=2)
+        mixed = (v @ (q.transpose(-2, -1) @ k).softmax(-1).transpose(-2, -1)).view(b, 8, h, w)
+        return self.proj(mixed + self.place(v.reshape(b, 8, h, w)))
+
+
+class WithProducts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.attn = nn.Conv2d(3, 8, 1), Products()
+        self.fc = nn.Sequential(nn.Conv2d(8, 16, 1), nn.SiLU(), nn.Conv2d(16, 8, 1))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.attn(x)
+        x = x + self.fc(x)
+        return self.head(x.mean((2, 3)))
+
+
+def test_layers_of_an_attention_are_not_offered_and_say_why() -> None:
+    removals = removals_of(WithProducts(), torch.rand(1, 3, 4, 4))
+    assert [unit.name for unit in removals.units] == ["stem", "attn", "fc", "fc.0", "fc.2"]
+    for layer in ("attn.qkv", "attn.proj", "attn.place"):
+        assert removals.refused[layer] == "it is part of the attention 'attn'"
+
+
+def head_of(model: nn.Module, batch: Tensor) -> list[str]:
+    graph = trace_graph(model.eval(), as_inputs(batch))
+    return sorted({graph.nodes[index].module for index in head_layers(graph)})
+
+
+def test_head_of_a_classifier_is_its_last_layer() -> None:
+    model, batch = ARCHITECTURES["resnet18"]()
+    assert head_of(model, batch) == ["fc"]
+
+
+def test_head_of_a_segmenter_is_its_last_convolution() -> None:
+    assert head_of(UNet(), torch.rand(1, 3, 16, 16)) == ["head"]
+
+
+def test_head_of_a_detector_is_the_module_that_makes_all_its_outputs() -> None:
+    heads = head_of(Detector(), torch.rand(1, 3, 32, 32))
+    assert len(heads) == 8
+    assert all(path.startswith("detect.") for path in heads)
+
+
+def test_head_of_a_backbone_is_the_layer_that_makes_its_features() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
+    assert head_of(model, torch.rand(1, 3, 4, 4)) == ["4"]
+
+
+@pytest.mark.parametrize("name", ["two inputs"])
+def test_heads_side_by_side_are_both_heads(name: str) -> None:
+    model, batch = ARCHITECTURES[name]()
+    graph = trace_graph(model, as_inputs(batch))
+    assert {graph.nodes[index].module for index in head_layers(graph)} == {"label", "score"}

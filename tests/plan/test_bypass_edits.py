@@ -1,0 +1,112 @@
+"""Bypass and Patch in plans: what files hold, and files that someone edited."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases.depth.architectures import ARCHITECTURES
+from cases.depth.removal import outputs, removals_of
+from torch import nn
+
+from prunerecover import Plan, apply_plan
+from prunerecover.model.copies import deep_copy
+from prunerecover.plan.edits import Bypass, Patch, StandIn
+from prunerecover.surgery.provenance import plan_for
+
+BYPASS = Bypass(unit="0", kind="layer", modules={"0": StandIn(), "1": StandIn(leaves="zero")})
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+
+
+def saved(tmp_path: Path, **changes: Any) -> Path:
+    """A plan file whose edit someone changed."""
+    path = tmp_path / "plan.json"
+    plan_for(net(), [BYPASS], method="test").save(path)
+    data = json.loads(path.read_text())
+    data["edits"][0] |= changes
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_stand_ins_are_written_without_what_is_usual() -> None:
+    assert BYPASS.model_dump(mode="json")["modules"] == {"0": {}, "1": {"leaves": "zero"}}
+    patch = Patch(modules={"a": StandIn(leaves="empty", dim=1)})
+    assert patch.model_dump(mode="json")["modules"] == {"a": {"leaves": "empty", "dim": 1}}
+
+
+@pytest.mark.parametrize("leaves", ["pool", "zero", "zeros", "identity"])
+def test_bypass_says_what_it_leaves(leaves: str) -> None:
+    window = ((2,), (2,), (0,)) if leaves == "pool" else ()
+    edit = Bypass(unit="a", kind="layer", modules={"b": StandIn(), "a": StandIn(leaves=leaves, window=window)})
+    assert edit.leaves == leaves
+
+
+EDITED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown stand-in": ({"modules": {"0": {"leaves": "nothing"}}}, "Expected a valid plan, but got one with 1"),
+    "another entry": ({"modules": {"0": {"color": "red"}}}, "Expected a valid plan, but got one with 1"),
+    "modules as a list": ({"modules": ["0"]}, "Expected a valid plan, but got one with 1"),
+    "an unknown kind": ({"kind": "channel"}, "Expected a valid plan, but got one with 1"),
+    "no values returned": ({"modules": {"0": {"returns": 0}}}, "Expected a valid plan, but got one with 1"),
+    "too many values returned": ({"modules": {"0": {"returns": 10**9}}}, "Expected a valid plan, but got one with 1"),
+    "a pooling without a window": ({"modules": {"0": {"leaves": "pool"}}}, "Expected the window of a pooling"),
+    "a pooling of four dimensions": (
+        {"modules": {"0": {"leaves": "pool", "window": [[1] * 4] * 3}}},
+        "Expected the window of a pooling",
+    ),
+    "a module that is not there": ({"modules": {"9.b": {}}}, "Expected a module at '9.b'"),
+    "the network itself": ({"modules": {"": {}}}, "Expected the path of a module inside the network"),
+    "other modules": ({"modules": {"2": {}}}, "Expected the plan to leave the model it describes"),
+}
+
+
+@pytest.mark.parametrize("case", EDITED)
+def test_edited_file_is_explained_and_the_model_is_left_alone(case: str, tmp_path: Path) -> None:
+    changes, message = EDITED[case]
+    model = net()
+    before = [(path, id(module)) for path, module in model.named_modules()]
+    with pytest.raises(ValueError, match=message):
+        apply_plan(model, Plan.load(saved(tmp_path, **changes)))
+    assert [(path, id(module)) for path, module in model.named_modules()] == before
+
+
+def spoiled(data: Any, drawn: random.Random) -> Any:
+    """Change one thing somewhere in a JSON value."""
+    if isinstance(data, dict) and data:
+        key = drawn.choice(sorted(data))
+        if drawn.random() < 0.2:
+            return {name: value for name, value in data.items() if name != key}
+        return data | {key: spoiled(data[key], drawn)}
+    if isinstance(data, list) and data:
+        place = drawn.randrange(len(data))
+        return [*data[:place], spoiled(data[place], drawn), *data[place + 1 :]]
+    return drawn.choice([None, -1, 0, 10**12, "", "0", "layer1.0.conv1", [], {}, True, 0.5])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_spoiled_plan_is_refused_or_does_what_it_says(seed: int, tmp_path: Path) -> None:
+    drawn = random.Random(seed)
+    model, batch = ARCHITECTURES["squeeze-excite"]()
+    removals = removals_of(model, batch, ("layer",))
+    path = tmp_path / "plan.json"
+    plan_for(model, removals.edits(removals.units[:3]), method="test").save(path)
+    data = json.loads(path.read_text())
+    data["edits"] = spoiled(data["edits"], drawn)
+    path.write_text(json.dumps(data))
+    target = deep_copy(model).eval()
+    with torch.no_grad():
+        before = outputs(target, batch)[0]
+    refusal = None
+    try:
+        apply_plan(target, Plan.load(path))
+    except (ValueError, TypeError) as error:
+        refusal = str(error)
+    with torch.no_grad():
+        kept = torch.equal(outputs(target, batch)[0], before)
+    assert refusal is None or (kept and refusal.startswith("Expected"))

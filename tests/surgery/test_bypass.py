@@ -1,0 +1,194 @@
+"""Plans that bypass and patch modules: undone, copied, exported, saved, and followed by an optimizer."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from cases.depth.architectures import ARCHITECTURES, image
+from cases.depth.hand_made import InPlaceSums
+from cases.depth.removal import outputs, pruned, removals_of
+from torch import nn
+
+from prunerecover import apply_plan, load_pruned, save_pruned, update_optimizer
+from prunerecover.depth.layers.removals import Removals
+from prunerecover.model.copies import deep_copy
+from prunerecover.plan.edits import Bypass, Edit, Patch, StandIn
+from prunerecover.surgery.apply_edits import apply_edits, undo
+from prunerecover.surgery.provenance import plan_for
+
+LAYERS = ("layer1.0.conv1", "layer1.0.conv2", "layer3.1.conv2")
+
+
+@pytest.fixture(scope="module")
+def resnet() -> Removals:
+    return removals_of(*ARCHITECTURES["resnet18"](), ("layer",))
+
+
+def edits_of(removals: Removals) -> tuple[Edit, ...]:
+    units = {unit.name: unit for unit in removals.units}
+    return removals.edits([units[name] for name in LAYERS])
+
+
+def bypassed(removals: Removals) -> nn.Module:
+    model = deep_copy(removals.model)
+    apply_edits(model, edits_of(removals))
+    return model.eval()
+
+
+def result(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return outputs(model, image())[0]
+
+
+def test_undo_puts_every_module_back(resnet: Removals) -> None:
+    model = deep_copy(resnet.model).eval()
+    before, modules = result(model), [(path, id(module)) for path, module in model.named_modules()]
+    applied = apply_edits(model, edits_of(resnet))
+    assert not torch.equal(result(model), before)
+    undo(model, applied.journal)
+    assert [(path, id(module)) for path, module in model.named_modules()] == modules
+    assert torch.equal(result(model), before)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_of_a_bypassed_network_compute_the_same(
+    resnet: Removals, copied: Callable[[nn.Module], nn.Module]
+) -> None:
+    model = bypassed(resnet)
+    assert torch.equal(result(copied(model)), result(model))
+
+
+def test_bypassed_network_exports(resnet: Removals) -> None:
+    model = bypassed(resnet)
+    exported = torch.export.export(model, (image(),)).module()
+    torch.testing.assert_close(exported(image()), model(image()))
+
+
+def test_state_dict_of_a_bypassed_network_fits_another(resnet: Removals) -> None:
+    model, other = bypassed(resnet), bypassed(resnet)
+    for parameter in other.parameters():
+        nn.init.zeros_(parameter)
+    assert not [name for name in model.state_dict() if name.startswith("layer1.0.conv1")]
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(result(other), result(model))
+
+
+def test_optimizer_follows_and_trains_what_is_left(resnet: Removals) -> None:
+    model = deep_copy(resnet.model).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(image()).square().sum().backward()
+    optimizer.step()
+    applied = apply_edits(model, edits_of(resnet))
+    update_optimizer(optimizer, applied)
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in model.parameters()}
+    assert {id(p) for p in optimizer.state} <= {id(p) for p in model.parameters()}
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.zero_grad()
+    model(image()).square().sum().backward()
+    optimizer.step()
+    assert all(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True) if p.grad is not None)
+
+
+@pytest.mark.parametrize("name", ["deit", "poolformer"])
+def test_pruned_folder_of_a_bypassed_model_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+    model, batch = ARCHITECTURES[name]()
+    removals = removals_of(model, batch, ("block", "layer"))
+    blocks = [unit for unit in removals.units if unit.kind == "block"]
+    layers = [u for u in removals.units if u.kind == "layer" and u.block not in ("", blocks[1].name)]
+    plan = plan_for(model, removals.edits([blocks[1], layers[0], layers[-1]]), method="test")
+    apply_plan(model, plan)
+    save_pruned(model, plan, tmp_path / "pruned")
+    again = load_pruned(tmp_path / "pruned")
+    assert torch.equal(result(again.eval()), result(model.eval()))
+
+
+def conv_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(), nn.Conv2d(3, 3, 1)).eval()
+
+
+WRONG = {
+    "a module that is not there": ({"7": StandIn()}, r"Expected a module at '7', but the model \(Sequential\) has no"),
+    "the network itself": ({"": StandIn()}, "Expected the path of a module inside the network, but got the network"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("first", [{}, {"0": StandIn()}], ids=["alone", "after another"])
+def test_wrong_module_is_explained_and_nothing_is_changed(case: str, first: dict[str, StandIn]) -> None:
+    modules, message = WRONG[case]
+    model = conv_net()
+    before = [(path, id(module)) for path, module in model.named_modules()]
+    edits: list[Edit] = [Bypass(unit="0", kind="layer", modules=first)] if first else []
+    with pytest.raises(ValueError, match=message):
+        apply_edits(model, [*edits, Patch(modules=modules)])
+    assert [(path, id(module)) for path, module in model.named_modules()] == before
+
+
+def test_pytorch_encoder_without_parts_runs_in_inference_and_with_padding() -> None:
+    model, batch = ARCHITECTURES["encoder"]()
+    removals = removals_of(model, batch)
+    for unit in removals.units:
+        left = pruned(removals, [unit])
+        padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+        with torch.inference_mode():
+            alone = left(batch)
+            padded = left[1](left[0](batch), src_key_padding_mask=padding)
+        assert torch.isfinite(alone).all()
+        assert padded.shape == (2, 5, 16)
+
+
+def test_stand_in_answers_code_that_reads_the_type_of_a_weight() -> None:
+    model, batch = ARCHITECTURES["t5"]()
+    removals = removals_of(model, batch, ("layer",))
+    (unit,) = (unit for unit in removals.units if unit.name == "encoder.block.1.layer.1.DenseReluDense.wo")
+    left = pruned(removals, [unit]).to(torch.bfloat16)
+    assert outputs(left, removals.example)[0].dtype == torch.bfloat16
+
+
+class Independent(InPlaceSums):
+    """What `InPlaceSums` computes without its layer `b`, written so that nothing is overwritten."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        out = torch.relu(torch.relu(self.a(x)) + x)
+        return self.head((out + self.c(out) * 2.0).mean((2, 3)))
+
+
+def gradients(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+class WithoutA(Independent):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        out = torch.relu(self.b(x) + x)
+        return self.head((out + self.c(out) * 2.0).mean((2, 3)))
+
+
+class WithoutC(Independent):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        out = torch.relu(self.b(torch.relu(self.a(x))) + x)
+        return self.head((out + out * 2.0).mean((2, 3)))
+
+
+@pytest.mark.parametrize(("path", "alike"), [("a", WithoutA), ("b", Independent), ("c", WithoutC)])
+def test_pass_through_is_not_overwritten_by_what_reads_it(path: str, alike: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = InPlaceSums().eval(), torch.randn(2, 3, 8, 8)
+    removals = removals_of(model, x, ("layer",))
+    left = pruned(removals, [unit for unit in removals.units if unit.name == path])
+    written = alike()
+    written.load_state_dict(model.state_dict())
+    torch.testing.assert_close(left(x), written(x))
+    expected = gradients(written, x)
+    for name, gradient in gradients(left, x).items():
+        torch.testing.assert_close(gradient, expected[name])
