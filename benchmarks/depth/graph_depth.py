@@ -23,6 +23,7 @@ from benchmarks.depth import graph_depth_smollm2 as smollm2
 from benchmarks.depth import graph_depth_stories260k as stories260k
 from benchmarks.depth.graph_depth_rows import NAME, Row, rows_so_far, without_samples
 
+NAMED = 12  # of what is missing
 SUBJECTS: dict[str, tuple[str, ModuleType]] = {
     "resnet56": ("The order of removal: ResNet-56", resnet56),
     "stories260k": ("Against exhaustive search: stories260K", stories260k),
@@ -54,8 +55,17 @@ def markdown(rows: list[Row]) -> str:
     lines = ["# Depth on the computation graph", "", *made_by(sorted({row["command"] for row in rows}))]
     for subject, (title, module) in SUBJECTS.items():
         own = [row for row in rows if row["subject"] == subject]
-        lines += [f"## {title}", "", *(module.section(own) if own else ["Not measured yet."]), ""]
+        lines += [f"## {title}", "", *(module.section(own) if own else []), "", *missing(module, own)]
     return "\n".join(lines)
+
+
+def missing(module: ModuleType, rows: list[Row]) -> list[str]:
+    """Return lines that say what is not measured yet."""
+    wanted = module.wanted()
+    left = [about for about in wanted if not any(about.items() <= row.items() for row in rows)]
+    some = "; ".join(", ".join(map(str, about.values())) for about in left[:NAMED])
+    more = f"; and {len(left) - NAMED} more" if len(left) > NAMED else ""
+    return [f"Not measured yet, {len(left)} of {len(wanted)}: {some}{more}.", ""] if left else []
 
 
 if __name__ == "__main__":

@@ -62,9 +62,20 @@ def run(methods: tuple[str, ...] = ()) -> None:
         dense = decoder(hidden)
         for unit, removals in REMOVED.items():
             for remove in removals:
-                name = ", ".join(f"{n} {kind}s" for kind, n in remove.items())
+                name = named(remove)
                 if not rows_so_far(model=MODEL.format(hidden), method=name):
                     add(row(dense, hidden, unit, name, remove))
+
+
+def wanted() -> list[Row]:
+    """Return what each row that this benchmark wants is about."""
+    removals = [named(remove) for several in REMOVED.values() for remove in several]
+    return [{"model": MODEL.format(hidden), "method": name} for hidden in HIDDEN for name in removals]
+
+
+def named(remove: dict[str, int]) -> str:
+    """Return what is taken out, in words."""
+    return ", ".join(f"{n} {kind}s" for kind, n in remove.items())
 
 
 def row(dense: nn.Module, hidden: int, unit: str, name: str, remove: dict[str, int]) -> Row:

@@ -50,6 +50,11 @@ def run(methods: tuple[str, ...] = ()) -> None:
                 add(scored(method, share, plan, time.perf_counter() - started))
 
 
+def wanted() -> list[Row]:
+    """Return what each row that this benchmark wants is about."""
+    return [{"method": method, "budget": share} for method in METHODS for share in SHARES]
+
+
 def planned(method: str, share: float) -> Plan:
     """Plan one budget."""
     budget = Budget(remove=COUNTS[share]) if METHODS[method].get("counts") else Budget(macs=share)

@@ -78,6 +78,11 @@ def run(methods: tuple[str, ...] = ()) -> None:
                     make(method, seed, missing)
 
 
+def wanted() -> list[Row]:
+    """Return what each row that this benchmark wants is about."""
+    return [{"method": m, "stage": stage, "seed": seed} for seed in SEEDS for stage in STAGES for m in METHODS]
+
+
 def make(method: str, seed: int, missing: Sequence[str]) -> None:
     """Make the rows of one method and seed."""
     started = time.perf_counter()

@@ -79,6 +79,11 @@ def run(methods: tuple[str, ...] = (), budgets: tuple[float, ...] = SHARES) -> N
                 add(row)
 
 
+def wanted() -> list[Row]:
+    """Return what each row that this benchmark wants is about."""
+    return [{"method": method, "budget": share} for method in METHODS for share in SHARES]
+
+
 def planned(method: str, share: float) -> Plan:
     """Plan one budget; what is known from earlier budgets and methods of the same kinds and scores is used again."""
     settings = dict(METHODS[method])

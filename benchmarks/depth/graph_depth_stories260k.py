@@ -110,6 +110,11 @@ def run(methods: tuple[str, ...] = ()) -> None:
                         add(row)
 
 
+def wanted() -> list[Row]:
+    """Return what each row that this benchmark wants is about."""
+    return [{"unit": goal, "seed": seed} for seed in SEEDS for goal in GOALS]
+
+
 def planner_of(seed: int) -> GraphPlanner:
     """Return what has the units and the calibration stories of a seed."""
     config = DepthConfig(kinds=KINDS, search="joint")
