@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.importance.context import Loss
 from prunerecover.importance.losses import loss_of
-from prunerecover.model.batches import as_inputs, call, is_padding
+from prunerecover.model.batches import ModelInputs, as_inputs, call, is_padding
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import evaluating
-from prunerecover.model.hooks import recording
 from prunerecover.model.paths import get_module
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import Applied, apply_edits
@@ -117,7 +117,18 @@ def angular_distance(context: GraphContext) -> Scores:
             f"Expected units inside blocks for importance='angular_distance', but '{outside.name}' is in none. Use "
             "'output_divergence'."
         )
-    return {u.name: _able(lambda u=u: _angle(context, u)) for u in context.units}  # type: ignore[misc]
+    network, _ = _network(context)
+    sums, tokens = dict.fromkeys((unit.name for unit in context.units), 0.0), dict.fromkeys(context.units, 0)
+    for batch in context.variants.batches:
+        with evaluating(network):
+            calls = _calls(network, {unit.block for unit in context.units}, batch)
+        for unit in context.units:
+            with suppress(NotRemovable):
+                angles = _angles(context, unit, calls[unit.block])
+                kept = angles[~is_padding(batch, angles)]
+                sums[unit.name] += float(kept.sum())
+                tokens[unit] += kept.numel()
+    return {unit.name: sums[unit.name] / n if n else math.inf for unit, n in tokens.items()}
 
 
 IMPORTANCES: dict[str, Callable[[GraphContext], Scores]] = {
@@ -191,27 +202,49 @@ def _loss_without(context: GraphContext, unit: Unit, loss: Loss) -> float:
     return total / samples
 
 
-def _angle(context: GraphContext, unit: Unit) -> float:
-    total, tokens = 0.0, 0
-    with _outputs(context, unit.block) as dense, _outputs(context, unit.block, unit) as pruned:
-        for batch, a, b in zip(context.variants.batches, dense, pruned, strict=True):
-            cosine = torch.cosine_similarity(a.double(), b.double(), dim=-1).flatten()
-            kept = cosine[~is_padding(batch, cosine)].clamp(-1, 1)
-            total += float(kept.arccos().sum()) / math.pi
-            tokens += kept.numel()
-    return total / max(tokens, 1)
+def _angles(context: GraphContext, unit: Unit, seen: _Call) -> Tensor:
+    """Return the angle between what a block put out and what it puts out without a unit, per token."""
+    network, _ = _network(context, unit)
+    block = get_module(network, unit.block)
+    args, kwargs = _cloned((seen.args, seen.kwargs))
+    with evaluating(block):
+        output = block(*args, **kwargs)
+    output = output[0] if isinstance(output, tuple) else output
+    cosine = torch.cosine_similarity(seen.output.double(), output.double(), dim=-1)
+    return cosine.flatten().clamp(-1, 1).arccos() / math.pi
 
 
-@contextmanager
-def _outputs(context: GraphContext, block: str, *more: Unit) -> Iterator[Iterator[Tensor]]:
-    """Yield what a block puts out, batch by batch, without what is gone and more."""
-    network, _ = _network(context, *more)
+@dataclass
+class _Call:
+    """What a block was last called with, and what it put out."""
 
-    def outputs() -> Iterator[Tensor]:
-        for batch in context.variants.batches:
-            with recording({block: get_module(network, block)}) as seen:
-                call(network, batch)
-            yield seen[f"{block}.out"]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Tensor
 
-    with evaluating(network):
-        yield outputs()
+
+def _calls(network: nn.Module, blocks: Collection[str], batch: ModelInputs) -> dict[str, _Call]:
+    """Run a network, and return how its blocks were called."""
+    modules, given, calls = {block: get_module(network, block) for block in blocks}, {}, {}
+    handles = []
+    for name, module in modules.items():
+
+        def enter(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            given[name] = _cloned((args, kwargs))
+
+        def leave(_: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
+            calls[name] = _Call(*given[name], _cloned(output[0] if isinstance(output, tuple) else output))
+
+        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave, with_kwargs=True))
+    try:
+        call(network, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _cloned(values: Any) -> Any:
+    """Copy tensors, which a block may write into."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, values)
