@@ -20,7 +20,7 @@ from prunerecover.depth.selection import check_comparable
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import DepthContext
-from prunerecover.importance.registry import check_unit_scores
+from prunerecover.importance.registry import IMPORTANCES, check_unit_scores
 from prunerecover.model.batches import Batches, ModelInputs, as_inputs, call, listed, split_batches
 from prunerecover.model.checks import check_plannable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
@@ -120,7 +120,7 @@ class GraphPlanner:
                 able = [unit for unit in left if found[unit.name] != float("inf")]
                 if not able:
                     raise ValueError("Expected enough units for the budget, but none is left that can go. Lower it.")
-                chosen.append(min(able, key=lambda unit: found[unit.name]))
+                chosen.append(min(able, key=lambda unit: found[unit.name] / goal.price(unit)))
                 advance()
         return chosen
 
@@ -133,7 +133,9 @@ class GraphPlanner:
 
     def _scored(self, units: Sequence[Unit], gone: tuple[Unit, ...]) -> dict[str, float]:
         name = self.config.registered.name
-        if name in graph_scores.IMPORTANCES:
+        if (
+            name in graph_scores.IMPORTANCES and IMPORTANCES.get(name) is self.config.registered
+        ):  # else it is a user's own
             found = graph_scores.IMPORTANCES[name](
                 GraphContext(self.variants, units, gone, tuple(self.batches), self.config.loss, self.config.seed)
             )

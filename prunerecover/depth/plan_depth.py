@@ -48,9 +48,10 @@ def plan_depth(
             except by importances that take a `loss`. Every 4th sample is held out to judge what was fitted to the
             others.
         importance: What ranks units within their kind: "output_divergence" (the default), "gate_gradient", "taylor",
-            "magnitude", "angular_distance", "block_influence", "random", one that `register_importance` has named, or a
-            callable `(context) -> {unit name: importance}`; see `importance.context.DepthContext`.
-        loss: `loss(model, batch) -> scalar`, for "gate_gradient" and "taylor".
+            "cross_entropy", "magnitude", "angular_distance", "block_influence", "random", one that
+            `register_importance` has named, or a callable `(context) -> {unit name: importance}`; see
+            `importance.context.DepthContext`.
+        loss: `loss(model, batch) -> scalar`, for "gate_gradient", "taylor" and "cross_entropy".
         replace: "calibrated" fits what is left and picks it by its effect on the output; "zero" and "identity" are
             there by name. Whole blocks always leave nothing.
         search: "joint" removes one unit at a time by divergence per saved cost, ranks the others again on the pruned

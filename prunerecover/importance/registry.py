@@ -10,6 +10,7 @@ from functools import partial
 from prunerecover.importance.angular_distance import angular_distance
 from prunerecover.importance.block_influence import block_influence
 from prunerecover.importance.context import DepthContext
+from prunerecover.importance.cross_entropy import cross_entropy
 from prunerecover.importance.gate_gradient import gate_gradient
 from prunerecover.importance.magnitude import magnitude
 from prunerecover.importance.output_divergence import output_divergence
@@ -59,6 +60,7 @@ IMPORTANCES = {
         RegisteredImportance("output_divergence", output_divergence, comparable=True),
         RegisteredImportance("gate_gradient", gate_gradient, needs_loss=True),
         RegisteredImportance("taylor", taylor, needs_loss=True),
+        RegisteredImportance("cross_entropy", cross_entropy, needs_loss=True, comparable=True),
         RegisteredImportance("magnitude", magnitude),
         RegisteredImportance("angular_distance", angular_distance),
         RegisteredImportance("block_influence", block_influence),

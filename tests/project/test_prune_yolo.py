@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from cases.detection_folder import write_detection_folder
+from cases.files.detection_folder import write_detection_folder
 from cases.paths import ROOT
 
 onnxruntime = pytest.importorskip("onnxruntime")
