@@ -233,7 +233,8 @@ def _calls(network: nn.Module, blocks: Collection[str], batch: ModelInputs) -> d
             given[name] = _cloned((args, kwargs))
 
         def leave(_: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
-            calls[name] = _Call(*given[name], _cloned(output[0] if isinstance(output, tuple) else output))
+            args, kwargs = given[name]
+            calls[name] = _Call(args, kwargs, _cloned(output[0] if isinstance(output, tuple) else output))
 
         handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(module.register_forward_hook(leave, with_kwargs=True))

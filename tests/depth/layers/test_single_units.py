@@ -11,6 +11,7 @@ from cases.depth.removal import check_unit, removals_of
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 
 OFTEN = 10  # units of one network that every run of the tests tries
+WHOLE = ("resnet50",)  # of which every unit is tried
 
 # Where some layers turn out to be fixed by what reads them, how many of the units still can go at least.
 SHARES = {"split": 0.6, "gated": 0.7, "shared": 0.9, "post-norm": 0.8, "1-d": 0.8, "regnet": 0.7, "resnest": 0.6}
@@ -35,8 +36,8 @@ def test_network_runs_and_learns_without_any_unit(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_network_runs_and_learns_without_each_unit(name: str) -> None:
-    check_all(name, None, SHARES.get(name, 0.9))
+def test_network_runs_and_learns_without_many_units(name: str) -> None:
+    check_all(name, None if name in WHOLE else 12, SHARES.get(name, 0.9))
 
 
 @pytest.mark.parametrize("name", STRIDED)

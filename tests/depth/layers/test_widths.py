@@ -40,6 +40,14 @@ def partition(widths: Widths, tensors: set[str]) -> dict[Place, frozenset[Place]
     return {place: frozenset(own) for own in members.values() for place in own}
 
 
+def groups_left(network: nn.Module, batch: object) -> tuple[Group, ...]:
+    try:
+        return find_groups(network, batch).groups
+    except ValueError as error:  # all widths are fixed by now
+        assert "no product with weights makes units that only other products read" in str(error)  # noqa: PT017
+        return ()
+
+
 @pytest.mark.parametrize("seed", one_in(4, range(4)))
 @pytest.mark.parametrize("name", NAMES)
 def test_carried_units_are_those_of_a_fresh_trace(name: str, seed: int) -> None:
@@ -49,9 +57,9 @@ def test_carried_units_are_those_of_a_fresh_trace(name: str, seed: int) -> None:
     left = pruned(removals, units)
     state = removals.after(tuple(unit.name for unit in units))
     tensors = {n for n, p in left.named_parameters() if p.numel()}
-    fresh = Widths.of(left, find_groups(left, batch).groups)
+    fresh = Widths.of(left, groups_left(left, batch))
     carried, found = partition(state.widths, tensors), partition(fresh, tensors)
-    assert carried
+    assert carried or not found
     for place in carried.keys() & found.keys():
         # An identity path in a sum of copies may tie fewer indices once patched: never does carrying tie fewer.
         assert carried[place] >= found[place], place
