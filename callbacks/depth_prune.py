@@ -17,7 +17,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
-from prunerecover.depth.arguments import DepthConfig, check_ignore
+from prunerecover.depth.arguments import DepthConfig, check_ignore, known_by_parts
 from prunerecover.depth.feasible import check_feasible
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.units import find_units
@@ -135,7 +135,7 @@ class DepthPrune(PruningCallback):
             ValueError: If a ratio is asked for of units that only data shows.
         """
         kinds = () if self.budget is None else self.budget.kinds(())
-        if is_supported(network) and "layer" not in kinds:
+        if known_by_parts(network, kinds):
             units = find_units(network, kinds or FAMILY_KINDS)
             return {kind: sum(unit.kind == kind for unit in units) for kind in FAMILY_KINDS}
         if self.budget is not None and self.budget.ratio is not None:
@@ -160,7 +160,7 @@ class DepthPrune(PruningCallback):
         self, network: nn.Module, budget: Budget | None, batches: Callable[[], list[CapturedInputs]]
     ) -> None:
         """Raise ValueError if a budget is more than all units hold, as far as that is known without scores."""
-        by_parts = is_supported(network) and (budget is None or "layer" not in budget.kinds(()))
+        by_parts = budget is None or known_by_parts(network, budget.kinds(()), self.config.search)
         if budget is not None and (not by_parts or (budget.share is not None and budget.latency is None)):
             check_feasible(network, batches()[0], budget, self.config)
 

@@ -30,7 +30,10 @@ COUNTS: Mapping[float, Mapping[str, int]] = {
 }
 METHODS: dict[str, dict[str, Any]] = {
     "default": {},
+    "joint": {"search": "joint"},
+    "ranked once": {"search": "one_shot"},
     "attentions and activations": {"counts": True},
+    "blocks": {"kinds": ("block",)},
     "layers, joint": {"kinds": ("layer",), "search": "joint"},
     "attentions, MLPs and blocks, joint": {"kinds": ("attention", "mlp", "block"), "search": "joint"},
     "layers, attentions and blocks, joint": {"kinds": ("layer", "attention", "block"), "search": "joint"},

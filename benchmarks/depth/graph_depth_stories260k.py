@@ -10,7 +10,7 @@ every set of units that a round or an exchange considers (twice for none).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -22,9 +22,9 @@ from benchmarks.data.real import data_root
 from benchmarks.depth.graph_depth_rows import PLANS, Row, add, rows_so_far
 from prunerecover.cost.statistics import paired_difference, wilson_interval
 from prunerecover.depth.arguments import DepthConfig
+from prunerecover.depth.goals import Counted, Goal, free
 from prunerecover.depth.graph_planner import GraphPlanner
-from prunerecover.depth.layers.goals import Counted, Goal, free
-from prunerecover.depth.layers.joint import JointSearch
+from prunerecover.depth.joint import JointSearch, State, Step
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.display.markdown import table
@@ -67,17 +67,30 @@ class AnyUnits:
     units: Sequence[Unit]
     n: int
 
+    @property
+    def total(self) -> int:
+        """How many."""
+        return self.n
+
+    def units_to_score(self) -> Sequence[Unit]:
+        """Return all units."""
+        return self.units
+
     def open(self, chosen: Sequence[Unit]) -> list[Unit]:
         """Return the units that are left."""
         return free(self.units, chosen)
 
-    def price(self, unit: Unit) -> float:
+    def price(self, units: Sequence[Unit]) -> float:
         """All units count the same."""
-        return 1.0
+        return len(units) / self.n
 
-    def met(self, chosen: Sequence[Unit]) -> bool:
-        """Whether enough are chosen."""
-        return len(chosen) >= self.n
+    def describe_missing(self, chosen: Sequence[Unit]) -> str:
+        """Return how many are left to take."""
+        return f"{self.n - len(chosen)} units"
+
+    def reached(self, chosen: Sequence[Unit]) -> float:
+        """Return the part of the units that is chosen."""
+        return len(chosen) / self.n
 
 
 @dataclass
@@ -86,15 +99,10 @@ class Watched(JointSearch):
 
     sets: set[frozenset[str]] = field(default_factory=set)
 
-    def _next(self, chosen: Sequence[Unit]) -> Unit | None:
-        before = frozenset(unit.name for unit in chosen)
-        self.sets |= {before | {unit.name} for unit in self.goal.open(chosen)}
-        return super()._next(chosen)
-
-    def _divergence(self, units: Sequence[Unit]) -> float:
-        if units:
-            self.sets.add(frozenset(unit.name for unit in units))
-        return super()._divergence(units)
+    def _open(self, state: State) -> Iterator[Step]:
+        for step in super()._open(state):
+            self.sets.add(step.names)
+            yield step
 
 
 def run(methods: tuple[str, ...] = ()) -> None:

@@ -22,7 +22,7 @@ from prunerecover.boundary.designs import Split
 from prunerecover.boundary.feasible import TYPES, feasible_within
 from prunerecover.boundary.search import BoundaryConfig, BoundarySearch, Evaluate
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance
 from prunerecover.model.batches import Batches
@@ -89,6 +89,6 @@ def plan_boundary(
     """
     depth = DepthConfig(importance=importance, loss=loss, replace=replace, search=search, ignore=ignore, seed=seed)
     config = BoundaryConfig(design=design, runs=runs, surface=surface, dense=dense, noise=noise, seed=seed)
-    planner = DepthPlanner(model, TYPES, batches=batches, config=depth)
+    planner = FamilyPlanner(model, TYPES, batches=batches, config=depth)
     feasible = feasible_within(planner, budget, n_remove=n_remove, n_keep=n_keep)
     return BoundarySearch(planner, feasible.splits, evaluate, config, feasible.more).run()[1]

@@ -11,7 +11,7 @@ from prunerecover.boundary.feasible import TYPES, layers_of
 from prunerecover.boundary.fit_map import check_fit, fit_map
 from prunerecover.boundary.map_points import MapPoint
 from prunerecover.boundary.next_split import FIRST, next_split
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import BoundaryEvidence, PredictedSplit, Regret, TrialResult
 from prunerecover.plan.plan import Plan
@@ -88,7 +88,7 @@ class BoundarySearch:
             splits off their line. The prediction is the pick's.
     """
 
-    planner: DepthPlanner
+    planner: FamilyPlanner
     splits: Sequence[Split]
     evaluate: Evaluate
     config: BoundaryConfig = BoundaryConfig()

@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
+from torch import nn
+
 from prunerecover.calibration.calibrator import REPLACEMENTS
+from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance, RegisteredImportance, importance_of
 from prunerecover.model.arguments import check_flag, check_seed, patterns_of
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import DEPTH_KINDS
+from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS, GRAPH_KINDS
 from prunerecover.plan.units import Unit
 
 SEARCHES = ("one_shot", "greedy", "joint", "two_to_one", "rounds")
-GRAPH_SEARCHES = ("joint", "two_to_one", "rounds")
+GRAPH_SEARCHES = ("two_to_one", "rounds")  # of units that the computation graph shows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,34 @@ class DepthConfig:
                 f"Expected argument loss=f(model, batch) for importance='{self.registered.name}', but got none. "
                 "The default, 'output_divergence', needs no labels."
             )
+
+
+def kinds_of(model: nn.Module, budget: Budget | None, kinds: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the kinds of the units that may go: those of a budget in units, those asked for, or all that are usual.
+
+    Args:
+        model: Unwrapped.
+        budget: Names the kinds of its units, or none.
+        kinds: That were asked for.
+    """
+    usual = tuple(kinds or (FAMILY_KINDS if is_supported(model) else GRAPH_KINDS))
+    return usual if budget is None else budget.kinds(usual)
+
+
+def known_by_parts(model: nn.Module, kinds: Sequence[str], search: str | None = None) -> bool:
+    """Whether a model's units are known by the parts of its family; else its computation graph shows them.
+
+    Args:
+        model: Unwrapped.
+        kinds: Of the units.
+        search: For them.
+    """
+    return is_supported(model) and "layer" not in kinds and search not in GRAPH_SEARCHES
+
+
+def not_ignored(units: Sequence[Unit], ignore: Sequence[str]) -> tuple[Unit, ...]:
+    """Return the units that match no shell pattern of those that stay."""
+    return tuple(unit for unit in units if not any(fnmatch(unit.name, pattern) for pattern in ignore))
 
 
 def check_kinds(kinds: Sequence[str]) -> None:

@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from prunerecover.depth.arguments import GRAPH_SEARCHES, DepthConfig, budget_of
+from prunerecover.depth.arguments import DepthConfig, budget_of, kinds_of, known_by_parts
+from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.display.progress import progress
-from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance
 from prunerecover.model.batches import Batches
 from prunerecover.model.checks import check_network
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import FAMILY_KINDS, GRAPH_KINDS
 from prunerecover.plan.plan import Plan
 
 
@@ -87,7 +86,7 @@ def plan_depth(
         return planner_for(model, budget, batches, config).plan(budget)
 
 
-def planner_for(model: nn.Module, budget: Budget, batches: Batches, config: DepthConfig) -> DepthPlanner | GraphPlanner:
+def planner_for(model: nn.Module, budget: Budget, batches: Batches, config: DepthConfig) -> DepthPlanner:
     """Return what plans a budget: by the parts of a supported family, or by the computation graph.
 
     Args:
@@ -97,8 +96,6 @@ def planner_for(model: nn.Module, budget: Budget, batches: Batches, config: Dept
         config: All other arguments of `plan_depth`.
     """
     check_network(unwrap(model))
-    known = is_supported(unwrap(model))
-    kinds = budget.kinds(config.kinds or (FAMILY_KINDS if known else GRAPH_KINDS))
-    if known and "layer" not in kinds and config.search not in GRAPH_SEARCHES:
-        return DepthPlanner(model, kinds, batches=batches, config=config)
-    return GraphPlanner(model, kinds, batches=batches, config=config)
+    kinds = kinds_of(unwrap(model), budget, config.kinds)
+    by_parts = known_by_parts(unwrap(model), kinds, config.search)
+    return (FamilyPlanner if by_parts else GraphPlanner)(model, kinds, batches=batches, config=config)

@@ -73,6 +73,32 @@ def select_by_cost(
     return prefix if cost == "latency" else trim(prefix, order, importance, cost, share, removed_share)
 
 
+def count_by_kind(units: Sequence[Unit]) -> dict[str, int]:
+    """Return how many units there are of each kind."""
+    return {kind: sum(u.kind == kind for u in units) for kind in {u.kind for u in units}}
+
+
+def smallest_share(units: Sequence[Unit], saved: Callable[[Sequence[Unit]], float], cost: str) -> float:
+    """Return the share of the cost that goes with the smallest unit that saves any."""
+    by_size = sorted((unit for unit in units if cost_of(unit, cost)), key=lambda unit: cost_of(unit, cost))
+    return next((share for unit in by_size if (share := saved([unit])) > 0), 0.0)
+
+
+def check_most(
+    units: Sequence[Unit], cost: str, share: float, removed_share: Callable[[Sequence[Unit]], float]
+) -> None:
+    """Raise ValueError, and say how much can go, unless all units but the cheapest block hold a share of the cost.
+
+    Args:
+        units: That may go.
+        cost: See `select_by_cost`.
+        share: That has to go.
+        removed_share: See `select_by_cost`.
+    """
+    order = by_cost(units, {unit.name: 1.0 for unit in units}, cost)
+    check_reached(order, cost, share, removed_share(outermost(order)))
+
+
 def check_reached(order: Sequence[Unit], cost: str, share: float, most: float) -> None:
     """Raise ValueError, and say how much can go, unless all units hold the share.
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from prunerecover.cost.macs import macs_by_module
+from prunerecover.depth.arguments import check_kinds, known_by_parts
 from prunerecover.depth.family_units import explain_missing_activations, family_units
 from prunerecover.depth.layers.removals import Removals
-from prunerecover.families.describe import describe, is_supported
-from prunerecover.model.batches import ModelInputs, as_inputs, call, without_labels
+from prunerecover.families.describe import describe
+from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
+from prunerecover.model.checks import check_call
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
@@ -51,12 +53,9 @@ def find_units(
     ['blocks.0.attn', 'blocks.0.mlp.act', 'blocks.1.attn', 'blocks.1.mlp.act']
     """
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    for kind in kinds:
-        if kind not in DEPTH_KINDS:
-            raise ValueError(f"Expected kinds among {', '.join(DEPTH_KINDS)}, but got '{kind}'.")
+    check_kinds(kinds)
     model = unwrap(model)
-    known = is_supported(model)
-    if known and "layer" not in kinds:
+    if known_by_parts(model, kinds):
         macs = {} if example_inputs is None else macs_by_module(model, without_labels(example_inputs, model))
         units = family_units(model, kinds, macs)
         if kinds != FAMILY_KINDS and "activation" in kinds:
@@ -72,7 +71,7 @@ def find_units(
     with uncompiled(), evaluating(model):
         removals = Removals(model, example, kinds, include_strided=include_strided)
     if not removals.units:
-        raise ValueError(_nothing_found(model, kinds, removals.refused))
+        raise nothing_found(model, kinds, removals.refused)
     return removals.units
 
 
@@ -84,20 +83,21 @@ def _example(model: nn.Module, given: Any) -> ModelInputs | None:
         return None
     inputs = as_inputs(without_labels(given, model)).to(device_of(model))
     with evaluating(model), uncompiled():
-        try:
-            call(model, inputs)
-        except Exception as error:
-            raise ValueError(
-                f"Expected example_inputs that {type(model).__name__} can be called with, but its forward pass raised "
-                f"{type(error).__name__}: {error}. Pass one batch as your loader gives it: a tensor, a tuple whose "
-                "first element is the input, or a mapping of keyword arguments."
-            ) from error
+        check_call(model, inputs, "example_inputs")
     return inputs
 
 
-def _nothing_found(model: nn.Module, kinds: Sequence[str], refused: dict[str, str]) -> str:
+def nothing_found(model: nn.Module, kinds: Sequence[str], refused: Mapping[str, str]) -> ValueError:
+    """Return what says that a network has no unit that may go.
+
+    Args:
+        model: Unwrapped.
+        kinds: That were looked for.
+        refused: Why what was seen is no unit, by path.
+    """
     why = "; ".join(f"'{path}': {reason}" for path, reason in list(refused.items())[:3])
-    return (
-        f"Expected {type(model).__name__} to have units of kind {', '.join(kinds)}, but none was found"
-        f"{f' ({why})' if why else ''}. Try other kinds of {', '.join(DEPTH_KINDS)}."
+    return ValueError(
+        f"Expected {type(model).__name__} to have units of kind {', '.join(kinds)} that may go, but there is none"
+        f"{f' ({why})' if why else ''}. Try other kinds of {', '.join(DEPTH_KINDS)}, or ignore fewer units; channels, "
+        "heads and neurons are narrowed by plan_width and WidthPrune."
     )

@@ -6,9 +6,48 @@ and bitsandbytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import nn
 
+from prunerecover.model.batches import ModelInputs, call
+
 QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized", "bitsandbytes")
+
+
+def check_call(model: nn.Module, inputs: ModelInputs, argument: str) -> None:
+    """Raise ValueError if the model does not take its inputs; what failed is the cause.
+
+    Args:
+        model: Unwrapped, in evaluation mode.
+        inputs: On its device.
+        argument: That gave them, for the message.
+    """
+    with called_with(model, argument):
+        call(model, inputs)
+
+
+@contextmanager
+def called_with(model: nn.Module, argument: str) -> Iterator[None]:
+    """Explain what a forward pass of the model raises inside a `with` block as ValueError; no memory stays that.
+
+    Args:
+        model: That is called.
+        argument: That gave its inputs, for the message.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"Expected {argument} that {type(model).__name__} can be called with, but its forward pass raised "
+            f"{type(error).__name__}: {error}. Pass batches as your loader gives them (a tensor, a tuple whose first "
+            "element is the input, or a mapping of keyword arguments), in the shape and dtype that the model takes, "
+            "and give it its weights first."
+        ) from error
 
 
 def check_network(model: nn.Module) -> None:

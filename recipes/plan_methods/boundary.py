@@ -27,7 +27,7 @@ from prunerecover.callbacks.trials.records import TrialRecord, table
 from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, from_first_rank, resumable
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.display.progress import progress
 from prunerecover.display.style import save_figure
 from prunerecover.files.atomic import write_text
@@ -119,13 +119,13 @@ class BoundaryPlan(PlanMethod):
         )
         return plan.model_copy(update={"evidence": {**plan.evidence, **SearchEvidence(search=cost).to_dict()}})
 
-    def _planner(self, task: PlanTask) -> DepthPlanner:
+    def _planner(self, task: PlanTask) -> FamilyPlanner:
         """Return what plans splits, calibrated and scored at the start of a fit, as `DepthPrune` is."""
 
-        def start(trainer: pl.Trainer, module: pl.LightningModule) -> DepthPlanner:
+        def start(trainer: pl.Trainer, module: pl.LightningModule) -> FamilyPlanner:
             batches = capture_inputs(trainer, module, task.target, task.calibration, self.depth.seed)
             config = dataclasses.replace(self.depth, loss=training_loss(trainer, module))
-            planner = DepthPlanner(unwrap(get_module(module, task.target)), TYPES, batches=batches, config=config)
+            planner = FamilyPlanner(unwrap(get_module(module, task.target)), TYPES, batches=batches, config=config)
             if config.registered.needs_loss:
                 planner.rank()  # while there is a training step to ask
             return planner

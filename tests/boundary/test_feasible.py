@@ -20,7 +20,7 @@ from prunerecover.boundary.plan_boundary import plan_boundary
 from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
 from prunerecover.cost.macs import count_macs
 from prunerecover.cost.statistics import Interval
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.model.batches import as_inputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
@@ -80,7 +80,7 @@ def activation_hurts(attention: int, activation: int) -> float:
 def test_a_share_is_met_with_what_units_leave() -> None:
     """Maps that attentions leave cost something: a split further on is planned, without more runs."""
     model, told = build("timm"), Told(activation_hurts)
-    planner = DepthPlanner(model, TYPES, batches=BATCHES)
+    planner = FamilyPlanner(model, TYPES, batches=BATCHES)
     share = 4 * planner.share_of_one("attention", "macs")
     by_addition = feasible_within(planner, Budget(macs=share)).splits
     picked = BoundarySearch(planner, by_addition, told).run()[1]

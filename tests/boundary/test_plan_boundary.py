@@ -20,8 +20,8 @@ from prunerecover.boundary.feasible import TYPES
 from prunerecover.boundary.plan_boundary import PUBLISHED, plan_boundary
 from prunerecover.boundary.search import Trial
 from prunerecover.depth.arguments import DepthConfig
+from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.plan_depth import plan_depth
-from prunerecover.depth.planner import DepthPlanner
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 
@@ -187,7 +187,7 @@ def test_plans_of_one_planner_equal_plans_made_alone_in_any_order(search: str) -
     removals = [{"attention": 2, "activation": 1}, {"activation": 3}, {"attention": 3, "activation": 3}]
     alone = [plan_depth(model, remove=removal, batches=BATCHES, search=search) for removal in removals]
     for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
-        planner = DepthPlanner(model, TYPES, batches=BATCHES, config=DepthConfig(search=search))
+        planner = FamilyPlanner(model, TYPES, batches=BATCHES, config=DepthConfig(search=search))
         for i in order:
             plan = planner.plan(Budget(remove=removals[i]))
             assert plan.edits == alone[i].edits
@@ -198,7 +198,7 @@ def test_plans_of_one_planner_equal_plans_made_alone_in_any_order(search: str) -
 
 
 def test_a_planner_does_not_score_the_same_units_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = DepthPlanner(build("timm"), TYPES, batches=BATCHES)
+    planner = FamilyPlanner(build("timm"), TYPES, batches=BATCHES)
     calls = []
     own = planner.calibrator.score
     monkeypatch.setattr(planner.calibrator, "score", lambda units, gone: calls.append(len(units)) or own(units, gone))

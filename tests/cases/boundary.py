@@ -12,7 +12,7 @@ from prunerecover.boundary.designs import Split
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.boundary.search import Trial
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.plan.plan import Plan
 
 BATCHES = batches_of("timm", count=2)
@@ -21,9 +21,9 @@ HOW = {"importance": "magnitude", "replace": "zero"}
 QUICK = {"batches": BATCHES, **HOW}
 
 
-def quick_planner(model: nn.Module, **how: Any) -> DepthPlanner:
+def quick_planner(model: nn.Module, **how: Any) -> FamilyPlanner:
     """Return a planner of splits that fits nothing."""
-    return DepthPlanner(model, TYPES, batches=BATCHES, config=DepthConfig(**HOW, **how))
+    return FamilyPlanner(model, TYPES, batches=BATCHES, config=DepthConfig(**HOW, **how))
 
 
 Truth = Callable[[int, int], float]

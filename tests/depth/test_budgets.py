@@ -52,7 +52,9 @@ def test_share_of_cost_is_met_by_the_merged_model(name: str, cost: str, replace:
 def test_share_of_cost_takes_the_shortest_prefix() -> None:
     """One unit fewer, in the order of importance per cost, would not be enough."""
     model = build("timm")
-    plan = plan_depth(model, Budget(params=0.3), batches=batches_of("timm"), replace="zero", ignore=["blocks.?"])
+    plan = plan_depth(
+        model, Budget(params=0.3), batches=batches_of("timm"), replace="zero", search="one_shot", ignore=["blocks.?"]
+    )
     units = {u.name: u for u in find_units(model) if u.kind != "block"}
     order = sorted(units, key=lambda n: plan.evidence["importance"][n] / units[n].params)
     gone = [n for names in plan.removed.values() for n in names]

@@ -52,9 +52,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"remove": {"attention": 1}, "importance": "taylor"},
         r"loss=f\(model, batch\) for importance='taylor'",
     ),
-    "greedy by cost": (
-        {"budget": Budget(macs=0.1), "search": "greedy"},
-        r"for search='greedy', but got 'output_divergence' and \{'macs': 0\.1\}\. Use search='one_shot'",
+    "greedy by magnitude": (
+        {"budget": Budget(macs=0.1), "search": "greedy", "importance": "magnitude"},
+        "Expected importance='output_divergence' for search='greedy', but got 'magnitude'. Use search='one_shot'",
     ),
 }
 

@@ -33,7 +33,7 @@ def test_units_tell_what_removal_and_merging_save(name: str) -> None:
 
 
 def test_unknown_kind_is_explained() -> None:
-    with pytest.raises(ValueError, match="Expected kinds among block, .*, layer, but got 'head'"):
+    with pytest.raises(ValueError, match="Expected kinds among block, .*, layer for a plan in depth, but got 'head'"):
         find_units(build("timm"), ("head",))
 
 

@@ -53,7 +53,7 @@ def in_order(stages, shown):
 
 def test_planning_in_depth_names_its_stages(terminal):
     plan_depth(tiny_vit(), Budget(params=0.2), batches=[dataset().tensors[0]])
-    stages = ["planning depth", "running the dense network", "scoring units", "measuring what units cost"]
+    stages = ["planning depth", "running the dense network", "one unit after", "ranking units"]
     assert in_order([*stages, "fitting what units leave"], terminal.getvalue())
 
 

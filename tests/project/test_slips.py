@@ -63,7 +63,7 @@ def narrow(**arguments: Any) -> WidthPrune:
 
 
 NETWORK, ITERABLE, PLAN, PATH = "a network, an nn.Module", "batches to be an iterable", "a Plan", "a path"
-FORWARD = "batches that VisionTransformer can be called with, but its forward pass failed"
+FORWARD = "batches that VisionTransformer can be called with, but its forward pass raised"
 SETTINGS = LoraSettings(rank=2, alpha=4.0)
 SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "plan_depth without a model": (lambda _: depth(None), f"{NETWORK}, but got NoneType"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from prunerecover.calibration.divergence import mean_divergence
 from prunerecover.depth.layers.prefix import PrefixRunner
+from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
@@ -24,6 +26,7 @@ Signature = dict[str, Any]
 class _Variant:
     """A pruned copy, which shares the dense network's tensors, and what tells it from others."""
 
+    key: frozenset[str]
     network: nn.Module
     signature: Signature
 
@@ -37,10 +40,14 @@ class Variants:
 
     Attributes:
         runner: Counts what was computed.
+        together: Variants are run one by one.
+        refused: Why the last set that cannot go cannot, or "".
     """
 
+    together = 1
+
     def __init__(self, removals: Removals, batches: Sequence[ModelInputs]) -> None:
-        self.removals, self.batches = removals, batches
+        self.removals, self.batches, self.refused = removals, batches, ""
         self.runner = PrefixRunner(removals.graph, batches)
         self._nodes: dict[str, int] = {}
         for node in reversed(removals.graph.nodes):
@@ -55,25 +62,45 @@ class Variants:
         Raises:
             NotRemovable: If the widths around a layer cannot be reconciled.
         """
-        key = frozenset(unit.name for unit in units)
+        key = _key(units)
         if key not in self._known:
             variant = self._variant(units)
             outputs = self.runner.run(variant.network, self._first_change(variant))
             self._known[key] = mean_divergence(self.batches, self.dense, outputs)
         return self._known[key]
 
-    def rebase(self, units: Sequence[Unit]) -> None:
-        """Compare variants with the network without these units from now on: they share what comes first with it."""
-        variant = self._variant(units)
-        outputs = self.runner.keep(variant.network, self._first_change(variant))
-        self._known[frozenset(unit.name for unit in units)] = mean_divergence(self.batches, self.dense, outputs)
-        self._base = variant
+    def scores(self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]]) -> list[float]:
+        """Return the divergence without the units that are gone and those of each move; infinite if they cannot go."""
+        sets = [(*gone, *move) for move in moves]
+        if not all(_key(units) in self._known for units in sets):
+            self.settle(gone)
+        return [self._or_infinite(units) for units in sets]
+
+    def settle(self, units: Sequence[Unit]) -> float:
+        """Compare variants with the network without these units from now on; return its divergence.
+
+        Variants share what comes before their first change with it.
+        """
+        key = _key(units)
+        if key != self._base.key:
+            variant = self._variant(units)
+            outputs = self.runner.keep(variant.network, self._first_change(variant))
+            self._known[key] = mean_divergence(self.batches, self.dense, outputs)
+            self._base = variant
+        return self._known[key]
+
+    def _or_infinite(self, units: Sequence[Unit]) -> float:
+        try:
+            return self.divergence(units)
+        except NotRemovable as error:
+            self.refused = f"{error} "
+            return math.inf
 
     def _variant(self, units: Sequence[Unit]) -> _Variant:
         network = share_copy(self.removals.model)
         network.eval()
         applied = apply_edits(network, self.removals.edits(units, in_place=True))
-        return _Variant(network, _signature(network, applied))
+        return _Variant(_key(units), network, _signature(network, applied))
 
     def _first_change(self, variant: _Variant) -> int:
         """Return the index of the first node that is not computed as in the base."""
@@ -89,6 +116,10 @@ class Variants:
                 return min(inside)
             path = parent_path(path)
         return 0
+
+
+def _key(units: Sequence[Unit]) -> frozenset[str]:
+    return frozenset(unit.name for unit in units)
 
 
 def _signature(network: nn.Module, applied: Applied) -> Signature:

@@ -30,6 +30,7 @@ from torch import nn
 
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
+from prunerecover.model.checks import called_with
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
@@ -135,24 +136,14 @@ def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
     with progress("tracing the network"), uncompiled(), evaluating(model):
         # In evaluation mode, for in training parametrizations change whenever they are read.
         twin = share_copy(model)
-        rewrites = _first_run(twin, inputs)
+        with called_with(model, "example_inputs"):
+            rewrites = find_padded_shortcuts(twin, inputs)
         as_convolutions(twin, rewrites)
         trace = trace_model(twin, inputs)
         found = assemble(twin, trace, inputs.n_samples)
         tried = try_out(twin, inputs, found.groups, found.linked, trace)
     counted = (*found.counted, *tried.counted)
     return _Watched(tried.groups, rewrites, frozenset(trace.unknown), counted, tried.linked)
-
-
-def _first_run(model: nn.Module, inputs: ModelInputs) -> tuple[PaddedShortcut, ...]:
-    try:
-        return find_padded_shortcuts(model, inputs)
-    except Exception as error:
-        raise ValueError(
-            f"Expected example_inputs that {type(model).__name__} can be called with, but its forward pass raised "
-            f"{type(error).__name__}: {error}. Pass one batch as your loader gives it: a tensor, a tuple whose first "
-            "element is the input, or a mapping of keyword arguments."
-        ) from error
 
 
 def _nothing_found(

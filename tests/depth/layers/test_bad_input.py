@@ -128,7 +128,7 @@ def test_listing_leaves_the_network_and_its_classes_alone() -> None:
 
 
 def test_network_without_anything_to_remove_says_why() -> None:
-    with pytest.raises(ValueError, match="Expected Linear to have units of kind layer, but none was found"):
+    with pytest.raises(ValueError, match="Expected Linear to have units of kind layer that may go, but there is none"):
         find_units(nn.Linear(4, 4), ("layer",), torch.rand(2, 4))
 
 

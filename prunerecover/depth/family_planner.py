@@ -1,0 +1,121 @@
+"""Plan the depth of a model of a supported family: blocks, attentions, MLPs, activations, and what they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from prunerecover.calibration.calibrator import Calibrator, Choice
+from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
+from prunerecover.depth.calibrated_sets import CalibratedSets
+from prunerecover.depth.family_edits import edits_of, saving_if_left
+from prunerecover.depth.goals import Counted, Goal, Share
+from prunerecover.depth.joint import JointSearch
+from prunerecover.depth.one_shot import one_shot
+from prunerecover.depth.planner import Decision, DepthPlanner
+from prunerecover.depth.selection import check_most, count_by_kind
+from prunerecover.depth.units import find_units
+from prunerecover.families.describe import describe
+from prunerecover.importance.context import DepthContext
+from prunerecover.model.batches import Batches
+from prunerecover.model.checks import check_blocks_apart
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.kinds import FAMILY_KINDS
+from prunerecover.plan.units import Unit
+
+
+class FamilyPlanner(DepthPlanner):
+    """Plans for a model of a supported family; see `DepthPlanner`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        kinds: Sequence[str] = FAMILY_KINDS,
+        *,
+        batches: Batches,
+        config: DepthConfig | None = None,
+    ) -> None:
+        super().__init__(model, kinds, batches=batches, config=config or DepthConfig())
+
+    def search_for(self, budget: Budget) -> str:
+        """Return the name of the search for a budget: greedy where divergence ranks."""
+        importance = self.config.registered.name
+        possible = importance == "output_divergence"
+        if self.config.search in ("greedy", "joint") and not possible:
+            raise ValueError(
+                f"Expected importance='output_divergence' for search='{self.config.search}', but got '{importance}'. "
+                "Use search='one_shot'."
+            )
+        return self.config.search or ("greedy" if possible else "one_shot")
+
+    def _check(self) -> None:
+        super()._check()
+        check_blocks_apart(self.model)
+        describe(self.model)  # a model of no supported family is explained before it is called
+
+    def _prepare(self) -> None:
+        found = find_units(self.model, [kind for kind in FAMILY_KINDS if kind in self.kinds], self.example)
+        if self.config.ignore:
+            check_ignore(self.config.ignore, find_units(self.model))
+        self.units = not_ignored(found, self.config.ignore)
+        self.calibrator = Calibrator(self.model, self.samples, self.units, self.config.replace, self.config.seed)
+        self._sets = CalibratedSets(self.calibrator)
+        self._saved: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+
+    def _ranked(self) -> dict[str, float]:
+        return self.config.registered(
+            DepthContext(
+                model=self.model,
+                units=self.units,
+                batches=tuple(self.batches),
+                loss=self.config.loss,
+                replace=self.config.replace,
+                seed=self.config.seed,
+                shared_calibrator=self.calibrator,
+            )
+        )
+
+    def _decide(self, budget: Budget) -> Decision:
+        units = [unit for unit in self.units if unit.kind in budget.kinds(FAMILY_KINDS)]
+        search = self.search_for(budget)
+        if search == "one_shot":
+            scores = self.rank()
+            dense = self.dense_cost(budget.share[0]) if budget.share else None
+            return self._decided(
+                scores, one_shot(self.calibrator, units, scores, budget, self.config.registered, dense)
+            )
+        found = JointSearch(self._sets, self._goal(units, budget), greedy=search == "greedy")
+        chosen = found.run()
+        return self._decided(found.first, self._sets.choices(chosen))
+
+    def _decided(self, scores: dict[str, float], choices: Sequence[Choice]) -> Decision:
+        edits, tensors = edits_of(self.model, ((choice.unit, choice.candidate) for choice in choices))
+        return Decision(edits, scores, {choice.unit.name: choice.divergence for choice in choices}, tensors)
+
+    def _goal(self, units: Sequence[Unit], budget: Budget) -> Goal:
+        if budget.share is None:
+            return Counted(units, budget.counts(count_by_kind(units)))
+        cost, share = budget.share
+        check_most(units, cost, share, self._saver(cost))
+        counted = "macs" if cost == "latency" else cost  # no clock tells what a single unit takes
+        return Share(
+            units,
+            share,
+            lambda chosen: self._saved_together(chosen, cost),
+            lambda alone: self._saved_together(alone, counted),
+            most_blocks=len(describe(self.model).blocks) - 1,
+        )
+
+    def _saved_together(self, units: Sequence[Unit], cost: str) -> float:
+        """Return the share of a cost that goes with units, less what they leave."""
+        leaves = self._sets.leaves_of(units)
+        left = {unit.name: leaves.get(unit.name, leaves.get(unit.kind, "")) for unit in units}
+        key = cost, frozenset(left.items())
+        if key not in self._saved:
+            named = {name: what for name, what in left.items() if what}
+            self._saved[key] = saving_if_left(self.dense_cost(cost), named)(units)
+        return self._saved[key]
+
+    def _saved_by_units(self, units: Sequence[Unit], cost: str) -> float:
+        return saving_if_left(self.dense_cost(cost), {})(units)

@@ -1,0 +1,254 @@
+"""Search for the units that go, with each other in view: the least divergence that meets a goal.
+
+A beam of sets grows by one move at a time: by the unit, or the layers of one module, that cost least divergence per
+part of the goal, on top of what is gone. Then exchanges: a chosen unit stays, and what is best in its place goes. Some
+units must go together (a thesis on fine-grained depth pruning, Delft 2025, found layers whose removal alone ruins a
+network and in company does not), so importance is never taken as known once and for all. The greedy search has a
+single set in the beam, and stops there.
+
+Only moves that may be among the best are judged again (lazy greedy, Minoux 1978): a unit hardly ever matters less once
+others are gone, so what it cost before bounds from below what it costs now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Protocol
+
+from prunerecover.depth.goals import Goal
+from prunerecover.display.progress import progress
+from prunerecover.model.paths import parent_path
+from prunerecover.plan.units import Unit
+
+WIDTH = 2  # sets in the beam
+EXCHANGED = 6  # moves that are tried in the place of a chosen unit
+ROUNDS = 3  # of exchanges
+MODULE = 3  # layers of a module of which every combination is tried; of larger ones, all layers together
+LARGEST = 8  # layers of a module that may go together
+SMALLEST = 1e-6  # of what is missing: a goal may be missed by less than any unit holds
+
+Move = tuple[Unit, ...]
+
+
+class Judge(Protocol):
+    """Tells how far the output is from the dense network's without some units.
+
+    Attributes:
+        together: How many moves are best judged in one call.
+        refused: Why the last one that cannot go cannot, or "".
+    """
+
+    together: int
+    refused: str
+
+    def scores(self, gone: Sequence[Unit], moves: Sequence[Move]) -> list[float]:
+        """Return the divergence without the units that are gone and those of each move; infinite if they cannot go."""
+
+    def settle(self, units: Sequence[Unit]) -> float:
+        """Fit what these units leave, be ready to judge moves on top of them, and return the divergence."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Units that are gone, in the order in which they were chosen, the divergence, and the part of the goal reached."""
+
+    units: Move = ()
+    divergence: float = 0.0
+    reached: float = 0.0
+
+    @property
+    def missing(self) -> float:
+        """The part of the goal that is left; what a move brings beyond that is worth nothing."""
+        return max(1 - self.reached, SMALLEST)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A move on top of a state.
+
+    Attributes:
+        state: What is gone.
+        move: What goes.
+        slope: Divergence added per part of the goal.
+    """
+
+    state: State
+    move: Move
+    slope: float
+
+    @property
+    def projected(self) -> float:
+        """The divergence once the goal is met, if everything else cost as much per part of it."""
+        return self.state.divergence + self.slope * self.state.missing
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What is gone after it."""
+        return _names((*self.state.units, *self.move))
+
+
+@dataclass
+class JointSearch:
+    """Searches for the units that go.
+
+    Attributes:
+        judge: Judges sets of units.
+        goal: How much has to go.
+        greedy: Whether a single set grows unit by unit, and nothing is exchanged.
+        first: Divergence of each unit alone, by name, once the search has begun; infinite for what cannot go.
+    """
+
+    judge: Judge
+    goal: Goal
+    greedy: bool = False
+    first: dict[str, float] = field(default_factory=dict)
+    _slopes: dict[Move, float] = field(default_factory=dict)
+
+    def run(self) -> list[Unit]:
+        """Return the units that go, in the order in which they were chosen.
+
+        Raises:
+            ValueError: If the goal cannot be met.
+        """
+        start = State(reached=self.goal.reached(()))
+        states, done, best = [start], list[State](), State(divergence=math.inf)
+        with progress("removing one unit after the other", self.goal.total) as advance:
+            self._score_alone()
+            while states := [state for state in states if state.reached < 1 and state.divergence < best.divergence]:
+                steps = self._best_steps(states)
+                if not steps and not done:
+                    raise self._too_much(states[0])
+                states = [self._after(step) for step in steps]
+                done += [self._without_needless(state) for state in states if state.reached >= 1]
+                best = min(done, key=lambda state: state.divergence, default=best)
+                for _ in steps[0].move if steps else ():
+                    advance()
+            for _ in range(0 if self.greedy else ROUNDS):
+                better = self._exchanged(best)
+                if better is best:
+                    break
+                best = better
+            if done:
+                self.judge.settle(best.units)
+        return list(best.units)
+
+    @property
+    def width(self) -> int:
+        """Sets in the beam."""
+        return 1 if self.greedy else WIDTH
+
+    def _score_alone(self) -> None:
+        """Judge everything that may go on the dense network."""
+        units = self.goal.units_to_score()
+        moves: list[Move] = [(unit,) for unit in units]
+        self.first = dict(zip((unit.name for unit in units), self.judge.scores((), moves), strict=True))
+        if not self.greedy:
+            moves += list(_of_one_module(units))
+        for move, divergence in zip(moves, self.judge.scores((), moves), strict=True):
+            self._slopes[move] = self._slope(State(), move, divergence)
+
+    def _slope(self, state: State, move: Move, divergence: float) -> float:
+        price = min(self.goal.price(move), state.missing)
+        return max(divergence - state.divergence, 0.0) / price if price > 0 else math.inf
+
+    def _best_steps(self, states: Sequence[State]) -> list[Step]:
+        """Return the best steps, as many as sets are in the beam, that lead to different sets."""
+        found: dict[frozenset[str], tuple[float, float, Step]] = {}
+        for state in states:
+            waiting = sorted(self._open(state), key=lambda step: step.projected)
+            while waiting and waiting[0].projected <= self._limit(found):
+                together, waiting = waiting[: self.judge.together], waiting[self.judge.together :]
+                scores = self.judge.scores(state.units, [step.move for step in together])
+                for step, divergence in zip(together, scores, strict=True):
+                    slope = self._slope(state, step.move, divergence)
+                    if math.isfinite(slope):
+                        self._slopes[step.move] = slope
+                        step = Step(state, step.move, slope)
+                        found.setdefault(step.names, (step.projected, divergence, step))
+        return [step for *_, step in sorted(found.values(), key=lambda entry: entry[:2])[: self.width]]
+
+    def _limit(self, found: dict[frozenset[str], tuple[float, float, Step]]) -> float:
+        """Return the projected divergence that a step must not exceed to be among the best."""
+        best = sorted(projected for projected, *_ in found.values())[: self.width]
+        return best[-1] if len(best) == self.width else math.inf
+
+    def _open(self, state: State) -> Iterator[Step]:
+        """Yield the moves that a state leaves, with what they cost when they were judged last."""
+        free = {unit.name for unit in self.goal.open(state.units)}
+        for move, slope in self._slopes.items():
+            if math.isfinite(slope) and all(unit.name in free for unit in move) and self._fits(state, move):
+                yield Step(state, move, slope)
+
+    def _fits(self, state: State, move: Move) -> bool:
+        """Whether all units of a move may go, one after the other."""
+        return all(unit in self.goal.open((*state.units, *move[:i])) for i, unit in enumerate(move) if i)
+
+    def _after(self, step: Step) -> State:
+        return self._settled((*step.state.units, *step.move))
+
+    def _settled(self, units: Move) -> State:
+        return State(units, self.judge.settle(units), self.goal.reached(units))
+
+    def _without_needless(self, state: State) -> State:
+        """Give back what is not needed to meet the goal, the costliest first."""
+        while True:
+            beyond = state.reached - 1
+            spare = [
+                rest
+                for i, unit in enumerate(state.units)
+                if self.goal.price((unit,)) <= 2 * beyond  # about: units save less together than alone
+                and self.goal.reached(rest := (*state.units[:i], *state.units[i + 1 :])) >= 1
+            ]
+            if not spare:
+                return state
+            state = self._settled(min(spare, key=lambda rest: self.judge.scores(rest[:-1], [rest[-1:]])[0]))
+
+    def _exchanged(self, best: State) -> State:
+        """Try something else in the place of each unit, the costliest first; what is no better is not taken."""
+        for unit in sorted(best.units, key=lambda own: -self._slopes.get((own,), 0.0)):
+            if unit not in best.units:  # it was exchanged
+                continue
+            rest = self._settled(tuple(own for own in best.units if own is not unit))
+            steps = sorted(
+                self._open(rest), key=lambda step: step.slope * min(self.goal.price(step.move), rest.missing)
+            )
+            enough = (
+                step
+                for step in steps
+                if step.move != (unit,)
+                and self.goal.price(step.move) > 0.8 * rest.missing
+                and self.goal.reached((*rest.units, *step.move)) >= 1
+            )
+            tried = [step.move for step, _ in zip(enough, range(EXCHANGED), strict=False)]
+            scores = self.judge.scores(rest.units, tried) if tried else []
+            move, divergence = min(zip(tried, scores, strict=True), key=lambda pair: pair[1], default=((), math.inf))
+            if divergence < best.divergence:
+                better = self._without_needless(self._settled((*rest.units, *move)))
+                best = better if better.divergence < best.divergence else best
+        return best
+
+    def _too_much(self, state: State) -> ValueError:
+        return ValueError(
+            "Expected enough units outside the other removed ones for "
+            f"{self.goal.describe_missing(state.units)} more, but none is left that can go. {self.judge.refused}Lower "
+            "the budget, allow more kinds, or ignore fewer units."
+        )
+
+
+def _of_one_module(units: Sequence[Unit]) -> Iterator[Move]:
+    """Yield layers of one module that may go together although none of them can go alone."""
+    modules: dict[str, list[Unit]] = {}
+    for unit in units:
+        if unit.kind == "layer":
+            modules.setdefault(parent_path(unit.name), []).append(unit)
+    for layers in modules.values():
+        sizes = range(2, len(layers) + 1) if len(layers) <= MODULE else [len(layers)]
+        for size in sizes if len(layers) <= LARGEST else ():
+            yield from combinations(layers, size)
+
+
+def _names(units: Sequence[Unit]) -> frozenset[str]:
+    return frozenset(unit.name for unit in units)
