@@ -10,6 +10,7 @@ every set of units that a round or an exchange considers (twice for none).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -25,7 +26,6 @@ from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.goals import Counted, Goal, free
 from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.depth.joint import JointSearch, State, Step
-from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.display.markdown import table
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic
@@ -162,16 +162,11 @@ def exhaustive(planner: GraphPlanner) -> dict[frozenset[str], float]:
     """Return the divergence of all pairs and triples."""
     variants = Variants(planner.removals, planner.variants.batches)
     found: dict[frozenset[str], float] = {}
-    for first in planner.units:  # sets that begin with the same unit have what comes before the next one in common
-        variants.rebase([first])
-        after = planner.units[planner.units.index(first) + 1 :]
-        for n in (1, 2):
-            for others in combinations(after, n):
-                units = (first, *others)
-                try:
-                    found[frozenset(unit.name for unit in units)] = variants.divergence(units)
-                except NotRemovable:
-                    continue
+    for i, first in enumerate(planner.units):  # sets that begin alike have what comes before the next unit in common
+        moves = [move for n in (1, 2) for move in combinations(planner.units[i + 1 :], n)]
+        for move, value in zip(moves, variants.scores((first,), moves), strict=True):
+            if math.isfinite(value):
+                found[frozenset(unit.name for unit in (first, *move))] = value
     return found
 
 

@@ -155,7 +155,7 @@ class JointSearch:
         return max(divergence - state.divergence, 0.0) / price if price > 0 else math.inf
 
     def _best_steps(self, states: Sequence[State]) -> list[Step]:
-        """Return the best steps, as many as sets are in the beam, that lead to different sets."""
+        """Return the best steps that lead to different sets: as many as the beam holds, and one that meets the goal."""
         found: dict[frozenset[str], tuple[float, float, Step]] = {}
         for state in states:
             waiting = sorted(self._open(state), key=lambda step: step.projected)
@@ -168,7 +168,9 @@ class JointSearch:
                         self._slopes[step.move] = slope
                         step = Step(state, step.move, slope)
                         found.setdefault(step.names, (step.projected, divergence, step))
-        return [step for *_, step in sorted(found.values(), key=lambda entry: entry[:2])[: self.width]]
+        ranked = [step for *_, step in sorted(found.values(), key=lambda entry: entry[:2])]
+        enough = [step for step in ranked[self.width :] if self.goal.price(step.move) >= step.state.missing]
+        return [*ranked[: self.width], *enough[: self.width - 1]]
 
     def _limit(self, found: dict[frozenset[str], tuple[float, float, Step]]) -> float:
         """Return the projected divergence that a step must not exceed to be among the best."""
@@ -211,7 +213,8 @@ class JointSearch:
         for unit in sorted(best.units, key=lambda own: -self._slopes.get((own,), 0.0)):
             if unit not in best.units:  # it was exchanged
                 continue
-            rest = self._settled(tuple(own for own in best.units if own is not unit))
+            others = tuple(own for own in best.units if own is not unit)
+            rest = State(others, reached=self.goal.reached(others))
             steps = sorted(
                 self._open(rest), key=lambda step: step.slope * min(self.goal.price(step.move), rest.missing)
             )

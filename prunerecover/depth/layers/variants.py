@@ -73,21 +73,19 @@ class Variants:
         """Return the divergence without the units that are gone and those of each move; infinite if they cannot go."""
         sets = [(*gone, *move) for move in moves]
         if not all(_key(units) in self._known for units in sets):
-            self.settle(gone)
+            self._rebase(gone)
         return [self._or_infinite(units) for units in sets]
 
     def settle(self, units: Sequence[Unit]) -> float:
-        """Compare variants with the network without these units from now on; return its divergence.
+        """Return the divergence without these units: they leave nothing that would have to be fitted."""
+        return self.divergence(units)
 
-        Variants share what comes before their first change with it.
-        """
-        key = _key(units)
-        if key != self._base.key:
+    def _rebase(self, units: Sequence[Unit]) -> None:
+        """Compare variants with the network without these units from now on: they share what comes first with it."""
+        if _key(units) != self._base.key:
             variant = self._variant(units)
-            outputs = self.runner.keep(variant.network, self._first_change(variant))
-            self._known[key] = mean_divergence(self.batches, self.dense, outputs)
+            self.runner.keep(variant.network, self._first_change(variant))
             self._base = variant
-        return self._known[key]
 
     def _or_infinite(self, units: Sequence[Unit]) -> float:
         try:
