@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prunerecover.boundary.designs import ROUNDING, Split, affordable_splits, feasible_splits
 from prunerecover.depth.family_planner import FamilyPlanner
-from prunerecover.depth.selection import count_by_kind
+from prunerecover.depth.search.selection import count_by_kind
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 

@@ -8,13 +8,13 @@ from torch import nn
 
 from prunerecover.calibration.calibrator import Calibrator, Choice
 from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
-from prunerecover.depth.calibrated_sets import CalibratedSets
-from prunerecover.depth.family_edits import edits_of, saving_if_left
-from prunerecover.depth.goals import Counted, Goal, Share
-from prunerecover.depth.joint import JointSearch
-from prunerecover.depth.one_shot import one_shot
+from prunerecover.depth.family.calibrated_sets import CalibratedSets
+from prunerecover.depth.family.edits import edits_of, saving_if_left
+from prunerecover.depth.family.one_shot import one_shot
 from prunerecover.depth.planner import Decision, DepthPlanner
-from prunerecover.depth.selection import check_most, count_by_kind
+from prunerecover.depth.search.goals import Counted, Goal, Share
+from prunerecover.depth.search.joint import JointSearch
+from prunerecover.depth.search.selection import check_most, count_by_kind
 from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from prunerecover.depth.arguments import DepthConfig, kinds_of, known_by_parts, not_ignored
-from prunerecover.depth.family_edits import saving_if_left
+from prunerecover.depth.family.edits import saving_if_left
 from prunerecover.depth.graph_planner import units_that_may_go
-from prunerecover.depth.selection import check_comparable, check_most, count_by_kind
+from prunerecover.depth.search.selection import check_comparable, check_most, count_by_kind
 from prunerecover.depth.units import find_units
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from torch import nn
 
 from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
-from prunerecover.depth.goals import Counted, Goal, Share
-from prunerecover.depth.in_turn import in_turn
-from prunerecover.depth.joint import JointSearch
 from prunerecover.depth.layers import scores as graph_scores
 from prunerecover.depth.layers.removals import Removals
-from prunerecover.depth.layers.scores import GraphContext
+from prunerecover.depth.layers.scoring import GraphContext
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.planner import Decision, DepthPlanner
-from prunerecover.depth.selection import check_comparable, count_by_kind
+from prunerecover.depth.search.goals import Counted, Goal, Share
+from prunerecover.depth.search.in_turn import in_turn
+from prunerecover.depth.search.joint import JointSearch
+from prunerecover.depth.search.selection import check_comparable, count_by_kind
 from prunerecover.depth.units import nothing_found
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe, is_supported

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.selection import smallest_share
+from prunerecover.depth.search.selection import smallest_share
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import Batches, as_inputs, listed, split_batches
 from prunerecover.model.checks import check_call, check_plannable

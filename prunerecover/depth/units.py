@@ -9,7 +9,7 @@ from torch import nn
 
 from prunerecover.cost.macs import macs_by_module
 from prunerecover.depth.arguments import check_kinds, known_by_parts
-from prunerecover.depth.family_units import explain_missing_activations, family_units
+from prunerecover.depth.family.units import explain_missing_activations, family_units
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels

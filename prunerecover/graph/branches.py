@@ -10,9 +10,9 @@ from functools import cached_property
 from torch import nn
 
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
-from prunerecover.graph.regions import common_module, head_layers, is_inside
+from prunerecover.graph.regions import common_module, head_layers
 from prunerecover.graph.streams import addends, branches_off, streams_behind
-from prunerecover.model.paths import get_module, parent_path
+from prunerecover.model.paths import get_module, is_within, parent_path
 from prunerecover.plan.edits import StandIn
 from prunerecover.plan.kinds import Kind
 
@@ -175,7 +175,7 @@ class BranchFinder:
         """Name a branch by the module that holds its layers and no others, else by the first one, or first and last."""
         graph = self.graph
         common = common_module([graph.nodes[n].module for n in weighty])
-        held = [n.index for n in graph.of_kind("layer", "product") if is_inside(n.module, common)]
+        held = [n.index for n in graph.of_kind("layer", "product") if is_within(n.module, common)]
         if common and set(held) <= set(weighty):
             return common
         names = [graph.name(graph.nodes[n]) for n in (weighty[0], weighty[-1])]

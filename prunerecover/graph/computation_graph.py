@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from prunerecover.graph.figure import DrawnLayer, Status, plot_layers
 from prunerecover.graph.recorder import ModuleCall, PartRead
+from prunerecover.model.paths import is_within
 from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Remove
 
 NodeKind = Literal[
@@ -225,7 +226,7 @@ def drawn_layers(graph: ComputationGraph, edits: Sequence[Edit] = ()) -> tuple[D
     found = []
     for node in graph.of_kind("layer"):
         width = node.shape[1] if node.operation in ("convolution", "_convolution") else node.shape[-1]
-        gone = any(node.module == path or node.module.startswith(f"{path}.") for path in replaced)
+        gone = any(is_within(node.module, path) for path in replaced)
         status: Status = "attention" if node.module.startswith(multiplying) else "kept"
         if node.module in identity:
             status = "identity"

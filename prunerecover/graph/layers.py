@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from prunerecover.graph.computation_graph import ComputationGraph, Node
 from prunerecover.graph.regions import find_attentions, head_layers
 from prunerecover.model.linears import check_plain
-from prunerecover.model.paths import get_module
+from prunerecover.model.paths import get_module, parent_path
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,10 @@ class LayerList:
     Attributes:
         offered: Paths of the layers that can be removed, in order of execution.
         refused: Why each of the others cannot, by path.
-        strided: Paths among the offered that change spatial dimensions; none unless they were asked for.
     """
 
     offered: tuple[str, ...]
     refused: dict[str, str]
-    strided: tuple[str, ...] = ()
 
 
 def list_layers(model: nn.Module, graph: ComputationGraph, *, include_strided: bool = False) -> LayerList:
@@ -39,23 +37,16 @@ def list_layers(model: nn.Module, graph: ComputationGraph, *, include_strided: b
     attention = {i: a.module for a in find_attentions(graph) for i in a.layers}
     head = head_layers(graph)
     offered: list[str] = []
-    strided: list[str] = []
     refused: dict[str, str] = {}
     for node in graph.of_kind("layer"):
         reason = _why_not(model, graph, node, attention, head)
-        if not reason and is_resizing(node):
-            strided.append(node.module)
-            reason = "" if include_strided else "it changes spatial dimensions (include_strided=True)"
+        if not reason and is_resizing(node) and not include_strided:
+            reason = "it changes spatial dimensions (include_strided=True)"
         if reason:
             refused[graph.name(node)] = reason
         else:
             offered.append(node.module)
-    return LayerList(tuple(offered), refused | _never_called(model, graph), tuple(strided) if include_strided else ())
-
-
-def channel_dim(node: Node, model: nn.Module) -> int:
-    """The dimension of a layer's input and output in which its channels lie."""
-    return 1 if isinstance(get_module(model, node.module), _ConvNd) else -1
+    return LayerList(tuple(offered), refused | _never_called(model, graph))
 
 
 def _why_not(
@@ -101,17 +92,6 @@ def is_resizing(node: Node) -> bool:
 def _never_called(model: nn.Module, graph: ComputationGraph) -> dict[str, str]:
     """Layers that the example does not reach: a head that runs in training alone, or a branch that it does not take."""
     called = {node.module for node in graph.nodes} | {call.path for call in graph.calls}
-    inside = {
-        path
-        for path, module in model.named_modules()
-        if is_layer(module) and path not in called and not any(_runs(path, weight) for weight in _weights(graph))
-    }
+    called |= {parent_path(weight) for node in graph.nodes for weight in node.weights}
+    inside = {path for path, module in model.named_modules() if is_layer(module) and path not in called}
     return dict.fromkeys(sorted(inside), "the example does not call it")
-
-
-def _weights(graph: ComputationGraph) -> set[str]:
-    return {weight for node in graph.nodes for weight in node.weights}
-
-
-def _runs(path: str, weight: str) -> bool:
-    return weight.rpartition(".")[0] == path

@@ -40,7 +40,7 @@ def own_call(model: nn.Module, graph: ComputationGraph, node: Node) -> tuple[str
         A path, and a name as in `prunerecover.surgery.forward.calls`, such as "relu:1".
     """
     caller = graph.calls[node.call].parent if node.whole else node.call
-    if caller < 0 or sum(call.path == graph.calls[caller].path for call in graph.calls) > 1:
+    if caller < 0 or graph.times[graph.calls[caller].path] > 1:
         return None
     path = graph.calls[caller].path
     if not node.whole:

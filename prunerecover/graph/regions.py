@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from os.path import commonprefix
 
 from prunerecover.graph.computation_graph import ComputationGraph, Node
+from prunerecover.model.paths import is_within
 
 MOST_LAYERS = 12  # of one attention; a module that multiplies activations and holds more is something larger
 HEAD_SHARE = 0.5  # of all layers; what holds more of them is no head
@@ -37,7 +38,7 @@ def find_attentions(graph: ComputationGraph) -> tuple[Attention, ...]:
         module = products[0].module
         serving = {n.index for product in products for n in _sources(graph, product)}
         serving |= {n.index for product in products for n in _projections(graph, product)}
-        inside = {n.index for n in graph.of_kind("layer") if module and is_inside(n.module, module)}
+        inside = {n.index for n in graph.of_kind("layer") if module and is_within(n.module, module)}
         layers = serving | (inside if len(inside) <= MOST_LAYERS else set())
         found.append(Attention(module, frozenset(layers), frozenset(p.index for p in products)))
     return tuple(found)
@@ -63,17 +64,8 @@ def head_layers(graph: ComputationGraph) -> frozenset[int]:
     layers = graph.of_kind("layer")
     last = [n for n in layers if not any(m.kind == "layer" for m in graph.ahead(n, lambda m: m.kind == "layer"))]
     module = common_module([node.module for node in last])
-    held = {node.index for node in layers if is_inside(node.module, module)}
+    held = {node.index for node in layers if is_within(node.module, module)}
     return frozenset(held if len(held) <= HEAD_SHARE * len(layers) else {node.index for node in last})
-
-
-def is_inside(path: str, module: str) -> bool:
-    """Whether the module at `path` is `module` or in it; all are in the root, the empty path.
-
-    >>> is_inside("head.0", "head"), is_inside("heads", "head")
-    (True, False)
-    """
-    return not module or path == module or path.startswith(f"{module}.")
 
 
 def common_module(paths: list[str]) -> str:

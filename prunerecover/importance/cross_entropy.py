@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from prunerecover.importance.context import DepthContext, UnitScores
-from prunerecover.importance.losses import loss_of
-from prunerecover.model.batches import as_inputs
+from prunerecover.importance.losses import mean_loss
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.edits import Replace
@@ -27,11 +24,6 @@ def cross_entropy(context: DepthContext) -> UnitScores:
             edit = choice.candidate.edit
             if isinstance(edit, Replace):
                 edit = edit.model_copy(update={"tensors": tuple(values)})
-            total, samples = 0.0, 0
-            with temporarily_applied(model, edit, values), torch.enable_grad():
-                for batch in context.batches:
-                    n = as_inputs(batch).n_samples
-                    total += n * float(loss_of(model, batch, loss).detach())
-                    samples += n
-            found[name] = total / samples
+            with temporarily_applied(model, edit, values):
+                found[name] = mean_loss(model, context.batches, loss)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -38,6 +38,23 @@ def loss_of(model: nn.Module, batch: Any, loss: Loss) -> Tensor:
             f"{tuple(value.shape)} with requires_grad={value.requires_grad}. Average over the batch, and do not detach."
         )
     return value
+
+
+def mean_loss(model: nn.Module, batches: Iterable[Any], loss: Loss) -> float:
+    """Return the mean loss over the samples of all batches.
+
+    Args:
+        model: In the mode that it is judged in.
+        batches: As of `loss_of`.
+        loss: `loss(model, batch) -> scalar`.
+    """
+    total, samples = 0.0, 0
+    with torch.enable_grad():  # a loss that gradients flow from is what `loss_of` takes
+        for batch in batches:
+            n = as_inputs(batch).n_samples
+            total += n * float(loss_of(model, batch, loss).detach())
+            samples += n
+    return total / samples
 
 
 def supervised_loss(model: nn.Module, batch: Any) -> Tensor:

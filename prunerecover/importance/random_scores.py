@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from prunerecover.importance.context import DepthContext, UnitScores
+from prunerecover.plan.units import Unit
 
 
 def random(context: DepthContext) -> UnitScores:
@@ -16,6 +19,11 @@ def random(context: DepthContext) -> UnitScores:
     >>> random(context) == random(context)
     True
     """
-    generator = torch.Generator().manual_seed(context.seed)
-    drawn = torch.rand(len(context.units), generator=generator, dtype=torch.float64).tolist()
-    return dict(zip((u.name for u in context.units), drawn, strict=True))
+    return draw(context.units, context.seed)
+
+
+def draw(units: Sequence[Unit], seed: int) -> UnitScores:
+    """Draw a number between 0 and 1 for each of some units."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.rand(len(units), generator=generator, dtype=torch.float64).tolist()
+    return dict(zip((unit.name for unit in units), drawn, strict=True))

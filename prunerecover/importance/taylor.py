@@ -35,7 +35,7 @@ def taylor(context: DepthContext) -> UnitScores:
     owned = unit_parameters(model, context.units)
     parameters = list(dict.fromkeys(p for own in owned.values() for p in own))
     with evaluating(model), trainable(parameters):
-        gradients = _mean_gradients(model, parameters, context.batches, loss)
+        gradients = mean_gradients(model, parameters, context.batches, loss)
     salience = {p: float((p.detach().double() * g).abs().sum()) for p, g in zip(parameters, gradients, strict=True)}
     return {name: sum(salience[p] for p in own) for name, own in owned.items()}
 
@@ -53,9 +53,20 @@ def trainable(parameters: Sequence[Parameter]) -> Iterator[None]:
             parameter.requires_grad_(flag)
 
 
-def _mean_gradients(
+def mean_gradients(
     model: nn.Module, parameters: Sequence[Parameter], batches: Sequence[Any], loss: Loss
 ) -> list[Tensor]:
+    """Return dL/dw in float64, averaged over the samples; zeros for parameters that the loss does not depend on.
+
+    Args:
+        model: Unwrapped, in the mode that it is judged in.
+        parameters: That gradients flow to.
+        batches: Calibration batches.
+        loss: `loss(model, batch) -> scalar`.
+
+    Raises:
+        ValueError: If it depends on none of the parameters.
+    """
     sums = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
     samples, used = 0, False
     for batch in batches:

@@ -117,3 +117,12 @@ def holder_of(module: nn.Module, attribute: str) -> tuple[Any, str]:
 def parent_path(path: str) -> str:
     """`"blocks.3.attn"` -> `"blocks.3"`; the empty string is the root."""
     return path.rpartition(".")[0]
+
+
+def is_within(path: str, module: str) -> bool:
+    """Whether the module at `path` is `module` or in it; all are in the root, the empty path.
+
+    >>> is_within("head.0", "head"), is_within("heads", "head")
+    (True, False)
+    """
+    return not module or path == module or path.startswith(f"{module}.")

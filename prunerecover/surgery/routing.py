@@ -9,6 +9,7 @@ from torch import nn
 
 from prunerecover.families.experts import COUNTS, expert_counts, mixtures
 from prunerecover.families.transformers_layers import is_transformers_config
+from prunerecover.model.paths import is_within
 from prunerecover.plan.edits import Narrow
 
 
@@ -67,4 +68,4 @@ def _all_alike(network: nn.Module, sizes: Mapping[str, int], config: Any) -> boo
 
 
 def _is_in(block: str, path: str) -> bool:
-    return not path or block == path or block.startswith(f"{path}.")
+    return is_within(block, path)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from prunerecover.apply import apply_plan
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.divergence import output_divergence
-from prunerecover.depth.family_edits import edits_of
+from prunerecover.depth.family.edits import edits_of
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.units import find_units
 from prunerecover.model.batches import as_inputs, split_batches

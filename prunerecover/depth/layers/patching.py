@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from prunerecover.graph.branches import GraphUnit
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
+from prunerecover.model.paths import is_within
 from prunerecover.plan.edits import StandIn
 
 
@@ -152,7 +153,7 @@ def _largest_modules(
             found[call.path] = ends.get(last.index, leaves).model_copy(update={"returns": call.returns})
     for index, stand_in in ends.items():
         path = graph.nodes[index].module
-        if not any(path == own or path.startswith(f"{own}.") for own in found):
+        if not any(is_within(path, own) for own in found):
             found[path] = stand_in
     return found
 

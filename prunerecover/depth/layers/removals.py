@@ -8,7 +8,7 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from prunerecover.cost.macs import macs_by_module
-from prunerecover.depth.family_units import family_units
+from prunerecover.depth.family.units import family_units
 from prunerecover.depth.layers.patching import Dropped, patches
 from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
 from prunerecover.depth.layers.widths import Widths
@@ -21,7 +21,7 @@ from prunerecover.graph.own_calls import whole_modules
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import evaluating
-from prunerecover.model.paths import get_module
+from prunerecover.model.paths import get_module, is_within
 from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite, StandIn
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import apply_edits
@@ -207,12 +207,7 @@ class Removals:
 
     def _order(self, unit: Unit) -> tuple[int, int]:
         """Units begin where the first node inside their targets is; larger ones come first."""
-        first = (
-            node.index
-            for node in self.graph.nodes
-            for target in unit.targets
-            if node.module == target or node.module.startswith(f"{target}.")
-        )
+        first = (node.index for node in self.graph.nodes for target in unit.targets if is_within(node.module, target))
         return min(first, default=len(self.graph.nodes)), ("block", "attention", "mlp", "layer", "activation").index(
             unit.kind
         )

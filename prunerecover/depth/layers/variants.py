@@ -15,7 +15,7 @@ from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
-from prunerecover.model.paths import parent_path
+from prunerecover.model.paths import is_within, parent_path
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import Applied, apply_edits
 
@@ -109,7 +109,7 @@ class Variants:
     def _first_node(self, path: str) -> int:
         """The first node inside a module; of one that nothing calls, inside the module around it."""
         while path:
-            inside = [i for module, i in self._nodes.items() if module == path or module.startswith(f"{path}.")]
+            inside = [i for module, i in self._nodes.items() if is_within(module, path)]
             if inside:
                 return min(inside)
             path = parent_path(path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prunerecover.depth.goals import Share
-from prunerecover.depth.joint import JointSearch
+from prunerecover.depth.search.goals import Share
+from prunerecover.depth.search.joint import JointSearch
 from prunerecover.plan.units import Unit
 
 PRICES = {"stem": 0.3, **{f"layer{i}": 0.05 for i in range(8)}}

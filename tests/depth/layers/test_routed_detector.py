@@ -13,7 +13,7 @@ from torch import nn
 
 from prunerecover import apply_plan, find_units, load_pruned, plan_depth, save_pruned
 from prunerecover.depth.layers.removals import Removals
-from prunerecover.depth.selection import conflicting
+from prunerecover.depth.search.selection import conflicting
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.replacements import Pool
 from prunerecover.plan.units import Unit

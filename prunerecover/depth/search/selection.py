@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prunerecover.importance.registry import RegisteredImportance
+from prunerecover.model.paths import is_within
 from prunerecover.plan.kinds import TRAITS, holders_first
 from prunerecover.plan.units import Unit
 
@@ -226,7 +227,7 @@ def outermost(units: Sequence[Unit]) -> list[Unit]:
 def is_inside(unit: Unit, other: Unit) -> bool:
     """Whether `unit` goes when `other` goes: in a block, or the activation of an MLP."""
     held = unit.kind in TRAITS[other.kind].holds
-    return held and any(unit.name == path or unit.name.startswith(f"{path}.") for path in other.targets)
+    return held and any(is_within(unit.name, path) for path in other.targets)
 
 
 def conflicting(unit: Unit, other: Unit) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Protocol
 
-from prunerecover.depth.goals import Goal
+from prunerecover.depth.search.goals import Goal
 from prunerecover.display.progress import progress
 from prunerecover.model.paths import parent_path
 from prunerecover.plan.units import Unit

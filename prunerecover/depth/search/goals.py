@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from prunerecover.depth.selection import conflicting
+from prunerecover.depth.search.selection import conflicting
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.units import Unit
 

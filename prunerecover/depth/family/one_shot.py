@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from prunerecover.calibration.calibrator import Calibrator, Choice
-from prunerecover.depth.family_edits import edits_of, saving_if_left
-from prunerecover.depth.selection import (
+from prunerecover.depth.family.edits import edits_of, saving_if_left
+from prunerecover.depth.search.selection import (
     check_comparable,
     count_by_kind,
     select_by_cost,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from prunerecover.depth.goals import Goal
+from prunerecover.depth.search.goals import Goal
 from prunerecover.plan.units import Unit
 
 

@@ -1,0 +1,61 @@
+"""What units found on the graph are scored in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from prunerecover.depth.layers.pruned_graph import NotRemovable
+from prunerecover.depth.layers.variants import Variants
+from prunerecover.importance.context import Loss
+from prunerecover.model.copies import share_copy
+from prunerecover.plan.units import Unit
+from prunerecover.surgery.apply_edits import Applied, apply_edits
+
+Scores = dict[str, float]
+
+
+@dataclass(frozen=True)
+class GraphContext:
+    """What units are scored in.
+
+    Attributes:
+        variants: Judge sets of units.
+        units: To score.
+        gone: Units that went before: the others are scored on the pruned network.
+        batches: Calibration batches as the user gave them, labels included.
+        loss: `loss(model, batch) -> scalar`.
+        seed: Of everything random.
+    """
+
+    variants: Variants
+    units: Sequence[Unit]
+    gone: tuple[Unit, ...] = ()
+    batches: Sequence[Any] = ()
+    loss: Loss | None = None
+    seed: int = 0
+
+    def without(self, *more: Unit) -> tuple[nn.Module, Applied]:
+        """Return a copy without the units that are gone and some more, which shares its tensors, and what was cut.
+
+        Raises:
+            NotRemovable: If they cannot go.
+        """
+        removals = self.variants.removals
+        network = share_copy(removals.model)
+        return network, apply_edits(network, removals.edits([*self.gone, *more], in_place=True))
+
+    def score_each(self, score: Callable[[Unit], float]) -> Scores:
+        """Return the score of each unit; infinite for those that cannot go."""
+        return {unit.name: _or_infinite(score, unit) for unit in self.units}
+
+
+def _or_infinite(score: Callable[[Unit], float], unit: Unit) -> float:
+    try:
+        return score(unit)
+    except NotRemovable:
+        return math.inf
