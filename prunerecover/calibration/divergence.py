@@ -9,6 +9,8 @@ from torch import Tensor
 
 from prunerecover.model.batches import ModelInputs, without_padding
 
+IN_CACHE = 1 << 18  # logits, 1 MiB
+
 
 def output_divergence(dense: Tensor, pruned: Tensor) -> Tensor:
     """Return the mean divergence over samples, a scalar >= 0.
@@ -28,11 +30,20 @@ def output_divergence(dense: Tensor, pruned: Tensor) -> Tensor:
             f"Expected an output of shape {tuple(dense.shape)}, as the dense network's, but got {tuple(pruned.shape)}: "
             "the number of detections follows what is detected. Rank by importance='taylor' with a loss."
         )
-    dense, pruned = dense.float(), pruned.float()
     if dense.ndim in (2, 3) and dense.shape[-1] > 1:
-        log_p, log_q = dense.log_softmax(-1), pruned.log_softmax(-1)
-        return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+        return _kl(dense.flatten(0, -2), pruned.flatten(0, -2))
+    dense, pruned = dense.float(), pruned.float()
     return (dense - pruned).square().sum() / dense.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _kl(dense: Tensor, pruned: Tensor) -> Tensor:
+    """Return the mean KL divergence of logits `(N, classes)`, some rows at a time: what is in between stays in a cache."""
+    rows = max(1, IN_CACHE // dense.shape[-1])
+    total = torch.zeros((), device=dense.device)
+    for some, others in zip(dense.split(rows), pruned.split(rows), strict=True):
+        log_p, log_q = some.float().log_softmax(-1), others.float().log_softmax(-1)
+        total = total + (log_p.exp() * (log_p - log_q)).sum(-1).sum()
+    return total / len(dense)
 
 
 def mean_divergence(batches: Iterable[ModelInputs], dense: Iterable[Tensor], pruned: Iterable[Tensor]) -> float:
