@@ -37,10 +37,10 @@ def output_divergence(dense: Tensor, pruned: Tensor) -> Tensor:
 
 
 def _kl(dense: Tensor, pruned: Tensor) -> Tensor:
-    """Return the mean KL divergence of logits `(N, classes)`, some rows at a time: what is in between stays in a cache."""
+    """Return the mean KL divergence of logits `(N, classes)`, some rows at a time, so that they stay in a cache."""
     rows = max(1, IN_CACHE // dense.shape[-1])
     total = torch.zeros((), device=dense.device)
-    for some, others in zip(dense.split(rows), pruned.split(rows), strict=True):
+    for some, others in zip(torch.split(dense, rows), torch.split(pruned, rows), strict=True):
         log_p, log_q = some.float().log_softmax(-1), others.float().log_softmax(-1)
         total = total + (log_p.exp() * (log_p - log_q)).sum(-1).sum()
     return total / len(dense)

@@ -14,7 +14,7 @@ from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance, RegisteredImportance, importance_of
 from prunerecover.model.arguments import check_flag, check_seed, patterns_of
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS, GRAPH_KINDS
+from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
 from prunerecover.plan.units import Unit
 
 SEARCHES = ("one_shot", "greedy", "joint", "two_to_one", "rounds")
@@ -83,7 +83,7 @@ def kinds_of(model: nn.Module, budget: Budget | None, kinds: Sequence[str] | Non
         budget: Names the kinds of its units, or none.
         kinds: That were asked for.
     """
-    usual = tuple(kinds or (FAMILY_KINDS if is_supported(model) else GRAPH_KINDS))
+    usual = tuple(kinds or (FAMILY_KINDS if is_supported(model) else DEPTH_KINDS))
     return usual if budget is None else budget.kinds(usual)
 
 

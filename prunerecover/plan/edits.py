@@ -133,7 +133,7 @@ class Bypass(_Edit):
 
     op: Literal["bypass"] = "bypass"
     unit: str
-    kind: Literal["block", "attention", "mlp", "layer"]
+    kind: Literal["block", "attention", "mlp", "activation", "layer"]
     modules: dict[str, StandIn]
 
     @property

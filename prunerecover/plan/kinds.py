@@ -39,7 +39,7 @@ TRAITS: dict[str, KindTraits] = {
     "block": KindTraits("depth", edits=("remove", "bypass"), holds=("attention", "mlp", "activation", "layer")),
     "attention": KindTraits("depth", edits=("remove", "replace", "bypass"), fitted=True),
     "mlp": KindTraits("depth", edits=("remove", "replace", "bypass"), holds=("activation", "layer"), fitted=True),
-    "activation": KindTraits("depth", edits=("replace",), fitted=True),
+    "activation": KindTraits("depth", edits=("replace", "bypass"), fitted=True),
     "layer": KindTraits("depth", edits=("bypass",)),
     "channel": KindTraits("width", edits=("narrow",), color=BLUE),
     "head": KindTraits("width", edits=("narrow",), composite=True, color=ORANGE, ink=BLACK),
@@ -49,7 +49,6 @@ TRAITS: dict[str, KindTraits] = {
 KINDS = tuple(TRAITS)
 DEPTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "depth" and traits.edits)
 FAMILY_KINDS = tuple(kind for kind in DEPTH_KINDS if kind != "layer")
-GRAPH_KINDS = tuple(kind for kind in DEPTH_KINDS if kind != "activation")
 WIDTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "width")
 
 

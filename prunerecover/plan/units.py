@@ -13,8 +13,8 @@ class Unit:
 
     Attributes:
         name: Canonical path; what plans name.
-        kind: "block", "attention", "mlp" or "activation".
-        targets: Paths of the modules that change.
+        kind: "block", "attention", "mlp", "activation" or "layer".
+        targets: Paths of the modules that change; of an activation its own, and those of the linears around it.
         params: Parameters that go (activations: once the two linears have merged).
         macs: MACs per example batch that go (activations: once merged); 0 if `find_units` got no example.
         block: Path of the block that it is or is in.

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from prunerecover.model.linears import check_plain, is_transposed, matrix_and_bias, norm_affine
 from prunerecover.model.paths import get_module
-from prunerecover.model.replacements import Affine, SlopeBias
+from prunerecover.model.replacements import Affine, PassThrough, SlopeBias
 from prunerecover.plan.edits import Merge
 
 
@@ -33,7 +33,7 @@ def merged_linear(model: nn.Module, edit: Merge) -> nn.Module:
         if isinstance(module, SlopeBias):
             weight = module.slope.detach().double()[:, None] * weight
             bias = module.slope.detach().double() * bias + module.bias.detach().double()
-        elif path != edit.into and not isinstance(module, nn.Identity | nn.Dropout):
+        elif path != edit.into and not isinstance(module, nn.Identity | nn.Dropout | PassThrough):
             _check_linear(path, module)
             outer, outer_bias = matrix_and_bias(module)
             weight, bias = outer @ weight, outer @ bias + outer_bias

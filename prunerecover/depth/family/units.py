@@ -56,7 +56,7 @@ def _activation(model: nn.Module, block: Block, forward: FeedForward, macs: Mapp
     return Unit(
         forward.activation,
         "activation",
-        (forward.activation,),
+        (forward.activation, forward.first, forward.second),
         both.params - width * width - width,
         both.macs - merged_macs,
         block.path,

@@ -13,6 +13,7 @@ from prunerecover.depth.layers.patching import Dropped, patches
 from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
 from prunerecover.depth.layers.widths import Widths
 from prunerecover.families.describe import describe, is_supported
+from prunerecover.graph.activations import LinearPair, find_linear_pairs
 from prunerecover.graph.branches import BranchFinder, GraphUnit
 from prunerecover.graph.build import trace_graph
 from prunerecover.graph.coupling import coupled_nodes
@@ -21,8 +22,9 @@ from prunerecover.graph.own_calls import whole_modules
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import evaluating
+from prunerecover.model.linears import linear_shape
 from prunerecover.model.paths import get_module, is_within
-from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite, StandIn
+from prunerecover.plan.edits import Bypass, Edit, Merge, Remove, Replace, Rewrite, StandIn
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import block_removals
@@ -60,6 +62,7 @@ class Removals:
         self.graph = trace_graph(model, example)
         self.refused: dict[str, str] = {}
         self._branches: dict[str, GraphUnit] = {}
+        self._pairs: dict[str, LinearPair] = {}
         self._pruned: dict[tuple[tuple[str, ...], tuple[str, ...]], PrunedGraph] = {}
         macs = macs_by_module(model, example)
         units: list[Unit] = []
@@ -73,6 +76,8 @@ class Removals:
             self._branches = {unit.name: unit for unit in found if unit.kind in kinds}
             self.refused |= finder.refused
             units += [self._unit(unit, macs) for unit in self._branches.values()]
+            self._pairs = find_linear_pairs(model, self.graph) if "activation" in kinds else {}
+            units += [self._activation(pair, blocks, macs) for pair in self._pairs.values()]
         if "layer" in kinds:
             listed = list_layers(model, self.graph, include_strided=include_strided)
             self.refused |= listed.refused
@@ -91,7 +96,8 @@ class Removals:
 
         Args:
             units: None inside another; layers are taken out in this order.
-            in_place: Whether blocks leave an identity where they were, so that all paths stay as they are.
+            in_place: Whether blocks leave an identity where they were, so that all paths stay as they are, and linears
+                around an activation that is gone stay two.
 
         Raises:
             NotRemovable: If the widths around a layer cannot be reconciled.
@@ -100,8 +106,11 @@ class Removals:
         branches = [unit for unit in units if unit.kind != "layer"]
         graph_units = [self._branches[unit.name] for unit in branches if unit.name in self._branches]
         state = self.after(layers, tuple(unit.name for unit in graph_units if unit.kind == "block"))
-        family = [unit for unit in branches if unit.name not in self._branches]
+        pairs = [self._pairs[unit.name] for unit in branches if unit.name in self._pairs]
+        family = [unit for unit in branches if unit.name not in self._branches and unit.name not in self._pairs]
         taken = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules) for unit in graph_units]  # type: ignore[arg-type]
+        taken += [Bypass(unit=p.activation, kind="activation", modules={p.activation: StandIn()}) for p in pairs]
+        merged = [] if in_place else [_merge(pair) for pair in pairs]
         taken_out = tuple(f"{path}." for unit in graph_units for path in unit.modules)
         taken_out += tuple(f"{unit.name}." for unit in family if unit.kind == "block")
         dropped = Dropped.of(self.graph, graph_units)
@@ -115,7 +124,7 @@ class Removals:
         numbers = [describe(self.model).block_of(unit.name) for unit in family if unit.kind == "block"]
         rewrites = self._rewrites if any(edit.op == "narrow" for edit in own) else ()
         gone = block_removals(self.model, numbers) if numbers else []
-        return (*removed, *rewrites, *own, *taken, *finishing, *gone)
+        return (*removed, *rewrites, *own, *taken, *finishing, *merged, *gone)
 
     def can_go(self, units: Sequence[Unit]) -> bool:
         """Whether these units can be taken out together, in this order."""
@@ -169,16 +178,22 @@ class Removals:
     def _layer(self, path: str, blocks: Sequence[str], macs: Mapping[str, int]) -> Unit:
         node = self.graph.by_module[path][0]
         targets = (path, *whole_modules(self.graph, coupled_nodes(self.graph, node, frozenset()))[0])
-        block = next((block for block in blocks if path.startswith(f"{block}.")), "")
-        return Unit(
-            path, "layer", targets, _parameters(self.model, targets), sum(macs.get(t, 0) for t in targets), block
-        )
+        params = _parameters(self.model, targets)
+        return Unit(path, "layer", targets, params, sum(macs.get(t, 0) for t in targets), _home(path, blocks))
 
     def _unit(self, unit: GraphUnit, macs: Mapping[str, int]) -> Unit:
         targets = tuple(unit.modules)
         emptied = patches(self.graph, frozenset(), Dropped.of(self.graph, [unit]))
         params = _parameters(self.model, (*targets, *emptied))
         return Unit(unit.name, unit.kind, targets, params, sum(macs.get(path, 0) for path in targets), unit.block)
+
+    def _activation(self, pair: LinearPair, blocks: Sequence[str], macs: Mapping[str, int]) -> Unit:
+        """Describe an activation by what goes once the linears around it are one."""
+        (width, hidden), (_, out) = (linear_shape(get_module(self.model, path)) for path in (pair.first, pair.second))
+        targets, both = (pair.activation, pair.first, pair.second), macs.get(pair.first, 0) + macs.get(pair.second, 0)
+        merged_macs = macs.get(pair.first, 0) // hidden * out
+        params = _parameters(self.model, targets) - out * (width + 1)
+        return Unit(pair.activation, "activation", targets, params, both - merged_macs, _home(pair.first, blocks))
 
     def _runs_without(self, unit: GraphUnit) -> bool:
         """Try the network without a unit whose inner shapes only a run can tell."""
@@ -220,6 +235,15 @@ class Removals:
         if unit.kind == "activation":
             return Replace(unit=unit.name, kind="activation", leaves="identity")
         return Remove(unit=unit.name, kind=unit.kind)  # type: ignore[arg-type]
+
+
+def _merge(pair: LinearPair) -> Merge:
+    return Merge(into=pair.first, from_=(pair.first, pair.activation, *pair.between, pair.second))
+
+
+def _home(path: str, blocks: Sequence[str]) -> str:
+    """Return the block that holds a module; empty if none does."""
+    return next((block for block in blocks if path.startswith(f"{block}.")), "")
 
 
 def _parameters(model: nn.Module, paths: Sequence[str]) -> int:

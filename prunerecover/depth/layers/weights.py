@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.depth.layers.scoring import GraphContext, Scores
+from prunerecover.importance.parameters import unit_parameters
 from prunerecover.importance.taylor import mean_gradients, trainable
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.units import Unit
@@ -38,15 +39,16 @@ def magnitude(context: GraphContext) -> Scores:
 def _of_weights(
     context: GraphContext, applied: Applied, values: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]
 ) -> Scores:
-    """Return, by unit, the sum of the values of all weights that leave with it."""
+    """Return, by unit, the sum of the values of all weights that leave with it; of an activation, those around it."""
     dense = {id(p): _spread(values[name], p, applied) for name, p in parameters.items()}
     by_origin = {id(applied.cuts[p][0]) if p in applied.cuts else id(p): dense[id(p)] for p in parameters.values()}
     total = sum(float(value.sum()) for value in by_origin.values())
 
     def leaving(unit: Unit) -> float:
         network, cut = context.without(unit)
+        around = unit_parameters(network, [unit])[unit.name] if unit.kind == "activation" else []
         left = 0.0
-        for parameter in network.parameters():
+        for parameter in set(network.parameters()) - set(around):
             old, cuts = cut.cuts.get(parameter, (parameter, ()))
             value = by_origin.get(id(old))
             if value is not None:

@@ -232,5 +232,7 @@ def is_inside(unit: Unit, other: Unit) -> bool:
 
 def conflicting(unit: Unit, other: Unit) -> bool:
     """Whether only one of two units can go: one is inside the other, or they change the same linears."""
-    same_linears = {unit.kind, other.kind} == {"activation", "layer"} and unit.block == other.block
-    return same_linears or is_inside(unit, other) or is_inside(other, unit)
+    if {unit.kind, other.kind} == {"activation", "layer"}:
+        activation, layer = sorted((unit, other), key=lambda one: one.kind)
+        return layer.name in activation.targets
+    return is_inside(unit, other) or is_inside(other, unit)

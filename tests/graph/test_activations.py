@@ -1,0 +1,122 @@
+"""Activations between two linears, in networks of no named family: without them the two are one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from prunerecover import apply_plan, find_units, load_pruned, plan_depth, save_pruned
+from prunerecover.model.copies import deep_copy
+
+
+class Feedforward(nn.Module):
+    """A residual branch of two linears, with dropout on the way."""
+
+    def __init__(self, width: int = 8, hidden: int = 32, activation: type[nn.Module] = nn.GELU) -> None:
+        super().__init__()
+        self.first, self.act = nn.Linear(width, hidden), activation()
+        self.drop, self.second = nn.Dropout(0.1), nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(self.drop(self.act(self.first(x))))
+
+
+class Network(nn.Module):
+    """Some branches and a head."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches, self.norm, self.head = nn.ModuleList(branches), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for branch in self.branches:
+            x = branch(x)
+        return self.head(self.norm(x))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return Network(*(Feedforward() for _ in range(4))).eval()
+
+
+X = torch.randn(8, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_units_say_what_goes_once_the_linears_are_one() -> None:
+    first, *_ = units = find_units(network(), "activation", X)
+    assert [unit.name for unit in units] == [f"branches.{i}.act" for i in range(4)]
+    assert first.targets == ("branches.0.act", "branches.0.first", "branches.0.second")
+    assert first.params == (32 * 8 + 32) + (8 * 32 + 8) - (8 * 8 + 8)
+    assert first.macs == 8 * 5 * (2 * 8 * 32 - 8 * 8)
+
+
+def test_the_linears_become_one_that_computes_the_same_without_the_activation() -> None:
+    model = network()
+    plan = plan_depth(model, remove={"activation": 1}, batches=[X], ignore=["branches.[013]*"])
+    bare = deep_copy(model)
+    bare.branches[2].act = nn.Identity()
+    apply_plan(model, plan)
+    assert model.branches[2].first.weight.shape == (8, 8)
+    assert plan.result.params == sum(p.numel() for p in model.parameters())
+    torch.testing.assert_close(model(X), bare(X), rtol=1e-5, atol=1e-6)
+
+
+def test_a_share_of_the_parameters_takes_them_beside_other_kinds(tmp_path: Path) -> None:
+    model, batches = network(), [X]
+    plan = plan_depth(model, remove={"activation": 2, "block": 1}, batches=batches)
+    assert {kind: len(names) for kind, names in plan.removed.items()} == {"activation": 2, "block": 1}
+    apply_plan(model, plan)
+    save_pruned(model, plan, tmp_path / "pruned")
+    assert torch.equal(load_pruned(tmp_path / "pruned", network())(X), model(X))
+
+
+def test_swin_has_one_in_each_block() -> None:
+    model = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=2, num_classes=4).eval()
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    assert len(find_units(model, "activation", images)) == 12
+    plan = plan_depth(model, remove={"activation": 3}, batches=[images], importance="random")
+    apply_plan(model, plan)
+    model(images).sum().backward()
+    assert len(plan.removed["activation"]) == 3
+
+
+class Shared(Feedforward):
+    """Its hidden features are read twice."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.act(self.first(x))
+        return x + self.second(hidden) + hidden.mean()
+
+
+class Tied(Feedforward):
+    """Both linears have one weight."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.second.weight = self.first.weight
+
+
+class Functional(Feedforward):
+    """Its activation is a function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(nn.functional.gelu(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    "branch", [Shared(), Tied(), Functional(), Feedforward(8, 3)], ids=["shared", "tied", "functional", "narrow"]
+)
+def test_those_that_cannot_merge_or_would_save_nothing_are_not_listed(branch: nn.Module) -> None:
+    assert find_units(Network(Feedforward(), branch).eval(), "activation", X)[-1].name == "branches.0.act"
+
+
+def test_its_weights_are_those_of_both_linears() -> None:
+    model = network()
+    plan = plan_depth(model, remove={"activation": 1}, batches=[X], importance="magnitude")
+    for i, branch in enumerate(model.branches):
+        both = sum(float(p.square().sum()) for linear in (branch.first, branch.second) for p in linear.parameters())
+        assert plan.evidence["importance"][f"branches.{i}.act"] == pytest.approx(both, rel=1e-5)
