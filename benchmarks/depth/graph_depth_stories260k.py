@@ -80,6 +80,10 @@ class AnyUnits:
         """Return the units that are left."""
         return free(self.units, chosen)
 
+    def fits(self, chosen: Sequence[Unit], move: Sequence[Unit]) -> bool:
+        """Whether they are not more than are wanted."""
+        return len(chosen) + len(move) <= self.n
+
     def price(self, units: Sequence[Unit]) -> float:
         """All units count the same."""
         return len(units) / self.n

@@ -143,6 +143,21 @@ def temporarily_applied(model: nn.Module, edit: Edit, tensors: Mapping[str, Tens
         context.journal.undo(model)
 
 
+@contextmanager
+def edited(model: nn.Module, edits: Iterable[Edit]) -> Iterator[Applied]:
+    """Have edits in a model inside a `with` block; yields what they did. Afterwards it is as it was.
+
+    Args:
+        model: Unwrapped.
+        edits: As of `apply_edits`, without fitted tensors.
+    """
+    applied = apply_edits(model, edits)
+    try:
+        yield applied
+    finally:
+        undo(model, applied.journal)
+
+
 def undo(model: nn.Module, journal: Journal) -> None:
     """Take back what the journal holds, last first; nothing is left in it."""
     journal.undo(model)

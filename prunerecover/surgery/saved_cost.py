@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +16,7 @@ from prunerecover.model.copies import meta_copy, share_copy
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import Plan
-from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.surgery.apply_edits import apply_edits, edited
 from prunerecover.surgery.merging import merge_edits
 
 PAIRS = 30
@@ -44,14 +45,27 @@ class DenseCost:
             edits: In order, without fitted tensors: values do not change the cost.
             merged: Whether the pruned model is merged, too, as it is once it is saved.
         """
-        pruned = _copy_with(edits, self.model, self.cost, merged=merged)
-        if self.cost == "latency":
-            return 1 - latency_ratio(self._merged, pruned, self.example, pairs=PAIRS, seed=self.seed).ratio.value
-        return 1 - self._counted(pruned) / self._total
+        with ExitStack() as stack:
+            stack.enter_context(edited(self._twin, edits))
+            if merged:
+                stack.enter_context(edited(self._twin, merge_edits(self._twin)))
+            if self.cost == "latency":
+                return (
+                    1 - latency_ratio(self._merged, self._twin, self.example, pairs=PAIRS, seed=self.seed).ratio.value
+                )
+            return 1 - self._counted(self._twin) / self._total
+
+    @cached_property
+    def _twin(self) -> nn.Module:
+        """A copy that takes edits, and is as it was again after each."""
+        # GPT-2's forward pass reads its input: not on meta.
+        return meta_copy(self.model) if self.cost == "params" else share_copy(self.model)
 
     @cached_property
     def _merged(self) -> nn.Module:
-        return _copy_with((), self.model, self.cost)
+        copied = meta_copy(self.model) if self.cost == "params" else share_copy(self.model)
+        apply_edits(copied, merge_edits(copied))
+        return copied
 
     @cached_property
     def _total(self) -> int:
@@ -77,12 +91,3 @@ def budget_used(
         return {kind: len(names) for kind, names in plan.removed.items()}
     cost = budget.share[0]
     return {cost: DenseCost(model, cost, example(), seed).removed_share(plan.edits)} if plan.edits else {}
-
-
-def _copy_with(edits: Sequence[Edit], model: nn.Module, cost: str, *, merged: bool = True) -> nn.Module:
-    # GPT-2's forward pass reads its input: not on meta.
-    copy = meta_copy(model) if cost == "params" else share_copy(model)
-    apply_edits(copy, edits)
-    if merged:
-        apply_edits(copy, merge_edits(copy))
-    return copy

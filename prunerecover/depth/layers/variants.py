@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +18,16 @@ from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.apply_edits import Applied, apply_edits
+from prunerecover.surgery.apply_edits import Applied, edited
 
 Signature = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class _Variant:
-    """A pruned copy, which shares the dense network's tensors, and what tells it from others."""
+class _Base:
+    """The network that variants are compared with: what is gone from it, and what tells it from others."""
 
     key: frozenset[str]
-    network: nn.Module
     signature: Signature
 
 
@@ -53,8 +53,9 @@ class Variants:
         for node in reversed(removals.graph.nodes):
             self._nodes |= dict.fromkeys((node.module, *(w.rpartition(".")[0] for w in node.weights)), node.index)
         self._known: dict[frozenset[str], float] = {frozenset(): 0.0}
-        self._base = self._variant(())
-        self.dense: list[Tensor] = self.runner.keep(self._base.network)
+        self._twin = share_copy(removals.model).eval()
+        self._base = _Base(frozenset(), _signature(self._twin, Applied()))
+        self.dense: list[Tensor] = self.runner.keep(self._twin)
 
     def divergence(self, units: Sequence[Unit]) -> float:
         """Return the mean divergence of the output without some units; see `output_divergence`.
@@ -64,9 +65,9 @@ class Variants:
         """
         key = _key(units)
         if key not in self._known:
-            variant = self._variant(units)
-            outputs = self.runner.run(variant.network, self._first_change(variant))
-            self._known[key] = mean_divergence(self.batches, self.dense, outputs)
+            with self._without(units) as signature:
+                outputs = self.runner.run(self._twin, self._first_change(signature))
+                self._known[key] = mean_divergence(self.batches, self.dense, outputs)
         return self._known[key]
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]]) -> list[float]:
@@ -83,9 +84,9 @@ class Variants:
     def _rebase(self, units: Sequence[Unit]) -> None:
         """Compare variants with the network without these units from now on: they share what comes first with it."""
         if _key(units) != self._base.key:
-            variant = self._variant(units)
-            self.runner.keep(variant.network, self._first_change(variant))
-            self._base = variant
+            with self._without(units) as signature:
+                self.runner.keep(self._twin, self._first_change(signature))
+            self._base = _Base(_key(units), signature)
 
     def _or_infinite(self, units: Sequence[Unit]) -> float:
         try:
@@ -94,16 +95,16 @@ class Variants:
             self.refused = f"{error} "
             return math.inf
 
-    def _variant(self, units: Sequence[Unit]) -> _Variant:
-        network = share_copy(self.removals.model)
-        network.eval()
-        applied = apply_edits(network, self.removals.edits(units, in_place=True))
-        return _Variant(_key(units), network, _signature(network, applied))
+    @contextmanager
+    def _without(self, units: Sequence[Unit]) -> Iterator[Signature]:
+        """Take units out of the twin inside a `with` block; yields what tells the network that is left from others."""
+        with edited(self._twin, self.removals.edits(units, in_place=True)) as applied:
+            yield _signature(self._twin, applied)
 
-    def _first_change(self, variant: _Variant) -> int:
+    def _first_change(self, signature: Signature) -> int:
         """Return the index of the first node that is not computed as in the base."""
-        old, new = self._base.signature, variant.signature
-        changed = [path for path in old.keys() | new.keys() if old.get(path) != new.get(path)]
+        old = self._base.signature
+        changed = [path for path in old.keys() | signature.keys() if old.get(path) != signature.get(path)]
         return min((self._first_node(path) for path in changed), default=len(self.removals.graph.nodes))
 
     def _first_node(self, path: str) -> int:

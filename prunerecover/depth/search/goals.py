@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,9 @@ class Goal(Protocol):
 
     def open(self, chosen: Sequence[Unit]) -> list[Unit]:
         """Return the units that may go next."""
+
+    def fits(self, chosen: Sequence[Unit], move: Sequence[Unit]) -> bool:
+        """Whether units that may go one by one are not too many together."""
 
     def price(self, units: Sequence[Unit]) -> float:
         """Return about which part of the goal some units reach by themselves; 0 if nothing is known to go with them."""
@@ -77,6 +81,11 @@ class Counted:
         most = max((len(TRAITS[unit.kind].holds) for unit in left), default=0)
         return [unit for unit in left if len(TRAITS[unit.kind].holds) == most]
 
+    def fits(self, chosen: Sequence[Unit], move: Sequence[Unit]) -> bool:
+        """Whether so many units of their kinds are wanted."""
+        missing = self.missing(chosen)
+        return all(n <= missing.get(kind, 0) for kind, n in Counter(unit.kind for unit in move).items())
+
     def price(self, units: Sequence[Unit]) -> float:
         """All units count the same."""
         return len(units) / max(self.total, 1)
@@ -118,6 +127,10 @@ class Share:
         most = len(self.units) if self.most_blocks is None else self.most_blocks
         full = sum(unit.kind == "block" for unit in chosen) >= most
         return [unit for unit in free(self.units, chosen) if not (full and unit.kind == "block")]
+
+    def fits(self, chosen: Sequence[Unit], move: Sequence[Unit]) -> bool:
+        """No number is too large."""
+        return True
 
     def price(self, units: Sequence[Unit]) -> float:
         """Return the part of the share that goes with the units alone."""

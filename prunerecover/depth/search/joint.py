@@ -181,12 +181,8 @@ class JointSearch:
         """Yield the moves that a state leaves, with what they cost when they were judged last."""
         free = {unit.name for unit in self.goal.open(state.units)}
         for move, slope in self._slopes.items():
-            if math.isfinite(slope) and all(unit.name in free for unit in move) and self._fits(state, move):
+            if math.isfinite(slope) and all(unit.name in free for unit in move) and self.goal.fits(state.units, move):
                 yield Step(state, move, slope)
-
-    def _fits(self, state: State, move: Move) -> bool:
-        """Whether all units of a move may go, one after the other."""
-        return all(unit in self.goal.open((*state.units, *move[:i])) for i, unit in enumerate(move) if i)
 
     def _after(self, step: Step) -> State:
         return self._settled((*step.state.units, *step.move))
