@@ -162,7 +162,8 @@ class BranchFinder:
             self.refused[name] = reason
             return None
         path, leaves = leaving
-        modules = {graph.calls[c].path: StandIn(returns=graph.calls[c].returns) for c in calls}
+        passing = frozenset[int]().union(*(graph.inside[c] for c in calls if graph.calls[c].path != path))
+        modules = {graph.calls[c].path: self._hands_on(c, passing) for c in calls}
         modules[path] = StandIn(leaves=leaves, returns=modules[path].returns)  # type: ignore[arg-type]
         kind: Kind = "attention" if any(graph.nodes[n].kind == "product" for n in serving) else "mlp"
         doubtful = bool(alone) and any(
@@ -170,6 +171,18 @@ class BranchFinder:
         )
         block = next((b.name for b in blocks if serving <= b.nodes), "")
         return GraphUnit(name, kind, modules, serving, block, doubtful)
+
+    def _hands_on(self, number: int, passing: frozenset[int]) -> StandIn:
+        """Return what hands on what a module reads: a copy, if code that stays would write into the stream.
+
+        Args:
+            number: Of the module's call.
+            passing: Nodes inside modules that hand on what they read.
+        """
+        inside = self.graph.inside[number]
+        ends = (self.graph.nodes[index] for index in self._edges_out(inside))
+        copied = any(self.graph.is_overwritten(node, passing) for node in ends)
+        return StandIn(leaves="copy" if copied else "identity", returns=self.graph.calls[number].returns)
 
     def _name(self, weighty: Sequence[int], calls: Sequence[int]) -> str:
         """Name a branch by the module that holds its layers and no others, else by the first one, or first and last."""

@@ -1,0 +1,74 @@
+"""What lies at the ends of a unit that goes stays as it is: no code writes into it, and its width is the same twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases.depth.removal import learns, pruned, removals_of
+from torch import Tensor, nn
+
+WIDTH = 8
+IMAGES = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)) - 0.5
+
+
+class SharedReLU(nn.Module):
+    """A residual network whose in-place ReLU is called twice: in the branch, which goes, and behind the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, WIDTH, 3, padding=1)
+        self.conv1 = nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
+        self.norm1 = nn.BatchNorm2d(WIDTH)
+        self.conv2 = nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.head = nn.Conv2d(2 * WIDTH, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        branch = self.conv2(self.relu(self.norm1(self.conv1(x))))
+        both = x + branch
+        return self.head(torch.cat([both, self.relu(both * 2)], 1))
+
+
+class Depthwise(nn.Module):
+    """A depthwise convolution comes first, and gates of another width behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
+        self.act = nn.ReLU()
+        self.reduce = nn.Conv2d(WIDTH, WIDTH // 2, 1)
+        self.expand = nn.Conv2d(WIDTH // 2, WIDTH, 1)
+        self.pointwise = nn.Conv2d(WIDTH, WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.depthwise(x))
+        x = x * torch.sigmoid(self.expand(torch.relu(self.reduce(x.mean((2, 3), keepdim=True)))))
+        return torch.relu(self.pointwise(x))
+
+
+def test_code_that_stays_does_not_write_into_what_a_branch_reads() -> None:
+    torch.manual_seed(0)
+    model = SharedReLU().eval()
+    removals = removals_of(model, IMAGES)
+    [branch] = [unit for unit in removals.units if unit.kind == "mlp"]
+    left = pruned(removals, [branch])
+    learns(left, removals.example)
+    with torch.no_grad():
+        stream = model.stem(IMAGES)
+        assert (stream < 0).any()
+        torch.testing.assert_close(left(IMAGES), model.head(torch.cat([stream, torch.relu(stream * 2)], 1)))
+
+
+@pytest.mark.parametrize("block", ["1", "2"])
+@pytest.mark.parametrize("layer", ["2.reduce", "2.expand", "3.reduce", "3.expand"])
+def test_a_block_goes_with_a_layer_that_narrows_what_depthwise_convolutions_read(block: str, layer: str) -> None:
+    torch.manual_seed(0)
+    blocks = (Depthwise() for _ in range(3))
+    model = nn.Sequential(nn.Conv2d(3, WIDTH, 3, padding=1), *blocks, nn.Conv2d(WIDTH, 2, 1)).eval()
+    removals = removals_of(model, IMAGES)
+    units = {unit.name: unit for unit in removals.units}
+    if not layer.startswith(block):
+        left = pruned(removals, [units[block], units[layer]])
+        learns(left, removals.example)
+        assert left(IMAGES).shape == model(IMAGES).shape
