@@ -100,9 +100,11 @@ class ModuleCall:
         given: Where the first tensor among its arguments comes from, if it depends on the model's input.
         given_shape: Its shape.
         results: Where the tensors that it returned come from; None for those that do not depend on the model's input.
-        returns: How many values it returned: 1 for a tensor, n for a tuple whose first entry is a tensor; 0 otherwise.
+        returns: How many values it returned: 1 for a tensor, n for a tuple whose first entry is a tensor, 0 for a tuple
+            of that alone; -1 otherwise.
         shape: Of the first tensor that it returned.
         hands_on: Whether it returned, behind the first tensor, others that it did not compute from the model's input.
+        adds_data: Whether it returned anything else behind the first tensor: numbers, such as the size of an image.
     """
 
     path: str
@@ -113,9 +115,10 @@ class ModuleCall:
     given: Source | None = None
     given_shape: tuple[int, ...] = ()
     results: tuple[Source | None, ...] = ()
-    returns: int = 0
+    returns: int = -1
     shape: tuple[int, ...] = ()
     hands_on: bool = False
+    adds_data: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,8 @@ class Recorder:
         if isinstance(output, Tensor):
             call.returns = 1
         elif type(output) is tuple and output and isinstance(output[0], Tensor):
-            call.returns = len(output)
+            call.returns = len(output) if len(output) > 1 else 0
+            call.adds_data = any(not isinstance(leaf, Tensor) for leaf in tree_leaves(output[1:]) if leaf is not None)
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Note an operation, and what its outputs hold."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from cases.depth.removal import learns, pruned, removals_of
 from torch import Tensor, nn
+
+from prunerecover import Plan, apply_plan, plan_depth
 
 WIDTH = 8
 IMAGES = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)) - 0.5
@@ -72,3 +76,73 @@ def test_a_block_goes_with_a_layer_that_narrows_what_depthwise_convolutions_read
         left = pruned(removals, [units[block], units[layer]])
         learns(left, removals.example)
         assert left(IMAGES).shape == model(IMAGES).shape
+
+
+class Sized(nn.Module):
+    """A branch that returns, behind its tensor, the size of the image, which the next branch needs or does not."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.conv, self.reads = nn.Conv2d(WIDTH, WIDTH, 3, padding=1), reads
+
+    def forward(self, x: Tensor, size: list[int]) -> tuple[Tensor, list[int]]:
+        height, width = size if self.reads else x.shape[2:]
+        return torch.tanh(self.conv(x)).reshape(len(x), WIDTH, height, width), [height, width]
+
+
+class Sizes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, WIDTH, 3, padding=1)
+        self.first, self.second, self.third = Sized(True), Sized(True), Sized(False)
+        self.head = nn.Conv2d(WIDTH, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, size = self.stem(x), [*x.shape[2:]]
+        for module in (self.first, self.second, self.third):
+            branch, size = module(x, size)
+            x = x + branch
+        return self.head(x)
+
+
+def test_a_branch_is_no_unit_if_the_next_one_needs_its_size() -> None:
+    removals = removals_of(Sizes().eval(), IMAGES, ("mlp",))
+    assert [unit.name for unit in removals.units] == ["second.conv", "third.conv"]
+    assert "the network does not run without it (TypeError" in removals.refused["first.conv"]
+
+
+class InTuple(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (x + self.second(torch.relu(self.first(x))),)
+
+
+class InTuples(nn.Module):
+    """Blocks that return their tensor in a tuple of its own, as older code of transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(InTuple() for _ in range(3))
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)[0]
+        return self.head(x)
+
+
+def test_blocks_that_return_a_tuple_of_one_tensor_go(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, batch = InTuples().eval(), torch.rand(4, 5, WIDTH)
+    plan = plan_depth(model, remove={"block": 1}, batches=[batch], importance="random")
+    plan.save(tmp_path / "plan.json")
+    [number] = [int(path.rpartition(".")[2]) for path in plan.removed["block"]]
+    kept = [block for place, block in enumerate(model.blocks) if place != number]
+    expected = batch
+    for block in kept:
+        expected = block(expected)[0]
+    apply_plan(model, Plan.load(tmp_path / "plan.json"))
+    assert torch.equal(model(batch), model.head(expected))
