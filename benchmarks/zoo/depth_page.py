@@ -45,9 +45,9 @@ def markdown(rows: Sequence[Row], missing: dict[str, str], in_turn: Sequence[Row
             *(f"Not measured: {reason}" for reason in missing.values()),
             *([""] if missing else []),
             *rebuilt(rows),
+            *_fewer(rows),
             *section("Not ok", [row for row in rows if row["outcome"] in ("refused", "failed")], "reason"),
             *section("No unit", [row for row in rows if row["outcome"] == "nothing"], "reason"),
-            *_fewer(rows),
             *_sequences(in_turn),
             "## Ok",
             "",
@@ -93,9 +93,9 @@ def _sequences(rows: Sequence[Row]) -> list[str]:
         "",
         "`python -m benchmarks.zoo.zoo --kind depth --sequences N`",
         "",
-        f"{share(total[1], total[0])} sequences end well, on {len(rows)} small architectures: up to five units are "
-        "drawn that can go together, and taken out one after another; what is left runs, learns, has as many "
-        "parameters as was predicted, and comes back from a plan file with the same bits.",
+        f"{share(total[1], total[0])} sequences end well, on {len(rows)} architectures: up to five units are drawn "
+        "that can go together, and taken out one after another; what is left runs, learns, has as many parameters as "
+        "was predicted (where layers alone go), and comes back from a plan file with the same bits.",
         "",
         table(SEQUENCES, [*lines, ("all", *total, f"{sum(row['seconds'] for row in rows):.0f}")], "lrrrr"),
         "",

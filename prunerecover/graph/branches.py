@@ -27,8 +27,8 @@ class GraphUnit:
         modules: What takes the place of each module.
         nodes: Indices of the nodes that go.
         block: Path of the block that the unit is or is in; empty if it is in none.
-        doubtful: Whether only a trial can tell if the network still runs: shapes inside change, or what goes returns
-            numbers behind its tensor, which nothing returns any more.
+        doubtful: Whether only a trial can tell if the network still runs: shapes inside change, or what goes reads a
+            list, or returns numbers behind its tensor, which nothing returns any more.
     """
 
     name: str
@@ -87,7 +87,7 @@ class BranchFinder:
             result = self._edges_out(inside)
             copied = any(self.graph.nodes[r].in_place for e in result for r in self.graph.readers[e] if r not in inside)
             stand_in = StandIn(leaves="copy" if copied else "identity", returns=call.returns)
-            found.append(GraphUnit(call.path, "block", {call.path: stand_in}, inside, call.path, call.adds_data))
+            found.append(GraphUnit(call.path, "block", {call.path: stand_in}, inside, call.path, call.doubtful))
         stages = {b.name for b in found if sum(other.name.startswith(f"{b.name}.") for other in found) > 1}
         found = [b for b in found if b.name not in stages]
         return tuple(b for b in found if not any(b.name.startswith(f"{other.name}.") for other in found))
@@ -170,7 +170,7 @@ class BranchFinder:
         doubtful = bool(alone) and any(
             graph.calls[c].given_shape != graph.calls[c].shape for c in calls if graph.calls[c].path != path
         )
-        doubtful = doubtful or any(graph.calls[c].adds_data for c in calls)
+        doubtful = doubtful or any(graph.calls[c].doubtful for c in calls)
         block = next((b.name for b in blocks if serving <= b.nodes), "")
         return GraphUnit(name, kind, modules, serving, block, doubtful)
 

@@ -104,7 +104,8 @@ class ModuleCall:
             of that alone; -1 otherwise.
         shape: Of the first tensor that it returned.
         hands_on: Whether it returned, behind the first tensor, others that it did not compute from the model's input.
-        adds_data: Whether it returned anything else behind the first tensor: numbers, such as the size of an image.
+        doubtful: Whether only a trial can tell if a stand-in answers for it: its first argument was no tensor but a
+            list, say, or it returned anything else behind the first tensor: numbers, such as the size of an image.
     """
 
     path: str
@@ -118,7 +119,7 @@ class ModuleCall:
     returns: int = -1
     shape: tuple[int, ...] = ()
     hands_on: bool = False
-    adds_data: bool = False
+    doubtful: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,7 @@ class Recorder:
         first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
         if first is not None:
             made.given, made.given_shape = self._value(first).source, tuple(first.shape)
+            made.doubtful = first is not next(iter((*args, *kwargs.values())))
         if parent >= 0:
             self.calls[parent].children.append(len(self.calls))
         self._begun[len(self.calls)] = len(self.operations)
@@ -207,7 +209,7 @@ class Recorder:
             call.returns = 1
         elif type(output) is tuple and output and isinstance(output[0], Tensor):
             call.returns = len(output) if len(output) > 1 else 0
-            call.adds_data = any(not isinstance(leaf, Tensor) for leaf in tree_leaves(output[1:]) if leaf is not None)
+            call.doubtful |= any(not isinstance(leaf, Tensor) for leaf in tree_leaves(output[1:]) if leaf is not None)
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Note an operation, and what its outputs hold."""

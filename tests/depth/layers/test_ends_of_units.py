@@ -146,3 +146,35 @@ def test_blocks_that_return_a_tuple_of_one_tensor_go(tmp_path: Path) -> None:
         expected = block(expected)[0]
     apply_plan(model, Plan.load(tmp_path / "plan.json"))
     assert torch.equal(model(batch), model.head(expected))
+
+
+class OfList(nn.Module):
+    """Reads all that came before, in a list, and makes as many channels as the first of them has."""
+
+    def __init__(self, before: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before * WIDTH, WIDTH, 1)
+        self.second = nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, found: list[Tensor]) -> Tensor:
+        return self.second(torch.relu(self.first(torch.cat(found, 1))))
+
+
+class OfLists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, WIDTH, 1)
+        self.stage = nn.ModuleList([OfList(1), OfList(2), OfList(3)])
+        self.head = nn.Conv2d(4 * WIDTH, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [self.stem(x)]
+        for block in self.stage:
+            found.append(block(found))
+        return self.head(torch.cat(found, 1))
+
+
+def test_modules_that_read_a_list_are_no_blocks() -> None:
+    removals = removals_of(OfLists().eval(), IMAGES)
+    assert {unit.kind for unit in removals.units} == {"layer"}
+    assert "the network does not run without it (TypeError" in removals.refused["stage.0"]
