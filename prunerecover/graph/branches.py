@@ -27,7 +27,8 @@ class GraphUnit:
         modules: What takes the place of each module.
         nodes: Indices of the nodes that go.
         block: Path of the block that the unit is or is in; empty if it is in none.
-        doubtful: Whether shapes inside change so that only a trial can tell whether the network still runs.
+        doubtful: Whether only a trial can tell if the network still runs: shapes inside change, or what goes reads a
+            list, or returns numbers behind its tensor, which nothing returns any more.
     """
 
     name: str
@@ -86,7 +87,7 @@ class BranchFinder:
             result = self._edges_out(inside)
             copied = any(self.graph.nodes[r].in_place for e in result for r in self.graph.readers[e] if r not in inside)
             stand_in = StandIn(leaves="copy" if copied else "identity", returns=call.returns)
-            found.append(GraphUnit(call.path, "block", {call.path: stand_in}, inside, call.path))
+            found.append(GraphUnit(call.path, "block", {call.path: stand_in}, inside, call.path, call.doubtful))
         stages = {b.name for b in found if sum(other.name.startswith(f"{b.name}.") for other in found) > 1}
         found = [b for b in found if b.name not in stages]
         return tuple(b for b in found if not any(b.name.startswith(f"{other.name}.") for other in found))
@@ -106,7 +107,7 @@ class BranchFinder:
     def _why_no_stand_in(self, number: int) -> str:
         """Return why nothing can answer in the place of a module, or nothing."""
         call = self.graph.calls[number]
-        if call.returns == 0:
+        if call.returns < 0:
             return f"'{call.path}' returns no tensor first"
         if call.hands_on:
             return f"'{call.path}' returns several tensors, and what reads the others would miss them"
@@ -162,14 +163,28 @@ class BranchFinder:
             self.refused[name] = reason
             return None
         path, leaves = leaving
-        modules = {graph.calls[c].path: StandIn(returns=graph.calls[c].returns) for c in calls}
+        passing = frozenset[int]().union(*(graph.inside[c] for c in calls if graph.calls[c].path != path))
+        modules = {graph.calls[c].path: self._hands_on(c, passing) for c in calls}
         modules[path] = StandIn(leaves=leaves, returns=modules[path].returns)  # type: ignore[arg-type]
         kind: Kind = "attention" if any(graph.nodes[n].kind == "product" for n in serving) else "mlp"
         doubtful = bool(alone) and any(
             graph.calls[c].given_shape != graph.calls[c].shape for c in calls if graph.calls[c].path != path
         )
+        doubtful = doubtful or any(graph.calls[c].doubtful for c in calls)
         block = next((b.name for b in blocks if serving <= b.nodes), "")
         return GraphUnit(name, kind, modules, serving, block, doubtful)
+
+    def _hands_on(self, number: int, passing: frozenset[int]) -> StandIn:
+        """Return what hands on what a module reads: a copy, if code that stays would write into the stream.
+
+        Args:
+            number: Of the module's call.
+            passing: Nodes inside modules that hand on what they read.
+        """
+        inside = self.graph.inside[number]
+        ends = (self.graph.nodes[index] for index in self._edges_out(inside))
+        copied = any(self.graph.is_overwritten(node, passing) for node in ends)
+        return StandIn(leaves="copy" if copied else "identity", returns=self.graph.calls[number].returns)
 
     def _name(self, weighty: Sequence[int], calls: Sequence[int]) -> str:
         """Name a branch by the module that holds its layers and no others, else by the first one, or first and last."""

@@ -100,9 +100,12 @@ class ModuleCall:
         given: Where the first tensor among its arguments comes from, if it depends on the model's input.
         given_shape: Its shape.
         results: Where the tensors that it returned come from; None for those that do not depend on the model's input.
-        returns: How many values it returned: 1 for a tensor, n for a tuple whose first entry is a tensor; 0 otherwise.
+        returns: How many values it returned: 1 for a tensor, n for a tuple whose first entry is a tensor, 0 for a tuple
+            of that alone; -1 otherwise.
         shape: Of the first tensor that it returned.
         hands_on: Whether it returned, behind the first tensor, others that it did not compute from the model's input.
+        doubtful: Whether only a trial can tell if a stand-in answers for it: its first argument was no tensor but a
+            list, say, or it returned anything else behind the first tensor: numbers, such as the size of an image.
     """
 
     path: str
@@ -113,9 +116,10 @@ class ModuleCall:
     given: Source | None = None
     given_shape: tuple[int, ...] = ()
     results: tuple[Source | None, ...] = ()
-    returns: int = 0
+    returns: int = -1
     shape: tuple[int, ...] = ()
     hands_on: bool = False
+    doubtful: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,6 +190,7 @@ class Recorder:
         first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
         if first is not None:
             made.given, made.given_shape = self._value(first).source, tuple(first.shape)
+            made.doubtful = first is not next(iter((*args, *kwargs.values())))
         if parent >= 0:
             self.calls[parent].children.append(len(self.calls))
         self._begun[len(self.calls)] = len(self.operations)
@@ -203,7 +208,8 @@ class Recorder:
         if isinstance(output, Tensor):
             call.returns = 1
         elif type(output) is tuple and output and isinstance(output[0], Tensor):
-            call.returns = len(output)
+            call.returns = len(output) if len(output) > 1 else 0
+            call.doubtful |= any(not isinstance(leaf, Tensor) for leaf in tree_leaves(output[1:]) if leaf is not None)
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Note an operation, and what its outputs hold."""

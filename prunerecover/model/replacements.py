@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 
 class Replacement(nn.Module):
-    """Base: answers with `compute(x)`, in a tuple of `returns` elements when `returns` > 1.
+    """Base: answers with `compute(x)`, in a tuple of `returns` elements unless `returns` is 1.
 
     Args:
-        returns: How many values the replaced module returned.
+        returns: How many values the replaced module returned: 1 is a tensor, 0 a tuple of one.
     """
 
     def __init__(self, returns: int = 1) -> None:

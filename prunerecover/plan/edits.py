@@ -100,7 +100,7 @@ class StandIn(BaseModel):
         leaves: "identity" (the input is passed on), "copy" (a copy of it, where what reads it overwrites it), "zero" (a
             scalar, for sums), "zeros" (in the input's shape, for sums in place), "one" (for products), "empty" (no
             entries along a dimension, for concatenations) or "pool" (averages, in the place of a strided layer).
-        returns: How many values the module returns.
+        returns: How many values the module returns: 1 is a tensor, 0 a tuple of one.
         dim: Of "empty": the dimension.
         window: Of "pool": kernel size, stride and padding along each spatial dimension, one after the other.
     """
@@ -108,7 +108,7 @@ class StandIn(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     leaves: Literal["identity", "copy", "zero", "zeros", "one", "empty", "pool"] = "identity"
-    returns: int = Field(default=1, ge=1, le=MOST_RETURNED)
+    returns: int = Field(default=1, ge=0, le=MOST_RETURNED)
     dim: int = 0
     window: tuple[tuple[int, ...], ...] = ()
 

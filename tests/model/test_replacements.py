@@ -23,6 +23,12 @@ def test_replacement_answers_in_the_form_of_what_it_replaces(make: Any, returns:
     assert (f"returns={returns}" in repr(module)) == (returns > 1)
 
 
+def test_replacement_answers_in_a_tuple_of_one() -> None:
+    x = torch.randn(2, 3, 4)
+    [out] = PassThrough(0)(x)
+    assert out is x
+
+
 def test_initial_maps_are_neutral() -> None:
     x = torch.randn(2, 4)
     assert torch.equal(Affine(4)(x), x)

@@ -53,7 +53,7 @@ EDITED: dict[str, tuple[dict[str, Any], str]] = {
     "another entry": ({"modules": {"0": {"color": "red"}}}, "Expected a valid plan, but got one with 1"),
     "modules as a list": ({"modules": ["0"]}, "Expected a valid plan, but got one with 1"),
     "an unknown kind": ({"kind": "channel"}, "Expected a valid plan, but got one with 1"),
-    "no values returned": ({"modules": {"0": {"returns": 0}}}, "Expected a valid plan, but got one with 1"),
+    "fewer than no values returned": ({"modules": {"0": {"returns": -1}}}, "Expected a valid plan, but got one with 1"),
     "too many values returned": ({"modules": {"0": {"returns": 10**9}}}, "Expected a valid plan, but got one with 1"),
     "a pooling without a window": ({"modules": {"0": {"leaves": "pool"}}}, "Expected the window of a pooling"),
     "a pooling of four dimensions": (

@@ -15,10 +15,16 @@ import pytest
 from cases.paths import ROOT
 
 from benchmarks.data import real
-from benchmarks.width import zoo
-from benchmarks.width.zoo_networks import suites
-from benchmarks.width.zoo_trial import judged
-from benchmarks.width.zoo_worker import Lost, Worker
+from benchmarks.zoo import sequences, zoo
+from benchmarks.zoo.depth_trial import drawn
+from benchmarks.zoo.depth_trial import judged as judged_depth
+from benchmarks.zoo.networks import suites
+from benchmarks.zoo.trial import Ended
+from benchmarks.zoo.width_trial import judged
+from benchmarks.zoo.worker import Lost, Worker
+from prunerecover import Plan
+from prunerecover.plan.records import Result
+from prunerecover.plan.units import Unit
 
 QUICK = ("swiglu", "flattened-positions")
 Run = Callable[..., dict[str, Any]]
@@ -47,10 +53,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run the benchmark with options, and return what it leaves."""
     monkeypatch.setattr(real, "RESULTS", tmp_path)
 
-    def call(*options: str) -> dict[str, Any]:
-        monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "width" / "zoo.py"), *options])
+    def call(*options: str, kind: str = "width") -> dict[str, Any]:
+        program = str(ROOT / "benchmarks" / "zoo" / "zoo.py")
+        monkeypatch.setattr("sys.argv", [program, "--kind", kind, *options])
         zoo.main()
-        return {**json.loads((tmp_path / "zoo.json").read_text()), "page": (tmp_path / "zoo.md").read_text()}
+        page = tmp_path / ("zoo.md" if kind == "width" else "zoo_depth.md")
+        return {**json.loads(page.with_suffix(".json").read_text()), "page": page.read_text()}
 
     return call
 
@@ -101,7 +109,7 @@ def test_a_suite_without_its_package_is_named(
     for name in [name for name in sys.modules if name.startswith("ultralytics.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ultralytics", None)
-    monkeypatch.delitem(sys.modules, "benchmarks.width.zoo_networks.ultralytics", raising=False)
+    monkeypatch.delitem(sys.modules, "benchmarks.zoo.networks.ultralytics", raising=False)
     suites.networks_of.cache_clear()
     found = run("--suite", "ultralytics")
     assert not found["rows"]
@@ -137,12 +145,83 @@ def test_a_process_that_is_lost_is_told_and_replaced() -> None:
     worker.stop()
 
 
+def test_a_network_of_the_zoo_loses_units_of_depth(run: Run, calls: list[tuple[str, str]]) -> None:
+    found = run("--suite", "hard", "--only", QUICK[0], kind="depth")
+    assert run("--suite", "hard", "--only", QUICK[0], kind="depth")["rows"] == found["rows"]
+    assert calls == [("pruned", QUICK[0]), ("reloaded", QUICK[0])]
+    [row] = found["rows"]
+    assert (row["kind"], row["outcome"], row["named"]) == ("depth", "ok", False), row
+    assert row["units"]["layer"] >= len(row["removed"]["layer"]) == row["asked"] == 3
+    assert all(0 < share < 1 for share in row["saved"])
+    assert "| hard | 1 | 0 | 1 | 1 of 1: 100.0% (20.7 to 100.0) | 0 | 0 |" in found["page"]
+
+
+def test_a_network_without_units_of_depth_is_named_with_the_reason(run: Run, calls: list[tuple[str, str]]) -> None:
+    page = run("--suite", "hard", "--only", "weight-norm", kind="depth")["page"]
+    assert "- weight-norm (hard, nothing): Expected Folded to have units of kind" in page
+    assert calls == [("pruned", "weight-norm")]
+
+
+def test_fewer_units_go_where_no_more_can_go_together(run: Run, calls: list[tuple[str, str]]) -> None:
+    page = run("--suite", "hard", "--only", "groups-that-widen", kind="depth")["page"]
+    assert "none of those that are left can go with them: groups-that-widen (1 of 2)." in page
+
+
+def test_units_that_are_drawn_are_not_inside_one_another_and_leave_a_block() -> None:
+    blocks = [Unit(f"blocks.{n}", "block", (f"blocks.{n}",), 1) for n in range(3)]
+    inside = [Unit(f"{block.name}.mlp", "mlp", (f"{block.name}.mlp",), 1, block=block.name) for block in blocks]
+    assert drawn(blocks, most_blocks=2) == ["block", "block"]
+    assert drawn(blocks + inside, most_blocks=0) == ["mlp"] * 3
+    assert len(drawn(blocks + inside, most_blocks=2)) == 3
+
+
+def test_a_network_that_is_not_what_its_plan_says_fails() -> None:
+    plan = Plan(result=Result(params=6, macs=60))
+    assert judged_depth((10, 100), (6, 60), plan) == [0.4, 0.4]
+    for after in ((7, 60), (6, 100)):
+        with pytest.raises(Ended, match="of .10, 100. parameters and MACs .* are left, and the plan says .6, 60."):
+            judged_depth((10, 100), after, plan)
+
+
+def test_random_sequences_go_on_where_they_were(
+    run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InThisProcess, "call", lambda _, function, *args, timeout: function(*args))
+    monkeypatch.setattr(sequences, "AT_ONCE", 2)
+    run("--suite", "hard", "--only", QUICK[0], kind="depth")
+    assert [row["n"] for row in run("--sequences", "2", "--only", "shared", kind="depth")["sequences"]] == [2]
+    found = run("--sequences", "5", "--only", "shared", "by value", kind="depth")
+    assert [(row["name"], row["n"], row["ok"]) for row in found["sequences"]] == [("shared", 5, 5), ("by value", 5, 5)]
+    assert [row["name"] for row in found["rows"]] == [QUICK[0]]
+    assert "10 of 10: 100.0% (72.2 to 100.0) sequences end well, on 2 architectures" in found["page"]
+    assert run("--suite", "hard", "--only", QUICK[0], kind="depth")["sequences"] == found["sequences"]
+
+
+def test_the_first_sequence_that_fails_is_told(
+    run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object, timeout: float) -> None:
+        raise Lost("took more than 1 s")
+
+    monkeypatch.setattr(InThisProcess, "call", lost)
+    page = run("--sequences", "2", "--only", "shared", kind="depth")["page"]
+    assert "0 of 2: 0.0% (0.0 to 65.8) sequences end well" in page
+    assert "- shared: seeds 0 to 1: took more than 1 s" in page
+
+
+def test_sequences_are_of_depth(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run("--sequences", "2")
+    assert "--sequences are of --kind depth" in capsys.readouterr().err
+
+
 @pytest.mark.slow
-def test_a_sample_of_all_suites_is_ok(run: Run) -> None:
-    rows = json.loads((ROOT / "docs" / "results" / "zoo.json").read_text())["rows"]
+@pytest.mark.parametrize("kind", zoo.DIMENSIONS)
+def test_a_sample_of_all_suites_is_ok(run: Run, kind: str) -> None:
+    rows = json.loads((ROOT / "docs" / "results" / f"{zoo.DIMENSIONS[kind].page}.json").read_text())["rows"]
     ok = [row for row in rows if row["outcome"] == "ok" and row["suite"] in suites.available()[0]]
     sample = random.Random(0).sample([row for row in ok if row["seconds"] < 10], 10)
-    found = run("--suite", *{row["suite"] for row in sample}, "--only", *(row["name"] for row in sample))
+    found = run("--suite", *{row["suite"] for row in sample}, "--only", *(row["name"] for row in sample), kind=kind)
     outcomes = {(row["suite"], row["name"]): row["outcome"] for row in found["rows"]}
     assert {(row["suite"], row["name"]) for row in sample} <= {*outcomes}
     assert set(outcomes.values()) == {"ok"}, found["page"]

@@ -140,7 +140,7 @@ def _largest_modules(
     found: dict[str, StandIn] = {}
     for call, inside in zip(graph.calls, graph.inside, strict=True):
         covered = any(call.path.startswith(f"{path}.") for path in found)
-        if not call.path or covered or graph.times[call.path] > 1 or not call.children or not call.returns:
+        if not call.path or covered or graph.times[call.path] > 1 or not call.children or call.returns < 0:
             continue
         pools = [pooled[index] for index in inside if index in pooled]
         ends_in_pool = bool(pools) and max(inside, default=0) in ends

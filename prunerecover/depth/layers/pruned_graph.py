@@ -105,8 +105,10 @@ class PrunedGraph:
             return reader.kind in ("layer", "product", "movement") or reader.operation in JOINS
 
         for reader in self.graph.ahead(node, stop):
-            if reader.kind == "layer" and reader.whole and is_layer(get_module(self.model, reader.module)):
-                return self._sides(reader.module, get_module(self.model, reader.module))[0]
+            module = get_module(self.model, reader.module)
+            if reader.kind == "layer" and reader.whole and is_layer(module):
+                depthwise = isinstance(module, _ConvNd) and module.groups == module.in_channels == module.out_channels
+                return self._sides(reader.module, module)[depthwise]  # which has one channel of input to each output
         return None
 
     def check_code(self, path: str) -> None:

@@ -100,7 +100,7 @@ class Removals:
                 around an activation that is gone stay two.
 
         Raises:
-            NotRemovable: If the widths around a layer cannot be reconciled.
+            NotRemovable: If the widths around a layer cannot be reconciled, or no block would stay.
         """
         layers = tuple(unit.name for unit in units if unit.kind == "layer")
         branches = [unit for unit in units if unit.kind != "layer"]
@@ -123,7 +123,10 @@ class Removals:
             taken += passing
         numbers = [describe(self.model).block_of(unit.name) for unit in family if unit.kind == "block"]
         rewrites = self._rewrites if any(edit.op == "narrow" for edit in own) else ()
-        gone = block_removals(self.model, numbers) if numbers else []
+        try:
+            gone = block_removals(self.model, numbers) if numbers else []
+        except ValueError as error:  # no block would stay
+            raise NotRemovable(str(error)) from error
         return (*removed, *rewrites, *own, *taken, *finishing, *merged, *gone)
 
     def can_go(self, units: Sequence[Unit]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
+from prunerecover import Plan
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.model.batches import ModelInputs, as_inputs, call
@@ -19,6 +21,7 @@ from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.surgery.provenance import plan_for
 
 GRAPH_KINDS = ("block", "attention", "mlp", "layer")
 
@@ -69,6 +72,24 @@ def check_unit(removals: Removals, unit: Unit) -> nn.Module:
         before, after = (outputs(m, removals.example) for m in (removals.model, model))
     assert [out.shape for out in before] == [out.shape for out in after]
     return model
+
+
+def check_sequence(removals: Removals, seed: int, folder: Path) -> list[Unit]:
+    """Take random units out, and see that what is left learns, and comes back from a file of the plan exactly."""
+    units = random_sequence(removals, 5, seed)
+    edits = removals.edits(units)
+    left = pruned(removals, units)
+    learns(left, removals.example)
+    if all(unit.kind == "layer" for unit in units):
+        assert size(left) == removals.after(tuple(unit.name for unit in units)).parameters()
+    plan_for(removals.model, edits, method="test").save(folder / "plan.json")
+    again = deep_copy(removals.model)
+    apply_edits(again, Plan.load(folder / "plan.json").edits)
+    assert {n: p.shape for n, p in again.named_parameters()} == {n: p.shape for n, p in left.named_parameters()}
+    with torch.no_grad():
+        made, loaded = outputs(left, removals.example), outputs(again.eval(), removals.example)
+    assert all(torch.equal(a, b) for a, b in zip(made, loaded, strict=True))
+    return units
 
 
 def random_sequence(removals: Removals, length: int, seed: int) -> list[Unit]:

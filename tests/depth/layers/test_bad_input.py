@@ -135,3 +135,11 @@ def test_network_without_anything_to_remove_says_why() -> None:
 def test_tokens_of_two_forms_give_the_same_units() -> None:
     model, _ = ARCHITECTURES["llama"]()
     assert find_units(model, ("layer",), TOKENS) == find_units(model, ("layer",), {"input_ids": TOKENS})
+
+
+def test_not_all_blocks_of_a_supported_family_can_go() -> None:
+    removals = removals_of(*ARCHITECTURES["deit"](), ("block",))
+    assert removals.can_go(removals.units[1:])
+    assert not removals.can_go(removals.units)
+    with pytest.raises(NotRemovable, match="Expected at least one block to stay, but all 3 are to be removed"):
+        removals.edits(removals.units)

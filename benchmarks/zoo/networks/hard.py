@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Generator, Tensor, nn
 
-from benchmarks.width.zoo_networks import hard_convolutions as convolutions
-from benchmarks.width.zoo_networks import hard_others as others
-from benchmarks.width.zoo_networks.hard_convolutions import WIDTH, Classifier, Residual, conv
-from benchmarks.width.zoo_networks.network import CLASSES, MakeBatch, Network, images, squares
+from benchmarks.zoo.networks import hard_convolutions as convolutions
+from benchmarks.zoo.networks import hard_others as others
+from benchmarks.zoo.networks.hard_convolutions import WIDTH, Classifier, Residual, conv
+from benchmarks.zoo.networks.network import CLASSES, MakeBatch, Network, images, squares
 
 N = 8
 PICTURES = images(16, samples=N)

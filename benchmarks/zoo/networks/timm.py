@@ -9,7 +9,7 @@ from typing import Any
 import timm
 from torch import nn
 
-from benchmarks.width.zoo_networks.network import CLASSES, Network, images
+from benchmarks.zoo.networks.network import CLASSES, Network, images
 
 # The side of the images that networks take of any size.
 CONVOLUTIONAL = {

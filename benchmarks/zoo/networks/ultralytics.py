@@ -12,7 +12,7 @@ os.environ.setdefault("YOLO_OFFLINE", "true")
 from torch import nn  # noqa: E402
 from ultralytics.nn import tasks  # noqa: E402
 
-from benchmarks.width.zoo_networks.network import CLASSES, Network, images, squares  # noqa: E402
+from benchmarks.zoo.networks.network import CLASSES, Network, images, squares  # noqa: E402
 
 DETECTORS = (
     *("yolov3-tiny", "yolov5n", "yolov6n", "yolov8n", "yolov8n-ghost", "yolov8n-p2", "yolov9t", "yolov10n"),

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.width.zoo_networks.hard_convolutions import conv
-from benchmarks.width.zoo_networks.network import CLASSES
+from benchmarks.zoo.networks.hard_convolutions import conv
+from benchmarks.zoo.networks.network import CLASSES
 
 WIDTH, VOCABULARY = 48, 50
 

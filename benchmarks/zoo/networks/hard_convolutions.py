@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.width.zoo_networks.network import CLASSES
+from benchmarks.zoo.networks.network import CLASSES
 
 WIDTH = 32
 

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from torchvision import models
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
-from benchmarks.width.zoo_networks.network import CLASSES, MakeBatch, Network, images
+from benchmarks.zoo.networks.network import CLASSES, MakeBatch, Network, images
 
 # The smallest of each family, and more than one where sizes differ in structure; the side of the images.
 CLASSIFIERS = {

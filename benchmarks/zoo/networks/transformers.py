@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Generator, Tensor, nn
 
-from benchmarks.width.zoo_networks.network import CLASSES, SAMPLES, MakeBatch, Network, squares
+from benchmarks.zoo.networks.network import CLASSES, SAMPLES, MakeBatch, Network, squares
 
 VOCABULARY, LENGTH, SIDE = 99, 16, 32
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}

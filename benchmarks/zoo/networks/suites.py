@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
-from benchmarks.width.zoo_networks.network import Network
+from benchmarks.zoo.networks.network import Network
 
 SUITES = ("torchvision", "timm", "transformers", "ultralytics", "hard")
 
@@ -17,7 +17,7 @@ def networks_of(suite: str) -> dict[str, Network]:
     Raises:
         ImportError: If the suite's package is not installed.
     """
-    found: list[Network] = import_module(f"benchmarks.width.zoo_networks.{suite}").networks()
+    found: list[Network] = import_module(f"benchmarks.zoo.networks.{suite}").networks()
     assert len({network.name for network in found}) == len(found), f"names of {suite} are there twice"
     return {network.name: network for network in found}
 

@@ -1,0 +1,1 @@
+"""Pruning on networks of all kinds, in width and in depth."""

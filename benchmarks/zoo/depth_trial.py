@@ -1,0 +1,116 @@
+"""One network of the zoo pruned in depth: three of its units are drawn, and as many of their kinds are removed.
+
+`plan_depth` draws again which units of these kinds go, and says if they cannot go together: then one fewer is tried.
+What happens is told as an outcome: "ok" only if parameters and MACs are really fewer, and as many as the plan says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.zoo.networks.suites import networks_of
+from benchmarks.zoo.trial import SEED, Ended, Row, applied, batches, dense, trained_and_saved
+from prunerecover import Plan, find_units, plan_depth
+from prunerecover.cost.macs import count_macs
+from prunerecover.depth.goals import free
+from prunerecover.families.describe import describe, is_supported
+from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
+from prunerecover.plan.kinds import DEPTH_KINDS, GRAPH_KINDS
+from prunerecover.plan.units import Unit
+
+REMOVED = 3
+NOTHING = "that may go, but there is none"  # of the error that says that there is no unit
+TOO_MANY = "none is left that can go"  # of the error that says that units cannot go together
+
+
+def pruned(suite: str, name: str, folder: Path) -> Row:
+    """Plan, apply, train and save a network; leave its outputs beside it, and return what its row says of that."""
+    network = networks_of(suite)[name]
+    model, given = dense(network, SEED), batches(network)
+    sample = as_inputs(without_labels(given[0])).select(torch.tensor([0]))
+    row: Row = {"outcome": "ok", "named": is_supported(model)}
+    try:
+        units = _units(model, given[0])
+        row["units"] = dict(Counter(unit.kind for unit in units))
+        wanted = drawn(units, len(describe(model).blocks) - 1 if row["named"] else len(units))
+        plan = _planned(model, given, wanted)
+        row["asked"] = len(wanted)
+        row["removed"] = {kind: list(names) for kind, names in plan.removed.items()}
+        before = size(model, sample)
+        applied(model, plan)
+        row["saved"] = judged(before, size(model, sample), plan)
+        trained_and_saved(model, plan, given, network, folder)
+    except Ended as end:
+        return {**row, "outcome": end.outcome, "reason": str(end)}
+    return row
+
+
+def drawn(units: Sequence[Unit], most_blocks: int) -> list[str]:
+    """Return the kinds of the units that are to go: those of units that are drawn, none inside another.
+
+    Args:
+        units: Of a network.
+        most_blocks: Of it that may go.
+    """
+    taken: list[Unit] = []
+    for unit in random.Random(SEED).sample([*units], len(units)):
+        full = unit.kind == "block" and sum(other.kind == "block" for other in taken) >= most_blocks
+        if len(taken) < REMOVED and not full and unit in free(units, taken):
+            taken.append(unit)
+    return [unit.kind for unit in taken]
+
+
+def size(model: nn.Module, sample: ModelInputs) -> tuple[int, int]:
+    """Return the parameters, and the MACs of a sample."""
+    return sum(parameter.numel() for parameter in model.parameters()), count_macs(model, sample)
+
+
+def judged(before: tuple[int, int], after: tuple[int, int], plan: Plan) -> list[float]:
+    """Return which shares of the parameters and of the MACs are gone.
+
+    Raises:
+        Ended: If the parameters are not as many as the plan says, or not fewer than before (activations leave slopes),
+            or the MACs are neither fewer nor as many as the plan says (routes to experts depend on the data).
+    """
+    (params, macs), said = after, plan.result
+    only_activations = {*plan.removed} == {"activation"}
+    fewer = (params < before[0] or only_activations) and (macs < before[1] or macs == said.macs)
+    if params != said.params or not fewer:
+        told = f"of {before} parameters and MACs {after} are left, and the plan says {(said.params, said.macs)}"
+        raise Ended("failed", f"apply_plan: {told}")
+    return [1 - rest / whole if whole else 0.0 for whole, rest in zip(before, after, strict=True)]
+
+
+def _units(model: nn.Module, batch: Any) -> tuple[Unit, ...]:
+    try:
+        return find_units(model, DEPTH_KINDS if is_supported(model) else GRAPH_KINDS, batch)
+    except ValueError as error:
+        raise _ended("find_units", error) from error
+    except Exception as error:
+        raise Ended("failed", f"find_units: {type(error).__name__}: {error}") from error
+
+
+def _planned(model: nn.Module, given: list[Any], kinds: list[str]) -> Plan:
+    """Return a plan of units of these kinds, of fewer if not so many can go together."""
+    wanted = dict(Counter(kinds))
+    try:
+        return plan_depth(model, remove=wanted, batches=given, importance="random", seed=SEED)
+    except ValueError as error:
+        if TOO_MANY in str(error) and len(kinds) > 1:
+            return _planned(model, given, kinds[:-1])
+        raise _ended(f"plan_depth {wanted}", error) from error
+    except Exception as error:
+        raise Ended("failed", f"plan_depth {wanted}: {type(error).__name__}: {error}") from error
+
+
+def _ended(what: str, error: ValueError) -> Ended:
+    if NOTHING in str(error):
+        return Ended("nothing", str(error))
+    return Ended("refused" if str(error).startswith("Expected") else "failed", f"{what}: {error}")

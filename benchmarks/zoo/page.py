@@ -1,0 +1,65 @@
+"""What pages of the zoo have in common: shares, lists of networks with reasons, and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from benchmarks.zoo.trial import Row
+from prunerecover.cost.environment import versions
+from prunerecover.cost.statistics import wilson_interval
+
+FURTHER = ("torchvision", "ultralytics")
+OUTCOMES = ("ok", "nothing", "refused", "failed")
+LONGEST = 400  # characters of a reason
+
+
+def counted(rows: Sequence[Row]) -> dict[str, int]:
+    """Return how many rows have each outcome."""
+    return {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in OUTCOMES}
+
+
+def share(ok: int, others: int) -> str:
+    """Return a share in percent with Wilson's interval."""
+    if not others:
+        return ""
+    found = wilson_interval(ok, others)
+    return f"{ok} of {others}: {found.value:.1%} ({100 * found.low:.1f} to {100 * found.high:.1f})"
+
+
+def rebuilt(rows: Sequence[Row]) -> list[str]:
+    """Say which networks of libraries that plans can name were made again without the dense one."""
+    own = [row for row in rows if row["suite"] in ("timm", "transformers") and "rebuilt" in row]
+    others = [row["name"] for row in own if not row["rebuilt"]]
+    told = f", all but {', '.join(others)}" if others else ""
+    made = f"{len(own) - len(others)} of {len(own)} of timm and transformers"
+    return [f"Loaded from the saved folder alone, without a dense network: {made}{told}.", ""] if own else []
+
+
+def section(title: str, rows: Sequence[Row], field: str) -> list[str]:
+    """Return a list of networks with what their rows say."""
+    if not rows:
+        return []
+    told = [f"- {row['name']} ({row['suite']}, {row['outcome']}): {_short(row[field])}" for row in rows]
+    return [f"## {title}", "", *told, ""]
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def names(rows: Sequence[Row]) -> str:
+    """Return the names of the networks that are ok."""
+    return ", ".join(row["name"] for row in rows if row["outcome"] == "ok")
+
+
+def installed() -> str:
+    """Return a line with the versions that the rows depend on."""
+    found = versions()
+    for name in FURTHER:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return f"Versions: {', '.join(f'{name} {number}' for name, number in found.items())}."

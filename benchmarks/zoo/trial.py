@@ -1,0 +1,114 @@
+"""What trials of the zoo have in common: seeds, a step of training, and a network that is loaded in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.zoo.networks.network import Network, outputs
+from benchmarks.zoo.networks.suites import networks_of
+from prunerecover import Plan, apply_plan, load_pruned, save_pruned
+from prunerecover.importance.losses import loss_of, supervised_loss
+
+SEED, BATCHES = 0, 2
+FILE, FOLDER = "outputs.pt", "pruned"
+Row = dict[str, Any]
+
+
+class Ended(Exception):
+    """A network ends in another way than "ok"."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+def prepare() -> None:
+    """Set up a process: one thread, whose sums have one order."""
+    torch.set_num_threads(1)
+
+
+def reloaded(suite: str, name: str, folder: Path) -> Row:
+    """Load what `trained_and_saved` saved, and return how it ends: ok if its outputs are the same bits.
+
+    Where the plan cannot build the network, a dense one of other weights is passed.
+    """
+    network = networks_of(suite)[name]
+    rebuilt = Plan.load(folder / FOLDER / "plan.json").source.constructor is not None
+    try:
+        with stage("load_pruned"):
+            model = load_pruned(folder / FOLDER, None if rebuilt else dense(network, SEED + 1))
+        for parameter in model.parameters():  # a mapped file is aligned otherwise, and kernels round otherwise then
+            parameter.data = parameter.data.clone()
+        ours, theirs = _outputs(model, batches(network)[0]), torch.load(folder / FILE)
+        same = len(ours) == len(theirs) > 0 and all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        if not same:
+            raise Ended("failed", f"load_pruned: the outputs differ{_by_how_much(ours, theirs)}")
+    except Ended as end:
+        return {"outcome": end.outcome, "reason": str(end), "rebuilt": rebuilt}
+    return {"outcome": "ok", "rebuilt": rebuilt}
+
+
+def applied(model: nn.Module, plan: Plan) -> None:
+    """Apply a plan to a network."""
+    with stage("apply_plan"):
+        apply_plan(model, plan)
+
+
+def trained_and_saved(model: nn.Module, plan: Plan, given: list[Any], network: Network, folder: Path) -> None:
+    """Train a pruned network for a step, save it, and leave its outputs for the first batch beside it."""
+    with stage("training"):
+        _train(model, given[1], network)
+    with stage("save_pruned"):
+        save_pruned(model, plan, folder / FOLDER)
+        torch.save(_outputs(model, given[0]), folder / FILE)
+
+
+def dense(network: Network, seed: int) -> nn.Module:
+    """Return a network with random weights."""
+    torch.manual_seed(seed)
+    return network.build().eval()
+
+
+def batches(network: Network) -> list[Any]:
+    """Return batches of random inputs."""
+    generator = torch.Generator().manual_seed(SEED)
+    return [network.batch(generator) for _ in range(BATCHES)]
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Any error of a step that comes after the plan is a failure."""
+    try:
+        yield
+    except Exception as error:
+        raise Ended("failed", f"{name}: {type(error).__name__}: {error}") from error
+
+
+def _train(model: nn.Module, batch: Any, network: Network) -> None:
+    """One step of SGD."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loss = loss_of(model.train(), batch, network.loss or supervised_loss)
+    loss.backward()
+    assert loss.isfinite(), f"the loss is {loss}"
+    assert any(parameter.grad is not None for parameter in model.parameters()), "no parameter got a gradient"
+    optimizer.step()
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, batch: Any) -> list[torch.Tensor]:
+    torch.manual_seed(SEED)  # for networks that draw anything
+    return outputs(model.eval(), batch)
+
+
+def _by_how_much(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> str:
+    if [output.shape for output in ours] != [output.shape for output in theirs]:
+        return f" in shape: {[tuple(o.shape) for o in ours]} and {[tuple(o.shape) for o in theirs]}"[:200]
+    if any(output.isnan().any() for output in ours):
+        return ": some are not finite"
+    return f" by {max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True) if a.numel()):.1e}"

@@ -1,0 +1,195 @@
+"""Pruning in width or in depth on networks of all kinds, with random weights: a row per network.
+
+    python -m benchmarks.zoo.zoo --kind width|depth [--suite SUITE ...] [--only NAME ...] [--again-failed]
+    python -m benchmarks.zoo.zoo --kind depth --sequences N [--only NAME ...]
+
+Every network of benchmarks/zoo/networks is planned (in width at 30% of its MACs, in depth for three of its units, drawn
+at random), pruned, trained for one step, saved, and loaded in another process, where it has to give the same bits. With
+`--sequences N`, up to five units after another are taken out of each small architecture of tests/cases/depth, in N
+random ways. Rows are written as they are measured; a run that was interrupted goes on where it was. A network that
+crashes or takes longer than `--timeout` is a row, too. torchvision, timm and transformers come with the project; for
+the suite ultralytics, which is no dependency (its licence is AGPL-3.0), that package has to be installed by hand, else
+the page says that it is missing. An hour on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+
+from benchmarks.data.real import parser, stored, write
+from benchmarks.zoo import depth_page, depth_trial, sequences, width_page, width_trial
+from benchmarks.zoo.networks.suites import SUITES, available
+from benchmarks.zoo.trial import SEED, Row, prepare, reloaded
+from benchmarks.zoo.worker import Lost, Worker
+
+CALLS = 100  # of a process, before another one takes its place: what libraries keep in memory goes with it
+Name = tuple[str, str]  # suite, and the name in it
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """What is measured of every network: the page's name, the first step, and what a row begins with."""
+
+    page: str
+    pruned: Callable[[str, str, Path], Row]
+    row: Row
+
+    @property
+    def steps(self) -> tuple[Callable[[str, str, Path], Row], ...]:
+        """Each in a process of its own."""
+        return self.pruned, reloaded
+
+
+DIMENSIONS = {
+    "width": Dimension("zoo", width_trial.pruned, {"asked": width_trial.ASKED, "removed": None}),
+    "depth": Dimension("zoo_depth", depth_trial.pruned, {}),
+}
+
+
+def main() -> None:
+    """Measure the networks that have no row yet, or random sequences."""
+    options = arguments()
+    if options.sequences:
+        measure_sequences(options)
+    else:
+        measure_networks(options)
+
+
+def arguments() -> argparse.Namespace:
+    """Return the options of the command line."""
+    command_line = parser(__doc__)
+    command_line.add_argument("--kind", choices=DIMENSIONS, required=True, help="the dimension in which units go")
+    command_line.add_argument("--suite", nargs="+", choices=SUITES, default=SUITES, help="these suites alone")
+    command_line.add_argument("--only", nargs="+", metavar="NAME", default=["*"], help="these alone, as shell patterns")
+    command_line.add_argument("--again-failed", action="store_true", help="measure anew what is not ok")
+    command_line.add_argument("--timeout", type=float, default=120, help="seconds that a network may take")
+    command_line.add_argument("--sequences", type=int, metavar="N", help="random sequences of each small architecture")
+    options = command_line.parse_args()
+    if options.sequences and options.kind != "depth":
+        command_line.error("--sequences are of --kind depth")
+    return options
+
+
+def measure_networks(options: argparse.Namespace) -> None:
+    """Write the rows of networks."""
+    dimension = DIMENSIONS[options.kind]
+    found, missing = available()
+    for reason in missing.values():
+        print(reason)
+    earlier = stored(dimension.page)
+    rows = {key(row): row for row in earlier if row["name"] in found.get(row["suite"], {row["name"]: None})}
+    names = [(suite, name) for suite in options.suite for name in found.get(suite, {})]
+    due = [name for name in names if is_chosen(name, options.only) and is_due(rows.get(name), options.again_failed)]
+    workers = [Worker(prepare) for _ in dimension.steps]
+    for count, name in enumerate(track(due, "networks")):
+        if count % CALLS == 0:
+            stop(workers)
+        rows[name] = measured(workers, options.kind, name, options.timeout)
+        save(options.kind, rows.values(), missing)
+    stop(workers)
+    save(options.kind, rows.values(), missing)
+
+
+def measure_sequences(options: argparse.Namespace) -> None:
+    """Write the rows of random sequences, a few at a time."""
+    page = DIMENSIONS["depth"].page
+    rows = {row["name"]: row for row in stored(page, "sequences")}
+    networks, missing = stored(page), available()[1]
+    worker = Worker(prepare)
+    for number, name in enumerate(track([n for n in sequences.names() if is_chosen((n,), options.only)], "sequences")):
+        if number % 10 == 0:
+            worker.stop()
+        row = rows.setdefault(name, sequences.empty(name))
+        while row["n"] < options.sequences:
+            some = range(row["n"], min(row["n"] + sequences.AT_ONCE, options.sequences))
+            try:
+                found = worker.call(sequences.run, name, some, timeout=options.timeout)
+            except (Lost, RuntimeError) as error:
+                found = sequences.lost(some, str(error))
+            sequences.add(row, found)
+            save("depth", networks, missing, [rows[name] for name in sequences.names() if name in rows])
+    worker.stop()
+
+
+def is_chosen(name: tuple[str, ...], patterns: list[str]) -> bool:
+    """Return whether a network is one of those that were named."""
+    return any(fnmatch(name[-1], pattern) for pattern in patterns)
+
+
+def is_due(row: Row | None, again_failed: bool) -> bool:
+    """Return whether a network is to be measured, given the row that it has."""
+    return row is None or (again_failed and row["outcome"] != "ok")
+
+
+def key(row: Row) -> Name:
+    """Return the network that a row is of."""
+    return row["suite"], row["name"]
+
+
+def measured(workers: list[Worker], kind: str, which: Name, timeout: float) -> Row:
+    """Return the row of a network; each step runs in a process of its own."""
+    dimension, (suite, name) = DIMENSIONS[kind], which
+    row: Row = {"name": name, "suite": suite, "kind": kind, "outcome": "ok", **dimension.row}
+    for worker in workers:
+        worker.start()
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for worker, step in zip(workers, dimension.steps, strict=True):
+            try:
+                found = worker.call(step, suite, name, Path(folder), timeout=timeout)
+            except (Lost, RuntimeError) as error:
+                found = {"outcome": "failed", "reason": f"{step.__name__}: {error}"}
+            row |= joined(row, found)
+            if not Path(folder, "pruned").is_dir():
+                break
+    return row | {"seconds": round(time.perf_counter() - started, 1)}
+
+
+def joined(row: Row, found: Row) -> dict[str, Any]:
+    """Return what a step adds to a row: the first outcome that is not ok stays, with every reason.
+
+    >>> joined({"outcome": "failed", "reason": "too much"}, {"outcome": "ok", "rebuilt": True})
+    {'outcome': 'failed', 'rebuilt': True, 'reason': 'too much'}
+    """
+    reasons = [each["reason"] for each in (row, found) if "reason" in each]
+    outcome = row["outcome"] if row["outcome"] != "ok" else found["outcome"]
+    return {**found, "outcome": outcome, **({"reason": "; ".join(reasons)} if reasons else {})}
+
+
+def save(kind: str, rows: Iterable[Row], missing: dict[str, str], in_turn: list[Row] | None = None) -> None:
+    """Write the rows and the page, suite by suite.
+
+    Args:
+        kind: Of the units.
+        rows: Of networks.
+        missing: Why suites are left out; it counts for suites that earlier runs left no rows of.
+        in_turn: Of sequences; None: those of earlier runs.
+    """
+    page = DIMENSIONS[kind].page
+    in_order = sorted(rows, key=lambda row: SUITES.index(row["suite"]))
+    missing = {suite: why for suite, why in missing.items() if all(row["suite"] != suite for row in in_order)}
+    found = {"seed": SEED, "missing": missing, "rows": in_order}
+    if kind == "width":
+        write(page, found, width_page.markdown(in_order, missing))
+    else:
+        in_turn = stored(page, "sequences") if in_turn is None else in_turn
+        write(page, {**found, "sequences": in_turn}, depth_page.markdown(in_order, missing, in_turn))
+
+
+def stop(workers: list[Worker]) -> None:
+    """End the processes."""
+    for worker in workers:
+        worker.stop()
+
+
+if __name__ == "__main__":
+    main()
