@@ -63,11 +63,11 @@ class GraphPlanner(DepthPlanner):
             return scores, self._in_rounds(goal)
         ranked = sorted((u for u in self.units if math.isfinite(scores[u.name])), key=lambda u: scores[u.name])
         if search == "two_to_one":
-            return scores, in_turn([_no_attention, _is_attention, _no_attention], ranked, goal, self.removals.can_go)
+            return scores, in_turn([_no_attention, _is_attention, _no_attention], ranked, goal, self.removals.why_not)
         if budget.share is not None:
             check_comparable(self.units, self.config.registered)
             ranked.sort(key=lambda unit: scores[unit.name] / max(goal.price((unit,)), TINY))
-        return scores, in_turn([lambda _: True], ranked, goal, self.removals.can_go)
+        return scores, in_turn([lambda _: True], ranked, goal, self.removals.why_not)
 
     def _in_rounds(self, goal: Goal) -> list[Unit]:
         """Score the units anew on the pruned network, and remove the lowest, in turn."""

@@ -129,13 +129,13 @@ class Removals:
             raise NotRemovable(str(error)) from error
         return (*removed, *rewrites, *own, *taken, *finishing, *merged, *gone)
 
-    def can_go(self, units: Sequence[Unit]) -> bool:
-        """Whether these units can be taken out together, in this order."""
+    def why_not(self, units: Sequence[Unit]) -> str:
+        """Return why these units cannot be taken out together, in this order; empty if they can."""
         try:
             self.edits(units)
-        except NotRemovable:
-            return False
-        return True
+        except NotRemovable as error:
+            return str(error)
+        return ""
 
     def after(self, layers: tuple[str, ...], blocks: tuple[str, ...] = ()) -> PrunedGraph:
         """Return the network's graph without some layers, taken out in this order.

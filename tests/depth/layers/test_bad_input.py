@@ -139,7 +139,7 @@ def test_tokens_of_two_forms_give_the_same_units() -> None:
 
 def test_not_all_blocks_of_a_supported_family_can_go() -> None:
     removals = removals_of(*ARCHITECTURES["deit"](), ("block",))
-    assert removals.can_go(removals.units[1:])
-    assert not removals.can_go(removals.units)
+    assert not removals.why_not(removals.units[1:])
+    assert "at least one block to stay" in removals.why_not(removals.units)
     with pytest.raises(NotRemovable, match="Expected at least one block to stay, but all 3 are to be removed"):
         removals.edits(removals.units)

@@ -59,7 +59,7 @@ def test_sequences_of_removals_run_and_train(removals: Removals) -> None:
             if len(chosen) < 4 and not any(conflicting(unit, other) for other in chosen):
                 chosen.append(unit)
         network = copy.deepcopy(removals.model)
-        if removals.can_go(chosen):
+        if not removals.why_not(chosen):
             apply_edits(network, removals.edits(chosen))
             network.train()(IMAGES).sum().backward()
             runs += 1
