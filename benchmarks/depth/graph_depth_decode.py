@@ -21,8 +21,8 @@ from prunerecover.cost.latency import latency_ratio
 from prunerecover.display.markdown import table
 
 MODEL = "Llama, 8 layers, hidden {}"
-HIDDEN = (512, 1024)
-PROMPT, WRITTEN, PAIRS, WARMUP, SEED = 64, 8, 40, 3, 0
+HIDDEN = (512, 1024, 2048)
+PROMPT, WRITTEN, PAIRS, WARMUP, SEED = 64, 8, 20, 2, 0
 REMOVED: dict[str, tuple[dict[str, int], ...]] = {
     "attention, layer": ({"attention": 2, "layer": 4}, {"attention": 4, "layer": 8}),
     "layer": ({"layer": 12}, {"layer": 6}, {"layer": 18}),

@@ -25,8 +25,8 @@ MODEL = "DeiT-Tiny"
 SHARES, SAMPLES, SEED = (0.2, 0.33), 96, 0
 TESTED = 40  # batches of 50 images
 COUNTS: Mapping[float, Mapping[str, int]] = {
-    0.2: {"attention": 2, "activation": 3},
-    0.33: {"attention": 3, "activation": 5},
+    0.2: {"attention": 3, "activation": 3},
+    0.33: {"attention": 3, "activation": 6},
 }
 METHODS: dict[str, dict[str, Any]] = {
     "default": {},
