@@ -33,10 +33,7 @@ TINY = 1e-12  # a price that no unit has
 class GraphPlanner(DepthPlanner):
     """Plans for a network of any architecture; see `DepthPlanner`."""
 
-    def search_for(self, budget: Budget) -> str:
-        """Return the name of the search: joint where divergence ranks."""
-        default = "joint" if self.config.registered.name == "output_divergence" else "one_shot"
-        return self.config.search or default
+    usual_search = "joint"
 
     def _prepare(self) -> None:
         self.removals, self.units = units_that_may_go(self.model, self.example, self.kinds, self.config)
@@ -53,7 +50,7 @@ class GraphPlanner(DepthPlanner):
         )
 
     def _choose(self, budget: Budget) -> tuple[dict[str, float], list[Unit]]:
-        goal, search = self._goal(budget), self.search_for(budget)
+        goal, search = self._goal(budget), self.search
         if search in ("joint", "greedy"):
             found = JointSearch(self.variants, goal, greedy=search == "greedy")
             chosen = found.run()

@@ -140,3 +140,17 @@ def test_ignored_units_stay() -> None:
 def test_nothing_to_remove_gives_the_empty_plan() -> None:
     plan = plan_depth(build("timm"), remove={"attention": 0}, batches=batches_of("timm"))
     assert plan == Plan()
+
+
+@pytest.mark.parametrize("search", ["joint", "greedy", "one_shot"])
+@pytest.mark.parametrize("kinds", ["attention", "layer"])
+def test_nothing_goes_for_a_share_of_nothing(kinds: str, search: str) -> None:
+    plan = plan_depth(build("timm"), Budget(macs=0.0), batches=batches_of("timm"), kinds=kinds, search=search)
+    assert plan.edits == ()
+
+
+@pytest.mark.parametrize("budget", [Budget(remove={}), Budget(remove={"layer": 0})], ids=str)
+def test_nothing_goes_for_a_budget_of_no_units(budget: Budget) -> None:
+    """Of a network of no supported family."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    assert plan_depth(model, budget, batches=[torch.randn(8, 6)]).edits == ()

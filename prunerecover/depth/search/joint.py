@@ -45,7 +45,11 @@ class Judge(Protocol):
     refused: str
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[Move]) -> list[float]:
-        """Return the divergence without the units that are gone and those of each move; infinite if they cannot go."""
+        """Return the divergence without the units that are gone and those of each move; infinite if they cannot go.
+
+        Raises:
+            ValueError: If a divergence is NaN.
+        """
 
     def settle(self, units: Sequence[Unit]) -> float:
         """Fit what these units leave, be ready to judge moves on top of them, and return the divergence."""
