@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from prunerecover.calibration.divergence import OtherShape
 from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.layers import scores as graph_scores
 from prunerecover.depth.layers.removals import Removals
@@ -46,8 +47,15 @@ class GraphPlanner(DepthPlanner):
         return Decision(
             self.removals.edits(chosen),
             {name: value for name, value in scores.items() if math.isfinite(value)},
-            {unit.name: self.variants.divergence(chosen) for unit in chosen[-1:]},
+            self._divergence(chosen),
         )
+
+    def _divergence(self, chosen: Sequence[Unit]) -> dict[str, float]:
+        """Return the divergence of the output by the unit that went last; none if what it detects has another shape."""
+        try:
+            return {unit.name: self.variants.divergence(chosen) for unit in chosen[-1:]}
+        except OtherShape:
+            return {}
 
     def _choose(self, budget: Budget) -> tuple[dict[str, float], list[Unit]]:
         goal, search = self._goal(budget), self.search

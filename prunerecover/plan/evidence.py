@@ -66,7 +66,7 @@ class DepthEvidence(_Evidence):
     Attributes:
         importance: Of every unit that was ranked, by name.
         samples: How many the plan was calibrated on.
-        divergence: Of the output on held-out samples, once the unit of this name and those before it had gone.
+        divergence: Of the output, once the unit of this name and those before it had gone.
         removed_share: Of the MACs or parameters, where the budget is a share of them.
     """
 
