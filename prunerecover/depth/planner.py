@@ -171,8 +171,8 @@ class DepthPlanner(ABC):
         if merged - asked > smallest:
             warnings.warn(
                 f"The plan removes {merged:.1%} of the {cost} for a budget of {asked:.1%}, although the smallest unit "
-                f"holds {smallest:.1%}: no selection nearer to it was found. Ignore fewer units, or give the budget in "
-                "units (remove=...).",
+                f"holds {smallest:.1%}: what comes nearer was not found, or changes the output more. Ignore fewer "
+                "units, or give the budget in units (remove=...).",
                 stacklevel=4,
             )
         said = {"cost": cost, "live": live, "merged": merged, "asked": asked, "smallest_unit": smallest}

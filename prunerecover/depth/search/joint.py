@@ -148,11 +148,12 @@ class JointSearch:
         """Judge everything that may go on the dense network."""
         units = self.goal.units_to_score()
         moves: list[Move] = [(unit,) for unit in units]
-        self.first = dict(zip((unit.name for unit in units), self.judge.scores((), moves), strict=True))
         if not self.greedy:
             moves += list(_of_one_module(units))
         for move, divergence in zip(moves, self.judge.scores((), moves), strict=True):
             self._slopes[move] = self._slope(State(), move, divergence)
+            if len(move) == 1:
+                self.first[move[0].name] = divergence
 
     def _slope(self, state: State, move: Move, divergence: float) -> float:
         price = min(self.goal.price(move), state.missing)

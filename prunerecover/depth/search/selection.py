@@ -172,7 +172,7 @@ def _changes(
     found = []
     for unit in chosen:
         others = [u for u in chosen if u is not unit]
-        free = [u for u in order if not any(u == o or is_inside(u, o) or is_inside(o, u) for o in others)]
+        free = [u for u in order if not any(u == o or conflicting(u, o) for o in others)]
         ways = [(), *((u,) for u in free)]
         changes = (_Change(unit, into, share_of(unit) - sum(map(share_of, into))) for into in ways)
         found += [change for change in changes if 0 < change.saved <= most + 1e-9]
