@@ -87,14 +87,15 @@ class FamilyPlanner(DepthPlanner):
         if budget.share is None:
             return Counted(units, budget.counts(count_by_kind(units)))
         cost, share = budget.share
-        check_most(units, cost, share, self._saver(cost))
+        most_blocks = len(describe(self.model).blocks) - 1
+        check_most(units, cost, share, self._saver(cost), most_blocks)
         counted = "macs" if cost == "latency" else cost  # no clock tells what a single unit takes
         return Share(
             units,
             share,
             lambda chosen: self._saved_together(chosen, cost),
             lambda alone: self._saved_together(alone, counted),
-            most_blocks=len(describe(self.model).blocks) - 1,
+            most_blocks=most_blocks,
         )
 
     def _saved_together(self, units: Sequence[Unit], cost: str) -> float:

@@ -116,6 +116,14 @@ def test_share_that_cannot_be_met_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("search", ["greedy", "one_shot"])
+def test_the_last_block_that_is_not_ignored_may_go_where_ignored_ones_stay(search: str) -> None:
+    plan = plan_depth(
+        build("timm"), Budget(macs=0.2), batches=batches_of("timm"), search=search, ignore=["blocks.[012]", "*.*.*"]
+    )
+    assert plan.removed == {"block": ("blocks.3",)}
+
+
 def test_ratio_rounds_to_units() -> None:
     plan = plan_depth(build("timm"), Budget(ratio={"attention": 0.5, "mlp": 0.3}), batches=batches_of("timm"))
     assert {kind: len(names) for kind, names in plan.removed.items()} == {"attention": 2, "mlp": 1}
