@@ -12,6 +12,10 @@ from prunerecover.model.batches import ModelInputs, without_padding
 IN_CACHE = 1 << 18  # logits, 1 MiB
 
 
+class OtherShape(ValueError):
+    """The pruned network's output has another shape than the dense one's."""
+
+
 def output_divergence(dense: Tensor, pruned: Tensor) -> Tensor:
     """Return the mean divergence over samples, a scalar >= 0.
 
@@ -20,13 +24,13 @@ def output_divergence(dense: Tensor, pruned: Tensor) -> Tensor:
     dense norm.
 
     Raises:
-        ValueError: If the shapes differ, as those of detections do.
+        OtherShape: If the shapes differ, as those of detections do.
 
     >>> output_divergence(torch.zeros(2, 3), torch.ones(2, 3)).item()
     0.0
     """
     if dense.shape != pruned.shape:
-        raise ValueError(
+        raise OtherShape(
             f"Expected an output of shape {tuple(dense.shape)}, as the dense network's, but got {tuple(pruned.shape)}: "
             "the number of detections follows what is detected. Rank by importance='taylor' with a loss."
         )

@@ -8,6 +8,7 @@ needs no labels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,9 @@ def token_weights(runner: BlockRunner, batches: Sequence[ModelInputs], seed: int
 
     Returns:
         For each block a list with one tensor `(N, T)` per batch (`(N,)` if hidden states have no token axis).
+
+    Raises:
+        ValueError: If an output is NaN or infinite.
     """
     generator = torch.Generator().manual_seed(seed)
     per_batch = [_squared_gradients(runner, batch, generator) for batch in batches]
@@ -82,6 +86,11 @@ def _squared_gradients(runner: BlockRunner, batch: ModelInputs, generator: torch
 
 def _log_likelihood(output: Tensor, generator: torch.Generator) -> Tensor:
     output = output.float()
+    if not (output < math.inf).all():
+        raise ValueError(
+            "Expected finite outputs on the calibration batches, but got NaN or infinity. Check the inputs, and "
+            "compute the model in float32."
+        )
     if output.ndim in (2, 3) and output.shape[-1] > 1:
         flat = output.flatten(0, -2)
         drawn = torch.multinomial(flat.detach().softmax(-1).cpu(), 1, generator=generator).flatten()

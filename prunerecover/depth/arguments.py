@@ -18,6 +18,7 @@ from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
 from prunerecover.plan.units import Unit
 
 SEARCHES = ("one_shot", "greedy", "joint", "two_to_one", "rounds")
+DIVERGENCE_SEARCHES = ("greedy", "joint")  # that rank by output divergence alone
 GRAPH_SEARCHES = ("two_to_one", "rounds")  # of units that the computation graph shows
 
 
@@ -26,7 +27,7 @@ class DepthConfig:
     """Arguments of planning in depth, as `plan_depth` describes them; checked when they are put together.
 
     Raises:
-        ValueError: If an importance, replacement or search is unknown.
+        ValueError: If an importance, replacement or search is unknown, or the search ranks by another importance.
         TypeError: If an argument is of another type, such as an importance that is neither a name nor a callable.
     """
 
@@ -58,6 +59,11 @@ class DepthConfig:
         ):
             if value not in allowed:
                 raise ValueError(f"Expected argument {name} to be one of {', '.join(allowed)}, but got '{value}'.")
+        if self.search in DIVERGENCE_SEARCHES and self.registered.name != "output_divergence":
+            raise ValueError(
+                f"Expected importance='output_divergence' for search='{self.search}', but got "
+                f"'{self.registered.name}'. Use search='one_shot'."
+            )
         object.__setattr__(self, "ignore", patterns_of(self.ignore))
 
     @property
@@ -80,11 +86,11 @@ def kinds_of(model: nn.Module, budget: Budget | None, kinds: Sequence[str] | Non
 
     Args:
         model: Unwrapped.
-        budget: Names the kinds of its units, or none.
+        budget: Names the kinds of its units, if it is one in units.
         kinds: That were asked for.
     """
     usual = tuple(kinds or (FAMILY_KINDS if is_supported(model) else DEPTH_KINDS))
-    return usual if budget is None else budget.kinds(usual)
+    return usual if budget is None else budget.kinds(usual) or usual
 
 
 def known_by_parts(model: nn.Module, kinds: Sequence[str], search: str | None = None) -> bool:

@@ -28,6 +28,8 @@ from prunerecover.plan.units import Unit
 class FamilyPlanner(DepthPlanner):
     """Plans for a model of a supported family; see `DepthPlanner`."""
 
+    usual_search = "greedy"
+
     def __init__(
         self,
         model: nn.Module,
@@ -37,17 +39,6 @@ class FamilyPlanner(DepthPlanner):
         config: DepthConfig | None = None,
     ) -> None:
         super().__init__(model, kinds, batches=batches, config=config or DepthConfig())
-
-    def search_for(self, budget: Budget) -> str:
-        """Return the name of the search for a budget: greedy where divergence ranks."""
-        importance = self.config.registered.name
-        possible = importance == "output_divergence"
-        if self.config.search in ("greedy", "joint") and not possible:
-            raise ValueError(
-                f"Expected importance='output_divergence' for search='{self.config.search}', but got '{importance}'. "
-                "Use search='one_shot'."
-            )
-        return self.config.search or ("greedy" if possible else "one_shot")
 
     def _check(self) -> None:
         super()._check()
@@ -78,14 +69,13 @@ class FamilyPlanner(DepthPlanner):
 
     def _decide(self, budget: Budget) -> Decision:
         units = [unit for unit in self.units if unit.kind in budget.kinds(FAMILY_KINDS)]
-        search = self.search_for(budget)
-        if search == "one_shot":
+        if self.search == "one_shot":
             scores = self.rank()
             dense = self.dense_cost(budget.share[0]) if budget.share else None
             return self._decided(
                 scores, one_shot(self.calibrator, units, scores, budget, self.config.registered, dense)
             )
-        found = JointSearch(self._sets, self._goal(units, budget), greedy=search == "greedy")
+        found = JointSearch(self._sets, self._goal(units, budget), greedy=self.search == "greedy")
         chosen = found.run()
         return self._decided(found.first, self._sets.choices(chosen))
 
@@ -97,14 +87,15 @@ class FamilyPlanner(DepthPlanner):
         if budget.share is None:
             return Counted(units, budget.counts(count_by_kind(units)))
         cost, share = budget.share
-        check_most(units, cost, share, self._saver(cost))
+        most_blocks = len(describe(self.model).blocks) - 1
+        check_most(units, cost, share, self._saver(cost), most_blocks)
         counted = "macs" if cost == "latency" else cost  # no clock tells what a single unit takes
         return Share(
             units,
             share,
             lambda chosen: self._saved_together(chosen, cost),
             lambda alone: self._saved_together(alone, counted),
-            most_blocks=len(describe(self.model).blocks) - 1,
+            most_blocks=most_blocks,
         )
 
     def _saved_together(self, units: Sequence[Unit], cost: str) -> float:

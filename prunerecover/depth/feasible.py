@@ -11,6 +11,7 @@ from prunerecover.depth.graph_planner import units_that_may_go
 from prunerecover.depth.search.selection import check_comparable, check_most, count_by_kind
 from prunerecover.depth.units import find_units
 from prunerecover.display.progress import progress
+from prunerecover.families.describe import describe
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.budget import Budget
@@ -40,4 +41,5 @@ def check_feasible(model: nn.Module, inputs: ModelInputs, budget: Budget, config
             cost, share = budget.share
             units = not_ignored(find_units(model, kinds, example), config.ignore)
             check_comparable(units, config.registered)
-            check_most(units, cost, share, saving_if_left(DenseCost(model, cost, example, config.seed), {}))
+            saving = saving_if_left(DenseCost(model, cost, example, config.seed), {})
+            check_most(units, cost, share, saving, len(describe(model).blocks) - 1)

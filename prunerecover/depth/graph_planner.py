@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from prunerecover.calibration.divergence import OtherShape
 from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.layers import scores as graph_scores
 from prunerecover.depth.layers.removals import Removals
@@ -33,10 +34,7 @@ TINY = 1e-12  # a price that no unit has
 class GraphPlanner(DepthPlanner):
     """Plans for a network of any architecture; see `DepthPlanner`."""
 
-    def search_for(self, budget: Budget) -> str:
-        """Return the name of the search: joint where divergence ranks."""
-        default = "joint" if self.config.registered.name == "output_divergence" else "one_shot"
-        return self.config.search or default
+    usual_search = "joint"
 
     def _prepare(self) -> None:
         self.removals, self.units = units_that_may_go(self.model, self.example, self.kinds, self.config)
@@ -49,11 +47,18 @@ class GraphPlanner(DepthPlanner):
         return Decision(
             self.removals.edits(chosen),
             {name: value for name, value in scores.items() if math.isfinite(value)},
-            {unit.name: self.variants.divergence(chosen) for unit in chosen[-1:]},
+            self._divergence(chosen),
         )
 
+    def _divergence(self, chosen: Sequence[Unit]) -> dict[str, float]:
+        """Return the divergence of the output by the unit that went last; none if what it detects has another shape."""
+        try:
+            return {unit.name: self.variants.divergence(chosen) for unit in chosen[-1:]}
+        except OtherShape:
+            return {}
+
     def _choose(self, budget: Budget) -> tuple[dict[str, float], list[Unit]]:
-        goal, search = self._goal(budget), self.search_for(budget)
+        goal, search = self._goal(budget), self.search
         if search in ("joint", "greedy"):
             found = JointSearch(self.variants, goal, greedy=search == "greedy")
             chosen = found.run()

@@ -41,7 +41,7 @@ def plan_depth(
         model: Any network, wrapped or not. Models of the supported families are known by their parts; of all others,
             and wherever layers go, the computation graph tells what can go (see `find_units`).
         budget: How much goes. A share of the MACs, parameters or latency is that of the model once it is merged: it is
-            met, and exceeded by no more than about the smallest unit.
+            met, and a warning says where it is exceeded by more than the smallest unit.
         remove: Short for `Budget(remove=...)`: units per kind.
         batches: Calibration batches: tensors, tuples whose first element is the input, or mappings. No labels are read,
             except by importances that take a `loss`. Every 4th sample is held out to judge what was fitted to the

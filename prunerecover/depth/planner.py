@@ -6,7 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,7 @@ class DepthPlanner(ABC):
     """
 
     units: tuple[Unit, ...]
+    usual_search: ClassVar[str]  # where divergence ranks
 
     def __init__(self, model: nn.Module, kinds: Sequence[str], *, batches: Batches, config: DepthConfig) -> None:
         self.model, self.config, self.kinds = unwrap(model), config, tuple(kinds)
@@ -90,7 +91,7 @@ class DepthPlanner(ABC):
             arguments={
                 "budget": budget.to_dict(),
                 "replace": self.config.replace,
-                "search": self.search_for(budget),
+                "search": self.search,
                 "kinds": sorted({unit.kind for unit in self.units}),
                 "ignore": list(self.config.ignore),
             },
@@ -106,6 +107,12 @@ class DepthPlanner(ABC):
             with progress("scoring units"), ordinary_arithmetic(), evaluating(self.model), uncompiled():
                 self._scores = self._ranked()
         return self._scores
+
+    @property
+    def search(self) -> str:
+        """Name of the search."""
+        by_divergence = self.config.registered.name == "output_divergence"
+        return self.config.search or (self.usual_search if by_divergence else "one_shot")
 
     def share_of_one(self, kind: str, cost: str) -> float:
         """Return the share of the model's cost that goes with one unit of a kind, merged: the mean over half of them.
@@ -129,14 +136,6 @@ class DepthPlanner(ABC):
             example = as_inputs(self.batches[0]).to(device_of(self.model)) if cost == "latency" else self.example
             self._costs[cost] = DenseCost(self.model, cost, example, self.config.seed)
         return self._costs[cost]
-
-    @abstractmethod
-    def search_for(self, budget: Budget) -> str:
-        """Return the name of the search for a budget.
-
-        Raises:
-            ValueError: If the one that was asked for is not possible.
-        """
 
     def _check(self) -> None:
         """Raise ValueError if the model cannot be planned for, whatever it is called with."""
@@ -172,8 +171,8 @@ class DepthPlanner(ABC):
         if merged - asked > smallest:
             warnings.warn(
                 f"The plan removes {merged:.1%} of the {cost} for a budget of {asked:.1%}, although the smallest unit "
-                f"holds {smallest:.1%}: no selection nearer to it was found. Ignore fewer units, or give the budget in "
-                "units (remove=...).",
+                f"holds {smallest:.1%}: what comes nearer was not found, or changes the output more. Ignore fewer "
+                "units, or give the budget in units (remove=...).",
                 stacklevel=4,
             )
         said = {"cost": cost, "live": live, "merged": merged, "asked": asked, "smallest_unit": smallest}

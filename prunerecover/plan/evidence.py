@@ -50,7 +50,8 @@ class RemovedShare(_Record):
         live: Once the plan is applied: linears with no activation between them still compute as two.
         merged: Once the model is merged, too, as `pruned/` and `merge` leave it. Budgets are in these terms.
         asked: By the budget.
-        smallest_unit: What goes with the smallest unit alone: a plan takes hardly more than that beyond what is asked.
+        smallest_unit: What goes with the smallest unit alone; a warning says where more than that goes beyond what is
+            asked.
     """
 
     cost: Literal["macs", "params"]
@@ -66,7 +67,7 @@ class DepthEvidence(_Evidence):
     Attributes:
         importance: Of every unit that was ranked, by name.
         samples: How many the plan was calibrated on.
-        divergence: Of the output on held-out samples, once the unit of this name and those before it had gone.
+        divergence: Of the output, once the unit of this name and those before it had gone.
         removed_share: Of the MACs or parameters, where the budget is a share of them.
     """
 

@@ -116,6 +116,14 @@ def test_share_that_cannot_be_met_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("search", ["greedy", "one_shot"])
+def test_the_last_block_that_is_not_ignored_may_go_where_ignored_ones_stay(search: str) -> None:
+    plan = plan_depth(
+        build("timm"), Budget(macs=0.2), batches=batches_of("timm"), search=search, ignore=["blocks.[012]", "*.*.*"]
+    )
+    assert plan.removed == {"block": ("blocks.3",)}
+
+
 def test_ratio_rounds_to_units() -> None:
     plan = plan_depth(build("timm"), Budget(ratio={"attention": 0.5, "mlp": 0.3}), batches=batches_of("timm"))
     assert {kind: len(names) for kind, names in plan.removed.items()} == {"attention": 2, "mlp": 1}
@@ -140,3 +148,17 @@ def test_ignored_units_stay() -> None:
 def test_nothing_to_remove_gives_the_empty_plan() -> None:
     plan = plan_depth(build("timm"), remove={"attention": 0}, batches=batches_of("timm"))
     assert plan == Plan()
+
+
+@pytest.mark.parametrize("search", ["joint", "greedy", "one_shot"])
+@pytest.mark.parametrize("kinds", ["attention", "layer"])
+def test_nothing_goes_for_a_share_of_nothing(kinds: str, search: str) -> None:
+    plan = plan_depth(build("timm"), Budget(macs=0.0), batches=batches_of("timm"), kinds=kinds, search=search)
+    assert plan.edits == ()
+
+
+@pytest.mark.parametrize("budget", [Budget(remove={}), Budget(remove={"layer": 0})], ids=str)
+def test_nothing_goes_for_a_budget_of_no_units(budget: Budget) -> None:
+    """Of a network of no supported family."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    assert plan_depth(model, budget, batches=[torch.randn(8, 6)]).edits == ()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from cases.engine import batches_of, build, unchanged
 from cases.models.tiny import GATED
 from torch import Tensor, nn
@@ -56,6 +57,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"budget": Budget(macs=0.1), "search": "greedy", "importance": "magnitude"},
         "Expected importance='output_divergence' for search='greedy', but got 'magnitude'. Use search='one_shot'",
     ),
+    "joint by magnitude, on the graph": (
+        {"budget": Budget(macs=0.1), "search": "joint", "importance": "magnitude", "kinds": "layer"},
+        "Expected importance='output_divergence' for search='joint', but got 'magnitude'. Use search='one_shot'",
+    ),
 }
 
 
@@ -84,11 +89,23 @@ def test_generator_is_read_once() -> None:
     assert plan == plan_depth(build("timm"), remove={"attention": 1}, batches=batches_of("timm"))
 
 
-def test_outputs_that_are_nan_are_refused() -> None:
+def with_infinite_outputs() -> nn.Module:
     model = build("timm")
-    model.head.register_forward_hook(lambda module, args, output: output * float("nan"))
-    with pytest.raises(ValueError, match="finite importances from 'output_divergence', but 4 of 4 are not"):
-        plan_depth(model, remove={"attention": 1}, batches=batches_of("timm"), replace="zero")
+    with torch.no_grad():
+        model.head.weight.fill_(3e38)
+    return model
+
+
+@pytest.mark.parametrize("search", ["joint", "greedy", "one_shot"])
+@pytest.mark.parametrize("kind", ["attention", "layer"])
+def test_outputs_that_overflow_are_refused(kind: str, search: str) -> None:
+    with pytest.raises(ValueError, match=r"finite importances from 'output_divergence', but (\d+) of \1 are not"):
+        plan_depth(with_infinite_outputs(), remove={kind: 1}, batches=batches_of("timm"), replace="zero", search=search)
+
+
+def test_outputs_that_overflow_are_refused_before_stand_ins_are_fitted() -> None:
+    with pytest.raises(ValueError, match="Expected finite outputs on the calibration batches, but got NaN or infinity"):
+        plan_depth(with_infinite_outputs(), remove={"attention": 1}, batches=batches_of("timm"))
 
 
 def test_model_without_units_of_a_kind_says_so() -> None:

@@ -120,3 +120,24 @@ def test_its_weights_are_those_of_both_linears() -> None:
     for i, branch in enumerate(model.branches):
         both = sum(float(p.square().sum()) for linear in (branch.first, branch.second) for p in linear.parameters())
         assert plan.evidence["importance"][f"branches.{i}.act"] == pytest.approx(both, rel=1e-5)
+
+
+class ReadsItsSecondLinear(Feedforward):
+    """As T5's: the forward looks at the second linear's weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.drop(self.act(self.first(x)))
+        return x + self.second(hidden.to(self.second.weight.dtype))
+
+
+def test_linears_that_the_code_reads_besides_stay_two() -> None:
+    torch.manual_seed(0)
+    model = Network(Feedforward(), ReadsItsSecondLinear(), Feedforward()).eval()
+    assert [unit.name for unit in find_units(model, "activation", X)] == ["branches.0.act", "branches.2.act"]
+
+
+def test_code_that_reads_its_linears_is_given_as_the_reason() -> None:
+    torch.manual_seed(0)
+    model = Network(ReadsItsSecondLinear(), ReadsItsSecondLinear()).eval()
+    with pytest.raises(ValueError, match=r"'branches.0.act': the network does not run without it \(AttributeError"):
+        find_units(model, "activation", X)

@@ -67,7 +67,7 @@ def _one_shot_by_cost(
     for tried in itertools.count():
         saving = saving_if_left(dense, left)
         with progress("measuring what units cost"):
-            selected = select_by_cost(units, scores, dense.cost, goal, saving)
+            selected = select_by_cost(units, scores, dense.cost, goal, saving, len(calibrator.layout.blocks) - 1)
         chosen = calibrator.choose(selected)
         if dense.cost == "latency" or not selected:  # what a fitted map costs is below what a clock can tell
             return chosen

@@ -76,7 +76,7 @@ class Removals:
             self._branches = {unit.name: unit for unit in found if unit.kind in kinds}
             self.refused |= finder.refused
             units += [self._unit(unit, macs) for unit in self._branches.values()]
-            self._pairs = find_linear_pairs(model, self.graph) if "activation" in kinds else {}
+            self._pairs = self._joinable(find_linear_pairs(model, self.graph)) if "activation" in kinds else {}
             units += [self._activation(pair, blocks, macs) for pair in self._pairs.values()]
         if "layer" in kinds:
             listed = list_layers(model, self.graph, include_strided=include_strided)
@@ -109,7 +109,7 @@ class Removals:
         pairs = [self._pairs[unit.name] for unit in branches if unit.name in self._pairs]
         family = [unit for unit in branches if unit.name not in self._branches and unit.name not in self._pairs]
         taken = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules) for unit in graph_units]  # type: ignore[arg-type]
-        taken += [Bypass(unit=p.activation, kind="activation", modules={p.activation: StandIn()}) for p in pairs]
+        taken += [_bypass(pair) for pair in pairs]
         merged = [] if in_place else [_merge(pair) for pair in pairs]
         taken_out = tuple(f"{path}." for unit in graph_units for path in unit.modules)
         taken_out += tuple(f"{unit.name}." for unit in family if unit.kind == "block")
@@ -200,19 +200,29 @@ class Removals:
 
     def _runs_without(self, unit: GraphUnit) -> bool:
         """Try the network without a unit whose inner shapes only a run can tell."""
-        if not unit.doubtful:
-            return True
+        edits = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules)]  # type: ignore[arg-type]
+        reason = self._failure(edits) if unit.doubtful else ""
+        self.refused |= {unit.name: reason} if reason else {}
+        return not reason
+
+    def _joinable(self, pairs: Mapping[str, LinearPair]) -> dict[str, LinearPair]:
+        """Leave out pairs of linears that the network's code does not only call: it may look at their weights."""
+        if not pairs or not self._failure([edit for pair in pairs.values() for edit in (_bypass(pair), _merge(pair))]):
+            return dict(pairs)
+        failures = {path: self._failure([_bypass(pair), _merge(pair)]) for path, pair in pairs.items()}
+        self.refused |= {path: reason for path, reason in failures.items() if reason}
+        return {path: pair for path, pair in pairs.items() if not failures[path]}
+
+    def _failure(self, edits: Sequence[Edit]) -> str:
+        """Return why the network does not run on the example after some edits; empty if it does."""
         trial = share_copy(self.model)
-        apply_edits(trial, [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules)])  # type: ignore[arg-type]
+        apply_edits(trial, edits)
         try:
             with evaluating(trial):
                 call(trial, self.example)
         except Exception as error:  # whatever the network's own code raises
-            self.refused[unit.name] = (
-                f"the network does not run without it ({type(error).__name__}: {str(error)[:100]})"
-            )
-            return False
-        return True
+            return f"the network does not run without it ({type(error).__name__}: {str(error)[:100]})"
+        return ""
 
     def _code_allows(self, path: str) -> bool:
         """Whether what goes with a layer can be taken out of the code around it."""
@@ -238,6 +248,10 @@ class Removals:
         if unit.kind == "activation":
             return Replace(unit=unit.name, kind="activation", leaves="identity")
         return Remove(unit=unit.name, kind=unit.kind)  # type: ignore[arg-type]
+
+
+def _bypass(pair: LinearPair) -> Bypass:
+    return Bypass(unit=pair.activation, kind="activation", modules={pair.activation: StandIn()})
 
 
 def _merge(pair: LinearPair) -> Merge:

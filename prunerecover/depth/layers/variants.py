@@ -14,6 +14,7 @@ from prunerecover.calibration.divergence import mean_divergence
 from prunerecover.depth.layers.prefix import PrefixRunner
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
+from prunerecover.importance.registry import check_unit_scores
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
@@ -71,11 +72,18 @@ class Variants:
         return self._known[key]
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]]) -> list[float]:
-        """Return the divergence without the units that are gone and those of each move; infinite if they cannot go."""
+        """Return the divergence without the units that are gone and those of each move; infinite if they cannot go.
+
+        Raises:
+            ValueError: If a divergence is NaN.
+        """
         sets = [(*gone, *move) for move in moves]
         if not all(_key(units) in self._known for units in sets):
             self._rebase(gone)
-        return [self._or_infinite(units) for units in sets]
+        found = [self._or_infinite(units) for units in sets]
+        named = {", ".join(unit.name for unit in move): one for move, one in zip(moves, found, strict=True)}
+        check_unit_scores({name: one for name, one in named.items() if one != math.inf}, "output_divergence")
+        return found
 
     def settle(self, units: Sequence[Unit]) -> float:
         """Return the divergence without these units: they leave nothing that would have to be fitted."""

@@ -101,7 +101,7 @@ class Share:
 
     Attributes:
         units: To choose from.
-        share: Of the cost that has to go, above 0.
+        share: Of the cost that has to go; nothing goes for 0.
         saved: Measures the share that goes with some units.
         alone: Measures, or estimates, the share that goes with some units of a dense network. None: as `saved`.
         most_blocks: How many blocks may go; None: all.
@@ -134,10 +134,12 @@ class Share:
 
     def price(self, units: Sequence[Unit]) -> float:
         """Return the part of the share that goes with the units alone."""
-        return (self.alone or self.saved)(units) / self.share
+        return (self.alone or self.saved)(units) / self.share if self.share else 1.0
 
     def reached(self, chosen: Sequence[Unit]) -> float:
         """Return the part of the share that is gone."""
+        if not self.share:
+            return 1.0
         return self.saved(chosen) / self.share if chosen else 0.0
 
     def describe_missing(self, chosen: Sequence[Unit]) -> str:

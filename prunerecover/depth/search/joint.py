@@ -45,7 +45,11 @@ class Judge(Protocol):
     refused: str
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[Move]) -> list[float]:
-        """Return the divergence without the units that are gone and those of each move; infinite if they cannot go."""
+        """Return the divergence without the units that are gone and those of each move; infinite if they cannot go.
+
+        Raises:
+            ValueError: If a divergence is NaN.
+        """
 
     def settle(self, units: Sequence[Unit]) -> float:
         """Fit what these units leave, be ready to judge moves on top of them, and return the divergence."""
@@ -144,11 +148,12 @@ class JointSearch:
         """Judge everything that may go on the dense network."""
         units = self.goal.units_to_score()
         moves: list[Move] = [(unit,) for unit in units]
-        self.first = dict(zip((unit.name for unit in units), self.judge.scores((), moves), strict=True))
         if not self.greedy:
             moves += list(_of_one_module(units))
         for move, divergence in zip(moves, self.judge.scores((), moves), strict=True):
             self._slopes[move] = self._slope(State(), move, divergence)
+            if len(move) == 1:
+                self.first[move[0].name] = divergence
 
     def _slope(self, state: State, move: Move, divergence: float) -> float:
         price = min(self.goal.price(move), state.missing)

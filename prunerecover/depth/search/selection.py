@@ -45,6 +45,7 @@ def select_by_cost(
     cost: str,
     share: float,
     removed_share: Callable[[Sequence[Unit]], float],
+    most_blocks: int,
 ) -> list[Unit]:
     """Return the shortest prefix of the units, by importance per cost, whose removal reaches a share of the cost.
 
@@ -57,11 +58,12 @@ def select_by_cost(
         cost: "macs", "params" or "latency".
         share: Of the cost that has to go.
         removed_share: Measures the share that goes with some units, growing with their number; found by bisection.
+        most_blocks: How many blocks may go.
 
     Raises:
         ValueError: If removing all of them is not enough.
     """
-    order = by_cost(units, importance, cost)
+    order = by_cost(units, importance, cost, most_blocks)
     low, high = int(share > 0), len(order)  # by definition nothing goes with no unit, whatever a clock says
     check_reached(order, cost, share, removed_share(outermost(order)))
     while low < high:
@@ -86,17 +88,22 @@ def smallest_share(units: Sequence[Unit], saved: Callable[[Sequence[Unit]], floa
 
 
 def check_most(
-    units: Sequence[Unit], cost: str, share: float, removed_share: Callable[[Sequence[Unit]], float]
+    units: Sequence[Unit],
+    cost: str,
+    share: float,
+    removed_share: Callable[[Sequence[Unit]], float],
+    most_blocks: int,
 ) -> None:
-    """Raise ValueError, and say how much can go, unless all units but the cheapest block hold a share of the cost.
+    """Raise ValueError, and say how much can go, unless all units that may go together hold a share of the cost.
 
     Args:
         units: That may go.
         cost: See `select_by_cost`.
         share: That has to go.
         removed_share: See `select_by_cost`.
+        most_blocks: See `select_by_cost`.
     """
-    order = by_cost(units, {unit.name: 1.0 for unit in units}, cost)
+    order = by_cost(units, {unit.name: 1.0 for unit in units}, cost, most_blocks)
     check_reached(order, cost, share, removed_share(outermost(order)))
 
 
@@ -172,7 +179,7 @@ def _changes(
     found = []
     for unit in chosen:
         others = [u for u in chosen if u is not unit]
-        free = [u for u in order if not any(u == o or is_inside(u, o) or is_inside(o, u) for o in others)]
+        free = [u for u in order if not any(u == o or conflicting(u, o) for o in others)]
         ways = [(), *((u,) for u in free)]
         changes = (_Change(unit, into, share_of(unit) - sum(map(share_of, into))) for into in ways)
         found += [change for change in changes if 0 < change.saved <= most + 1e-9]
@@ -193,19 +200,20 @@ def cost_of(unit: Unit, cost: str) -> int:
     return unit.params if cost == "params" else unit.macs
 
 
-def by_cost(units: Sequence[Unit], importance: Mapping[str, float], cost: str) -> list[Unit]:
-    """Sort units with a cost by importance per cost, lowest first; the last block is left out, because one must stay.
+def by_cost(units: Sequence[Unit], importance: Mapping[str, float], cost: str, most_blocks: int) -> list[Unit]:
+    """Sort units with a cost by importance per cost, lowest first; the last blocks are left out, because one must stay.
 
     Args:
         units: Of any kinds; those that cost nothing are left out.
         importance: By unit name, comparable across kinds.
         cost: "macs", "params" or "latency". Latency is not known per unit: MACs stand for it in the order, and the
             prefix is measured.
+        most_blocks: How many blocks may go.
     """
     costs = {u.name: cost_of(u, cost) for u in units}
     order = sorted((u for u in units if costs[u.name] > 0), key=lambda u: importance[u.name] / costs[u.name])
-    last = next((u for u in reversed(order) if u.kind == "block"), None)
-    return [u for u in order if u is not last]
+    staying = [u for u in order if u.kind == "block"][most_blocks:]
+    return [u for u in order if u not in staying]
 
 
 def check_comparable(units: Sequence[Unit], importance: RegisteredImportance) -> None:

@@ -9,6 +9,7 @@ import random
 import pytest
 import torch
 from cases.models.routed import RoutedDetector, fold
+from cases.models.tiny import stir
 from torch import nn
 
 from prunerecover import apply_plan, find_units, load_pruned, plan_depth, save_pruned
@@ -117,3 +118,30 @@ def test_a_detector_for_other_classes_is_told_by_its_sizes(tmp_path: object) -> 
     other.model[9] = nn.Conv2d(16, 8, 1)
     with pytest.raises(ValueError, match=r"tensors have other names or sizes\. .* plan_depth\(model, \.\.\.\)\."):
         load_pruned(folder, model=other)
+
+
+class Detections(RoutedDetector):
+    """Gives as many values as are above a threshold."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = super().forward(x).flatten()
+        return scores[scores > 0]
+
+
+def test_detections_are_ranked_by_a_loss_however_many_are_left() -> None:
+    torch.manual_seed(0)
+    plan = plan_depth(
+        stir(Detections()),
+        remove={"layer": 3},
+        batches=[IMAGES, IMAGES],
+        importance="taylor",
+        loss=lambda model, batch: model(batch).square().mean(),
+    )
+    assert len(plan.removed["layer"]) == 3
+    assert plan.evidence["divergence"] == {}
+
+
+def test_detections_cannot_be_ranked_by_divergence() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match="the number of detections follows what is detected. Rank by importance='tay"):
+        plan_depth(stir(Detections()), remove={"layer": 3}, batches=[IMAGES, IMAGES])
