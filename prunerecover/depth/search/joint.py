@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Protocol
 
@@ -64,6 +64,11 @@ class State:
     reached: float = 0.0
 
     @property
+    def cost(self) -> float:
+        """The divergence; what goes beyond the goal counts as much as the rest did, for it is lost without need."""
+        return self.divergence * max(self.reached, 1.0)
+
+    @property
     def missing(self) -> float:
         """The part of the goal that is left; what a move brings beyond that is worth nothing."""
         return max(1 - self.reached, SMALLEST)
@@ -77,16 +82,19 @@ class Step:
         state: What is gone.
         move: What goes.
         slope: Divergence added per part of the goal.
+        price: The part of the goal that goes with the move.
     """
 
     state: State
     move: Move
     slope: float
+    price: float
 
     @property
     def projected(self) -> float:
-        """The divergence once the goal is met, if everything else cost as much per part of it."""
-        return self.state.divergence + self.slope * self.state.missing
+        """The cost once the goal is met, if everything else cost as much per part of it."""
+        beyond = max(self.price - self.state.missing, 0.0)
+        return (self.state.divergence + self.slope * self.state.missing) * (1 + beyond)
 
     @property
     def names(self) -> frozenset[str]:
@@ -121,13 +129,13 @@ class JointSearch:
         states, done, best = [start], list[State](), State(divergence=math.inf)
         with progress("removing one unit after the other", self.goal.total) as advance:
             self._score_alone()
-            while states := [state for state in states if state.reached < 1 and state.divergence < best.divergence]:
+            while states := [state for state in states if state.reached < 1 and state.divergence < best.cost]:
                 steps = self._best_steps(states)
                 if not steps and not done:
                     raise self._too_much(states[0])
                 states = [self._after(step) for step in steps]
                 done += [self._without_needless(state) for state in states if state.reached >= 1]
-                best = min(done, key=lambda state: state.divergence, default=best)
+                best = min(done, key=lambda state: state.cost, default=best)
                 for _ in steps[0].move if steps else ():
                     advance()
             for _ in range(0 if self.greedy else ROUNDS):
@@ -171,10 +179,10 @@ class JointSearch:
                     slope = self._slope(state, step.move, divergence)
                     if math.isfinite(slope):
                         self._slopes[step.move] = slope
-                        step = Step(state, step.move, slope)
+                        step = replace(step, slope=slope)
                         found.setdefault(step.names, (step.projected, divergence, step))
         ranked = [step for *_, step in sorted(found.values(), key=lambda entry: entry[:2])]
-        enough = [step for step in ranked[self.width :] if self.goal.price(step.move) >= step.state.missing]
+        enough = [step for step in ranked[self.width :] if step.price >= step.state.missing]
         return [*ranked[: self.width], *enough[: self.width - 1]]
 
     def _limit(self, found: dict[frozenset[str], tuple[float, float, Step]]) -> float:
@@ -187,7 +195,7 @@ class JointSearch:
         free = {unit.name for unit in self.goal.open(state.units)}
         for move, slope in self._slopes.items():
             if math.isfinite(slope) and all(unit.name in free for unit in move) and self.goal.fits(state.units, move):
-                yield Step(state, move, slope)
+                yield Step(state, move, slope, self.goal.price(move))
 
     def _after(self, step: Step) -> State:
         return self._settled((*step.state.units, *step.move))
@@ -216,22 +224,22 @@ class JointSearch:
                 continue
             others = tuple(own for own in best.units if own is not unit)
             rest = State(others, reached=self.goal.reached(others))
-            steps = sorted(
-                self._open(rest), key=lambda step: step.slope * min(self.goal.price(step.move), rest.missing)
-            )
+            steps = sorted(self._open(rest), key=lambda step: step.projected)
             enough = (
                 step
                 for step in steps
                 if step.move != (unit,)
-                and self.goal.price(step.move) > 0.8 * rest.missing
+                and step.price > 0.8 * rest.missing  # about: what is nearly enough may be
                 and self.goal.reached((*rest.units, *step.move)) >= 1
             )
             tried = [step.move for step, _ in zip(enough, range(EXCHANGED), strict=False)]
             scores = self.judge.scores(rest.units, tried) if tried else []
-            move, divergence = min(zip(tried, scores, strict=True), key=lambda pair: pair[1], default=((), math.inf))
-            if divergence < best.divergence:
-                better = self._without_needless(self._settled((*rest.units, *move)))
-                best = better if better.divergence < best.divergence else best
+            sets = [(*rest.units, *move) for move in tried]
+            found = [State(units, d, self.goal.reached(units)) for units, d in zip(sets, scores, strict=True)]
+            better = min(found, key=lambda state: state.cost, default=best)
+            if better.cost < best.cost:
+                better = self._without_needless(self._settled(better.units))
+                best = better if better.cost < best.cost else best
         return best
 
     def _too_much(self, state: State) -> ValueError:
