@@ -83,7 +83,8 @@ def _convolutional(
 
 
 def _transformer(library: str, name: str, *works: str) -> Family:
-    units = tuple(kind for kind in ("block", "attention", "mlp", "layer") if (name, kind) != ("segformer", "block"))
+    missing = ("block", "activation") if name == "segformer" else ()
+    units = tuple(kind for kind in DEPTH if kind not in missing)
     refused = _refused(NO_UNITS, *(kind for kind in DEPTH if kind not in units))
     refused |= _refused(NO_GROUPS, *(kind for kind in ("channel", "head") if kind not in works))
     return Family(library, width.BUILD[name], (*units, *works), refused)
@@ -124,7 +125,7 @@ FAMILIES: dict[str, Family] = {
     "MobileNetV2": _convolutional("mobilenet_v2", "block", "layer", "channel", "ONNX"),
     "EfficientNet": _convolutional("efficientnet", "block", "layer", "channel", "ONNX"),
     "ConvNeXt": _convolutional(
-        "convnext", "block", "layer", "channel", "neuron", "ONNX", refused=("mlp", "activation"), quick=True
+        "convnext", "block", "activation", "layer", "channel", "neuron", "ONNX", refused=("mlp",), quick=True
     ),
     "DeepLabV3": _convolutional("deeplabv3", "block", "layer", "channel", "ONNX"),
     "Faster R-CNN": _convolutional("faster_rcnn", "channel", refused=("block", "layer"), why=VARYING),
