@@ -10,11 +10,12 @@ from torch import nn
 from prunerecover.calibration.divergence import OtherShape
 from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.layers import scores as graph_scores
+from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.planner import Decision, DepthPlanner
-from prunerecover.depth.search.goals import Counted, Goal, Share
+from prunerecover.depth.search.goals import Counted, Goal, Share, not_enough
 from prunerecover.depth.search.in_turn import in_turn
 from prunerecover.depth.search.joint import JointSearch
 from prunerecover.depth.search.selection import check_comparable, count_by_kind
@@ -26,7 +27,7 @@ from prunerecover.importance.registry import IMPORTANCES, check_unit_scores
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.checks import check_call
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.units import Unit
+from prunerecover.plan.units import Unit, names_of
 
 TINY = 1e-12  # a price that no unit has
 
@@ -53,9 +54,10 @@ class GraphPlanner(DepthPlanner):
     def _divergence(self, chosen: Sequence[Unit]) -> dict[str, float]:
         """Return the divergence of the output by the unit that went last; none if what it detects has another shape."""
         try:
-            return {unit.name: self.variants.divergence(chosen) for unit in chosen[-1:]}
+            found = {unit.name: self.variants.divergence(chosen) for unit in chosen[-1:]}
         except OtherShape:
             return {}
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def _choose(self, budget: Budget) -> tuple[dict[str, float], list[Unit]]:
         goal, search = self._goal(budget), self.search
@@ -83,10 +85,7 @@ class GraphPlanner(DepthPlanner):
                 found = self._scored(left, tuple(chosen))
                 able = [unit for unit in left if math.isfinite(found[unit.name])]
                 if not able:
-                    raise ValueError(
-                        f"Expected enough units for {goal.describe_missing(chosen)} more, but none is left that can "
-                        "go. Lower the budget."
-                    )
+                    raise not_enough(goal, chosen)
                 chosen.append(min(able, key=lambda unit: found[unit.name] / goal.price((unit,))))
                 advance()
         return chosen
@@ -117,11 +116,11 @@ class GraphPlanner(DepthPlanner):
         return Share(self.units, share, self._saver(cost), self._saver(counted), most_blocks=most_blocks)
 
     def _saved_by_units(self, units: Sequence[Unit], cost: str) -> float:
-        key = cost, frozenset(unit.name for unit in units)
+        key = cost, names_of(units)
         if key not in self._saved:
             try:
                 self._saved[key] = self.dense_cost(cost).removed_share(self.removals.edits(units))
-            except ValueError:  # its widths cannot be reconciled: it saves nothing, and is not offered
+            except NotRemovable:  # its widths cannot be reconciled: it saves nothing, and is not offered
                 self._saved[key] = 0.0
         return self._saved[key]
 
@@ -146,6 +145,11 @@ def units_that_may_go(
     if config.ignore and removals.units:
         check_ignore(config.ignore, removals.units)
     units = not_ignored(removals.units, config.ignore)
+    if removals.units and not units:
+        raise ValueError(
+            f"Expected units that may go, but all {len(removals.units)} of kind {', '.join(kinds)} match ignore="
+            f"{list(config.ignore)}. Ignore fewer."
+        )
     if not units:
         raise nothing_found(model, kinds, removals.refused)
     return removals, units

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prunerecover.plan.kinds import Kind
@@ -26,3 +27,8 @@ class Unit:
     params: int
     macs: int = 0
     block: str = ""
+
+
+def names_of(units: Iterable[Unit]) -> frozenset[str]:
+    """Return the names of some units, whatever their order."""
+    return frozenset(unit.name for unit in units)

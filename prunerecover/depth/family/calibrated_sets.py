@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prunerecover.calibration.calibrator import Calibrator, Choice
 from prunerecover.importance.registry import check_unit_scores
-from prunerecover.plan.units import Unit
+from prunerecover.plan.units import Unit, names_of
 
 Gone = frozenset[str]
 
@@ -43,7 +43,7 @@ class CalibratedSets:
             ValueError: If a divergence is NaN or infinite.
         """
         units = [unit for (unit,) in moves]
-        known = self._scores.setdefault(_key(gone), {})
+        known = self._scores.setdefault(names_of(gone), {})
         new = [unit for unit in units if unit.name not in known]
         if new:
             found = self.calibrator.score(new, self.choices(gone))
@@ -64,20 +64,16 @@ class CalibratedSets:
         Args:
             units: The latest one last: those before it in depth are not fitted again.
         """
-        if _key(units) not in self._choices:
-            found = self.calibrator.choose(units, known=self._choices.get(_key(units[:-1]), []))
-            self._choices[_key(units)] = found
+        if names_of(units) not in self._choices:
+            found = self.calibrator.choose(units, known=self._choices.get(names_of(units[:-1]), []))
+            self._choices[names_of(units)] = found
             self._note(found)
-        return self._choices[_key(units)]
+        return self._choices[names_of(units)]
 
     def leaves_of(self, units: Sequence[Unit]) -> dict[str, str]:
         """Return what units leave, by name: together if they were settled, else as they were judged last."""
-        known = self._choices.get(_key(units), [])
+        known = self._choices.get(names_of(units), [])
         return self.leaves | {choice.unit.name: choice.candidate.leaves for choice in known}
 
     def _note(self, choices: Sequence[Choice]) -> None:
         self.leaves |= {name: c.candidate.leaves for c in choices for name in (c.unit.kind, c.unit.name)}
-
-
-def _key(units: Sequence[Unit]) -> Gone:
-    return frozenset(unit.name for unit in units)

@@ -18,7 +18,7 @@ from prunerecover.importance.registry import check_unit_scores
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
-from prunerecover.plan.units import Unit
+from prunerecover.plan.units import Unit, names_of
 from prunerecover.surgery.apply_edits import Applied, edited
 
 Signature = dict[str, Any]
@@ -64,7 +64,7 @@ class Variants:
         Raises:
             NotRemovable: If the widths around a layer cannot be reconciled.
         """
-        key = _key(units)
+        key = names_of(units)
         if key not in self._known:
             with self._without(units) as signature:
                 outputs = self.runner.run(self._twin, self._first_change(signature))
@@ -78,7 +78,7 @@ class Variants:
             ValueError: If a divergence is NaN.
         """
         sets = [(*gone, *move) for move in moves]
-        if not all(_key(units) in self._known for units in sets):
+        if not all(names_of(units) in self._known for units in sets):
             self._rebase(gone)
         found = [self._or_infinite(units) for units in sets]
         named = {", ".join(unit.name for unit in move): one for move, one in zip(moves, found, strict=True)}
@@ -91,10 +91,10 @@ class Variants:
 
     def _rebase(self, units: Sequence[Unit]) -> None:
         """Compare variants with the network without these units from now on: they share what comes first with it."""
-        if _key(units) != self._base.key:
+        if names_of(units) != self._base.key:
             with self._without(units) as signature:
                 self.runner.keep(self._twin, self._first_change(signature))
-            self._base = _Base(_key(units), signature)
+            self._base = _Base(names_of(units), signature)
 
     def _or_infinite(self, units: Sequence[Unit]) -> float:
         try:
@@ -123,10 +123,6 @@ class Variants:
                 return min(inside)
             path = parent_path(path)
         return 0
-
-
-def _key(units: Sequence[Unit]) -> frozenset[str]:
-    return frozenset(unit.name for unit in units)
 
 
 def _signature(network: nn.Module, applied: Applied) -> Signature:

@@ -38,6 +38,20 @@ class Goal(Protocol):
         """Return which part of the goal the chosen units reach together: 1 or more if enough is gone."""
 
 
+def not_enough(goal: Goal, chosen: Sequence[Unit], reason: str = "") -> ValueError:
+    """Return what says that a goal cannot be met.
+
+    Args:
+        goal: How much has to go.
+        chosen: What goes already.
+        reason: Why the last one that cannot go cannot, ending in a space, or "".
+    """
+    return ValueError(
+        f"Expected enough units outside the other removed ones for {goal.describe_missing(chosen)} more, but none is "
+        f"left that can go. {reason}Lower the budget, allow more kinds, or ignore fewer units."
+    )
+
+
 def free(units: Sequence[Unit], chosen: Sequence[Unit]) -> list[Unit]:
     """Return the units that are neither chosen, nor inside or around what is chosen.
 

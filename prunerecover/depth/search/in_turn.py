@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from prunerecover.depth.search.goals import Goal
+from prunerecover.depth.search.goals import Goal, not_enough
 from prunerecover.plan.units import Unit
 
 
@@ -39,8 +39,5 @@ def in_turn(
                     break
                 reason = f"{refused} "
         if len(chosen) == before:
-            raise ValueError(
-                f"Expected enough units for {goal.describe_missing(chosen)} more, but none is left that can go. "
-                f"{reason}Lower the budget."
-            )
+            raise not_enough(goal, chosen, reason)
     return chosen

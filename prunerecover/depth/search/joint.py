@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Protocol
 
-from prunerecover.depth.search.goals import Goal
+from prunerecover.depth.search.goals import Goal, not_enough
 from prunerecover.display.progress import progress
 from prunerecover.model.paths import parent_path
-from prunerecover.plan.units import Unit
+from prunerecover.plan.units import Unit, names_of
 
 WIDTH = 2  # sets in the beam
 EXCHANGED = 6  # moves that are tried in the place of a chosen unit
@@ -99,7 +99,7 @@ class Step:
     @property
     def names(self) -> frozenset[str]:
         """What is gone after it."""
-        return _names((*self.state.units, *self.move))
+        return names_of((*self.state.units, *self.move))
 
 
 @dataclass
@@ -132,7 +132,7 @@ class JointSearch:
             while states := [state for state in states if state.reached < 1 and state.divergence < best.cost]:
                 steps = self._best_steps(states)
                 if not steps and not done:
-                    raise self._too_much(states[0])
+                    raise not_enough(self.goal, states[0].units, self.judge.refused)
                 states = [self._after(step) for step in steps]
                 done += [self._without_needless(state) for state in states if state.reached >= 1]
                 best = min(done, key=lambda state: state.cost, default=best)
@@ -242,13 +242,6 @@ class JointSearch:
                 best = better if better.cost < best.cost else best
         return best
 
-    def _too_much(self, state: State) -> ValueError:
-        return ValueError(
-            "Expected enough units outside the other removed ones for "
-            f"{self.goal.describe_missing(state.units)} more, but none is left that can go. {self.judge.refused}Lower "
-            "the budget, allow more kinds, or ignore fewer units."
-        )
-
 
 def _of_one_module(units: Sequence[Unit]) -> Iterator[Move]:
     """Yield layers of one module that may go together although none of them can go alone."""
@@ -260,7 +253,3 @@ def _of_one_module(units: Sequence[Unit]) -> Iterator[Move]:
         sizes = range(2, len(layers) + 1) if len(layers) <= MODULE else [len(layers)]
         for size in sizes if len(layers) <= LARGEST else ():
             yield from combinations(layers, size)
-
-
-def _names(units: Sequence[Unit]) -> frozenset[str]:
-    return frozenset(unit.name for unit in units)

@@ -65,7 +65,7 @@ def select_by_cost(
     """
     order = by_cost(units, importance, cost, most_blocks)
     low, high = int(share > 0), len(order)  # by definition nothing goes with no unit, whatever a clock says
-    check_reached(order, cost, share, removed_share(outermost(order)))
+    _check_reached(order, cost, share, removed_share)
     while low < high:
         middle = (low + high) // 2
         if removed_share(outermost(order[:middle])) >= share:
@@ -104,18 +104,13 @@ def check_most(
         most_blocks: See `select_by_cost`.
     """
     order = by_cost(units, {unit.name: 1.0 for unit in units}, cost, most_blocks)
-    check_reached(order, cost, share, removed_share(outermost(order)))
+    _check_reached(order, cost, share, removed_share)
 
 
-def check_reached(order: Sequence[Unit], cost: str, share: float, most: float) -> None:
-    """Raise ValueError, and say how much can go, unless all units hold the share.
-
-    Args:
-        order: All units that may go.
-        cost: See `select_by_cost`.
-        share: That has to go.
-        most: That goes with all of them.
-    """
+def _check_reached(
+    order: Sequence[Unit], cost: str, share: float, removed_share: Callable[[Sequence[Unit]], float]
+) -> None:
+    most = removed_share(outermost(order)) if order else 0.0  # a clock sees something go with nothing
     if most < share:
         raise ValueError(
             f"Expected units that hold {share:.1%} of the {cost}, but all {len(order)} that may go hold {most:.1%}. "

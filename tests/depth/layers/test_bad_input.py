@@ -12,7 +12,7 @@ from cases.depth.hand_made import ByValue, Gated, Recurrent, Shared, TwoInputs
 from cases.depth.removal import removals_of
 from torch import nn
 
-from prunerecover import find_units
+from prunerecover import find_units, plan_depth
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 
 
@@ -143,3 +143,9 @@ def test_not_all_blocks_of_a_supported_family_can_go() -> None:
     assert "at least one block to stay" in removals.why_not(removals.units)
     with pytest.raises(NotRemovable, match="Expected at least one block to stay, but all 3 are to be removed"):
         removals.edits(removals.units)
+
+
+def test_ignoring_all_units_is_explained() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"Expected units that may go, but all 2 of kind layer match ignore=\['\*'\]"):
+        plan_depth(model, remove={"layer": 1}, batches=[torch.randn(8, 4)], ignore="*")
