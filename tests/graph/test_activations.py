@@ -141,3 +141,18 @@ def test_code_that_reads_its_linears_is_given_as_the_reason() -> None:
     model = Network(ReadsItsSecondLinear(), ReadsItsSecondLinear()).eval()
     with pytest.raises(ValueError, match=r"'branches.0.act': the network does not run without it \(AttributeError"):
         find_units(model, "activation", X)
+
+
+class ReadsASize(Feedforward):
+    """Its forward divides by a width of its first linear, which is another once the two are one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(self.act(self.first(x))) / self.first.out_features**0.5
+
+
+def test_linears_whose_sizes_the_code_reads_stay_two() -> None:
+    torch.manual_seed(0)
+    model = Network(Feedforward(), ReadsASize()).eval()
+    assert [unit.name for unit in find_units(model, "activation", X)] == ["branches.0.act"]
+    with pytest.raises(ValueError, match="'branches.0.act': the network computes something else once the linears"):
+        find_units(Network(ReadsASize()).eval(), "activation", X)

@@ -11,6 +11,7 @@ from prunerecover.cost.macs import macs_by_module
 from prunerecover.depth.family.units import family_units
 from prunerecover.depth.layers.patching import Dropped, patches
 from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
+from prunerecover.depth.layers.trials import bypass, failure, joinable, merge
 from prunerecover.depth.layers.widths import Widths
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.activations import LinearPair, find_linear_pairs
@@ -19,14 +20,11 @@ from prunerecover.graph.build import trace_graph
 from prunerecover.graph.coupling import coupled_nodes
 from prunerecover.graph.layers import list_layers
 from prunerecover.graph.own_calls import whole_modules
-from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.copies import share_copy
-from prunerecover.model.evaluation import evaluating
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.linears import linear_shape
 from prunerecover.model.paths import get_module, is_within
-from prunerecover.plan.edits import Bypass, Edit, Merge, Remove, Replace, Rewrite, StandIn
+from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite, StandIn
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import block_removals
 from prunerecover.width.groups.discovery import FoundGroups, find_groups
 
@@ -76,7 +74,9 @@ class Removals:
             self._branches = {unit.name: unit for unit in found if unit.kind in kinds}
             self.refused |= finder.refused
             units += [self._unit(unit, macs) for unit in self._branches.values()]
-            self._pairs = self._joinable(find_linear_pairs(model, self.graph)) if "activation" in kinds else {}
+            if "activation" in kinds:
+                self._pairs, apart = joinable(model, example, find_linear_pairs(model, self.graph))
+                self.refused |= apart
             units += [self._activation(pair, blocks, macs) for pair in self._pairs.values()]
         if "layer" in kinds:
             listed = list_layers(model, self.graph, include_strided=include_strided)
@@ -109,8 +109,8 @@ class Removals:
         pairs = [self._pairs[unit.name] for unit in branches if unit.name in self._pairs]
         family = [unit for unit in branches if unit.name not in self._branches and unit.name not in self._pairs]
         taken = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules) for unit in graph_units]  # type: ignore[arg-type]
-        taken += [_bypass(pair) for pair in pairs]
-        merged = [] if in_place else [_merge(pair) for pair in pairs]
+        taken += [bypass(pair) for pair in pairs]
+        merged = [] if in_place else [merge(pair) for pair in pairs]
         taken_out = tuple(f"{path}." for unit in graph_units for path in unit.modules)
         taken_out += tuple(f"{unit.name}." for unit in family if unit.kind == "block")
         dropped = Dropped.of(self.graph, graph_units)
@@ -201,28 +201,9 @@ class Removals:
     def _runs_without(self, unit: GraphUnit) -> bool:
         """Try the network without a unit whose inner shapes only a run can tell."""
         edits = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules)]  # type: ignore[arg-type]
-        reason = self._failure(edits) if unit.doubtful else ""
+        reason = failure(self.model, self.example, edits) if unit.doubtful else ""
         self.refused |= {unit.name: reason} if reason else {}
         return not reason
-
-    def _joinable(self, pairs: Mapping[str, LinearPair]) -> dict[str, LinearPair]:
-        """Leave out pairs of linears that the network's code does not only call: it may look at their weights."""
-        if not pairs or not self._failure([edit for pair in pairs.values() for edit in (_bypass(pair), _merge(pair))]):
-            return dict(pairs)
-        failures = {path: self._failure([_bypass(pair), _merge(pair)]) for path, pair in pairs.items()}
-        self.refused |= {path: reason for path, reason in failures.items() if reason}
-        return {path: pair for path, pair in pairs.items() if not failures[path]}
-
-    def _failure(self, edits: Sequence[Edit]) -> str:
-        """Return why the network does not run on the example after some edits; empty if it does."""
-        trial = share_copy(self.model)
-        apply_edits(trial, edits)
-        try:
-            with evaluating(trial):
-                call(trial, self.example)
-        except Exception as error:  # whatever the network's own code raises
-            return f"the network does not run without it ({type(error).__name__}: {str(error)[:100]})"
-        return ""
 
     def _code_allows(self, path: str) -> bool:
         """Whether what goes with a layer can be taken out of the code around it."""
@@ -248,14 +229,6 @@ class Removals:
         if unit.kind == "activation":
             return Replace(unit=unit.name, kind="activation", leaves="identity")
         return Remove(unit=unit.name, kind=unit.kind)  # type: ignore[arg-type]
-
-
-def _bypass(pair: LinearPair) -> Bypass:
-    return Bypass(unit=pair.activation, kind="activation", modules={pair.activation: StandIn()})
-
-
-def _merge(pair: LinearPair) -> Merge:
-    return Merge(into=pair.first, from_=(pair.first, pair.activation, *pair.between, pair.second))
 
 
 def _home(path: str, blocks: Sequence[str]) -> str:

@@ -1,0 +1,91 @@
+"""Try a network without some of its units, where only a run can tell whether its own code allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from prunerecover.graph.activations import LinearPair
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.copies import share_copy
+from prunerecover.model.evaluation import evaluating
+from prunerecover.plan.edits import Bypass, Edit, Merge, StandIn
+from prunerecover.surgery.apply_edits import apply_edits
+
+ROUNDING = 100  # machine epsilons, relative to the largest output
+
+
+def outputs_after(model: nn.Module, example: ModelInputs, edits: Sequence[Edit]) -> list[Tensor]:
+    """Return all tensors that a network puts out for an example after some edits; it is not changed.
+
+    Raises:
+        NotImplementedError: Or whatever else the network's own code raises.
+    """
+    trial = share_copy(model)
+    apply_edits(trial, edits)
+    with evaluating(trial):
+        return [leaf for leaf in tree_leaves(call(trial, example)) if isinstance(leaf, Tensor)]
+
+
+def failure(model: nn.Module, example: ModelInputs, edits: Sequence[Edit]) -> str:
+    """Return why the network does not run on the example after some edits; empty if it does."""
+    try:
+        outputs_after(model, example, edits)
+    except Exception as error:  # whatever the network's own code raises
+        return f"the network does not run without it ({type(error).__name__}: {str(error)[:100]})"
+    return ""
+
+
+def bypass(pair: LinearPair) -> Bypass:
+    """Return the edit that takes an activation out."""
+    return Bypass(unit=pair.activation, kind="activation", modules={pair.activation: StandIn()})
+
+
+def merge(pair: LinearPair) -> Merge:
+    """Return the edit that makes the linears around an activation one."""
+    return Merge(into=pair.first, from_=(pair.first, pair.activation, *pair.between, pair.second))
+
+
+def joinable(
+    model: nn.Module, example: ModelInputs, pairs: Mapping[str, LinearPair]
+) -> tuple[dict[str, LinearPair], dict[str, str]]:
+    """Leave out pairs of linears that the network's code does not only call: it may look at their weights or sizes.
+
+    Args:
+        model: Unwrapped; it is not changed.
+        example: One batch on its device.
+        pairs: By activation.
+
+    Returns:
+        The pairs that may become one linear, and why the others may not.
+    """
+    if not pairs or not _why_two(model, example, list(pairs.values())):
+        return dict(pairs), {}
+    reasons = {path: _why_two(model, example, [pair]) for path, pair in pairs.items()}
+    refused = {path: reason for path, reason in reasons.items() if reason}
+    return {path: pair for path, pair in pairs.items() if path not in refused}, refused
+
+
+def _why_two(model: nn.Module, example: ModelInputs, pairs: Sequence[LinearPair]) -> str:
+    """Return why pairs of linears with nothing between them must stay two; empty if they may become one."""
+    bypassed: list[Edit] = [bypass(pair) for pair in pairs]
+    merged: list[Edit] = [*bypassed, *(merge(pair) for pair in pairs)]
+    reason = failure(model, example, merged)
+    if reason:
+        return reason
+    both = (outputs_after(model, example, edits) for edits in (bypassed, merged))
+    if all(_same(two, one) for two, one in zip(*both, strict=True)):
+        return ""
+    return "the network computes something else once the linears around it are one: its code reads their sizes"
+
+
+def _same(two: Tensor, one: Tensor) -> bool:
+    if two.shape != one.shape or not two.is_floating_point():
+        return two.shape == one.shape
+    if not two.numel() or two.is_meta:
+        return True
+    close = ROUNDING * torch.finfo(two.dtype).eps * two.abs().amax()
+    return bool((two - one).abs().amax() <= close) or not bool(two.isfinite().all())
