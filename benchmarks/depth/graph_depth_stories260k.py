@@ -164,7 +164,7 @@ def all_sets(planner: GraphPlanner, seed: int) -> dict[frozenset[str], float]:
 
 def exhaustive(planner: GraphPlanner) -> dict[frozenset[str], float]:
     """Return the divergence of all pairs and triples."""
-    variants = Variants(planner.removals, planner.variants.batches)
+    variants = Variants(planner.removals, planner.variants.batches, len(planner.samples.held_out))
     found: dict[frozenset[str], float] = {}
     for i, first in enumerate(planner.units):  # sets that begin alike have what comes before the next unit in common
         moves = [move for n in (1, 2) for move in combinations(planner.units[i + 1 :], n)]
@@ -186,18 +186,20 @@ def case(planner: GraphPlanner, goal: str, seed: int, known: dict[frozenset[str]
         and all(sum(kinds[name] == kind for name in names) == count for kind, count in GOALS[goal].items())
     }
     best = min(able, key=lambda names: able[names])
-    variants = Variants(planner.removals, planner.variants.batches)
+    variants = Variants(planner.removals, planner.variants.batches, len(planner.samples.held_out))
     search = Watched(variants, wanted)
     chosen = frozenset(unit.name for unit in search.run())
+    forwards = variants.runner.layers_run
     layers = len(planner.removals.graph.of_kind("layer")) * len(planner.variants.batches)
     naive = (len(search.sets) + 1) * layers
-    once = min(able, key=lambda names: sum(search.first[name] for name in names))
+    alone = dict(zip(kinds, variants.scores((), [(unit,) for unit in planner.units]), strict=True))
+    once = min(able, key=lambda names: sum(alone[name] for name in names))
     values = {
         "equals the optimum": float(able[chosen] <= able[best] + SAME),  # several sets may be the same network
         "ranked once equals the optimum": float(able[once] <= able[best] + SAME),
         "regret in divergence": able[chosen] - able[best],
         "regret in divergence, ranked once": able[once] - able[best],
-        "share of layer forwards": variants.runner.layers_run / naive,
+        "share of layer forwards": forwards / naive,
     }
     what = {
         "subject": "stories260k",

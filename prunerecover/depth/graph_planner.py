@@ -40,7 +40,7 @@ class GraphPlanner(DepthPlanner):
     def _prepare(self) -> None:
         self.removals, self.units = units_that_may_go(self.model, self.example, self.kinds, self.config)
         with progress("running the dense network"):
-            self.variants = Variants(self.removals, (*self.samples.fit, *self.samples.held_out))
+            self.variants = Variants(self.removals, self.samples.together, len(self.samples.held_out))
         self._saved: dict[tuple[str, frozenset[str]], float] = {}
 
     def _decide(self, budget: Budget) -> Decision:

@@ -187,6 +187,11 @@ class CalibrationSet:
     n_samples: int
 
     @property
+    def together(self) -> tuple[ModelInputs, ...]:
+        """All samples once: those of `fit`, and those of `held_out` unless they are the same."""
+        return (*self.fit, *self.held_out) if self.enough else self.held_out
+
+    @property
     def enough(self) -> bool:
         """Whether there are enough samples to fit anything (at least 8)."""
         return self.n_samples >= MIN_SAMPLES

@@ -53,6 +53,10 @@ class CalibratedSets:
             known |= divergences
         return [known[unit.name] for unit in units]
 
+    def rough(self, moves: Sequence[tuple[Unit, ...]]) -> list[float]:
+        """Return the output divergence of each unit alone: fits take all samples."""
+        return self.scores((), moves)
+
     def settle(self, units: Sequence[Unit]) -> float:
         """Fit what units leave, each on the model without those before it in depth; return the divergence of all."""
         choices = self.choices(units)

@@ -69,24 +69,25 @@ class PrefixRunner:
         for number, batch in enumerate(self.batches):
             with self._answering(network, number, first), self._keeping(network, number, first):
                 outputs.append(predictions_of(call(network, batch)))
-        self._count(first)
+        self._count(first, len(self.batches))
         return outputs
 
-    def run(self, network: nn.Module, first: int) -> Iterator[Tensor]:
-        """Yield the outputs of a variant, one per batch.
+    def run(self, network: nn.Module, first: int, numbers: Sequence[int]) -> Iterator[Tensor]:
+        """Yield the outputs of a variant on some batches.
 
         Args:
             network: The variant.
             first: Index of the first node in which it differs from the base.
+            numbers: Of the batches.
         """
-        self._count(first)
-        for number, batch in enumerate(self.batches):
+        self._count(first, len(numbers))
+        for number in numbers:
             with self._answering(network, number, first):
-                yield predictions_of(call(network, batch))
+                yield predictions_of(call(network, self.batches[number]))
 
-    def _count(self, first: int) -> None:
+    def _count(self, first: int, batches: int) -> None:
         skipped = sum(piece.layers for piece in self.pieces if piece.last < first)
-        self.layers_run += (self._layers - skipped) * len(self.batches)
+        self.layers_run += (self._layers - skipped) * batches
 
     @contextmanager
     def _answering(self, network: nn.Module, batch: int, first: int) -> Iterator[None]:

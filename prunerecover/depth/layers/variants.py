@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from prunerecover.plan.units import Unit, names_of
 from prunerecover.surgery.apply_edits import Applied, edited
 
 Signature = dict[str, Any]
+Move = tuple[Unit, ...]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Variants:
     Args:
         removals: All that can go.
         batches: Calibration samples on the network's device.
+        few: How many of the last batches rough scores are made of.
 
     Attributes:
         runner: Counts what was computed.
@@ -47,7 +49,8 @@ class Variants:
 
     together = 1
 
-    def __init__(self, removals: Removals, batches: Sequence[ModelInputs]) -> None:
+    def __init__(self, removals: Removals, batches: Sequence[ModelInputs], few: int) -> None:
+        self._all, self._few = range(len(batches)), range(len(batches) - few, len(batches))
         self.removals, self.batches, self.refused = removals, batches, ""
         self.runner = PrefixRunner(removals.graph, batches)
         self._nodes: dict[str, int] = {}
@@ -66,12 +69,15 @@ class Variants:
         """
         key = names_of(units)
         if key not in self._known:
-            with self._without(units) as signature:
-                outputs = self.runner.run(self._twin, self._first_change(signature))
-                self._known[key] = mean_divergence(self.batches, self.dense, outputs)
+            self._known[key] = self._measured(units, self._all)
         return self._known[key]
 
-    def scores(self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]]) -> list[float]:
+    def rough(self, moves: Sequence[Move]) -> list[float]:
+        """Return about the divergence without the units of each move, on a few samples; infinite if they cannot go."""
+        self._rebase(())
+        return self._each(moves, lambda move: self._measured(move, self._few))
+
+    def scores(self, gone: Sequence[Unit], moves: Sequence[Move]) -> list[float]:
         """Return the divergence without the units that are gone and those of each move; infinite if they cannot go.
 
         Raises:
@@ -80,10 +86,7 @@ class Variants:
         sets = [(*gone, *move) for move in moves]
         if not all(names_of(units) in self._known for units in sets):
             self._rebase(gone)
-        found = [self._or_infinite(units) for units in sets]
-        named = {", ".join(unit.name for unit in move): one for move, one in zip(moves, found, strict=True)}
-        check_unit_scores({name: one for name, one in named.items() if one != math.inf}, "output_divergence")
-        return found
+        return self._each(moves, lambda move: self.divergence((*gone, *move)))
 
     def settle(self, units: Sequence[Unit]) -> float:
         """Return the divergence without these units: they leave nothing that would have to be fitted."""
@@ -96,12 +99,24 @@ class Variants:
                 self.runner.keep(self._twin, self._first_change(signature))
             self._base = _Base(names_of(units), signature)
 
-    def _or_infinite(self, units: Sequence[Unit]) -> float:
-        try:
-            return self.divergence(units)
-        except NotRemovable as error:
-            self.refused = f"{error} "
-            return math.inf
+    def _measured(self, units: Sequence[Unit], numbers: Sequence[int]) -> float:
+        """Return the mean divergence without some units on some batches."""
+        batches, dense = [self.batches[number] for number in numbers], [self.dense[number] for number in numbers]
+        with self._without(units) as signature:
+            return mean_divergence(batches, dense, self.runner.run(self._twin, self._first_change(signature), numbers))
+
+    def _each(self, moves: Sequence[Move], score: Callable[[Move], float]) -> list[float]:
+        """Score moves; infinite for those that cannot go, and NaN is refused."""
+        found = []
+        for move in moves:
+            try:
+                found.append(score(move))
+            except NotRemovable as error:
+                self.refused = f"{error} "
+                found.append(math.inf)
+        named = {", ".join(unit.name for unit in move): one for move, one in zip(moves, found, strict=True)}
+        check_unit_scores({name: one for name, one in named.items() if one != math.inf}, "output_divergence")
+        return found
 
     @contextmanager
     def _without(self, units: Sequence[Unit]) -> Iterator[Signature]:

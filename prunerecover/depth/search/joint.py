@@ -28,6 +28,7 @@ EXCHANGED = 6  # moves that are tried in the place of a chosen unit
 ROUNDS = 3  # of exchanges
 MODULE = 3  # layers of a module of which every combination is tried; of larger ones, all layers together
 LARGEST = 8  # layers of a module that may go together
+SLACK = 0.7  # of what a rough score says, which a move may cost in truth
 SMALLEST = 1e-6  # of what is missing: a goal may be missed by less than any unit holds
 
 Move = tuple[Unit, ...]
@@ -50,6 +51,9 @@ class Judge(Protocol):
         Raises:
             ValueError: If a divergence is NaN.
         """
+
+    def rough(self, moves: Sequence[Move]) -> list[float]:
+        """Return about the divergence without the units of each move alone, from a part of the samples."""
 
     def settle(self, units: Sequence[Unit]) -> float:
         """Fit what these units leave, be ready to judge moves on top of them, and return the divergence."""
@@ -110,7 +114,8 @@ class JointSearch:
         judge: Judges sets of units.
         goal: How much has to go.
         greedy: Whether a single set grows unit by unit, and nothing is exchanged.
-        first: Divergence of each unit alone, by name, once the search has begun; infinite for what cannot go.
+        first: Divergence of each unit alone, by name, once the search has begun: on all samples for those that were
+            among the best, else on a part of them; infinite for what cannot go.
     """
 
     judge: Judge
@@ -118,6 +123,7 @@ class JointSearch:
     greedy: bool = False
     first: dict[str, float] = field(default_factory=dict)
     _slopes: dict[Move, float] = field(default_factory=dict)
+    _rough: set[Move] = field(default_factory=set)
 
     def run(self) -> list[Unit]:
         """Return the units that go, in the order in which they were chosen.
@@ -153,12 +159,13 @@ class JointSearch:
         return 1 if self.greedy else WIDTH
 
     def _score_alone(self) -> None:
-        """Judge everything that may go on the dense network."""
+        """Judge everything that may go on the dense network, roughly: what may be among the best is judged again."""
         units = self.goal.units_to_score()
         moves: list[Move] = [(unit,) for unit in units]
         if not self.greedy:
             moves += list(_of_one_module(units))
-        for move, divergence in zip(moves, self.judge.scores((), moves), strict=True):
+        for move, divergence in zip(moves, self.judge.rough(moves), strict=True):
+            self._rough.add(move)
             self._slopes[move] = self._slope(State(), move, divergence)
             if len(move) == 1:
                 self.first[move[0].name] = divergence
@@ -171,11 +178,14 @@ class JointSearch:
         """Return the best steps that lead to different sets: as many as the beam holds, and one that meets the goal."""
         found: dict[frozenset[str], tuple[float, float, Step]] = {}
         for state in states:
-            waiting = sorted(self._open(state), key=lambda step: step.projected)
-            while waiting and waiting[0].projected <= self._limit(found):
+            waiting = sorted(self._open(state), key=self._at_best)
+            while waiting and self._at_best(waiting[0]) <= self._limit(found):
                 together, waiting = waiting[: self.judge.together], waiting[self.judge.together :]
                 scores = self.judge.scores(state.units, [step.move for step in together])
                 for step, divergence in zip(together, scores, strict=True):
+                    self._rough.discard(step.move)
+                    if len((*state.units, *step.move)) == 1:
+                        self.first[step.move[0].name] = divergence
                     slope = self._slope(state, step.move, divergence)
                     if math.isfinite(slope):
                         self._slopes[step.move] = slope
@@ -184,6 +194,10 @@ class JointSearch:
         ranked = [step for *_, step in sorted(found.values(), key=lambda entry: entry[:2])]
         enough = [step for step in ranked[self.width :] if step.price >= step.state.missing]
         return [*ranked[: self.width], *enough[: self.width - 1]]
+
+    def _at_best(self, step: Step) -> float:
+        """Return what a step must at least cost, as far as is known."""
+        return step.projected * (SLACK if step.move in self._rough else 1.0)
 
     def _limit(self, found: dict[frozenset[str], tuple[float, float, Step]]) -> float:
         """Return the projected divergence that a step must not exceed to be among the best."""

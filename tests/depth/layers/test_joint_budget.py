@@ -19,6 +19,9 @@ class Saturating:
     def scores(self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]]) -> list[float]:
         return [self.settle((*gone, *move)) for move in moves]
 
+    def rough(self, moves: Sequence[tuple[Unit, ...]]) -> list[float]:
+        return self.scores((), moves)
+
     def settle(self, units: Sequence[Unit]) -> float:
         if any(unit.name == "stem" for unit in units):
             return 6.0
