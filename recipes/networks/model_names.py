@@ -1,9 +1,10 @@
-"""Names as a user writes them: paths with variables, timm models from the registry, the hub or a local folder.
+"""Names as a user writes them: paths with variables, models from timm's registry, the hub or a local folder.
 
-Three forms name a model, everywhere in the recipes: a timm name (`deit_tiny_patch16_224`), a folder that holds timm's
-`config.json` and weights (`local-dir:/path`), and a hub id (`timm/deit_tiny_patch16_224.fb_in1k`, with or without
-timm's `hf-hub:` prefix). Environment variables and `~` are expanded when the name is used, never when it is stored, so
-that a checkpoint's hyperparameters stay valid on another machine.
+Three forms name a timm model, everywhere in the recipes: a timm name (`deit_tiny_patch16_224`), a folder that holds
+timm's `config.json` and weights (`local-dir:/path`), and a hub id (`timm/deit_tiny_patch16_224.fb_in1k`, with or
+without timm's `hf-hub:` prefix). Two name a language model: a folder as transformers saves it, and a hub id.
+Environment variables and `~` are expanded when the name is used, never when it is stored, so that a checkpoint's
+hyperparameters stay valid on another machine.
 """
 
 from __future__ import annotations
@@ -59,6 +60,25 @@ def timm_name(name: str) -> str:
     if "/" in name and not separator:
         return f"hf-hub:{name}"
     return name
+
+
+def transformers_name(name: str) -> str:
+    """Return `name` in the form that transformers' `from_pretrained` takes: variables and `~` are expanded.
+
+    >>> transformers_name("HuggingFaceTB/SmolLM2-135M")
+    'HuggingFaceTB/SmolLM2-135M'
+
+    Raises:
+        ValueError: If it can only be a local path, and nothing is there.
+    """
+    local = Path(expand(name))
+    is_path = local.is_absolute() or name.startswith((".", "~", "$")) or name.count("/") > 1
+    if is_path and not local.exists():
+        raise ValueError(
+            f"Expected a model or tokenizer as transformers saves it at {local}, but nothing is there. Check the path, "
+            "or give a hub id."
+        )
+    return str(local) if local.exists() else name
 
 
 def preprocessing(name: str) -> dict[str, Any]:
