@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from prunerecover.recipes.data.image_source import find_column
 from prunerecover.recipes.data.table_data import TableData
 from prunerecover.recipes.data.text_source import open_text
-from prunerecover.recipes.networks.model_names import transformers_name
+from prunerecover.recipes.networks.model_names import from_pretrained
 
 TEXT_COLUMNS = ("text", "content", "document")
 DOCUMENTS = 1000  # tokenized at a time
@@ -142,7 +142,7 @@ class TextData(TableData):
         """Return the tokenizer, if its model takes sequences of this length."""
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(transformers_name(self.tokenizer or self.model or ""))
+        tokenizer = from_pretrained(AutoTokenizer.from_pretrained, self.tokenizer or self.model or "")
         context = self._context(tokenizer)
         if self.length > context:
             raise ValueError(
@@ -157,7 +157,7 @@ class TextData(TableData):
 
         if self.model is None:
             return int(tokenizer.model_max_length)
-        config = AutoConfig.from_pretrained(transformers_name(self.model)).get_text_config()
+        config = from_pretrained(AutoConfig.from_pretrained, self.model).get_text_config()
         return int(getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,16 @@ def timm_name(name: str) -> str:
     return name
 
 
-def transformers_name(name: str) -> str:
-    """Return `name` in the form that transformers' `from_pretrained` takes: variables and `~` are expanded.
+def from_pretrained(opened: Callable[..., Any], name: str, **kwargs: Any) -> Any:
+    """Return what a `from_pretrained` of transformers makes of a folder or hub id.
 
-    >>> transformers_name("HuggingFaceTB/SmolLM2-135M")
-    'HuggingFaceTB/SmolLM2-135M'
+    Args:
+        opened: Such as `AutoTokenizer.from_pretrained`.
+        name: As a user writes it: variables and `~` are expanded.
+        kwargs: Its further arguments.
 
     Raises:
-        ValueError: If it can only be a local path, and nothing is there.
+        ValueError: If there is nothing at a local path, nothing that it can open, or the hub cannot be reached.
     """
     local = Path(expand(name))
     is_path = local.is_absolute() or name.startswith((".", "~", "$")) or name.count("/") > 1
@@ -78,7 +81,13 @@ def transformers_name(name: str) -> str:
             f"Expected a model or tokenizer as transformers saves it at {local}, but nothing is there. Check the path, "
             "or give a hub id."
         )
-    return str(local) if local.exists() else name
+    try:
+        return opened(str(local) if local.exists() else name, **kwargs)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"Expected {name!r} to be a folder as transformers saves it, or a hub id that can be reached, but got: "
+            f"{str(error).splitlines()[0]} Check the spelling and the network, and HF_TOKEN for gated models."
+        ) from error
 
 
 def preprocessing(name: str) -> dict[str, Any]:

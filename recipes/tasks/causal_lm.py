@@ -8,7 +8,7 @@ AdamW under a cosine with linear warmup, as the other recipes. Generation is the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
 from prunerecover.importance.losses import IGNORED
-from prunerecover.recipes.networks.model_names import transformers_name
+from prunerecover.recipes.networks.model_names import from_pretrained
 from prunerecover.recipes.tasks.optimization import adamw_with_cosine
 
 TokenBatch = Mapping[str, Tensor]
+Weights = Literal["float32", "bfloat16", "float16", "auto"]
 
 
 class MeanPerplexity(MeanMetric):
@@ -46,13 +47,16 @@ class CausalLM(pl.LightningModule):
         weight_decay: Weight decay of parameters with two or more dimensions.
         warmup_epochs: Length of the linear warmup, in epochs; may be a fraction.
         min_learning_rate: Where the cosine ends.
+
+    Raises:
+        ValueError: If there is no such model or dtype.
     """
 
     def __init__(
         self,
         model: str = "HuggingFaceTB/SmolLM2-135M",
         pretrained: bool = True,
-        dtype: str = "float32",
+        dtype: Weights = "float32",
         model_kwargs: dict[str, Any] | None = None,
         learning_rate: float = 1e-4,
         weight_decay: float = 0.0,
@@ -114,13 +118,16 @@ class CausalLM(pl.LightningModule):
         self.log_dict(metrics, prog_bar=True, batch_size=len(labels))
 
 
-def _create(name: str, pretrained: bool, dtype: str, kwargs: dict[str, Any]) -> nn.Module:
+def _create(name: str, pretrained: bool, dtype: Weights, kwargs: dict[str, Any]) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    name = transformers_name(name)
+    if dtype not in get_args(Weights):
+        raise ValueError(f"Expected dtype to be one of {', '.join(get_args(Weights))}, but got {dtype!r}. Use float32.")
     model: nn.Module
     if pretrained:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **kwargs)
+        model = from_pretrained(AutoModelForCausalLM.from_pretrained, name, dtype=dtype, **kwargs)
     else:
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name, **kwargs), dtype=dtype)
+        config = from_pretrained(AutoConfig.from_pretrained, name, **kwargs)
+        stored = {} if dtype == "auto" else {"dtype": dtype}
+        model = AutoModelForCausalLM.from_config(config, **stored)
     return model

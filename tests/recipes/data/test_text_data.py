@@ -199,6 +199,12 @@ def test_a_tokenizer_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         opened(path, str(tmp_path / "none"))
 
 
+def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "text" / "a.jsonl", documents(SIZES))
+    with pytest.raises(ValueError, match="to be a folder as transformers saves it, or a hub id .* tokenizer"):
+        opened(path, str(path.parent))
+
+
 def test_empty_folder_is_an_error(tmp_path: Path, tokenizer: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="Expected parquet, jsonl, json or txt files of one kind in .*, but found"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -143,14 +144,32 @@ def test_weights_are_those_of_the_folder_or_new(llama: str) -> None:
 
 
 @pytest.mark.parametrize("pretrained", [True, False])
-def test_dtype_is_the_weights(llama: str, pretrained: bool) -> None:
-    module = CausalLM(llama, pretrained=pretrained, dtype="bfloat16")
-    assert {p.dtype for p in module.model.parameters()} == {torch.bfloat16}
+@pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", torch.bfloat16), ("auto", torch.float32)])
+def test_dtype_is_the_weights(llama: str, pretrained: bool, dtype: Any, expected: torch.dtype) -> None:
+    module = CausalLM(llama, pretrained=pretrained, dtype=dtype)
+    assert {p.dtype for p in module.model.parameters()} == {expected}
+
+
+def test_another_dtype_is_an_error(llama: str) -> None:
+    with pytest.raises(
+        ValueError, match="Expected dtype to be one of float32, bfloat16, float16, auto, but got 'fp32'"
+    ):
+        CausalLM(llama, dtype="fp32")  # type: ignore[arg-type]
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Expected a model or tokenizer as transformers saves it at .*/none"):
         CausalLM(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "$EMPTY"])
+def test_what_is_no_language_model_is_an_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMPTY", str(tmp_path))
+    message = (
+        f"Expected {re.escape(repr(name))} to be a folder as transformers saves it, or a hub id .* but got: .*HF_TOK"
+    )
+    with pytest.raises(ValueError, match=message):
+        CausalLM(name)
 
 
 def test_prediction_is_the_likeliest_next_token(llama: str) -> None:
