@@ -28,18 +28,29 @@ from prunerecover.recipes.cli.trainer_commands import CALLBACK_HELP, TRAINER_COM
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.data.image_data import ImageData
 from prunerecover.recipes.data.segmentation_data import SegmentationData
+from prunerecover.recipes.data.text_data import TextData
 from prunerecover.recipes.plan_methods.base import PlanMethod
 from prunerecover.recipes.plan_methods.boundary import BoundaryPlan, PublishedBoundaryPlan
 from prunerecover.recipes.plan_methods.depth import DepthPlan
 from prunerecover.recipes.plan_methods.graph import GraphPlan
 from prunerecover.recipes.plan_methods.run import plan_with
 from prunerecover.recipes.plan_methods.width import FairPlan, PerCostPlan
+from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
 
 # Imported so that recipes can name them without their module.
-ADDRESSABLE = (ImageClassifier, ImageData, ImageSegmenter, SegmentationData, DigitsClassifier, DigitsData)
+ADDRESSABLE = (
+    ImageClassifier,
+    ImageData,
+    ImageSegmenter,
+    SegmentationData,
+    CausalLM,
+    TextData,
+    DigitsClassifier,
+    DigitsData,
+)
 CLASSES = {
     "depth": DepthPlan,
     "graph": GraphPlan,

@@ -1,1 +1,1 @@
-"""DataModules over images and annotations."""
+"""DataModules over images, annotations and text."""

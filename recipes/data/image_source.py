@@ -32,6 +32,18 @@ def open_source(path: str, name: str | None = None) -> Any:
                 "Check the path, or convert the data to one of the two."
             )
         return load_dataset(kind, data_dir=str(local))
+    return open_hub(path, name)
+
+
+def open_hub(path: str, name: str | None = None) -> Any:
+    """Return the `datasets.DatasetDict` of a hub id; `path` is nothing that exists here.
+
+    Raises:
+        ValueError: If it can only be a local path, or the hub cannot be reached.
+    """
+    from datasets import load_dataset
+
+    local = Path(expand(path))
     if local.is_absolute() or path.startswith((".", "~", "$")) or path.count("/") > 1 or local.suffix:
         raise ValueError(f"Expected data at {local}, but nothing is there. Check the path, or give a hub id instead.")
     try:

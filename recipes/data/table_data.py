@@ -1,4 +1,4 @@
-"""A DataModule over the splits of one `datasets` table: the part that classification and segmentation share."""
+"""A DataModule over the splits of one `datasets` table: the part that images and text share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TableData(pl.LightningDataModule):
     """Train, validation and test rows of one source.
 
     Args:
-        path: A hub id, a parquet file, a folder of parquet files, or a folder of class folders.
+        path: A hub id, or local files that `open_splits` takes.
         name: The hub data set's configuration.
         splits: Name of each role's split ("train", "val", "test"); None guesses.
         limits: How many rows of each role to use, drawn with `seed`; None uses all.
@@ -60,9 +60,13 @@ class TableData(pl.LightningDataModule):
             role: "train", "val" or "test".
         """
 
+    def open_splits(self) -> Any:
+        """Return the `datasets.DatasetDict` at `path`: images, unless a subclass reads other files."""
+        return open_source(self.path, self.name)
+
     def prepare_data(self) -> None:
         """Download and convert once, on one process."""
-        open_source(self.path, self.name)
+        self.open_splits()
 
     def setup(self, stage: str) -> None:
         """Open the splits that `stage` needs.
@@ -71,7 +75,7 @@ class TableData(pl.LightningDataModule):
             ValueError: If a needed split or column does not exist.
         """
         needed = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test",)}[stage]
-        splits = open_source(self.path, self.name)
+        splits = self.open_splits()
         for role in needed:
             if role not in self.datasets:
                 rows = self._rows(splits, role, required=not (stage == "fit" and role == "val"))
@@ -82,6 +86,11 @@ class TableData(pl.LightningDataModule):
         """Return the table of one role, or None for an optional one that does not exist."""
         if self.val_fraction and (role == "train" or (role == "val" and self.split_names["val"] is None)):
             train = find_split(splits, self.split_names["train"], SPLITS["train"], "train", self.path)
+            if len(train) < 2:
+                raise ValueError(
+                    f"Expected two or more rows in {self.path}, to set val_fraction={self.val_fraction} of them aside, "
+                    f"but got {len(train)}. Give validation data of its own, or val_fraction=0."
+                )
             parts = train.train_test_split(test_size=self.val_fraction, seed=self.seed)
             rows = parts["train" if role == "train" else "test"]
         else:

@@ -1,9 +1,10 @@
-"""Names as a user writes them: paths with variables, timm models from the registry, the hub or a local folder.
+"""Names as a user writes them: paths with variables, models from timm's registry, the hub or a local folder.
 
-Three forms name a model, everywhere in the recipes: a timm name (`deit_tiny_patch16_224`), a folder that holds timm's
-`config.json` and weights (`local-dir:/path`), and a hub id (`timm/deit_tiny_patch16_224.fb_in1k`, with or without
-timm's `hf-hub:` prefix). Environment variables and `~` are expanded when the name is used, never when it is stored, so
-that a checkpoint's hyperparameters stay valid on another machine.
+Three forms name a timm model, everywhere in the recipes: a timm name (`deit_tiny_patch16_224`), a folder that holds
+timm's `config.json` and weights (`local-dir:/path`), and a hub id (`timm/deit_tiny_patch16_224.fb_in1k`, with or
+without timm's `hf-hub:` prefix). Two name a language model: a folder as transformers saves it, and a hub id.
+Environment variables and `~` are expanded when the name is used, never when it is stored, so that a checkpoint's
+hyperparameters stay valid on another machine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,33 @@ def timm_name(name: str) -> str:
     if "/" in name and not separator:
         return f"hf-hub:{name}"
     return name
+
+
+def from_pretrained(opened: Callable[..., Any], name: str, **kwargs: Any) -> Any:
+    """Return what a `from_pretrained` of transformers makes of a folder or hub id.
+
+    Args:
+        opened: Such as `AutoTokenizer.from_pretrained`.
+        name: As a user writes it: variables and `~` are expanded.
+        kwargs: Its further arguments.
+
+    Raises:
+        ValueError: If there is nothing at a local path, nothing that it can open, or the hub cannot be reached.
+    """
+    local = Path(expand(name))
+    is_path = local.is_absolute() or name.startswith((".", "~", "$")) or name.count("/") > 1
+    if is_path and not local.exists():
+        raise ValueError(
+            f"Expected a model or tokenizer as transformers saves it at {local}, but nothing is there. Check the path, "
+            "or give a hub id."
+        )
+    try:
+        return opened(str(local) if local.exists() else name, **kwargs)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"Expected {name!r} to be a folder as transformers saves it, or a hub id that can be reached, but got: "
+            f"{str(error).splitlines()[0]} Check the spelling and the network, and HF_TOKEN for gated models."
+        ) from error
 
 
 def preprocessing(name: str) -> dict[str, Any]:

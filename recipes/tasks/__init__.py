@@ -1,1 +1,1 @@
-"""LightningModules for image classification and segmentation."""
+"""LightningModules for image classification, segmentation and language modelling."""

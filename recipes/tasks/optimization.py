@@ -1,4 +1,4 @@
-"""The optimizer of the image recipes: AdamW under a cosine schedule with linear warmup, as DeiT (arXiv 2012.12877)."""
+"""The optimizer of the recipes: AdamW under a cosine schedule with linear warmup, as DeiT (arXiv 2012.12877)."""
 
 from __future__ import annotations
 

@@ -137,8 +137,11 @@ def test_every_recipe_parses_for_every_command(
     names = [c["class_path"].rpartition(".")[2] for c in parsed["trainer"]["callbacks"]]
     averaged = ["EMAWeightAveraging"] if "boundary" in name else []
     prune = ["WidthPrune"] if "_width_" in name else ["DepthPrune"]
-    prune += ["WidthPrune", "LoRARecover"] if "_lora" in name else []
-    assert names == [*prune, "DistillRecover", *averaged, "PruneReport", "ModelCheckpoint"]
+    distill = ["DistillRecover"]
+    if "_lora" in name:
+        language = parsed["model"]["class_path"].endswith("CausalLM")
+        prune, distill = (prune, ["LoRARecover"]) if language else ([*prune, "WidthPrune", "LoRARecover"], distill)
+    assert names == [*prune, *distill, *averaged, "PruneReport", "ModelCheckpoint"]
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -147,7 +150,7 @@ def test_every_recipe_opens_with_its_command(name: str) -> None:
     command, *lines = (CONFIGS / f"{name}.yaml").read_text().splitlines()
     about = " ".join(line.removeprefix("# ") for line in itertools.takewhile("#".__ne__, lines))
     assert command == f"# prunerecover fit --config {name}"
-    assert re.match(r"Expected (val|test)_(top1|miou): ", about)
+    assert re.match(r"Expected (val|test)_(top1|miou|perplexity): ", about)
     assert re.search(r"docs/results|not (measured|repeated) by us|not measured", about)
     assert re.search(r"Hardware: .*(hour|minute)", about, re.IGNORECASE)
 

@@ -1,0 +1,183 @@
+"""Text from the hub or local files, packed into sequences of tokens, as a DataModule for causal language models.
+
+Documents are tokenized with the special tokens that the tokenizer adds, joined by its end-of-text token, and cut into
+sequences of one length (as GPT-3 was trained, arXiv 2005.14165, section 2.3); the tokens after the last whole sequence
+are left out. Attention does not stop at the end of a document. Everything is opened by the `datasets` library, so the
+same recipe runs on local files and on the hub.
+Does not cover streaming, chats or padded batches: all tokens of a split are held in memory, four bytes each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from prunerecover.recipes.data.image_source import find_column
+from prunerecover.recipes.data.table_data import TableData
+from prunerecover.recipes.data.text_source import open_text
+from prunerecover.recipes.networks.model_names import from_pretrained
+
+TEXT_COLUMNS = ("text", "content", "document")
+DOCUMENTS = 1000  # tokenized at a time
+JOINED_ROWS = 10_000  # tokenized as one string; the WikiText-2 test split has 4,358
+
+
+class PackedTokens(Dataset[dict[str, Tensor]]):
+    """Sequences of one length, as inputs and as labels: a causal language model shifts the labels itself.
+
+    Args:
+        tokens: All token ids in their order, `(n,)`; what makes no whole sequence is left out.
+        length: Tokens per sequence.
+    """
+
+    def __init__(self, tokens: Tensor, length: int) -> None:
+        self.sequences = tokens[: len(tokens) // length * length].view(-1, length)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        tokens = self.sequences[index].long()
+        return {"input_ids": tokens, "labels": tokens}
+
+
+class TextData(TableData):
+    r"""Train, validation and test sequences.
+
+    Args:
+        path: A hub id, or a local file or folder: parquet, jsonl or json (a document per row), txt (one per file).
+        name: The hub data set's configuration.
+        model: The language model whose tokenizer is used and whose context is kept to; a path or hub id.
+        tokenizer: Path or hub id of another tokenizer; None takes the model's.
+        length: Tokens per sequence.
+        separator: What stands between rows that are pieces of one text, such as "\n\n" for WikiText, whose perplexity
+            is usually reported so; None: rows are documents, joined by the end-of-text token.
+        text_column: Name of the column with the text; None guesses.
+        train_split: Name of the training split; None guesses.
+        val_split: Name of the validation split; None guesses.
+        test_split: Name of the test split; None guesses, and falls back to the validation split.
+        val_fraction: Share of the training documents to set aside for validation (seeded), instead of a split of its
+            own.
+        limit_train: Use this many training documents, drawn with `seed`.
+        limit_val: Use this many validation documents, drawn with `seed`.
+        limit_test: Use this many test documents, drawn with `seed`.
+        batch_size: Sequences per device.
+        num_workers: Loader processes.
+        seed: Of the subsets and of `val_fraction`.
+
+    Raises:
+        ValueError: If there is neither a model nor a tokenizer, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        model: str | None = None,
+        tokenizer: str | None = None,
+        length: int = 512,
+        separator: str | None = None,
+        text_column: str | None = None,
+        train_split: str | None = None,
+        val_split: str | None = None,
+        test_split: str | None = None,
+        val_fraction: float = 0.0,
+        limit_train: int | None = None,
+        limit_val: int | None = None,
+        limit_test: int | None = None,
+        batch_size: int = 8,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            path,
+            name,
+            splits={"train": train_split, "val": val_split, "test": test_split},
+            limits={"train": limit_train, "val": limit_val, "test": limit_test},
+            val_fraction=val_fraction,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        if length < 2:
+            raise ValueError(f"Expected a length of 2 or more tokens, to predict the next one, but got {length}.")
+        if model is None and tokenizer is None:
+            raise ValueError("Expected a model or a tokenizer, but got neither. Set model to the one that is trained.")
+        self.model, self.tokenizer, self.length = model, tokenizer, length
+        self.separator, self.text_column = separator, text_column
+
+    def open_splits(self) -> Any:
+        """Return the documents of every split."""
+        return open_text(self.path, self.name)
+
+    def samples(self, rows: Any, role: str) -> PackedTokens:
+        """Return the sequences of the rows, packed in their order.
+
+        Raises:
+            ValueError: If there is no column of text, the text makes less than one sequence, the tokenizer has no
+                end-of-text token to join documents by, or the model's context is shorter than a sequence.
+        """
+        column = find_column(rows, self.text_column, TEXT_COLUMNS, "text")
+        dtype = str(getattr(rows.features[column], "dtype", rows.features[column]))
+        if dtype not in ("string", "large_string"):
+            raise ValueError(f"Expected text in column {column!r}, but got {dtype[:80]}. Set text_column.")
+        tokenizer = self._tokenizer()
+        join = self.separator
+        tokens = _documents(rows, column, tokenizer) if join is None else _joined(rows, column, tokenizer, join)
+        pieces = [np.empty(0, np.int32), *tokens]
+        packed = PackedTokens(torch.from_numpy(np.concatenate(pieces)), self.length)
+        if not len(packed):
+            raise ValueError(
+                f"Expected {role} text of at least one sequence of {self.length} tokens in {self.path}, but got "
+                f"{sum(map(len, pieces))} tokens in {len(rows)} rows. Set a smaller length, or give more text."
+            )
+        return packed
+
+    def _tokenizer(self) -> Any:
+        """Return the tokenizer, if its model takes sequences of this length."""
+        from transformers import AutoTokenizer
+
+        tokenizer = from_pretrained(AutoTokenizer.from_pretrained, self.tokenizer or self.model or "")
+        context = self._context(tokenizer)
+        if self.length > context:
+            raise ValueError(
+                f"Expected a length of at most {context} tokens, the context of {self.model or self.tokenizer}, but "
+                f"got {self.length}. Set a smaller length."
+            )
+        return tokenizer
+
+    def _context(self, tokenizer: Any) -> int:
+        """Return how many tokens the model takes; where nobody says, a number beyond any length."""
+        from transformers import AutoConfig
+
+        if self.model is None:
+            return int(tokenizer.model_max_length)
+        config = from_pretrained(AutoConfig.from_pretrained, self.model).get_text_config()
+        return int(getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length)
+
+
+def _documents(rows: Any, column: str, tokenizer: Any) -> Iterator[np.ndarray]:
+    """Yield the tokens of each document that is not blank, with the end-of-text token behind them."""
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise ValueError(
+            f"Expected a tokenizer with an end-of-text token, to join documents by, but {tokenizer.name_or_path} has "
+            "no eos_token. Set it in its tokenizer_config.json, or join rows by separator='\\n\\n'."
+        )
+    for batch in rows.iter(DOCUMENTS):
+        texts = [text for text in batch[column] if text and not text.isspace()]
+        for ids in tokenizer(texts, verbose=False)["input_ids"] if texts else ():
+            yield np.asarray(ids if ids[-1:] == [end] else [*ids, end], np.int32)
+
+
+def _joined(rows: Any, column: str, tokenizer: Any, separator: str) -> Iterator[np.ndarray]:
+    """Yield the tokens of many rows at a time, read as one text."""
+    for number, batch in enumerate(rows.iter(JOINED_ROWS)):
+        text = separator.join(text or "" for text in batch[column])
+        ids = tokenizer(separator + text if number else text, add_special_tokens=not number, verbose=False)
+        yield np.asarray(ids["input_ids"], np.int32)

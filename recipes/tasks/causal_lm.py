@@ -1,0 +1,133 @@
+"""A causal language model around any of transformers: next-token loss, and perplexity weighted by tokens.
+
+An ordinary LightningModule that knows nothing about pruning. Batches are mappings of `input_ids`, `labels` and, where
+sequences are padded, `attention_mask`, each `(N, T)`; labels of -100 are not scored, and the model shifts them itself.
+AdamW under a cosine with linear warmup, as the other recipes. Generation is the network's own: `module.model.generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, MetricCollection
+
+from prunerecover.importance.losses import IGNORED
+from prunerecover.recipes.networks.model_names import from_pretrained
+from prunerecover.recipes.tasks.optimization import adamw_with_cosine
+
+TokenBatch = Mapping[str, Tensor]
+Weights = Literal["float32", "bfloat16", "float16", "auto"]
+
+
+class MeanPerplexity(MeanMetric):
+    """The perplexity of all tokens, exp(mean loss), from the mean loss of each batch and its number of tokens.
+
+    torchmetrics' `Perplexity` wants all probabilities at once, `(N, T, V)`, which the models' own loss never makes.
+    """
+
+    def compute(self) -> Tensor:
+        """Return exp(mean)."""
+        return super().compute().exp()
+
+
+class CausalLM(pl.LightningModule):
+    """Train and evaluate a causal language model; the network is `self.model`.
+
+    Args:
+        model: A folder as transformers saves it, or a hub id.
+        pretrained: Load its weights; False makes a new network of its configuration.
+        dtype: Of the weights: `float32`, `bfloat16`, `float16`, or `auto` as they are stored.
+        model_kwargs: Further arguments of `from_pretrained`, for example `{"attn_implementation": "sdpa"}`; entries of
+            the configuration are replaced, such as `{"num_hidden_layers": 4}` of a new network.
+        learning_rate: Peak learning rate of AdamW.
+        weight_decay: Weight decay of parameters with two or more dimensions.
+        warmup_epochs: Length of the linear warmup, in epochs; may be a fraction.
+        min_learning_rate: Where the cosine ends.
+
+    Raises:
+        ValueError: If there is no such model or dtype.
+    """
+
+    def __init__(
+        self,
+        model: str = "HuggingFaceTB/SmolLM2-135M",
+        pretrained: bool = True,
+        dtype: Weights = "float32",
+        model_kwargs: dict[str, Any] | None = None,
+        learning_rate: float = 1e-4,
+        weight_decay: float = 0.0,
+        warmup_epochs: float = 0.0,
+        min_learning_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.warmup_epochs, self.min_learning_rate = warmup_epochs, min_learning_rate
+        self.model = _create(model, pretrained, dtype, model_kwargs or {}).train()  # from_pretrained: evaluation mode
+        metrics = MetricCollection({"loss": MeanMetric(), "perplexity": MeanPerplexity()})
+        self.val_metrics, self.test_metrics = metrics.clone(prefix="val_"), metrics.clone(prefix="test_")
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return the logits `(N, T, V)` of the tokens after each one."""
+        return self.model(input_ids, attention_mask=attention_mask, use_cache=False).logits  # type: ignore[no-any-return]
+
+    def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
+        """Return the model's own loss, averaged over the tokens."""
+        loss = self._loss(batch)
+        self.log("train_loss", loss, prog_bar=True, batch_size=len(batch["labels"]))
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        """Start the sums anew: those that `validate` leaves are inference tensors, which a fit cannot add to."""
+        self.val_metrics.reset()
+
+    def validation_step(self, batch: TokenBatch, batch_idx: int) -> None:
+        """Log the loss per token and the perplexity, with the prefix `val_`."""
+        self._evaluate(batch, self.val_metrics)
+
+    def on_test_epoch_start(self) -> None:
+        """Start the sums anew, as in validation."""
+        self.test_metrics.reset()
+
+    def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
+        """Log the loss per token and the perplexity, with the prefix `test_`."""
+        self._evaluate(batch, self.test_metrics)
+
+    def predict_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
+        """Return the likeliest next token at each position, `(N, T)`."""
+        return self(batch["input_ids"], batch.get("attention_mask")).argmax(-1)  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """AdamW under a cosine; see `optimization`."""
+        return adamw_with_cosine(
+            self, self.model, self.learning_rate, self.weight_decay, self.warmup_epochs, self.min_learning_rate
+        )
+
+    def _loss(self, batch: TokenBatch) -> Tensor:
+        return self.model(**batch, use_cache=False).loss  # type: ignore[no-any-return]
+
+    def _evaluate(self, batch: TokenBatch, metrics: MetricCollection) -> None:
+        labels = batch["labels"]
+        tokens = (labels[:, 1:] != IGNORED).sum()
+        if tokens:
+            metrics.update(self._loss(batch), tokens)
+        self.log_dict(metrics, prog_bar=True, batch_size=len(labels))
+
+
+def _create(name: str, pretrained: bool, dtype: Weights, kwargs: dict[str, Any]) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if dtype not in get_args(Weights):
+        raise ValueError(f"Expected dtype to be one of {', '.join(get_args(Weights))}, but got {dtype!r}. Use float32.")
+    model: nn.Module
+    if pretrained:
+        model = from_pretrained(AutoModelForCausalLM.from_pretrained, name, dtype=dtype, **kwargs)
+    else:
+        config = from_pretrained(AutoConfig.from_pretrained, name, **kwargs)
+        stored = {} if dtype == "auto" else {"dtype": dtype}
+        model = AutoModelForCausalLM.from_config(config, **stored)
+    return model

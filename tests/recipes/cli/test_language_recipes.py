@@ -1,0 +1,69 @@
+"""The recipes of language models run as they are, with a tiny Llama and local text in the place of the hub's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cases.models.language import documents, llama_folder, write_jsonl
+from cases.paths import ROOT
+
+from prunerecover import Plan
+from prunerecover.recipes.cli.main import main
+
+NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml") if "class_path: CausalLM" in path.read_text())
+
+
+@pytest.fixture
+def small(tmp_path: Path, own_cache: Path) -> dict[str, dict[str, Any]]:
+    """What is replaced in a recipe."""
+    for name, rows in (("train", 40), ("validation", 12)):
+        write_jsonl(tmp_path / "text" / f"{name}.jsonl", documents([16] * rows))
+    model = str(llama_folder(tmp_path / "llama"))
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return {
+        "trainer": {"limit_train_batches": 4, "accelerator": "cpu", "default_root_dir": str(tmp_path), **quiet},
+        "model": {"model": model},
+        "data": {"path": str(tmp_path / "text"), "name": None, "model": model, "length": 16, "num_workers": 0},
+    }
+
+
+def written(name: str, small: dict[str, dict[str, Any]], folder: Path) -> str:
+    recipe = yaml.safe_load((ROOT / f"configs/{name}.yaml").read_text())
+    recipe["trainer"] |= small["trainer"]
+    for part in ("model", "data"):
+        recipe[part]["init_args"] |= small[part]
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return str(folder / "recipe.yaml")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_small_fit_of_the_recipe(name: str, small: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    import transformers
+
+    assert main(["fit", "--config", written(name, small, tmp_path)]) == 0
+    (folder,) = tmp_path.rglob("pruned")
+    assert set(Plan.load(folder / "plan.json").removed) == {"block"}
+    opened, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    assert 0 < len(opened.model.layers) < 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plan_command_of_the_header(
+    name: str, small: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    budget = ["--method", "depth", "--method.params", "0.2", "--method.kinds", "[block]", "--calibration", "8"]
+    assert main(["plan", "--config", written(name, small, tmp_path), *budget]) == 0
+    assert set(Plan.load(tmp_path / "plan.json").removed) == {"block"}
+
+
+def test_a_missing_text_is_one_line(
+    small: dict[str, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = written("smollm2_depth_lora", small, tmp_path)
+    assert main(["fit", "--config", recipe, "--data.path", str(tmp_path / "none")]) == 2
+    assert "Expected data at" in capsys.readouterr().err

@@ -1,0 +1,229 @@
+"""CausalLM is the model it names: its own loss, perplexity over tokens, and pruned folders that transformers opens."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.models.language import documents, llama_folder, write_jsonl
+from cases.models.tiny import VOCABULARY
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from prunerecover import load_pruned
+from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, PruneReport
+from prunerecover.recipes.data.text_data import TextData
+from prunerecover.recipes.tasks.causal_lm import CausalLM
+
+PROMPT = torch.arange(3, 15)[None]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(llama_folder(tmp_path_factory.mktemp("llama")))
+
+
+@pytest.fixture
+def data(tmp_path: Path, own_cache: Path, llama: str) -> TextData:
+    for name, sizes in (("train", [20] * 16), ("validation", [30] * 4)):
+        write_jsonl(tmp_path / "text" / f"{name}.jsonl", documents(sizes, seed=len(name)))
+    return TextData(str(tmp_path / "text"), model=llama, length=16, batch_size=4)
+
+
+def trainer(folder: Path, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    return pl.Trainer(default_root_dir=folder, callbacks=list(callbacks), **{**quiet, "max_epochs": 2, **settings})
+
+
+def logits(network: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return network.eval()(PROMPT).logits  # type: ignore[no-any-return]
+
+
+def uneven_batches() -> list[dict[str, Tensor]]:
+    """Batches of 3, 1 and 2 sequences, padded and masked in part; one without a label."""
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for rows, length, ignored in ((3, 10, 4), (1, 7, 0), (2, 5, 5), (2, 12, 1)):
+        ids = torch.randint(3, VOCABULARY, (rows, length), generator=generator)
+        mask, labels = torch.ones_like(ids), ids.clone()
+        mask[0, length - ignored :] = 0
+        labels[0, length - ignored :] = -100
+        if ignored == length:
+            labels[:] = -100
+        batches.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    return batches
+
+
+def loss_by_hand(network: nn.Module, batches: list[dict[str, Tensor]]) -> float:
+    """The mean negative log-likelihood of every scored token, one by one."""
+    losses = []
+    for batch in batches:
+        with torch.no_grad():
+            scores = network.eval()(batch["input_ids"], attention_mask=batch["attention_mask"]).logits.log_softmax(-1)
+        for row, labels in enumerate(batch["labels"].tolist()):
+            losses += [-scores[row, t - 1, label].item() for t, label in enumerate(labels) if t and label != -100]
+    return sum(losses) / len(losses)
+
+
+def test_training_loss_is_the_cross_entropy_of_the_next_token(llama: str) -> None:
+    module, batch = CausalLM(llama), uneven_batches()[0]
+    scores = module(batch["input_ids"], batch["attention_mask"])[:, :-1]
+    expected = F.cross_entropy(scores.flatten(0, 1), batch["labels"][:, 1:].flatten())
+    torch.testing.assert_close(module.training_step(batch, 0), expected)
+
+
+@pytest.mark.parametrize("loop", ["validate", "test"])
+def test_perplexity_is_over_tokens_not_over_batches(llama: str, tmp_path: Path, loop: str) -> None:
+    module, batches = CausalLM(llama), uneven_batches()
+    expected = loss_by_hand(copy.deepcopy(module.model), batches)
+    loader = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    (found,) = getattr(trainer(tmp_path), loop)(module, loader, verbose=False)
+    prefix = {"validate": "val", "test": "test"}[loop]
+    assert found.keys() == {f"{prefix}_loss", f"{prefix}_perplexity"}
+    assert found[f"{prefix}_loss"] == pytest.approx(expected, rel=1e-5)
+    assert found[f"{prefix}_perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_perplexity_is_over_the_tokens_of_all_ranks(llama: str, tmp_path: Path) -> None:
+    module, batches = CausalLM(llama), uneven_batches()
+    expected = loss_by_hand(copy.deepcopy(module.model), batches)
+    runner = trainer(tmp_path, devices=2, strategy="ddp_spawn")
+    (found,) = runner.validate(module, DataLoader(batches, batch_size=None), verbose=False)  # type: ignore[arg-type]
+    assert found["val_perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
+
+
+def test_a_fit_after_a_validation_scores_alike(llama: str, tmp_path: Path) -> None:
+    """Validation alone is in inference mode, validation in a fit is not: nothing of the one is left to the other."""
+    module, loader = CausalLM(llama, learning_rate=0.0), DataLoader(uneven_batches(), batch_size=None)  # type: ignore[arg-type]
+    (before,) = trainer(tmp_path).validate(module, loader, verbose=False)
+    runner = trainer(tmp_path, max_epochs=1)
+    runner.fit(module, DataLoader(uneven_batches()[:1], batch_size=None), loader)  # type: ignore[arg-type]
+    assert runner.callback_metrics["val_perplexity"].item() == pytest.approx(before["val_perplexity"])
+
+
+def test_perplexity_is_torchmetrics(llama: str, tmp_path: Path) -> None:
+    from torchmetrics.text import Perplexity
+
+    module, batches = CausalLM(llama), uneven_batches()
+    oracle = Perplexity(ignore_index=-100)
+    with torch.no_grad():
+        for batch in batches:
+            oracle.update(module(batch["input_ids"], batch["attention_mask"])[:, :-1], batch["labels"][:, 1:])
+    (found,) = trainer(tmp_path).validate(module, DataLoader(batches, batch_size=None), verbose=False)  # type: ignore[arg-type]
+    assert found["val_perplexity"] == pytest.approx(oracle.compute().item(), rel=1e-5)
+
+
+def test_the_network_trains_without_a_cache(llama: str) -> None:
+    seen = []
+    module = CausalLM(llama)
+    module.model.register_forward_hook(lambda _, args, kwargs, output: seen.append(output), with_kwargs=True)
+    module.training_step(uneven_batches()[0], 0)
+    assert module.model.training
+    assert seen[0].past_key_values is None
+    assert module.model.config.use_cache  # generation keeps it
+
+
+def test_weights_are_those_of_the_folder_or_new(llama: str) -> None:
+    import transformers
+
+    stored = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    assert torch.equal(logits(CausalLM(llama).model), logits(stored))
+    new = CausalLM(llama, pretrained=False, model_kwargs={"num_hidden_layers": 2}).model
+    assert len(new.model.layers) == 2  # type: ignore[union-attr,arg-type]
+    assert not torch.equal(new.lm_head.weight, stored.lm_head.weight)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+@pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", torch.bfloat16), ("auto", torch.float32)])
+def test_dtype_is_the_weights(llama: str, pretrained: bool, dtype: Any, expected: torch.dtype) -> None:
+    module = CausalLM(llama, pretrained=pretrained, dtype=dtype)
+    assert {p.dtype for p in module.model.parameters()} == {expected}
+
+
+def test_another_dtype_is_an_error(llama: str) -> None:
+    with pytest.raises(
+        ValueError, match="Expected dtype to be one of float32, bfloat16, float16, auto, but got 'fp32'"
+    ):
+        CausalLM(llama, dtype="fp32")  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Expected a model or tokenizer as transformers saves it at .*/none"):
+        CausalLM(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "$EMPTY"])
+def test_what_is_no_language_model_is_an_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMPTY", str(tmp_path))
+    message = (
+        f"Expected {re.escape(repr(name))} to be a folder as transformers saves it, or a hub id .* but got: .*HF_TOK"
+    )
+    with pytest.raises(ValueError, match=message):
+        CausalLM(name)
+
+
+def test_prediction_is_the_likeliest_next_token(llama: str) -> None:
+    module = CausalLM(llama)
+    assert torch.equal(module.predict_step({"input_ids": PROMPT}, 0), logits(module.model).argmax(-1))
+
+
+def test_training_lowers_the_perplexity(llama: str, tmp_path: Path, data: TextData) -> None:
+    module = CausalLM(llama, learning_rate=3e-3)
+    data.setup("fit")
+    loader = data.train_dataloader()
+    runner = trainer(tmp_path, max_epochs=6)
+    (before,) = runner.validate(module, loader, verbose=False)
+    runner.fit(module, loader)
+    (after,) = runner.validate(module, loader, verbose=False)
+    assert after["val_perplexity"] < 0.7 * before["val_perplexity"]
+
+
+@pytest.mark.parametrize("distilled", [False, True])
+def test_pruned_and_recovered_llama_opens_in_transformers(
+    llama: str, tmp_path: Path, data: TextData, distilled: bool
+) -> None:
+    import transformers
+
+    prune = DepthPrune(remove={"block": 1}, schedule={"start": 0}, calibration=8)
+    callbacks = [prune, LoRARecover(rank=2), PruneReport(), *([DistillRecover()] if distilled else [])]
+    best = ModelCheckpoint(monitor="val_perplexity", save_last=True)
+    module, runner = CausalLM(llama), trainer(tmp_path, *callbacks, best)
+    runner.fit(module, data)
+    (folder,) = tmp_path.rglob("pruned")
+    opened, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    assert len(opened.model.layers) == 3
+    assert torch.equal(logits(opened), logits(load_pruned(folder)))
+    torch.testing.assert_close(logits(opened), logits(module.model), rtol=1e-4, atol=1e-4)
+    (scored,) = runner.validate(CausalLM(llama), data, ckpt_path=best.last_model_path, verbose=False)
+    assert scored["val_perplexity"] == pytest.approx(runner.callback_metrics["val_perplexity"].item())
+
+
+@pytest.mark.data
+def test_real_llama_is_pruned_and_recovered_on_real_stories(data_root: Path, tmp_path: Path, own_cache: Path) -> None:
+    """stories260K on 200 documents of TinyStories."""
+    import transformers
+
+    model = str(data_root / "models" / "stories260K")
+    text = {"length": 128, "batch_size": 8, "limit_train": 200, "limit_val": 40}
+    data = TextData(str(data_root / "data" / "tinystories"), model=model, **text)
+    module = CausalLM(model, learning_rate=1e-3)
+    quiet = {"max_epochs": 1, "limit_train_batches": 20}
+    (dense,) = trainer(tmp_path).validate(module, data, verbose=False)
+    prune = DepthPrune(remove={"block": 1}, schedule={"start": 0}, calibration=16)
+    runner = trainer(tmp_path, prune, LoRARecover(rank=8), **quiet)
+    runner.fit(module, data)
+    recovered = runner.callback_metrics["val_perplexity"].item()
+    assert 1 < dense["val_perplexity"] < recovered < 3 * dense["val_perplexity"]
+    (folder,) = tmp_path.rglob("pruned")
+    assert len(transformers.AutoModelForCausalLM.from_pretrained(folder).model.layers) == 4
