@@ -19,7 +19,7 @@ from benchmarks.zoo.networks.suites import networks_of
 from benchmarks.zoo.trial import SEED, Ended, Row, applied, batches, dense, trained_and_saved
 from prunerecover import Plan, find_units, plan_depth
 from prunerecover.cost.macs import count_macs
-from prunerecover.depth.goals import free
+from prunerecover.depth.search.goals import free
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.plan.kinds import DEPTH_KINDS, GRAPH_KINDS
