@@ -22,7 +22,7 @@ from prunerecover.cost.macs import count_macs
 from prunerecover.depth.search.goals import free
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
-from prunerecover.plan.kinds import DEPTH_KINDS, GRAPH_KINDS
+from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.units import Unit
 
 REMOVED = 3
@@ -90,7 +90,7 @@ def judged(before: tuple[int, int], after: tuple[int, int], plan: Plan) -> list[
 
 def _units(model: nn.Module, batch: Any) -> tuple[Unit, ...]:
     try:
-        return find_units(model, DEPTH_KINDS if is_supported(model) else GRAPH_KINDS, batch)
+        return find_units(model, DEPTH_KINDS, batch)
     except ValueError as error:
         raise _ended("find_units", error) from error
     except Exception as error:
