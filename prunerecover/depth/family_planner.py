@@ -12,9 +12,8 @@ from prunerecover.depth.family.calibrated_sets import CalibratedSets
 from prunerecover.depth.family.edits import edits_of, saving_if_left
 from prunerecover.depth.family.one_shot import one_shot
 from prunerecover.depth.planner import Decision, DepthPlanner
-from prunerecover.depth.search.goals import Counted, Goal, Share
 from prunerecover.depth.search.joint import JointSearch
-from prunerecover.depth.search.selection import check_most, count_by_kind
+from prunerecover.depth.search.selection import check_most
 from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
@@ -75,28 +74,17 @@ class FamilyPlanner(DepthPlanner):
             return self._decided(
                 scores, one_shot(self.calibrator, units, scores, budget, self.config.registered, dense)
             )
-        found = JointSearch(self._sets, self._goal(units, budget), greedy=self.search == "greedy")
+        if budget.share is not None:
+            cost, share = budget.share
+            check_most(units, cost, share, self._saver(cost), len(describe(self.model).blocks) - 1)
+        goal = self._goal(units, budget, self._saved_together)
+        found = JointSearch(self._sets, goal, greedy=self.search == "greedy")
         chosen = found.run()
         return self._decided(found.first, self._sets.choices(chosen))
 
     def _decided(self, scores: dict[str, float], choices: Sequence[Choice]) -> Decision:
         edits, tensors = edits_of(self.model, ((choice.unit, choice.candidate) for choice in choices))
         return Decision(edits, scores, {choice.unit.name: choice.divergence for choice in choices}, tensors)
-
-    def _goal(self, units: Sequence[Unit], budget: Budget) -> Goal:
-        if budget.share is None:
-            return Counted(units, budget.counts(count_by_kind(units)))
-        cost, share = budget.share
-        most_blocks = len(describe(self.model).blocks) - 1
-        check_most(units, cost, share, self._saver(cost), most_blocks)
-        counted = "macs" if cost == "latency" else cost  # no clock tells what a single unit takes
-        return Share(
-            units,
-            share,
-            lambda chosen: self._saved_together(chosen, cost),
-            lambda alone: self._saved_together(alone, counted),
-            most_blocks=most_blocks,
-        )
 
     def _saved_together(self, units: Sequence[Unit], cost: str) -> float:
         """Return the share of a cost that goes with units, less what they leave."""

@@ -13,6 +13,7 @@ from prunerecover.depth.units import find_units
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import ModelInputs
+from prunerecover.model.checks import check_call
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.budget import Budget
 from prunerecover.surgery.saved_cost import DenseCost
@@ -34,6 +35,7 @@ def check_feasible(model: nn.Module, inputs: ModelInputs, budget: Budget, config
     with progress("checking the budget"), ordinary_arithmetic(), evaluating(model), uncompiled():
         example = inputs.select(torch.tensor([0])).to(device_of(model))
         if not known_by_parts(model, kinds, config.search):
+            check_call(model, example, "batches")
             _, units = units_that_may_go(model, example, kinds, config)
             if budget.in_units:
                 budget.counts(count_by_kind(units))

@@ -15,17 +15,15 @@ from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.planner import Decision, DepthPlanner
-from prunerecover.depth.search.goals import Counted, Goal, Share, not_enough
+from prunerecover.depth.search.goals import Goal, not_enough
 from prunerecover.depth.search.in_turn import in_turn
 from prunerecover.depth.search.joint import JointSearch
-from prunerecover.depth.search.selection import check_comparable, count_by_kind
+from prunerecover.depth.search.selection import check_comparable
 from prunerecover.depth.units import nothing_found
 from prunerecover.display.progress import progress
-from prunerecover.families.describe import describe, is_supported
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.registry import IMPORTANCES, check_unit_scores
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.checks import check_call
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.units import Unit, names_of
 
@@ -40,7 +38,7 @@ class GraphPlanner(DepthPlanner):
     def _prepare(self) -> None:
         self.removals, self.units = units_that_may_go(self.model, self.example, self.kinds, self.config)
         with progress("running the dense network"):
-            self.variants = Variants(self.removals, self.samples.together, len(self.samples.held_out))
+            self.variants = Variants(self.removals, self.samples.all_samples, len(self.samples.held_out))
         self._saved: dict[tuple[str, frozenset[str]], float] = {}
 
     def _decide(self, budget: Budget) -> Decision:
@@ -60,7 +58,7 @@ class GraphPlanner(DepthPlanner):
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def _choose(self, budget: Budget) -> tuple[dict[str, float], list[Unit]]:
-        goal, search = self._goal(budget), self.search
+        goal, search = self._goal(self.units, budget, self._saved_by_units), self.search
         if search in ("joint", "greedy"):
             found = JointSearch(self.variants, goal, greedy=search == "greedy")
             chosen = found.run()
@@ -107,14 +105,6 @@ class GraphPlanner(DepthPlanner):
         check_unit_scores(able, registered.name)
         return found
 
-    def _goal(self, budget: Budget) -> Goal:
-        if budget.share is None:
-            return Counted(self.units, budget.counts(count_by_kind(self.units)))
-        cost, share = budget.share
-        counted = "macs" if cost == "latency" else cost  # no clock tells what a single unit takes
-        most_blocks = len(describe(self.model).blocks) - 1 if is_supported(self.model) else None
-        return Share(self.units, share, self._saver(cost), self._saver(counted), most_blocks=most_blocks)
-
     def _saved_by_units(self, units: Sequence[Unit], cost: str) -> float:
         key = cost, names_of(units)
         if key not in self._saved:
@@ -132,14 +122,13 @@ def units_that_may_go(
 
     Args:
         model: Unwrapped, in evaluation mode.
-        example: One sample on its device.
+        example: One sample on its device, which the model takes.
         kinds: Of the units.
         config: Says which are ignored, and whether strided layers may go.
 
     Raises:
-        ValueError: If the model does not take the sample, has no such unit, or a pattern matches none.
+        ValueError: If it has no such unit, or a pattern matches none.
     """
-    check_call(model, example, "batches")
     with progress("tracing the network"):
         removals = Removals(model, example, kinds, include_strided=config.include_strided)
     if config.ignore and removals.units:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.depth.search.selection import smallest_share
+from prunerecover.depth.search.goals import Counted, Goal, Share
+from prunerecover.depth.search.selection import count_by_kind, smallest_share
 from prunerecover.display.progress import progress
+from prunerecover.families.describe import describe, is_supported
 from prunerecover.model.batches import Batches, as_inputs, listed, split_batches
 from prunerecover.model.checks import check_call, check_plannable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
@@ -156,6 +158,20 @@ class DepthPlanner(ABC):
     @abstractmethod
     def _saved_by_units(self, units: Sequence[Unit], cost: str) -> float:
         """Return the share of a cost that goes with some units which leave nothing."""
+
+    def _goal(self, units: Sequence[Unit], budget: Budget, saved: Callable[[Sequence[Unit], str], float]) -> Goal:
+        """Return how much of some units has to go; `saved` measures the share of a cost that goes with some of them."""
+        if budget.share is None:
+            return Counted(units, budget.counts(count_by_kind(units)))
+        cost, share = budget.share
+        counted = "macs" if cost == "latency" else cost  # no clock tells what a single unit takes
+        return Share(
+            units,
+            share,
+            lambda chosen: saved(chosen, cost),
+            lambda alone: saved(alone, counted),
+            most_blocks=len(describe(self.model).blocks) - 1 if is_supported(self.model) else None,
+        )
 
     def _saver(self, cost: str) -> Callable[[Sequence[Unit]], float]:
         return lambda units: self._saved_by_units(units, cost)

@@ -187,7 +187,7 @@ class CalibrationSet:
     n_samples: int
 
     @property
-    def together(self) -> tuple[ModelInputs, ...]:
+    def all_samples(self) -> tuple[ModelInputs, ...]:
         """All samples once: those of `fit`, and those of `held_out` unless they are the same."""
         return (*self.fit, *self.held_out) if self.enough else self.held_out
 

@@ -233,7 +233,7 @@ class Removals:
 
 def _home(path: str, blocks: Sequence[str]) -> str:
     """Return the block that holds a module; empty if none does."""
-    return next((block for block in blocks if path.startswith(f"{block}.")), "")
+    return next((block for block in blocks if is_within(path, block)), "")
 
 
 def _parameters(model: nn.Module, paths: Sequence[str]) -> int:

@@ -35,8 +35,12 @@ def failure(model: nn.Module, example: ModelInputs, edits: Sequence[Edit]) -> st
     try:
         outputs_after(model, example, edits)
     except Exception as error:  # whatever the network's own code raises
-        return f"the network does not run without it ({type(error).__name__}: {str(error)[:100]})"
+        return _told(error)
     return ""
+
+
+def _told(error: Exception) -> str:
+    return f"the network does not run without it ({type(error).__name__}: {str(error)[:100]})"
 
 
 def bypass(pair: LinearPair) -> Bypass:
@@ -73,11 +77,11 @@ def _why_two(model: nn.Module, example: ModelInputs, pairs: Sequence[LinearPair]
     """Return why pairs of linears with nothing between them must stay two; empty if they may become one."""
     bypassed: list[Edit] = [bypass(pair) for pair in pairs]
     merged: list[Edit] = [*bypassed, *(merge(pair) for pair in pairs)]
-    reason = failure(model, example, merged)
-    if reason:
-        return reason
-    both = (outputs_after(model, example, edits) for edits in (bypassed, merged))
-    if all(_same(two, one) for two, one in zip(*both, strict=True)):
+    try:
+        one, two = (outputs_after(model, example, edits) for edits in (merged, bypassed))
+    except Exception as error:  # whatever the network's own code raises
+        return _told(error)
+    if all(map(_same, two, one)):
         return ""
     return "the network computes something else once the linears around it are one: its code reads their sizes"
 

@@ -139,7 +139,7 @@ class JointSearch:
                 steps = self._best_steps(states)
                 if not steps and not done:
                     raise not_enough(self.goal, states[0].units, self.judge.refused)
-                states = [self._after(step) for step in steps]
+                states = [self._settled((*step.state.units, *step.move)) for step in steps]
                 done += [self._without_needless(state) for state in states if state.reached >= 1]
                 best = min(done, key=lambda state: state.cost, default=best)
                 for _ in steps[0].move if steps else ():
@@ -210,9 +210,6 @@ class JointSearch:
         for move, slope in self._slopes.items():
             if math.isfinite(slope) and all(unit.name in free for unit in move) and self.goal.fits(state.units, move):
                 yield Step(state, move, slope, self.goal.price(move))
-
-    def _after(self, step: Step) -> State:
-        return self._settled((*step.state.units, *step.move))
 
     def _settled(self, units: Move) -> State:
         return State(units, self.judge.settle(units), self.goal.reached(units))
