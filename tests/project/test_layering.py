@@ -28,6 +28,7 @@ ORDER = (
     "prunerecover.surgery",
     "prunerecover.calibration",
     "prunerecover.importance",
+    "prunerecover.language",
     "prunerecover.recovery",
     "prunerecover.graph",
     "prunerecover.width.tracing",

@@ -16,12 +16,17 @@ BOS, EOS = 1, 2
 WORDS = [f"w{index}" for index in range(3, VOCABULARY)]
 
 
-def tokenizer_of(folder: Path, **special: str) -> Path:
-    """Save a tokenizer whose word `w7` is token 7."""
+def word_tokenizer(**special: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose word `w7` is token 7."""
     vocabulary = {"<pad>": 0, "<s>": BOS, "</s>": EOS} | {word: int(word[1:]) for word in WORDS}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def tokenizer_of(folder: Path, **special: str) -> Path:
+    """Save a tokenizer of such words."""
+    word_tokenizer(**special).save_pretrained(folder)
     return folder
 
 

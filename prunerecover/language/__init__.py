@@ -1,0 +1,1 @@
+"""Questions with choices, and what a language model makes of them."""

@@ -1,0 +1,184 @@
+"""How likely a language model finds answers: tokens of prompt and answer, log-likelihoods, and losses made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover.importance.losses import IGNORED
+from prunerecover.language.questions import Question
+from prunerecover.model.batches import logits_of
+
+AnswerBatch = tuple[dict[str, Tensor], Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How text becomes tokens.
+
+    Attributes:
+        tokenizer: Of transformers.
+        context: How many tokens the model takes; None: as many as the tokenizer says.
+        chat: Whether the prompt is the message of a user, in the tokenizer's chat template.
+
+    Raises:
+        ValueError: If chat is asked for and the tokenizer has no template.
+    """
+
+    tokenizer: Any
+    context: int | None = None
+    chat: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the tokenizer."""
+        if self.chat and not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError(
+                f"Expected a tokenizer with a chat template, but {self.tokenizer.name_or_path} has none. Use "
+                "chat=False."
+            )
+
+    def prompt(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt without an answer.
+
+        Raises:
+            ValueError: If there are more than the model takes.
+        """
+        if self.chat:
+            message = [{"role": "user", "content": prompt}]
+            text = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+            ids = self._tokens(text, special=False)  # the template has the special tokens
+        else:
+            ids = self._tokens(prompt, special=True)
+        self._check(ids, prompt)
+        return ids
+
+    def with_answer(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of a prompt and those of an answer behind it.
+
+        Raises:
+            ValueError: If there are more than the model takes, or the answer has none.
+        """
+        before = self.prompt(prompt)
+        after = self._tokens(answer if self.chat else f" {answer}", special=False)
+        if not after:
+            raise ValueError(f"Expected an answer of one token or more, but {answer!r} has none. Leave it out.")
+        self._check([*before, *after], prompt)
+        return before, after
+
+    def _tokens(self, text: str, special: bool) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        end = self.tokenizer.eos_token_id
+        return ids[:-1] if special and len(ids) > 1 and ids[-1] == end else ids
+
+    def _check(self, ids: Sequence[int], prompt: str) -> None:
+        context = self.context or int(self.tokenizer.model_max_length)
+        if not ids or len(ids) > context:
+            raise ValueError(
+                f"Expected a prompt and answer of 1 to {context} tokens, the context of the model, but got {len(ids)} "
+                f"for {prompt[:60]!r}. Shorten it, or leave it out."
+            )
+
+
+def padded(rows: Sequence[Sequence[int]], tokenizer: Any, *, left: bool = False) -> dict[str, Tensor]:
+    """Return `input_ids` and `attention_mask` `(N, T)` of token lists; a tokenizer needs no token for padding.
+
+    Args:
+        rows: Tokens of each sample.
+        tokenizer: Whose padding token, or else end of text, fills what is masked.
+        left: Whether the padding comes first, as generation wants it.
+    """
+    names = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    fill = next(name for name in names if name is not None)
+    longest = max(map(len, rows))
+    ids, mask = torch.full((len(rows), longest), fill), torch.zeros(len(rows), longest, dtype=torch.long)
+    for i, row in enumerate(rows):
+        place = slice(longest - len(row), longest) if left else slice(len(row))
+        ids[i, place], mask[i, place] = torch.tensor(row), 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def answer_batches(
+    questions: Sequence[Question], encoding: Encoding, *, contrastive: bool = False, batch_size: int = 16
+) -> list[AnswerBatch]:
+    """Return batches for `answer_loss`: inputs, labels `(N, T)` that are -100 outside answers, and weights `(N,)`.
+
+    Args:
+        questions: In their order.
+        encoding: How text becomes tokens.
+        contrastive: Whether wrong answers are to become less likely: the right one of C counts C - 1, the others -1
+            each (PuDDing, arXiv 2502.04348, the contrastive form of its task likelihood). False: right answers alone.
+        batch_size: Answers at a time.
+
+    Raises:
+        ValueError: If there are no questions, or one is too long.
+    """
+    if not questions:
+        raise ValueError("Expected at least one question, but got none.")
+    rows: list[tuple[list[int], list[int], float]] = []
+    for question in questions:
+        for number, choice in enumerate(question.choices):
+            right = number == question.answer
+            if right or contrastive:
+                weight = (len(question.choices) - 1 if right else -1) if contrastive else 1
+                rows.append((*encoding.with_answer(question.prompt, choice), float(weight)))
+    pieces = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+    return [_batch(piece, encoding.tokenizer) for piece in pieces]
+
+
+def _batch(rows: Sequence[tuple[list[int], list[int], float]], tokenizer: Any) -> AnswerBatch:
+    inputs = padded([[*before, *after] for before, after, _ in rows], tokenizer)
+    labels = torch.full_like(inputs["input_ids"], IGNORED)
+    for i, (before, after, _) in enumerate(rows):
+        labels[i, len(before) : len(before) + len(after)] = torch.tensor(after)
+    return inputs, labels, torch.tensor([weight for *_, weight in rows])
+
+
+def token_log_likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the summed log-likelihood of each row's labels, `(N,)`, and how many tokens these are.
+
+    Args:
+        logits: `(N, T, V)`; those at t tell the token at t + 1.
+        labels: `(N, T)`, -100 where nothing is scored.
+    """
+    told, wanted = logits[:, :-1], labels[:, 1:]
+    scored = wanted != IGNORED
+    row = scored.nonzero()[:, 0]
+    logs = -F.cross_entropy(told[scored].float(), wanted[scored], reduction="none")
+    sums = torch.zeros(len(labels), device=logs.device).index_add(0, row, logs)
+    return sums, scored.sum(1)
+
+
+def answer_likelihoods(model: nn.Module, batch: AnswerBatch) -> Tensor:
+    """Return the mean log-likelihood per token of each answer, `(N,)`."""
+    inputs, labels, _ = batch
+    sums, tokens = token_log_likelihoods(logits_of(model(**inputs)), labels)
+    return sums / tokens
+
+
+def answer_loss(model: nn.Module, batch: AnswerBatch) -> Tensor:
+    """Return how unlikely right answers are, and, in contrastive batches, how likely wrong ones: see `answer_batches`.
+
+    A loss for `plan_depth` and for training: the mean over the batch of -weight x mean log-likelihood per token.
+    """
+    return -(batch[2] * answer_likelihoods(model, batch)).mean()
+
+
+def next_token_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Return the cross-entropy of each token given those before it, averaged over the tokens.
+
+    Args:
+        model: A causal language model.
+        batch: A mapping of `input_ids` `(N, T)` and, where sequences are padded, `attention_mask`; `labels` say what is
+            scored where they are there, -100 for nothing.
+    """
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    labels = batch.get("labels", inputs["input_ids"])
+    if "attention_mask" in inputs:
+        labels = labels.masked_fill(inputs["attention_mask"] == 0, IGNORED)
+    sums, tokens = token_log_likelihoods(logits_of(model(**inputs)), labels)
+    return sums.sum().neg() / tokens.sum().clamp_min(1)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cases.models.language import word_tokenizer
+from cases.models.tiny import tiny_llama
+
+from prunerecover.language.likelihood import (
+    Encoding,
+    answer_batches,
+    answer_likelihoods,
+    answer_loss,
+    next_token_loss,
+    padded,
+    token_log_likelihoods,
+)
+from prunerecover.language.questions import Question, question_of
+
+QUESTIONS = (
+    Question("w5 w6 w7 w8", ("w9", "w10 w11 w12"), 1),
+    Question("w6 w13 w14 w15 w5 w16 w17", ("w10", "w9 w9", "w20"), 0),
+)
+
+
+@pytest.fixture(scope="module")
+def llama() -> torch.nn.Module:
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def encoding() -> Encoding:
+    return Encoding(word_tokenizer(), context=64)
+
+
+def one_by_one(llama: torch.nn.Module, encoding: Encoding, question: Question, number: int) -> float:
+    """The oracle: no padding, a loop over tokens."""
+    before, after = encoding.with_answer(question.prompt, question.choices[number])
+    logs = []
+    for i, token in enumerate(after):
+        logits = llama(input_ids=torch.tensor([[*before, *after[:i]]])).logits[0, -1]
+        logs.append(float(logits.log_softmax(-1)[token]))
+    return sum(logs) / len(logs)
+
+
+@torch.no_grad()
+def test_likelihoods_of_padded_answers_are_those_of_each_alone(llama: torch.nn.Module, encoding: Encoding) -> None:
+    (batch,) = answer_batches(QUESTIONS, encoding, contrastive=True)
+    wanted = [one_by_one(llama, encoding, q, n) for q in QUESTIONS for n in range(len(q.choices))]
+    assert answer_likelihoods(llama, batch).tolist() == pytest.approx(wanted, abs=1e-5)
+
+
+@torch.no_grad()
+def test_the_loss_is_the_papers_task_likelihood(llama: torch.nn.Module, encoding: Encoding) -> None:
+    batches = answer_batches(QUESTIONS, encoding, batch_size=1)
+    found = sum(float(answer_loss(llama, batch)) for batch in batches)
+    assert found == pytest.approx(-sum(one_by_one(llama, encoding, q, q.answer) for q in QUESTIONS), abs=1e-5)
+
+
+@torch.no_grad()
+def test_the_contrastive_loss_weighs_the_right_answer_against_all_others(
+    llama: torch.nn.Module, encoding: Encoding
+) -> None:
+    (batch,) = answer_batches(QUESTIONS, encoding, contrastive=True)
+    total = 0.0
+    for q in QUESTIONS:
+        likely = [one_by_one(llama, encoding, q, n) for n in range(len(q.choices))]
+        total -= (len(likely) - 1) * likely[q.answer] - sum(likely[: q.answer] + likely[q.answer + 1 :])
+    assert float(answer_loss(llama, batch)) * 5 == pytest.approx(total, abs=1e-4)
+
+
+@torch.no_grad()
+def test_the_next_token_loss_is_that_of_transformers(llama: torch.nn.Module) -> None:
+    ids = torch.randint(0, 60, (3, 9))
+    assert float(next_token_loss(llama, {"input_ids": ids})) == pytest.approx(
+        float(llama(input_ids=ids, labels=ids).loss), abs=1e-6
+    )
+
+
+@torch.no_grad()
+def test_padding_is_not_scored(llama: torch.nn.Module) -> None:
+    ids = torch.randint(0, 60, (1, 9))
+    padded_ids = torch.cat([ids, torch.zeros(1, 4, dtype=torch.long)], 1)
+    mask = torch.tensor([[1] * 9 + [0] * 4])
+    found = next_token_loss(llama, {"input_ids": padded_ids, "attention_mask": mask})
+    assert float(found) == pytest.approx(float(next_token_loss(llama, {"input_ids": ids})), abs=1e-6)
+
+
+def test_uniform_logits_cost_the_logarithm_of_the_vocabulary() -> None:
+    sums, tokens = token_log_likelihoods(torch.zeros(2, 4, 8), torch.tensor([[0, 1, 2, 3], [-100, -100, -100, 5]]))
+    assert tokens.tolist() == [3, 1]
+    assert sums.tolist() == pytest.approx([-3 * math.log(8), -math.log(8)])
+
+
+def test_padding_needs_no_token_for_it() -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.pad_token = None
+    right = padded([[5, 6], [7]], tokenizer)
+    left = padded([[5, 6], [7]], tokenizer, left=True)
+    assert right["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    assert left["attention_mask"].tolist() == [[1, 1], [0, 1]]
+    assert left["input_ids"][1, 1] == 7
+
+
+def test_gradients_flow_from_the_losses(llama: torch.nn.Module, encoding: Encoding) -> None:
+    (batch,) = answer_batches(QUESTIONS, encoding)
+    assert answer_loss(llama, batch).requires_grad
+    assert next_token_loss(llama, batch[0]).requires_grad
+
+
+def test_a_prompt_beyond_the_context_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 to 7 tokens, the context of the model, but got"):
+        answer_batches(QUESTIONS, Encoding(word_tokenizer(), context=7))
+
+
+def test_chat_needs_a_template() -> None:
+    with pytest.raises(ValueError, match="Expected a tokenizer with a chat template"):
+        Encoding(word_tokenizer(), chat=True)
+
+
+def test_chat_templates_are_used(encoding: Encoding) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}w40 {{ m['content'] }}{% endfor %} w41"
+    assert encoding.prompt("w5 w6") == [5, 6]
+    assert Encoding(tokenizer, chat=True).prompt("w5 w6") == [40, 5, 6, 41]
+    assert Encoding(tokenizer, chat=True).with_answer("w5 w6", "w7") == ([40, 5, 6, 41], [7])
+
+
+def test_no_question_is_refused(encoding: Encoding) -> None:
+    with pytest.raises(ValueError, match="Expected at least one question, but got none"):
+        answer_batches((), encoding)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "choices", "answer", "message"),
+    [
+        (" ", ("a",), 0, "Expected a prompt that the answers follow"),
+        ("Q", (), 0, "Expected choices that are not empty"),
+        ("Q", ("a", ""), 0, "Expected choices that are not empty"),
+        ("Q", ("a", "b"), 2, "Expected the number of the right choice, from 0 to 1, but got 2"),
+    ],
+)
+def test_questions_that_are_none(prompt: str, choices: tuple[str, ...], answer: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Question(prompt, choices, answer)
+
+
+def test_rows_of_data_sets_become_questions() -> None:
+    row = {"question": "is snow warm", "choices": ["yes", "no"], "answer": 1, "passage": "Snow is cold."}
+    assert question_of(row).prompt == "Snow is cold.\nQuestion: is snow warm\nAnswer:"
+    assert question_of(row).right == "no"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "Q", "choices": ["a"]}, "answer is missing in one with choices, question"),
+        ({"question": "Q", "choices": ["a"], "answer": "b"}, r"Expected one of the choices \['a'\]"),
+    ],
+)
+def test_rows_that_are_no_questions(row: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        question_of(row)
