@@ -160,7 +160,7 @@ class DepthPrune(PruningCallback):
         self, network: nn.Module, budget: Budget | None, batches: Callable[[], list[CapturedInputs]]
     ) -> None:
         """Raise ValueError if a budget is more than all units hold, as far as that is known without scores."""
-        by_parts = budget is None or known_by_parts(network, budget.kinds(()), self.config.search)
+        by_parts = budget is None or known_by_parts(network, budget.kinds(()), self.config)
         if budget is not None and (not by_parts or (budget.share is not None and budget.latency is None)):
             check_feasible(network, batches()[0], budget, self.config)
 

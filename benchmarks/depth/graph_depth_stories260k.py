@@ -24,6 +24,7 @@ from benchmarks.depth.graph_depth_rows import PLANS, Row, add, rows_so_far
 from prunerecover.cost.statistics import paired_difference, wilson_interval
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.graph_planner import GraphPlanner
+from prunerecover.depth.layers.objectives import OutputDivergence
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.search.goals import Counted, Goal, free
 from prunerecover.depth.search.joint import JointSearch, State, Step
@@ -164,7 +165,7 @@ def all_sets(planner: GraphPlanner, seed: int) -> dict[frozenset[str], float]:
 
 def exhaustive(planner: GraphPlanner) -> dict[frozenset[str], float]:
     """Return the divergence of all pairs and triples."""
-    variants = Variants(planner.removals, planner.variants.batches, len(planner.samples.held_out))
+    variants = Variants(planner.removals, OutputDivergence(planner.samples))
     found: dict[frozenset[str], float] = {}
     for i, first in enumerate(planner.units):  # sets that begin alike have what comes before the next unit in common
         moves = [move for n in (1, 2) for move in combinations(planner.units[i + 1 :], n)]
@@ -186,11 +187,11 @@ def case(planner: GraphPlanner, goal: str, seed: int, known: dict[frozenset[str]
         and all(sum(kinds[name] == kind for name in names) == count for kind, count in GOALS[goal].items())
     }
     best = min(able, key=lambda names: able[names])
-    variants = Variants(planner.removals, planner.variants.batches, len(planner.samples.held_out))
+    variants = Variants(planner.removals, OutputDivergence(planner.samples))
     search = Watched(variants, wanted)
     chosen = frozenset(unit.name for unit in search.run())
     forwards = variants.runner.layers_run
-    layers = len(planner.removals.graph.of_kind("layer")) * len(planner.variants.batches)
+    layers = len(planner.removals.graph.of_kind("layer")) * len(planner.samples.all_samples)
     naive = (len(search.sets) + 1) * layers
     alone = dict(zip(kinds, variants.scores((), [(unit,) for unit in planner.units]), strict=True))
     once = min(able, key=lambda names: sum(alone[name] for name in names))

@@ -17,8 +17,9 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
 from prunerecover.plan.units import Unit
 
-SEARCHES = ("one_shot", "greedy", "joint", "two_to_one", "rounds")
-DIVERGENCE_SEARCHES = ("greedy", "joint")  # that rank by output divergence alone
+SEARCHES = ("one_shot", "greedy", "exact", "joint", "two_to_one", "rounds")
+SET_SEARCHES = ("greedy", "exact", "joint")  # that judge sets of units
+SET_IMPORTANCES = ("output_divergence", "cross_entropy")  # by which they can be judged
 GRAPH_SEARCHES = ("two_to_one", "rounds")  # of units that the computation graph shows
 
 
@@ -59,10 +60,10 @@ class DepthConfig:
         ):
             if value not in allowed:
                 raise ValueError(f"Expected argument {name} to be one of {', '.join(allowed)}, but got '{value}'.")
-        if self.search in DIVERGENCE_SEARCHES and self.registered.name != "output_divergence":
+        if self.search in SET_SEARCHES and self.registered.name not in SET_IMPORTANCES:
             raise ValueError(
-                f"Expected importance='output_divergence' for search='{self.search}', but got "
-                f"'{self.registered.name}'. Use search='one_shot'."
+                f"Expected importance to be one of {', '.join(SET_IMPORTANCES)} for search='{self.search}', which "
+                f"judges sets of units, but got '{self.registered.name}'. Use search='one_shot'."
             )
         object.__setattr__(self, "ignore", patterns_of(self.ignore))
 
@@ -70,6 +71,11 @@ class DepthConfig:
     def registered(self) -> RegisteredImportance:
         """The importance, with what planning must know of it."""
         return importance_of(self.importance)
+
+    @property
+    def by_loss(self) -> bool:
+        """Whether sets of units are judged by the loss."""
+        return self.search in SET_SEARCHES and self.registered.name == "cross_entropy"
 
     def check_ready(self, kinds: Sequence[str]) -> None:
         """Raise ValueError if a kind is not one of depth, or the importance needs a loss and there is none."""
@@ -93,15 +99,16 @@ def kinds_of(model: nn.Module, budget: Budget | None, kinds: Sequence[str] | Non
     return usual if budget is None else budget.kinds(usual) or usual
 
 
-def known_by_parts(model: nn.Module, kinds: Sequence[str], search: str | None = None) -> bool:
+def known_by_parts(model: nn.Module, kinds: Sequence[str], config: DepthConfig | None = None) -> bool:
     """Whether a model's units are known by the parts of its family; else its computation graph shows them.
 
     Args:
         model: Unwrapped.
         kinds: Of the units.
-        search: For them.
+        config: Of planning.
     """
-    return is_supported(model) and "layer" not in kinds and search not in GRAPH_SEARCHES
+    by_graph = config is not None and (config.search in GRAPH_SEARCHES or config.by_loss)
+    return is_supported(model) and "layer" not in kinds and not by_graph
 
 
 def not_ignored(units: Sequence[Unit], ignore: Sequence[str]) -> tuple[Unit, ...]:

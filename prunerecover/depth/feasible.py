@@ -34,7 +34,7 @@ def check_feasible(model: nn.Module, inputs: ModelInputs, budget: Budget, config
     kinds = kinds_of(model, budget, config.kinds)
     with progress("checking the budget"), ordinary_arithmetic(), evaluating(model), uncompiled():
         example = inputs.select(torch.tensor([0])).to(device_of(model))
-        if not known_by_parts(model, kinds, config.search):
+        if not known_by_parts(model, kinds, config):
             check_call(model, example, "batches")
             _, units = units_that_may_go(model, example, kinds, config)
             if budget.in_units:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from torch import nn
 
 from prunerecover.calibration.divergence import OtherShape
-from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
+from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.layers import scores as graph_scores
+from prunerecover.depth.layers.objectives import LossIncrease, Objective, OutputDivergence
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
@@ -24,6 +25,7 @@ from prunerecover.display.progress import progress
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.registry import IMPORTANCES, check_unit_scores
 from prunerecover.model.batches import ModelInputs
+from prunerecover.model.evaluation import device_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.units import Unit, names_of
 
@@ -38,8 +40,14 @@ class GraphPlanner(DepthPlanner):
     def _prepare(self) -> None:
         self.removals, self.units = units_that_may_go(self.model, self.example, self.kinds, self.config)
         with progress("running the dense network"):
-            self.variants = Variants(self.removals, self.samples.all_samples, len(self.samples.held_out))
+            self.variants = Variants(self.removals, self._objective())
         self._saved: dict[tuple[str, frozenset[str]], float] = {}
+
+    def _objective(self) -> Objective:
+        """Return what sets of units are judged by: the loss, where a search goes by it."""
+        if self.config.by_loss and self.config.loss is not None:
+            return LossIncrease(self.config.loss, self.batches, device_of(self.model))
+        return OutputDivergence(self.samples)
 
     def _decide(self, budget: Budget) -> Decision:
         scores, chosen = self._choose(budget)
@@ -51,6 +59,8 @@ class GraphPlanner(DepthPlanner):
 
     def _divergence(self, chosen: Sequence[Unit]) -> dict[str, float]:
         """Return the divergence of the output by the unit that went last; none if what it detects has another shape."""
+        if self.config.by_loss:
+            return {}
         try:
             found = {unit.name: self.variants.divergence(chosen) for unit in chosen[-1:]}
         except OtherShape:
@@ -59,8 +69,8 @@ class GraphPlanner(DepthPlanner):
 
     def _choose(self, budget: Budget) -> tuple[dict[str, float], list[Unit]]:
         goal, search = self._goal(self.units, budget, self._saved_by_units), self.search
-        if search in ("joint", "greedy"):
-            found = JointSearch(self.variants, goal, greedy=search == "greedy")
+        if search in SET_SEARCHES:
+            found = JointSearch(self.variants, goal, search)
             chosen = found.run()
             return found.first, chosen
         scores = self.rank()
@@ -100,7 +110,8 @@ class GraphPlanner(DepthPlanner):
                     model=self.model, units=units, batches=tuple(self.batches), loss=config.loss, seed=config.seed
                 )
             )
-        found = own(GraphContext(self.variants, units, gone, tuple(self.batches), config.loss, config.seed))
+        samples = self.samples.all_samples
+        found = own(GraphContext(self.variants, samples, units, gone, tuple(self.batches), config.loss, config.seed))
         able = {name: value for name, value in found.items() if value != math.inf}  # the others cannot go
         check_unit_scores(able, registered.name)
         return found

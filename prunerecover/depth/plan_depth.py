@@ -55,7 +55,10 @@ def plan_depth(
             there by name. Whole blocks always leave nothing.
         search: "joint" removes one unit at a time by divergence per saved cost, ranks the others again on the pruned
             network, and then exchanges chosen units for better ones: units interact. "greedy" does so without
-            exchanges. Both need "output_divergence". "one_shot" ranks once. "two_to_one" ranks once, and takes two
+            exchanges, and "exact" judges every unit at each step, where the others leave out those that can hardly be
+            the best. These three minimise the output divergence, or, with importance="cross_entropy", the `loss`: the
+            likelihood of text (`language.likelihood.next_token_loss`), of answers (`answer_loss`), or your own.
+            "one_shot" ranks once. "two_to_one" ranks once, and takes two
             units that are no attention for each attention; "rounds" ranks again after each removal, by any importance.
             None: the best that is possible.
         kinds: Of the units that may go, for a budget in a share of cost; None: all but layers in supported families,
@@ -97,5 +100,5 @@ def planner_for(model: nn.Module, budget: Budget, batches: Batches, config: Dept
     """
     check_network(unwrap(model))
     kinds = kinds_of(unwrap(model), budget, config.kinds)
-    by_parts = known_by_parts(unwrap(model), kinds, config.search)
+    by_parts = known_by_parts(unwrap(model), kinds, config)
     return (FamilyPlanner if by_parts else GraphPlanner)(model, kinds, batches=batches, config=config)

@@ -29,10 +29,23 @@ def loss_of(model: nn.Module, batch: Any, loss: Loss) -> Tensor:
         TypeError: If it is no tensor.
         ValueError: If it is not a scalar, or no gradient flows from it.
     """
-    value = loss(model, on_device(batch, device_of(model)))
+    return check_loss(loss(model, on_device(batch, device_of(model))), gradients=True)
+
+
+def check_loss(value: object, *, gradients: bool = False) -> Tensor:
+    """Return what a loss has returned.
+
+    Args:
+        value: Of one batch.
+        gradients: Whether they have to flow from it.
+
+    Raises:
+        TypeError: If it is no tensor.
+        ValueError: If it is not a scalar, or no gradient flows from it.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(f"Expected loss(model, batch) to return a scalar tensor, but got {type(value).__name__}.")
-    if value.numel() != 1 or not value.requires_grad:
+    if value.numel() != 1 or (gradients and not value.requires_grad):
         raise ValueError(
             "Expected loss(model, batch) to return a scalar that gradients flow from, but got shape "
             f"{tuple(value.shape)} with requires_grad={value.requires_grad}. Average over the batch, and do not detach."

@@ -36,7 +36,7 @@ class GraphPlan(PlanMethod):
         kinds: For a share: among `layer`, `attention`, `mlp` and `block`.
         importance: What ranks the units: `output_divergence`, `taylor`, `magnitude`, `angular_distance`,
             `cross_entropy`, `random`, or the import path of a callable.
-        search: `joint`, `greedy`, `one_shot`, `two_to_one` or `rounds`; None takes the best that is possible.
+        search: `joint`, `greedy`, `exact`, `one_shot`, `two_to_one` or `rounds`; None takes the best that is possible.
         include_strided: Whether layers that change spatial dimensions may go, too.
         ignore: Shell patterns of units that stay.
         seed: Of everything random.

@@ -47,7 +47,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "replace": ({"remove": {"attention": 1}, "replace": "magic"}, "replace to be one of calibrated, zero, identity"),
     "search": (
         {"remove": {"attention": 1}, "search": "beam"},
-        "search to be one of one_shot, greedy, joint, .* but got 'beam'",
+        "search to be one of one_shot, greedy, exact, joint, .* but got 'beam'",
     ),
     "no loss": (
         {"remove": {"attention": 1}, "importance": "taylor"},
@@ -55,11 +55,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "greedy by magnitude": (
         {"budget": Budget(macs=0.1), "search": "greedy", "importance": "magnitude"},
-        "Expected importance='output_divergence' for search='greedy', but got 'magnitude'. Use search='one_shot'",
+        "one of output_divergence, cross_entropy for search='greedy', .* but got 'magnitude'. Use",
     ),
     "joint by magnitude, on the graph": (
         {"budget": Budget(macs=0.1), "search": "joint", "importance": "magnitude", "kinds": "layer"},
-        "Expected importance='output_divergence' for search='joint', but got 'magnitude'. Use search='one_shot'",
+        "one of output_divergence, cross_entropy for search='joint', .* but got 'magnitude'. Use",
     ),
 }
 

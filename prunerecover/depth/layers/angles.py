@@ -34,7 +34,7 @@ def angular_distance(context: GraphContext) -> Scores:
         )
     network, _ = context.without()
     sums, tokens = dict.fromkeys((unit.name for unit in context.units), 0.0), dict.fromkeys(context.units, 0)
-    for batch in context.variants.batches:
+    for batch in context.samples:
         with evaluating(network):
             calls = _calls(network, {unit.block for unit in context.units}, batch)
         for unit in context.units:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from prunerecover.graph.computation_graph import ComputationGraph
-from prunerecover.model.batches import ModelInputs, call, predictions_of
 from prunerecover.model.paths import get_module
 
 PARTS = 24  # into about so many pieces a network is cut
@@ -44,36 +43,37 @@ class PrefixRunner:
 
     Args:
         graph: Of the dense network; variants have its module paths.
-        batches: On the network's device.
+        batches: How many there are.
+        run: Runs a network on the batch of a number.
 
     Attributes:
         layers_run: How many calls of layers were computed so far, per batch.
     """
 
-    def __init__(self, graph: ComputationGraph, batches: Sequence[ModelInputs]) -> None:
-        self.graph, self.batches = graph, batches
+    def __init__(self, graph: ComputationGraph, batches: int, run: Callable[[nn.Module, int], Tensor]) -> None:
+        self.graph, self._run = graph, run
         self.pieces = _pieces(graph)
         self.layers_run = 0
         self._layers = len(graph.of_kind("layer"))
         self._copies = any(node.in_place for node in graph.nodes)
-        self._kept: list[dict[str, Any]] = [{} for _ in batches]
+        self._kept: list[dict[str, Any]] = [{} for _ in range(batches)]
 
     def keep(self, network: nn.Module, first: int = 0) -> list[Tensor]:
-        """Make a network the base, and return its outputs.
+        """Make a network the base, and return what running it gave.
 
         Args:
             network: That later variants are compared with.
             first: Index of the first node in which it differs from the base before.
         """
         outputs = []
-        for number, batch in enumerate(self.batches):
+        for number in range(len(self._kept)):
             with self._answering(network, number, first), self._keeping(network, number, first):
-                outputs.append(predictions_of(call(network, batch)))
-        self._count(first, len(self.batches))
+                outputs.append(self._run(network, number))
+        self._count(first, len(self._kept))
         return outputs
 
     def run(self, network: nn.Module, first: int, numbers: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the outputs of a variant on some batches.
+        """Yield what running a variant on some batches gives.
 
         Args:
             network: The variant.
@@ -83,7 +83,7 @@ class PrefixRunner:
         self._count(first, len(numbers))
         for number in numbers:
             with self._answering(network, number, first):
-                yield predictions_of(call(network, self.batches[number]))
+                yield self._run(network, number)
 
     def _count(self, first: int, batches: int) -> None:
         skipped = sum(piece.layers for piece in self.pieces if piece.last < first)

@@ -12,6 +12,7 @@ from torch import nn
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.importance.context import Loss
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import Applied, apply_edits
@@ -25,6 +26,7 @@ class GraphContext:
 
     Attributes:
         variants: Judge sets of units.
+        samples: Calibration samples on the network's device.
         units: To score.
         gone: Units that went before: the others are scored on the pruned network.
         batches: Calibration batches as the user gave them, labels included.
@@ -33,6 +35,7 @@ class GraphContext:
     """
 
     variants: Variants
+    samples: Sequence[ModelInputs]
     units: Sequence[Unit]
     gone: tuple[Unit, ...] = ()
     batches: Sequence[Any] = ()

@@ -1,4 +1,4 @@
-"""Variants of a network without some of its units, judged by the divergence of their output."""
+"""Variants of a network without some of its units, judged by the divergence of their output or by their loss."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from prunerecover.calibration.divergence import mean_divergence
+from prunerecover.depth.layers.objectives import Objective
 from prunerecover.depth.layers.prefix import PrefixRunner
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.importance.registry import check_unit_scores
-from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
 from prunerecover.plan.units import Unit, names_of
@@ -34,12 +33,11 @@ class _Base:
 
 
 class Variants:
-    """Judges sets of units by the divergence of the network without them from the dense one.
+    """Judges sets of units by the network without them, beside the dense one.
 
     Args:
         removals: All that can go.
-        batches: Calibration samples on the network's device.
-        few: How many of the last batches rough scores are made of.
+        objective: What networks are judged by; "divergence" below is its value, whatever it is.
 
     Attributes:
         runner: Counts what was computed.
@@ -49,33 +47,32 @@ class Variants:
 
     together = 1
 
-    def __init__(self, removals: Removals, batches: Sequence[ModelInputs], few: int) -> None:
-        self._all, self._few = range(len(batches)), range(len(batches) - few, len(batches))
-        self.removals, self.batches, self.refused = removals, batches, ""
-        self.runner = PrefixRunner(removals.graph, batches)
+    def __init__(self, removals: Removals, objective: Objective) -> None:
+        self.removals, self.objective, self.refused = removals, objective, ""
+        self.runner = PrefixRunner(removals.graph, len(objective.all), objective.run)
         self._nodes: dict[str, int] = {}
         for node in reversed(removals.graph.nodes):
             self._nodes |= dict.fromkeys((node.module, *(w.rpartition(".")[0] for w in node.weights)), node.index)
         self._known: dict[frozenset[str], float] = {frozenset(): 0.0}
         self._twin = share_copy(removals.model).eval()
         self._base = _Base(frozenset(), _signature(self._twin, Applied()))
-        self.dense: list[Tensor] = self.runner.keep(self._twin)
+        objective.start(self.runner.keep(self._twin))
 
     def divergence(self, units: Sequence[Unit]) -> float:
-        """Return the mean divergence of the output without some units; see `output_divergence`.
+        """Return how much worse the network is without some units, by the objective.
 
         Raises:
             NotRemovable: If the widths around a layer cannot be reconciled.
         """
         key = names_of(units)
         if key not in self._known:
-            self._known[key] = self._measured(units, self._all)
+            self._known[key] = self._measured(units, self.objective.all)
         return self._known[key]
 
     def rough(self, moves: Sequence[Move]) -> list[float]:
         """Return about the divergence without the units of each move, on a few samples; infinite if they cannot go."""
         self._rebase(())
-        return self._each(moves, lambda move: self._measured(move, self._few))
+        return self._each(moves, lambda move: self._measured(move, self.objective.few))
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[Move]) -> list[float]:
         """Return the divergence without the units that are gone and those of each move; infinite if they cannot go.
@@ -100,10 +97,9 @@ class Variants:
             self._base = _Base(names_of(units), signature)
 
     def _measured(self, units: Sequence[Unit], numbers: Sequence[int]) -> float:
-        """Return the mean divergence without some units on some batches."""
-        batches, dense = [self.batches[number] for number in numbers], [self.dense[number] for number in numbers]
+        """Judge the network without some units on some batches."""
         with self._without(units) as signature:
-            return mean_divergence(batches, dense, self.runner.run(self._twin, self._first_change(signature), numbers))
+            return self.objective.judge(numbers, self.runner.run(self._twin, self._first_change(signature), numbers))
 
     def _each(self, moves: Sequence[Move], score: Callable[[Move], float]) -> list[float]:
         """Score moves; infinite for those that cannot go, and NaN is refused."""
@@ -115,7 +111,7 @@ class Variants:
                 self.refused = f"{error} "
                 found.append(math.inf)
         named = {", ".join(unit.name for unit in move): one for move, one in zip(moves, found, strict=True)}
-        check_unit_scores({name: one for name, one in named.items() if one != math.inf}, "output_divergence")
+        check_unit_scores({name: one for name, one in named.items() if one != math.inf}, self.objective.name)
         return found
 
     @contextmanager

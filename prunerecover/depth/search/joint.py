@@ -113,14 +113,15 @@ class JointSearch:
     Attributes:
         judge: Judges sets of units.
         goal: How much has to go.
-        greedy: Whether a single set grows unit by unit, and nothing is exchanged.
+        search: "joint"; "greedy", by which a single set grows unit by unit and nothing is exchanged; or "exact", which
+            is greedy and judges every unit anew at each step, and not only those that may be the best.
         first: Divergence of each unit alone, by name, once the search has begun: on all samples for those that were
             among the best, else on a part of them; infinite for what cannot go.
     """
 
     judge: Judge
     goal: Goal
-    greedy: bool = False
+    search: str = "joint"
     first: dict[str, float] = field(default_factory=dict)
     _slopes: dict[Move, float] = field(default_factory=dict)
     _rough: set[Move] = field(default_factory=set)
@@ -144,7 +145,7 @@ class JointSearch:
                 best = min(done, key=lambda state: state.cost, default=best)
                 for _ in steps[0].move if steps else ():
                     advance()
-            for _ in range(0 if self.greedy else ROUNDS):
+            for _ in range(ROUNDS if self.search == "joint" else 0):
                 better = self._exchanged(best)
                 if better is best:
                     break
@@ -156,15 +157,16 @@ class JointSearch:
     @property
     def width(self) -> int:
         """Sets in the beam."""
-        return 1 if self.greedy else WIDTH
+        return WIDTH if self.search == "joint" else 1
 
     def _score_alone(self) -> None:
         """Judge everything that may go on the dense network, roughly: what may be among the best is judged again."""
         units = self.goal.units_to_score()
         moves: list[Move] = [(unit,) for unit in units]
-        if not self.greedy:
+        if self.search == "joint":
             moves += list(_of_one_module(units))
-        for move, divergence in zip(moves, self.judge.rough(moves), strict=True):
+        scores = self.judge.scores((), moves) if self.search == "exact" else self.judge.rough(moves)
+        for move, divergence in zip(moves, scores, strict=True):
             self._rough.add(move)
             self._slopes[move] = self._slope(State(), move, divergence)
             if len(move) == 1:
@@ -179,7 +181,7 @@ class JointSearch:
         found: dict[frozenset[str], tuple[float, float, Step]] = {}
         for state in states:
             waiting = sorted(self._open(state), key=self._at_best)
-            while waiting and self._at_best(waiting[0]) <= self._limit(found):
+            while waiting and (self.search == "exact" or self._at_best(waiting[0]) <= self._limit(found)):
                 together, waiting = waiting[: self.judge.together], waiting[self.judge.together :]
                 scores = self.judge.scores(state.units, [step.move for step in together])
                 for step, divergence in zip(together, scores, strict=True):

@@ -37,7 +37,7 @@ def block_output(network: nn.Module, block: str, batches: list[Tensor]) -> Tenso
 
 def test_scores_equal_those_of_whole_runs(planner: GraphPlanner) -> None:
     scores = planner.rank()
-    batches = [batch.kwargs["input_ids"] for batch in planner.variants.batches]
+    batches = [batch.kwargs["input_ids"] for batch in planner.samples.all_samples]
     for unit in planner.units:
         network = share_copy(planner.model)
         apply_edits(network, planner.removals.edits([unit], in_place=True))

@@ -1,0 +1,103 @@
+"""What a search keeps low: how far the output is from the dense network's, or a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.calibration.divergence import mean_divergence
+from prunerecover.importance.context import Loss
+from prunerecover.importance.losses import check_loss
+from prunerecover.model.batches import CalibrationSet, as_inputs, call, on_device, predictions_of
+
+PART = 4  # of so many batches, a rough score reads one
+
+
+class Objective(Protocol):
+    """Judges networks batch by batch, so that the part of a batch that two networks share is computed once.
+
+    Attributes:
+        name: As messages state it.
+    """
+
+    name: str
+
+    @property
+    def all(self) -> Sequence[int]:
+        """Numbers of the batches."""
+
+    @property
+    def few(self) -> Sequence[int]:
+        """Numbers of those that rough scores are made of."""
+
+    def run(self, network: nn.Module, number: int) -> Tensor:
+        """Run a network on one batch, and return what is judged of it."""
+
+    def start(self, dense: Sequence[Tensor]) -> None:
+        """Take what `run` gave for the dense network."""
+
+    def judge(self, numbers: Sequence[int], found: Iterable[Tensor]) -> float:
+        """Return how much worse than the dense network a network is, from what `run` gave for some batches."""
+
+
+class OutputDivergence:
+    """The mean divergence of the output from the dense network's; see `output_divergence`.
+
+    Args:
+        samples: Calibration samples on the network's device; rough scores are made of those that are held out.
+    """
+
+    name = "output_divergence"
+
+    def __init__(self, samples: CalibrationSet) -> None:
+        self.batches = samples.all_samples
+        self.all = range(len(self.batches))
+        self.few = self.all[-len(samples.held_out) :]
+        self._dense: Sequence[Tensor] = ()
+
+    def run(self, network: nn.Module, number: int) -> Tensor:
+        """Return the output."""
+        return predictions_of(call(network, self.batches[number]))
+
+    def start(self, dense: Sequence[Tensor]) -> None:
+        """Take the dense network's outputs."""
+        self._dense = dense
+
+    def judge(self, numbers: Sequence[int], found: Iterable[Tensor]) -> float:
+        """Return the mean divergence."""
+        return mean_divergence((self.batches[i] for i in numbers), (self._dense[i] for i in numbers), found)
+
+
+class LossIncrease:
+    """How much higher a loss is than the dense network's, mean over the samples; below zero, it is lower.
+
+    Args:
+        loss: `loss(model, batch) -> scalar`, a mean over the batch.
+        batches: As the loss takes them.
+        device: Of the network.
+    """
+
+    name = "cross_entropy"
+
+    def __init__(self, loss: Loss, batches: Sequence[Any], device: torch.device) -> None:
+        self.loss, self.batches = loss, [on_device(batch, device) for batch in batches]
+        self._samples = [as_inputs(batch).n_samples for batch in self.batches]
+        self.all = range(len(batches))
+        self.few = self.all[-max(1, len(batches) // PART) :]
+        self._dense: Sequence[Tensor] = ()
+
+    def run(self, network: nn.Module, number: int) -> Tensor:
+        """Return the loss of one batch."""
+        return check_loss(self.loss(network, self.batches[number]))
+
+    def start(self, dense: Sequence[Tensor]) -> None:
+        """Take the dense network's losses."""
+        self._dense = dense
+
+    def judge(self, numbers: Sequence[int], found: Iterable[Tensor]) -> float:
+        """Return the difference of the losses."""
+        more = sum(self._samples[i] * float(loss - self._dense[i]) for i, loss in zip(numbers, found, strict=True))
+        return more / sum(self._samples[i] for i in numbers)
