@@ -17,9 +17,9 @@ from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import unwrap
-from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace
 from prunerecover.plan.plan import Plan, check_plan
+from prunerecover.plan.removed_units import removed_units
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, apply_edits, check_source, check_tensors
 from prunerecover.width.compensation import fit_compensation
 

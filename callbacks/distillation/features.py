@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from prunerecover.families.describe import describe
 from prunerecover.model.paths import get_module
-from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.removed_units import removed_units
 from prunerecover.recovery.distillation import feature_loss
 
 

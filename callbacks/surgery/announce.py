@@ -13,8 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.artifacts import artifact_folder, save_plan
 from prunerecover.checkpoint.ledger_record import SurgeryEvent
-from prunerecover.plan.dense_names import shortened
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.removed_units import shortened
 
 
 def announce(

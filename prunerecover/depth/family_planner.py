@@ -71,20 +71,21 @@ class FamilyPlanner(DepthPlanner):
         if self.search == "one_shot":
             scores = self.rank()
             dense = self.dense_cost(budget.share[0]) if budget.share else None
-            return self._decided(
-                scores, one_shot(self.calibrator, units, scores, budget, self.config.registered, dense)
-            )
+            choices = one_shot(self.calibrator, units, scores, budget, self.config.registered, dense)
+            ranked = sorted((choice.unit for choice in choices), key=lambda unit: scores[unit.name])
+            return self._decided(scores, choices, ranked)
         if budget.share is not None:
             cost, share = budget.share
             check_most(units, cost, share, self._saver(cost), len(describe(self.model).blocks) - 1)
         goal = self._goal(units, budget, self._saved_together)
         found = JointSearch(self._sets, goal, self.search)
         chosen = found.run()
-        return self._decided(found.first, self._sets.choices(chosen))
+        return self._decided(found.first, self._sets.choices(chosen), chosen)
 
-    def _decided(self, scores: dict[str, float], choices: Sequence[Choice]) -> Decision:
+    def _decided(self, scores: dict[str, float], choices: Sequence[Choice], order: Sequence[Unit]) -> Decision:
         edits, tensors = edits_of(self.model, ((choice.unit, choice.candidate) for choice in choices))
-        return Decision(edits, scores, {choice.unit.name: choice.divergence for choice in choices}, tensors)
+        divergence = {choice.unit.name: choice.divergence for choice in choices}
+        return Decision(edits, scores, divergence, order, tensors)
 
     def _saved_together(self, units: Sequence[Unit], cost: str) -> float:
         """Return the share of a cost that goes with units, less what they leave."""

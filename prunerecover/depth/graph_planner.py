@@ -55,6 +55,7 @@ class GraphPlanner(DepthPlanner):
             self.removals.edits(chosen),
             {name: value for name, value in scores.items() if math.isfinite(value)},
             self._divergence(chosen),
+            chosen,
         )
 
     def _divergence(self, chosen: Sequence[Unit]) -> dict[str, float]:

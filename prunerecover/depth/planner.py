@@ -21,11 +21,13 @@ from prunerecover.model.checks import check_call, check_plannable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import Edit
-from prunerecover.plan.evidence import DepthEvidence, RemovedShare
+from prunerecover.plan.edits import Config, Edit
+from prunerecover.plan.evidence import DepthEvidence, RemovalStep, RemovedShare
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.removed_units import edits_without_others, leave_nothing
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.provenance import plan_for
+from prunerecover.surgery.merging import block_removals
+from prunerecover.surgery.provenance import plan_for, result_of
 from prunerecover.surgery.saved_cost import DenseCost
 
 
@@ -37,12 +39,14 @@ class Decision:
         edits: In order.
         importance: Of every unit, by name.
         divergence: Of the output once units are gone, by the unit that went last.
+        order: In which units went.
         tensors: That the edits name.
     """
 
     edits: Sequence[Edit]
     importance: dict[str, float]
     divergence: dict[str, float]
+    order: Sequence[Unit]
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -83,6 +87,7 @@ class DepthPlanner(ABC):
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             decided = self._decide(budget)
             removed = self._removed_by(decided.edits, budget) if decided.edits else {}
+            order = self._steps(decided)
         found = DepthEvidence(
             importance=decided.importance, samples=self.samples.n_samples, divergence=decided.divergence
         )
@@ -100,7 +105,7 @@ class DepthPlanner(ABC):
             seed=self.config.seed,
             tensors=decided.tensors,
             example=self.example,
-            evidence={**found.to_dict(), **removed},
+            evidence={**found.to_dict(), **removed, **order},
         )
 
     def rank(self) -> dict[str, float]:
@@ -175,6 +180,20 @@ class DepthPlanner(ABC):
 
     def _saver(self, cost: str) -> Callable[[Sequence[Unit]], float]:
         return lambda units: self._saved_by_units(units, cost)
+
+    def _steps(self, decided: Decision) -> dict[str, Any]:
+        """Describe the model after each unit, as evidence; nothing where units cannot go one by one."""
+        if not leave_nothing(decided.edits):
+            return {}
+        steps, blocks, gone = list[RemovalStep](), list[int](), list[str]()
+        for unit in decided.order:
+            gone.append(unit.name)
+            blocks += [describe(self.model).block_of(unit.name)] if unit.kind == "block" else []
+            config = next((edit.set for edit in block_removals(self.model, blocks) if isinstance(edit, Config)), {})
+            edits = edits_without_others(decided.edits, gone, config)
+            result = result_of(self.model, edits, self.example)
+            steps.append(RemovalStep(unit=unit.name, config=config, result=result))
+        return DepthEvidence(order=tuple(steps)).to_dict() if steps else {}
 
     def _removed_by(self, edits: Sequence[Edit], budget: Budget) -> dict[str, Any]:
         """Measure what goes before and after `merge`, and warn if it is more than units make necessary."""

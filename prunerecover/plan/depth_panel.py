@@ -31,8 +31,8 @@ from prunerecover.display.style import (
     legend_lines,
     new_axes,
 )
-from prunerecover.plan.dense_names import RemovedUnit
 from prunerecover.plan.kinds import DEPTH_KINDS, TRAITS
+from prunerecover.plan.removed_units import RemovedUnit
 
 ROWS = sorted(DEPTH_KINDS, key=lambda kind: len(TRAITS[kind].holds))
 MANY = 40  # blocks; beyond, cells are too small for signs

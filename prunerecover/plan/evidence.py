@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from prunerecover.plan.kinds import WidthKind
+from prunerecover.plan.records import Result
 
 
 class _Record(BaseModel):
@@ -32,7 +33,7 @@ class _Evidence(_Record):
         """Read the entries in a plan's evidence.
 
         >>> DepthEvidence.of({"importance": {"blocks.0": 0.5}, "samples": "many", "note": "by hand"})
-        DepthEvidence(importance={'blocks.0': 0.5}, samples=None, divergence={}, removed_share=None)
+        DepthEvidence(importance={'blocks.0': 0.5}, samples=None, divergence={}, removed_share=None, order=())
         """
         entries = {name: evidence[name] for name in cls.model_fields if name in evidence}
         try:
@@ -61,6 +62,20 @@ class RemovedShare(_Record):
     smallest_unit: float
 
 
+class RemovalStep(_Record):
+    """A unit that went, and the model without it and those before it.
+
+    Attributes:
+        unit: Its name in the dense model.
+        config: Entries of a transformers config that say so; empty if nothing is to be said.
+        result: The model that is left.
+    """
+
+    unit: str
+    config: dict[str, Any] = {}
+    result: Result
+
+
 class DepthEvidence(_Evidence):
     """What planning in depth says.
 
@@ -69,12 +84,14 @@ class DepthEvidence(_Evidence):
         samples: How many the plan was calibrated on.
         divergence: Of the output, once the unit of this name and those before it had gone.
         removed_share: Of the MACs or parameters, where the budget is a share of them.
+        order: In which the units went, where each could go without the later ones; else empty. See `Plan.first`.
     """
 
     importance: dict[str, float] = {}
     samples: int | None = None
     divergence: dict[str, float] = {}
     removed_share: RemovedShare | None = None
+    order: tuple[RemovalStep, ...] = ()
 
 
 class WidthEvidence(_Evidence):

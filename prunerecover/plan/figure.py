@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from prunerecover.display.style import (
     draw_panels,
 )
-from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.depth_panel import DepthPanel, inferred_kinds
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.evidence import DepthEvidence
 from prunerecover.plan.kept_groups import kept_groups
 from prunerecover.plan.kinds import WIDTH_KINDS
+from prunerecover.plan.removed_units import removed_units
 from prunerecover.plan.width_panel import WidthPanel
 
 

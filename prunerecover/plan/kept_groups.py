@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prunerecover.plan.dense_names import DenseNames
 from prunerecover.plan.edits import Edit, Narrow, Remove
 from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.kinds import WidthKind
+from prunerecover.plan.removed_units import DenseNames
 
 GroupKey = tuple[str, str]  # name in the dense model, and kind
 

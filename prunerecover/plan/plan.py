@@ -15,11 +15,11 @@ import torch
 from pydantic import Field, PrivateAttr, ValidationError
 from torch import Tensor
 
-from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.edits import FITTED, OPS, Edit
 from prunerecover.plan.kept_groups import KeptGroup, kept_groups
 from prunerecover.plan.plan_file import SAVED, read_data, read_tensors, write_plan
 from prunerecover.plan.records import MadeBy, Record, Result, Source
+from prunerecover.plan.removed_units import first_units, removed_units
 from prunerecover.version import __version__
 
 SCHEMA = "prunerecover.plan/1"
@@ -137,6 +137,23 @@ class Plan(Record):
         return mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def first(self, count: int) -> Plan:
+        """Return the plan that removes only the units that went first: one search gives every depth.
+
+        Args:
+            count: How many units it removes; 0 gives the plan of nothing.
+
+        Raises:
+            ValueError: If there are fewer, or what the units leave was made for all of them together.
+        """
+        found = first_units(self.edits, self.evidence, count)
+        if len(found["edits"]) == len(self.edits):
+            return self
+        if not found["edits"]:
+            return Plan()
+        made_by = self.made_by.model_copy(update={"arguments": {**self.made_by.arguments, "first": count}})
+        return self.model_copy(update={**found, "made_by": made_by, "sidecar": None})
 
     def plot(self, path: str | Path | None = None, **how: Any) -> Any:
         """Draw which units went; write a PNG if `path` is given. Returns a matplotlib Figure.

@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from prunerecover.cost.latency import LatencyRatio
 from prunerecover.cost.measurement import Measurement
 from prunerecover.cost.statistics import Interval
-from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.removed_units import removed_units
 
 SCHEMA = "prunerecover.report/1"
 

@@ -16,9 +16,9 @@ from torch.nn import Parameter
 from prunerecover.families.describe import describe
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.settings import differing_settings, settings_of
-from prunerecover.plan.dense_names import shortened
 from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.removed_units import shortened
 from prunerecover.surgery.executors import EditContext, execute
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.narrowing import Cuts

@@ -45,21 +45,31 @@ def plan_for(
     """
     if not edits:
         return Plan()
+    return Plan(
+        source=source_of(model),
+        result=result_of(model, edits, example),
+        made_by=MadeBy(method=method, arguments=dict(arguments or {}), version=__version__, seed=seed),
+        edits=tuple(edits),
+        evidence=dict(evidence or {}),
+    ).with_tensors(tensors or {})
+
+
+def result_of(model: nn.Module, edits: Sequence[Edit], example: ModelInputs | None) -> Result:
+    """Describe what a model is after some edits; it is not changed.
+
+    Args:
+        model: Unwrapped, as it is before the edits.
+        edits: In order.
+        example: One batch, to count MACs; None: 0 is recorded.
+    """
     pruned = meta_copy(model) if example is None else share_copy(model)
     apply_edits(pruned, edits)
-    result = Result(
+    return Result(
         tensors=tensors_hash(pruned),
         params=sum(p.numel() for p in pruned.parameters()),
         macs=0 if example is None else count_macs(pruned, example),
         settings=settings_of(pruned),
     )
-    return Plan(
-        source=source_of(model),
-        result=result,
-        made_by=MadeBy(method=method, arguments=dict(arguments or {}), version=__version__, seed=seed),
-        edits=tuple(edits),
-        evidence=dict(evidence or {}),
-    ).with_tensors(tensors or {})
 
 
 def source_of(model: nn.Module) -> Source:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.replacements import Nothing
-from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.edits import Remove, Replace
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.records import MadeBy
+from prunerecover.plan.removed_units import removed_units
 from prunerecover.report.compare import compare
 from prunerecover.report.curves import plot_history
 from prunerecover.report.data import PlanSummary, SearchCost

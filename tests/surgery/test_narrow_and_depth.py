@@ -9,8 +9,8 @@ from cases.width.narrow import head_edit, images, neuron_edit, stirred_vit, widt
 
 from prunerecover import find_units, merge, plan_depth
 from prunerecover.apply import apply_plan
-from prunerecover.plan.dense_names import removed_units
 from prunerecover.plan.edits import Merge, Remove, Replace
+from prunerecover.plan.removed_units import removed_units
 from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.surgery.provenance import plan_for
 

@@ -28,10 +28,10 @@ from cases.width.narrow import (
 from prunerecover import compare, load_pruned, plan_depth, save_pruned
 from prunerecover.apply import apply_plan
 from prunerecover.cost.macs import count_macs
-from prunerecover.plan.dense_names import removed_units, shortened
 from prunerecover.plan.edits import Narrow, Remove
 from prunerecover.plan.groups import Setting, Slice
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.removed_units import removed_units, shortened
 from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.surgery.provenance import plan_for
 

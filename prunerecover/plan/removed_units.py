@@ -1,4 +1,4 @@
-"""Names of removed units in the dense model.
+"""Removed units: their names in the dense model, and what a plan is that removes only those which went first.
 
 The edits of a plan are sequential: once a whole block is taken out, the blocks behind it move up, and later edits name
 them by their new numbers; so do the units of a group that is narrowed twice. People read the numbers of the model they
@@ -7,10 +7,12 @@ started from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from prunerecover.plan.edits import Bypass, Edit, Narrow, Remove, Replace, number_of_block
+from prunerecover.plan.edits import Bypass, Config, Edit, Narrow, Remove, Replace, number_of_block
+from prunerecover.plan.evidence import DepthEvidence
 
 LISTED = 8  # units of one group; beyond, they are counted
 
@@ -110,3 +112,47 @@ class DenseNames:
         self.left[group, edit.kind] = [units[number] for number in edit.keep]
         for number in edit.gone:
             yield f"{group}[{units[number]}]"
+
+
+def first_units(edits: Sequence[Edit], evidence: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return edits, result and evidence of the plan that removes the units which went first; see `Plan.first`.
+
+    Args:
+        edits: Of the whole plan.
+        evidence: Of the whole plan.
+        count: Of units.
+    """
+    order = DepthEvidence.of(evidence).order
+    if not order or {step.unit for step in order} != {unit.name for unit in removed_units(edits)}:
+        raise ValueError(
+            "Expected a plan whose units leave nothing and whose order of removal is known, as plan_depth makes it for "
+            "whole blocks and with replace='zero', but what its units leave or how others were narrowed holds for all "
+            "of them together. Plan anew with fewer."
+        )
+    if not 0 <= count <= len(order):
+        raise ValueError(f"Expected 0 to {len(order)} units, as many as the plan removes, but got {count}.")
+    steps = order[:count]
+    left = edits_without_others(edits, [step.unit for step in steps], steps[-1].config if steps else {})
+    kept = {name: value for name, value in evidence.items() if name not in ("divergence", "removed_share")}
+    return {
+        "edits": left,
+        "result": steps[-1].result if steps else None,
+        "evidence": {**kept, **DepthEvidence(order=steps).to_dict()},
+    }
+
+
+def leave_nothing(edits: Sequence[Edit]) -> bool:
+    """Whether units go without a trace, so that each stays removable without the others."""
+    return all(isinstance(edit, Remove | Config) for edit in edits)
+
+
+def edits_without_others(edits: Sequence[Edit], units: Sequence[str], config: dict[str, Any]) -> tuple[Edit, ...]:
+    """Return the edits that remove some units alone.
+
+    Args:
+        edits: Of `Remove` and `Config`; blocks go from the end, so that each is named as in the dense model.
+        units: Names of those that go.
+        config: What a transformers config says then; empty for none.
+    """
+    removed: list[Edit] = [edit for edit in edits if isinstance(edit, Remove) and edit.unit in units]
+    return (*removed, Config(set=config)) if config else tuple(removed)
