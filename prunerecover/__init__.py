@@ -34,12 +34,16 @@ if TYPE_CHECKING:
     from prunerecover.plan.budget import Budget as Budget
     from prunerecover.plan.groups import Group as Group
     from prunerecover.plan.plan import Plan as Plan
-    from prunerecover.plan.plan import PlanSet as PlanSet
     from prunerecover.plan.units import Unit as Unit
     from prunerecover.recovery.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
     from prunerecover.recovery.reconstruction import reconstruct as reconstruct
     from prunerecover.report.compare import compare as compare
     from prunerecover.report.report import Report as Report
+    from prunerecover.routing.omission_sets import plan_omission_sets as plan_omission_sets
+    from prunerecover.routing.plan_set import PlanSet as PlanSet
+    from prunerecover.routing.routed_causal_lm import RoutedCausalLM as RoutedCausalLM
+    from prunerecover.routing.routed_folder import load_routed as load_routed
+    from prunerecover.routing.routed_folder import save_routed as save_routed
     from prunerecover.surgery.apply_edits import Applied as Applied
     from prunerecover.surgery.merging import merge as merge
     from prunerecover.surgery.optimizer_update import update_optimizer as update_optimizer
@@ -58,10 +62,11 @@ _HOME = {
     "MapPoint": "prunerecover.boundary.map_points",
     "Measurement": "prunerecover.cost.measurement",
     "Plan": "prunerecover.plan.plan",
-    "PlanSet": "prunerecover.plan.plan",
+    "PlanSet": "prunerecover.routing.plan_set",
     "PruneReport": "prunerecover.callbacks",
     "PruneSchedule": "prunerecover.callbacks",
     "Report": "prunerecover.report.report",
+    "RoutedCausalLM": "prunerecover.routing.routed_causal_lm",
     "Unit": "prunerecover.plan.units",
     "WidthPrune": "prunerecover.callbacks",
     "apply_plan": "prunerecover.apply",
@@ -70,14 +75,17 @@ _HOME = {
     "find_units": "prunerecover.depth.units",
     "fit_map": "prunerecover.boundary.fit_map",
     "load_pruned": "prunerecover.checkpoint.pruned_folder",
+    "load_routed": "prunerecover.routing.routed_folder",
     "measure": "prunerecover.cost.measurement",
     "merge": "prunerecover.surgery.merging",
     "plan_boundary": "prunerecover.boundary.plan_boundary",
     "plan_depth": "prunerecover.depth.plan_depth",
+    "plan_omission_sets": "prunerecover.routing.omission_sets",
     "plan_width": "prunerecover.width.plan_width",
     "recalibrate_batchnorm": "prunerecover.recovery.batchnorm",
     "reconstruct": "prunerecover.recovery.reconstruction",
     "save_pruned": "prunerecover.checkpoint.pruned_folder",
+    "save_routed": "prunerecover.routing.routed_folder",
     "trace_graph": "prunerecover.graph.build",
     "update_optimizer": "prunerecover.surgery.optimizer_update",
 }

@@ -72,7 +72,7 @@ class BlockRunner:
 
         Args:
             inputs: The batch.
-            start: First block to run.
+            start: First block to run; the number of blocks runs none.
             hidden: What enters it, `(N, ..., C)`; None runs from the beginning (then `start` must be 0).
         """
         with self._from(start, hidden):
@@ -106,7 +106,8 @@ class BlockRunner:
             return args, {**kwargs, "hidden_states": hidden}
 
         with self.skipping(range(start)):
-            handle = self.blocks[start].register_forward_pre_hook(inject, with_kwargs=True)
+            entered = self.blocks[min(start, len(self.blocks) - 1)]
+            handle = entered.register_forward_pre_hook(inject, with_kwargs=True)
             try:
                 yield
             finally:

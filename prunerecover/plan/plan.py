@@ -203,26 +203,6 @@ def check_plan(plan: object) -> None:
         )
 
 
-class PlanSet(Record):
-    """Several plans over one set of weights (routes).
-
-    Attributes:
-        plans: All from one source.
-    """
-
-    plans: tuple[Plan, ...]
-
-    @property
-    def prefix(self) -> tuple[Edit, ...]:
-        """The edits that all plans begin with."""
-        shared: list[Edit] = []
-        for edits in zip(*(plan.edits for plan in self.plans), strict=False):
-            if any(edit != edits[0] for edit in edits):
-                break
-            shared.append(edits[0])
-        return tuple(shared)
-
-
 def _shift(plan: Plan, offset: int) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
     """Rename tensor keys `eN.x` to `e(N+offset).x` so that two plans' keys do not meet."""
 

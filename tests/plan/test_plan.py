@@ -19,7 +19,7 @@ from prunerecover.apply import apply_plan
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace, Reroute, Rewrite
 from prunerecover.plan.groups import Setting, Slice
-from prunerecover.plan.plan import SCHEMA, Plan, PlanSet
+from prunerecover.plan.plan import SCHEMA, Plan
 from prunerecover.plan.records import MadeBy, Result, Source
 
 text = st.text(st.characters(blacklist_categories=("Cs",)), max_size=12)
@@ -276,8 +276,5 @@ def test_removed_lists_units_by_kind_in_order() -> None:
     assert Plan(edits=tuple(steps)).removed == {"attention": ("b.2.attn", "b.1.attn"), "activation": ("b.0.act",)}
 
 
-def test_plan_set_knows_the_shared_prefix() -> None:
-    a, b, c = (Remove(unit=f"b.{i}", kind="block") for i in range(3))
-    assert PlanSet(plans=(Plan(edits=(a, b, c)), Plan(edits=(a, b)), Plan(edits=(a, b, a)))).prefix == (a, b)
-    assert PlanSet(plans=(Plan(edits=(a,)), Plan(edits=(b,)))).prefix == ()
+def test_a_plan_says_its_schema() -> None:
     assert Plan(schema=SCHEMA) == Plan()

@@ -44,6 +44,7 @@ ORDER = (
     "prunerecover.checkpoint",
     "prunerecover.report",
     "prunerecover.apply",
+    "prunerecover.routing",
     "prunerecover.callbacks.ledger",
     "prunerecover.callbacks.calibration",
     "prunerecover.callbacks.surgery",
@@ -58,7 +59,7 @@ ORDER = (
     "prunerecover.recipes.cli",
 )
 FRONT_DOOR = ("prunerecover", "prunerecover.__main__")  # re-export and start everything, lazily
-ENGINE = ORDER[: ORDER.index("prunerecover.apply") + 1]
+ENGINE = ORDER[: ORDER.index("prunerecover.routing") + 1]
 NOT_IN_THE_ENGINE = ("lightning", "pytorch_lightning")
 NOWHERE = ("callbacks", "recipes", "configs", "ultralytics")  # twin modules; AGPL code
 MOST_FILES, MOST_LINES = 14, 300

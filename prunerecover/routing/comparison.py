@@ -1,0 +1,101 @@
+"""Is routing worth it? The routed model beside the dense one, the best static set, and the route of an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from prunerecover.cost.statistics import Interval, mean_interval, paired_difference
+from prunerecover.display.markdown import table
+
+
+@dataclass(frozen=True)
+class RouteComparison:
+    """What routing gains on questions that neither sets nor router were made on.
+
+    Attributes:
+        metric: What the scores are, higher being better.
+        dense: Mean score of the dense model; None: it was not asked.
+        static: Mean score of the static set.
+        routed: Mean score of the sets that the router picked.
+        oracle: Mean score of the best set of each question: no router can do better.
+        gain: Of routing over the static set, with the paired interval.
+        possible: Of the oracle over the static set.
+        picked: How often each set was picked.
+    """
+
+    metric: str
+    dense: Interval | None
+    static: Interval
+    routed: Interval
+    oracle: Interval
+    gain: Interval
+    possible: Interval
+    picked: dict[str, int]
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether routing is ahead of the static set with the whole interval."""
+        return self.gain.low > 0
+
+    @property
+    def gap_closed(self) -> float:
+        """The part of the way from the static set to the oracle that routing goes."""
+        return self.gain.value / self.possible.value if self.possible.value > 0 else 0.0
+
+    def __str__(self) -> str:
+        """Return a table and one sentence, Markdown."""
+        rows = [("dense", self.dense), ("static set", self.static), ("routed", self.routed), ("oracle", self.oracle)]
+        cells = [(name, f"{i.value:.4f} ({i.low:.4f} to {i.high:.4f})") for name, i in rows if i is not None]
+        said = "ahead of" if self.worth_it else "not ahead of"
+        gain = f"{self.gain.value:+.4f} ({self.gain.low:+.4f} to {self.gain.high:+.4f})"
+        return (
+            f"{table(('model', self.metric), cells)}\n\nRouting is {said} the static set: {gain}, "
+            f"{self.gap_closed:.0%} of the way to the oracle."
+        )
+
+
+def compare_routes(
+    scores: ArrayLike,
+    routes: Sequence[int],
+    names: Sequence[str],
+    *,
+    static: int = 0,
+    dense: ArrayLike | None = None,
+    metric: str = "log-likelihood per token",
+    seed: int = 0,
+) -> RouteComparison:
+    """Compare routes question by question.
+
+    Args:
+        scores: Of each question under each set, `(questions, sets)`, higher being better: see `route_table`.
+        routes: The set that was picked for each question, from its prompt alone.
+        names: Of the sets.
+        static: Number of the set that serves every prompt without a router.
+        dense: Scores of the dense model, `(questions,)`.
+        metric: What the scores are.
+        seed: Of the bootstrap.
+
+    Raises:
+        ValueError: If the shapes do not fit together.
+    """
+    found: NDArray[np.float64] = np.asarray(scores, dtype=np.float64)
+    picked = np.asarray(routes)
+    if found.ndim != 2 or found.shape != (len(picked), len(names)):
+        raise ValueError(
+            f"Expected scores of {len(picked)} questions under {len(names)} sets, but got shape {found.shape}."
+        )
+    fixed, chosen, best = found[:, static], found[np.arange(len(picked)), picked], found.max(1)
+    return RouteComparison(
+        metric=metric,
+        dense=None if dense is None else mean_interval(dense, seed=seed),
+        static=mean_interval(fixed, seed=seed),
+        routed=mean_interval(chosen, seed=seed),
+        oracle=mean_interval(best, seed=seed),
+        gain=paired_difference(fixed, chosen, seed=seed),
+        possible=paired_difference(fixed, best, seed=seed),
+        picked={name: int((picked == number).sum()) for number, name in enumerate(names)},
+    )

@@ -1,0 +1,91 @@
+"""Omission sets: for each task and each loss, the blocks that a language model misses least.
+
+PuDDing (Wee et al., arXiv 2502.04348, section 4.1) removes blocks greedily, one set per task and loss, by the negative
+likelihood of right answers, and by its contrastive form. Here one search gives every depth (`Plan.first`), and one more
+set is made on the questions of all tasks together: the best static plan, which a router has to beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from prunerecover.depth.plan_depth import plan_depth
+from prunerecover.display.progress import progress
+from prunerecover.families.describe import describe
+from prunerecover.language.likelihood import Encoding, answer_batches, answer_loss
+from prunerecover.language.questions import Question
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.plan import Plan
+from prunerecover.routing.plan_set import PlanSet
+
+STATIC = "static"
+LOSSES = {"likelihood": False, "contrastive": True}
+
+
+def plan_omission_sets(
+    model: nn.Module,
+    tasks: Mapping[str, Sequence[Question]],
+    encoding: Encoding,
+    blocks: int,
+    *,
+    losses: Sequence[str] = tuple(LOSSES),
+    shared_prefix: int = 2,
+    search: str = "greedy",
+    batch_size: int = 16,
+    seed: int = 0,
+) -> PlanSet:
+    """Plan one set of blocks per task and loss, and a static one for all tasks; the model stays as it is.
+
+    Args:
+        model: A causal language model of a supported family.
+        tasks: Questions by the name of the task: of training splits, none that anything is reported on.
+        encoding: How text becomes tokens.
+        blocks: How many blocks each set removes.
+        losses: "likelihood" of right answers, "contrastive" against the wrong ones, or both.
+        shared_prefix: How many blocks at the beginning stay in every set: on their output a router may read the prompt.
+        search: "greedy", "exact" or "joint"; see `plan_depth`.
+        batch_size: Answers at a time.
+        seed: Of planning.
+
+    Returns:
+        Sets named `task/loss`, and first "static", by the first loss on all questions; equal ones are kept once.
+
+    Raises:
+        ValueError: If there is no task or question, a loss is unknown, or so many blocks cannot go.
+    """
+    unknown = [loss for loss in losses if loss not in LOSSES]
+    if unknown or not losses:
+        raise ValueError(f"Expected losses among {', '.join(LOSSES)}, but got {list(losses)}.")
+    empty = [name for name, questions in tasks.items() if not questions]
+    if empty or not tasks:
+        raise ValueError(f"Expected questions for every task, but {empty[0] if empty else 'no task'} has none.")
+    layout = describe(unwrap(model))
+    most = len(layout.blocks) - max(shared_prefix, 1)
+    if not 1 <= blocks <= most:
+        raise ValueError(
+            f"Expected 1 to {most} blocks to remove of the {len(layout.blocks)}, of which {shared_prefix} stay for the "
+            f"router, but got {blocks}."
+        )
+    kept = [block.path for block in layout.blocks[:shared_prefix]]
+    wanted = {STATIC: ([q for questions in tasks.values() for q in questions], losses[0])}
+    wanted |= {f"{task}/{loss}": (list(tasks[task]), loss) for task in tasks for loss in losses}
+    found: dict[str, Plan] = {}
+    with progress("searching for omission sets", len(wanted)) as advance:
+        for name, (questions, loss) in wanted.items():
+            batches = answer_batches(questions, encoding, contrastive=LOSSES[loss], batch_size=batch_size)
+            plan = plan_depth(
+                model,
+                remove={"block": blocks},
+                batches=batches,
+                importance="cross_entropy",
+                loss=answer_loss,
+                search=search,
+                ignore=kept,
+                seed=seed,
+            )
+            if not any(plan.removed == other.removed for other in found.values()):
+                found[name] = plan
+            advance()
+    return PlanSet(names=tuple(found), plans=tuple(found.values()))

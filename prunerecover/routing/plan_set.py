@@ -1,0 +1,123 @@
+"""Sets of whole blocks that may go from one language model, as data: a plan each, by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from prunerecover.files.atomic import write_text
+from prunerecover.files.json_file import read_json
+from prunerecover.plan.plan import Plan
+from prunerecover.plan.records import Record
+from prunerecover.plan.removed_units import leave_nothing
+
+SCHEMA = "prunerecover.plan_set/1"
+
+
+class PlanSet(Record):
+    """Several plans over one set of weights: the routes that a router picks from.
+
+    Attributes:
+        names: Of the plans, each different.
+        plans: Each removes whole blocks of the same dense model, or nothing.
+    """
+
+    schema_: str = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
+    names: tuple[str, ...]
+    plans: tuple[Plan, ...]
+
+    @field_validator("plans", mode="before")
+    @classmethod
+    def _read_plans(cls, plans: Any) -> Any:
+        if not isinstance(plans, list | tuple):
+            return plans
+        return tuple(Plan.from_dict(plan) if isinstance(plan, Mapping) else plan for plan in plans)
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> PlanSet:
+        if not self.plans or len(self.names) != len(self.plans) or len(set(self.names)) != len(self.names):
+            raise ValueError(
+                f"Expected one plan or more, each with a name of its own, but got {len(self.plans)} plans and the "
+                f"names {list(self.names)}."
+            )
+        if len({plan.source.tensors for plan in self.plans if plan.edits}) > 1:
+            raise ValueError("Expected plans for one model, but they start from different ones. Plan them anew.")
+        for name, plan in zip(self.names, self.plans, strict=True):
+            if not leave_nothing(plan.edits) or set(plan.removed) - {"block"}:
+                raise ValueError(
+                    f"Expected plans that remove whole blocks, but '{name}' does something else ("
+                    f"{', '.join(sorted({edit.op for edit in plan.edits}))} of {', '.join(plan.removed)}). Use "
+                    "apply_plan for such a plan."
+                )
+        return self
+
+    @property
+    def blocks(self) -> tuple[frozenset[int], ...]:
+        """Numbers of the blocks that go by each plan, in the dense model."""
+        removed = (plan.removed.get("block", ()) for plan in self.plans)
+        return tuple(frozenset(int(name.rpartition(".")[2]) for name in names) for names in removed)
+
+    @property
+    def shared_prefix(self) -> int:
+        """How many blocks at the beginning every plan keeps: all numbers below the first that any removes.
+
+        >>> PlanSet(names=("all",), plans=(Plan(),)).shared_prefix
+        0
+        """
+        return min((number for gone in self.blocks for number in gone), default=0)
+
+    def number(self, name: str) -> int:
+        """Return the number of a plan.
+
+        Raises:
+            ValueError: If there is none of this name.
+        """
+        if name not in self.names:
+            raise ValueError(f"Expected one of the sets {', '.join(self.names)}, but got '{name}'.")
+        return self.names.index(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready primitives."""
+        plans = [plan.to_dict() for plan in self.plans]
+        return {"schema": self.schema_, "names": list(self.names), "plans": plans}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> PlanSet:
+        """Validate primitives read from JSON.
+
+        Raises:
+            ValueError: If this is no set of plans, or of a newer schema.
+        """
+        if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
+            found = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
+            raise ValueError(
+                f'Expected a set of plans ("schema": "{SCHEMA}"), but got {found!r}. Is it such a file, and of this '
+                "version?"
+            )
+        try:
+            return cls.model_validate(dict(data))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "it"
+            raise ValueError(f"Expected a valid set of plans, but {where} is wrong: {first['msg']}.") from None
+
+    def save(self, path: str | Path) -> Path:
+        """Write a JSON file, whole or not at all; return its path."""
+        write_text(Path(path), json.dumps(self.to_dict(), indent=2) + "\n")
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> PlanSet:
+        """Read a file of `save`.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If it is no set of plans.
+        """
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"Expected a file with a set of plans at {path}, but there is none.")
+        return cls.from_dict(read_json(Path(path), "a set of plans"))

@@ -1,0 +1,113 @@
+"""How well each set of removed blocks does on each prompt: what a router learns from.
+
+Sets share blocks at the beginning, so they are evaluated as a tree: where all sets agree, blocks run once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.display.progress import progress
+from prunerecover.families.describe import describe
+from prunerecover.importance.losses import IGNORED
+from prunerecover.language.likelihood import AnswerBatch, Encoding, answer_batches, token_log_likelihoods
+from prunerecover.language.questions import Question
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.block_runner import BlockRunner
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.paths import unwrap
+
+
+def route_table(
+    model: nn.Module,
+    sets: Sequence[frozenset[int]],
+    questions: Sequence[Question],
+    encoding: Encoding,
+    *,
+    batch_size: int = 16,
+) -> Tensor:
+    """Return the mean log-likelihood per token of each right answer without each set of blocks, `(questions, sets)`.
+
+    Args:
+        model: The dense language model, of a supported family; it stays as it is.
+        sets: Numbers of the blocks that go; none for the dense model.
+        questions: In their order.
+        encoding: How text becomes tokens.
+        batch_size: Answers at a time.
+    """
+    sums, tokens = _answers(model, sets, answer_batches(questions, encoding, batch_size=batch_size))
+    return sums / tokens[:, None]
+
+
+def right_table(
+    model: nn.Module,
+    sets: Sequence[frozenset[int]],
+    questions: Sequence[Question],
+    encoding: Encoding,
+    *,
+    batch_size: int = 16,
+) -> Tensor:
+    """Return whether the right choice is the likeliest without each set of blocks, `(questions, sets)`, boolean.
+
+    Choices are compared by the log-likelihood of all their tokens, as lm-evaluation-harness' `acc` does. Arguments as
+    of `route_table`.
+    """
+    batches = answer_batches(questions, encoding, contrastive=True, batch_size=batch_size)
+    sums, _ = _answers(model, sets, batches)
+    counts = [len(question.choices) for question in questions]
+    best = [rows.argmax(0) for rows in torch.split(sums, counts)]
+    return torch.stack([found == q.answer for found, q in zip(best, questions, strict=True)])
+
+
+def _answers(model: nn.Module, sets: Sequence[frozenset[int]], batches: Sequence[AnswerBatch]) -> tuple[Tensor, Tensor]:
+    """Return the log-likelihood of each answer without each set, `(answers, sets)`, and its number of tokens."""
+    model = unwrap(model)
+    device, found, tokens = device_of(model), list[Tensor](), list[Tensor]()
+    with ordinary_arithmetic(), evaluating(model), uncompiled(), torch.inference_mode():
+        runner = BlockRunner(model, describe(model).container)
+        with progress("evaluating omission sets", len(batches)) as advance:
+            for inputs, labels, _ in batches:
+                judge = partial(_likelihoods, labels=labels.to(device))
+                sums = each_set(runner, ModelInputs(kwargs=inputs).to(device), sets, judge)
+                found.append(torch.stack(sums, 1).cpu())
+                tokens.append((labels != IGNORED).sum(1))
+                advance()
+    return torch.cat(found).clone(), torch.cat(tokens)
+
+
+def _likelihoods(logits: Tensor, labels: Tensor) -> Tensor:
+    return token_log_likelihoods(logits, labels)[0]
+
+
+def each_set(
+    runner: BlockRunner, inputs: ModelInputs, sets: Sequence[frozenset[int]], judge: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    """Return what a judge makes of the output without each set of blocks; what sets share is computed once.
+
+    Args:
+        runner: Of the dense model.
+        inputs: One batch on its device.
+        sets: Numbers of the blocks that go.
+        judge: Of the model's output; outputs are not kept.
+    """
+    depth, found = len(runner.blocks), dict[int, Tensor]()
+
+    def walk(index: int, hidden: Tensor, some: Sequence[int]) -> None:
+        stop = next((i for i in range(index, depth) if any(i in sets[n] for n in some)), depth)
+        hidden = runner.advance(inputs, index, hidden, stop) if stop > index else hidden
+        if stop == depth:
+            value = judge(runner.finish(inputs, depth, hidden))
+            found.update(dict.fromkeys(some, value))
+            return
+        without = [n for n in some if stop in sets[n]]
+        within = [n for n in some if stop not in sets[n]]
+        walk(stop + 1, hidden, without)
+        if within:
+            walk(stop + 1, runner.advance(inputs, stop, hidden, stop + 1), within)
+
+    walk(0, runner.advance(inputs, 0, None, 0), range(len(sets)))
+    return [found[n] for n in range(len(sets))]

@@ -1,0 +1,104 @@
+"""Save a routed language model as a folder: its sets, its router, and which base model they are for.
+
+The base model's weights are not in it: they are the ones that the sets were planned for, by name or path, and are
+checked against them when the folder is opened.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from prunerecover.files.atomic import atomic_folder, whole_folder
+from prunerecover.files.hashes import sha256_of
+from prunerecover.files.json_file import read_json
+from prunerecover.model.hashing import tensors_hash, weights_hash
+from prunerecover.routing.plan_set import PlanSet
+from prunerecover.routing.routed_causal_lm import RoutedCausalLM
+from prunerecover.routing.router import ROUTERS, kind_of
+
+SCHEMA = "prunerecover.routed/1"
+ROUTING, SETS = "routing.json", "plan_set.json"
+
+
+def save_routed(routed: RoutedCausalLM, path: str | Path, *, base: str | None = None) -> Path:
+    """Write a folder from which `load_routed` makes the same routed model again.
+
+    Args:
+        routed: The model.
+        path: The folder; it appears complete or not at all, and one of ours is replaced.
+        base: Path or hub id of the dense model; None: where transformers has loaded it from.
+
+    Raises:
+        ValueError: If nobody says where the dense model is.
+        FileExistsError: If something that we did not write is at `path`.
+    """
+    base = base or str(getattr(getattr(routed.model, "config", None), "_name_or_path", ""))
+    if not base:
+        raise ValueError("Expected base=..., the path or hub id of the dense model, as it was not loaded from one.")
+    path = Path(path)
+    if path.exists() and not (path / ROUTING).is_file():
+        raise FileExistsError(f"Expected a free path, or a folder of a routed model, but {path} is something else.")
+    with atomic_folder(path) as folder:
+        routed.sets.save(folder / SETS)
+        said: dict[str, Any] = {
+            "schema": SCHEMA,
+            "base": str(Path(base).resolve()) if Path(base).is_dir() else base,
+            "tensors": tensors_hash(routed.model),
+            "weights": weights_hash(routed.model),
+            "sets": sha256_of(folder / SETS),
+            "default": routed.sets.names[routed.default],
+            "routed": routed.routed,
+            "router": None,
+        }
+        if routed.router is not None:
+            module: Any = routed.router
+            said["router"] = {"kind": kind_of(module), "settings": module.save(folder)}
+        (folder / ROUTING).write_text(json.dumps(said, indent=2) + "\n")
+    return path
+
+
+def load_routed(path: str | Path, model: nn.Module | None = None, **how: Any) -> RoutedCausalLM:
+    """Make a routed language model again.
+
+    Args:
+        path: A folder of `save_routed`.
+        model: The dense model; None: it is loaded by transformers from where the folder says.
+        how: Further arguments of `RoutedCausalLM`, such as `device` and `tokenizer`.
+
+    Raises:
+        FileNotFoundError: If there is no such folder.
+        ValueError: If a file was changed, or the model is not the one that the sets are for.
+    """
+    path = whole_folder(Path(path))
+    if not (path / ROUTING).is_file():
+        raise FileNotFoundError(f"Expected a folder of a routed model at {path}, but it has no {ROUTING}.")
+    said = read_json(path / ROUTING, "a routed model")
+    if not isinstance(said, dict) or said.get("schema") != SCHEMA:
+        raise ValueError(f"Expected a routed model of schema {SCHEMA} at {path}, but got something else.")
+    sets = PlanSet.load(path / SETS)
+    if sha256_of(path / SETS) != said["sets"]:
+        raise ValueError(
+            f"Expected the sets that the router at {path} was trained for, but {SETS} was changed. Copy it again, or "
+            "train a router for the new sets."
+        )
+    if model is None:
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(said["base"]).eval()
+    if tensors_hash(model) != said["tensors"]:
+        raise ValueError(
+            f"Expected the model that the sets at {path} were planned for ({said['base']}), but this "
+            f"{type(model).__name__} has other tensors. Was it pruned, or is it another depth?"
+        )
+    if said["weights"] not in (None, weights_hash(model)):
+        raise ValueError(
+            f"Expected the weights that the sets at {path} were planned for ({said['base']}), but these are others. "
+            "Plan and route anew for them."
+        )
+    found = said["router"]
+    router = None if found is None else ROUTERS[found["kind"]].load(path, found["settings"])
+    return RoutedCausalLM(model, sets, router, default=said["default"], routed=said["routed"], **how)

@@ -1,0 +1,180 @@
+"""Routers: what tells from a prompt, and from nothing else, which set of removed blocks serves it best.
+
+`PrefixRouter` reads the hidden states that the language model's own first blocks make of the prompt; `EncoderRouter` is
+PuDDing's (arXiv 2502.04348, section 4.2): a text encoder of its own, BERT there. Both give one number per set, the
+higher the better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from prunerecover.families.describe import describe
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.block_runner import BlockRunner
+from prunerecover.model.evaluation import device_of, evaluating
+from prunerecover.model.paths import unwrap
+
+WEIGHTS, ENCODER = "router.safetensors", "encoder"
+TOGETHER = 32  # prompts that are read at a time
+HIDDEN = 128  # of the head; with a model of width 4,096 about 1 M parameters
+
+
+class Router(Protocol):
+    """Scores sets by the features of prompts."""
+
+    n_sets: int
+
+    def features(self, model: nn.Module, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> Tensor:
+        """Return what the router reads of each prompt, `(N, F)`.
+
+        Args:
+            model: The dense language model.
+            prompts: Tokens of each prompt.
+            texts: The same as text.
+        """
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return a score per set, `(N, sets)`."""
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write weights into a folder that is there, and return what else makes the router again: JSON primitives."""
+
+
+class PrefixRouter(nn.Module):
+    """Reads the mean and the last of the hidden states behind the model's first blocks.
+
+    Args:
+        width: Of the hidden states, C.
+        n_sets: To choose from.
+        blocks: How many blocks of the model the prompt runs through: at most the shared prefix of all sets.
+        hidden: Width of the head's hidden layer.
+
+    Raises:
+        ValueError: If there are fewer than two sets.
+    """
+
+    def __init__(self, width: int, n_sets: int, blocks: int = 2, hidden: int = HIDDEN) -> None:
+        super().__init__()
+        check_sets(n_sets)
+        self.width, self.n_sets, self.blocks, self.hidden = width, n_sets, blocks, hidden
+        self.head = nn.Sequential(
+            nn.LayerNorm(2 * width, elementwise_affine=False),
+            nn.Linear(2 * width, hidden),
+            nn.GELU(),
+            nn.Dropout(0.1),
+            nn.Linear(hidden, n_sets),
+        )
+
+    def features(self, model: nn.Module, prompts: Sequence[Sequence[int]], texts: Sequence[str] = ()) -> Tensor:
+        """Return mean and last hidden state of each prompt, `(N, 2 C)`; prompts of one length run together."""
+        model = unwrap(model)
+        runner = BlockRunner(model, describe(model).container)
+        found: dict[int, Tensor] = {}
+        with evaluating(model):
+            for numbers in _of_one_length(prompts):
+                ids = torch.tensor([list(prompts[i]) for i in numbers], device=device_of(model))
+                inputs = ModelInputs(kwargs={"input_ids": ids})
+                states = runner.advance(inputs, 0, None, self.blocks).float()
+                pooled = torch.cat([states.mean(1), states[:, -1]], 1)
+                found |= dict(zip(numbers, pooled.clone(), strict=True))
+        return torch.stack([found[i] for i in range(len(prompts))])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return a score per set, `(N, sets)`, of features `(N, 2 C)`."""
+        return self.head(features)  # type: ignore[no-any-return]
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the head's weights."""
+        save_file(self.state_dict(), folder / WEIGHTS)
+        return {"width": self.width, "n_sets": self.n_sets, "blocks": self.blocks, "hidden": self.hidden}
+
+    @classmethod
+    def load(cls, folder: Path, settings: dict[str, Any]) -> PrefixRouter:
+        """Make a router again that `save` wrote."""
+        router = cls(**settings)
+        router.load_state_dict(load_file(folder / WEIGHTS))
+        return router.eval()
+
+
+class EncoderRouter(nn.Module):
+    """Reads the prompt with a text encoder of its own: the state of the first token, as BERT pools it.
+
+    Args:
+        encoder: A folder of transformers, or a hub id: its weights and its tokenizer are taken.
+        n_sets: To choose from.
+        length: Tokens of a prompt that are read, the last ones.
+
+    Raises:
+        ValueError: If there are fewer than two sets.
+    """
+
+    def __init__(self, encoder: str, n_sets: int, length: int = 512) -> None:
+        from transformers import AutoModel, AutoTokenizer
+
+        super().__init__()
+        check_sets(n_sets)
+        self.n_sets, self.length = n_sets, length
+        self.encoder = AutoModel.from_pretrained(encoder)
+        self.tokenizer = AutoTokenizer.from_pretrained(encoder, truncation_side="left")
+        self.head = nn.Linear(int(self.encoder.config.hidden_size), n_sets)
+
+    def features(self, model: nn.Module, prompts: Sequence[Sequence[int]], texts: Sequence[str] = ()) -> Tensor:
+        """Return the encoder's tokens of each prompt, `(N, 2, T)`: ids and mask, which `forward` reads."""
+        length = min(self.length, int(self.tokenizer.model_max_length))
+        read = self.tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
+        return torch.stack([read["input_ids"], read["attention_mask"]], 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return a score per set, `(N, sets)`, of tokens `(N, 2, T)`."""
+        ids, mask = features.to(self.head.weight.device).unbind(1)
+        state = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
+        return self.head(state)  # type: ignore[no-any-return]
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the head's weights, and the encoder as transformers saves it."""
+        save_file(self.head.state_dict(), folder / WEIGHTS)
+        self.encoder.save_pretrained(folder / ENCODER)
+        self.tokenizer.save_pretrained(folder / ENCODER)
+        return {"n_sets": self.n_sets, "length": self.length}
+
+    @classmethod
+    def load(cls, folder: Path, settings: dict[str, Any]) -> EncoderRouter:
+        """Make a router again that `save` wrote."""
+        router = cls(str(folder / ENCODER), **settings)
+        router.head.load_state_dict(load_file(folder / WEIGHTS))
+        return router.eval()
+
+
+ROUTERS: dict[str, type[PrefixRouter] | type[EncoderRouter]] = {"prefix": PrefixRouter, "encoder": EncoderRouter}
+
+
+def _of_one_length(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Yield the numbers of prompts that are equally long, some at a time: they need no padding."""
+    for length in sorted(set(map(len, prompts))):
+        numbers = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
+        yield from (numbers[i : i + TOGETHER] for i in range(0, len(numbers), TOGETHER))
+
+
+def check_sets(n_sets: int) -> None:
+    """Raise ValueError if there is nothing to choose from."""
+    if n_sets < 2:
+        raise ValueError(f"Expected two sets or more to choose from, but got {n_sets}. Apply the only plan instead.")
+
+
+def kind_of(router: nn.Module) -> str:
+    """Return the name of a router's class, for files.
+
+    Raises:
+        TypeError: If it is none that can be saved.
+    """
+    for name, cls in ROUTERS.items():
+        if type(router) is cls:
+            return name
+    raise TypeError(f"Expected a router among {', '.join(ROUTERS)}, but got {type(router).__name__}.")

@@ -1,0 +1,170 @@
+"""Train a router: from what a prompt looks like to how well each set of removed blocks will answer it.
+
+An ordinary LightningModule over features that are computed once. Labels are the log-likelihoods of right answers under
+each set (PuDDing, arXiv 2502.04348, section 4.2); the router sees prompts alone, and prompts are split by their text,
+so that no question is in both parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from prunerecover.language.likelihood import Encoding
+from prunerecover.language.questions import Question
+from prunerecover.routing.router import Router
+
+RouterLoss = Literal["mse", "cross_entropy"]
+
+
+class RoutePicker(pl.LightningModule):
+    """Trains a router.
+
+    Args:
+        router: To train.
+        loss: "mse" against the advantage of each set over the static one; "cross_entropy" against the best set, as a
+            classifier.
+        static: Number of the static set.
+        learning_rate: Of AdamW.
+        weight_decay: Of AdamW.
+
+    Raises:
+        ValueError: If the loss is unknown.
+    """
+
+    def __init__(
+        self,
+        router: nn.Module,
+        loss: RouterLoss = "mse",
+        static: int = 0,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__()
+        if loss not in ("mse", "cross_entropy"):
+            raise ValueError(f"Expected loss to be mse or cross_entropy, but got {loss!r}.")
+        self.router, self.loss, self.static = router, loss, static
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return a score per set, `(N, sets)`."""
+        return self.router(features)  # type: ignore[no-any-return]
+
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
+        """Return the loss of features and likelihoods `(N, sets)`."""
+        features, likelihoods = batch
+        scores = self(features)
+        if self.loss == "cross_entropy":
+            loss = F.cross_entropy(scores, likelihoods.argmax(1))
+        else:
+            loss = F.mse_loss(scores - scores[:, self.static, None], self._advantage(likelihoods))
+        self.log("train_loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
+        """Log how much likelier right answers become by routing, beside the static set."""
+        features, likelihoods = batch
+        picked = self(features).argmax(1)
+        gain = self._advantage(likelihoods).gather(1, picked[:, None]).mean()
+        self.log("val_gain", gain, prog_bar=True, batch_size=len(features))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return AdamW."""
+        return torch.optim.AdamW(self.router.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
+
+    def _advantage(self, likelihoods: Tensor) -> Tensor:
+        return likelihoods - likelihoods[:, self.static, None]
+
+
+@torch.no_grad()
+def prompt_features(router: Router, model: nn.Module, questions: Sequence[Question], encoding: Encoding) -> Tensor:
+    """Return what the router reads of each question's prompt, `(N, ...)`; answers are not looked at.
+
+    Args:
+        router: That reads.
+        model: The dense language model.
+        questions: Of which the prompts are read.
+        encoding: How text becomes tokens.
+    """
+    prompts = [encoding.prompt(question.prompt) for question in questions]
+    return router.features(model, prompts, [question.prompt for question in questions]).cpu().clone()
+
+
+def held_out(questions: Sequence[Question], share: float = 0.2, seed: int = 0) -> Tensor:
+    """Return which questions are held out, `(N,)`, boolean: by a hash of the prompt, so that equal ones stay together.
+
+    Args:
+        questions: With their prompts.
+        share: Of different prompts that are held out, about.
+        seed: Of the hash.
+    """
+
+    def drawn(prompt: str) -> float:
+        digest = hashlib.sha256(f"{seed}/{' '.join(prompt.split()).casefold()}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") / 2**64
+
+    return torch.tensor([drawn(question.prompt) < share for question in questions])
+
+
+def train_router(
+    router: nn.Module,
+    features: Tensor,
+    likelihoods: Tensor,
+    apart: Tensor,
+    *,
+    loss: RouterLoss = "mse",
+    static: int = 0,
+    epochs: int = 30,
+    learning_rate: float = 1e-3,
+    batch_size: int = 32,
+    seed: int = 0,
+    **trainer: Any,
+) -> nn.Module:
+    """Train a router, and keep it as it was best on the questions held out; it is changed and returned.
+
+    Args:
+        router: To train.
+        features: Of prompts: see `prompt_features`.
+        likelihoods: Of right answers under each set, `(N, sets)`: see `route_table`.
+        apart: Which are held out: see `held_out`.
+        loss: See `RoutePicker`.
+        static: Number of the static set.
+        epochs: Over the rest.
+        learning_rate: Of AdamW; PuDDing's for BERT is 1e-5.
+        batch_size: Prompts at a time.
+        seed: Of the order.
+        trainer: Further arguments of Lightning's Trainer.
+
+    Raises:
+        ValueError: If shapes do not fit, or one part is empty.
+    """
+    if not len(features) == len(likelihoods) == len(apart) or likelihoods.ndim != 2:
+        raise ValueError(
+            "Expected features, likelihoods and held-out marks of the same questions, but got "
+            f"{tuple(features.shape)}, {tuple(likelihoods.shape)} and {tuple(apart.shape)}."
+        )
+    if not apart.any() or apart.all():
+        raise ValueError(
+            f"Expected questions to train on and others to choose by, but {int(apart.sum())} of {len(apart)} are held "
+            "out. Give more questions."
+        )
+    torch.manual_seed(seed)
+    picker = RoutePicker(router, loss, static, learning_rate)
+    learnt, judged = (TensorDataset(features[part], likelihoods[part]) for part in (~apart, apart))
+    with TemporaryDirectory() as folder:
+        best = ModelCheckpoint(folder, monitor="val_gain", mode="max")
+        usual = {"max_epochs": epochs, "logger": False, "enable_model_summary": False}
+        pl.Trainer(**{**usual, **trainer}, callbacks=[best]).fit(
+            picker, DataLoader(learnt, batch_size, shuffle=True), DataLoader(judged, batch_size)
+        )
+        picker.load_state_dict(torch.load(best.best_model_path, weights_only=True)["state_dict"])
+    return router.eval()

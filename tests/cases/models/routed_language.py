@@ -1,0 +1,39 @@
+"""A tiny Llama, questions in its words, and sets of its blocks."""
+
+from __future__ import annotations
+
+import torch
+from cases.models.language import word_tokenizer
+from torch import nn
+
+from prunerecover.language.likelihood import Encoding
+from prunerecover.language.questions import Question
+from prunerecover.plan.plan import Plan
+from prunerecover.routing.plan_set import PlanSet
+from prunerecover.surgery.merging import block_removals
+from prunerecover.surgery.provenance import plan_for
+
+SETS = ((3, 4), (2, 4), (2, 5), (5,))
+
+
+def encoding() -> Encoding:
+    return Encoding(word_tokenizer(eos_token="</s>", pad_token="<pad>"), context=64)
+
+
+def questions(count: int, first: int = 5, seed: int = 0) -> list[Question]:
+    """Return questions that begin with word number `first`, with two or three choices."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for i in range(count):
+        words = [f"w{n}" for n in torch.randint(6, 60, (12,), generator=generator).tolist()]
+        choices = (words[0], f"{words[1]} {words[2]}", words[3])[: 2 + i % 2]
+        found.append(Question(" ".join([f"w{first}", *words[4 : 6 + i % 6]]), choices, i % 2))
+    return found
+
+
+def removing(model: nn.Module, *blocks: int) -> Plan:
+    return plan_for(model, block_removals(model, blocks), method="by hand")
+
+
+def sets_of(model: nn.Module) -> PlanSet:
+    return PlanSet(names=tuple(f"set {i}" for i in range(len(SETS))), plans=tuple(removing(model, *s) for s in SETS))

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from prunerecover.routing.comparison import compare_routes
+
+RNG = np.random.default_rng(0)
+SCORES = RNG.normal(size=(200, 3))
+
+
+def test_the_oracle_is_the_best_set_of_each_question() -> None:
+    found = compare_routes(SCORES, SCORES.argmax(1).tolist(), ("a", "b", "c"))
+    assert found.routed.value == found.oracle.value == pytest.approx(SCORES.max(1).mean())
+    assert found.static.value == pytest.approx(SCORES[:, 0].mean())
+    assert found.gap_closed == 1
+    assert found.worth_it
+    assert sum(found.picked.values()) == 200
+
+
+def test_picking_by_chance_is_not_worth_it() -> None:
+    found = compare_routes(SCORES, RNG.integers(0, 3, 200).tolist(), ("a", "b", "c"), dense=SCORES[:, 0] + 1)
+    assert not found.worth_it
+    assert "Routing is not ahead of the static set" in str(found)
+    assert "| dense |" in str(found)
+
+
+def test_scores_of_other_questions() -> None:
+    with pytest.raises(ValueError, match=r"Expected scores of 2 questions under 3 sets, but got shape \(200, 3\)"):
+        compare_routes(SCORES, [0, 1], ("a", "b", "c"))

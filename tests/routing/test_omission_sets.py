@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cases.models.routed_language import encoding, questions
+from cases.models.tiny import tiny_llama
+
+from prunerecover.routing.omission_sets import plan_omission_sets
+from prunerecover.routing.plan_set import PlanSet
+
+TASKS = {"first": questions(6, first=5, seed=1), "second": questions(6, first=30, seed=2)}
+
+
+@pytest.fixture(scope="module")
+def sets() -> PlanSet:
+    return plan_omission_sets(tiny_llama(num_hidden_layers=6), TASKS, encoding(), 2)
+
+
+def test_there_is_a_set_per_task_and_loss_and_a_static_one(sets: PlanSet) -> None:
+    assert sets.names[0] == "static"
+    assert set(sets.names[1:]) <= {f"{task}/{loss}" for task in TASKS for loss in ("likelihood", "contrastive")}
+    assert all(len(blocks) == 2 for blocks in sets.blocks)
+    assert len(set(sets.blocks)) == len(sets.blocks)
+
+
+def test_the_first_blocks_stay_for_the_router(sets: PlanSet) -> None:
+    assert sets.shared_prefix >= 2
+
+
+def test_one_search_gives_every_depth(sets: PlanSet) -> None:
+    shorter = [plan.first(1).removed["block"] for plan in sets.plans]
+    assert all(names[0] in plan.removed["block"] for names, plan in zip(shorter, sets.plans, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"blocks": 5}, "Expected 1 to 4 blocks to remove of the 6, of which 2 stay for the router, but got 5"),
+        ({"blocks": 0}, "Expected 1 to 4 blocks"),
+        ({"losses": ("luck",)}, r"Expected losses among likelihood, contrastive, but got \['luck'\]"),
+        ({"tasks": {}}, "Expected questions for every task, but no task has none"),
+        ({"tasks": {"empty": []}}, "Expected questions for every task, but empty has none"),
+    ],
+)
+def test_bad_input(changes: dict[str, Any], message: str) -> None:
+    arguments = {"model": tiny_llama(num_hidden_layers=6), "tasks": TASKS, "encoding": encoding(), "blocks": 2}
+    with pytest.raises(ValueError, match=message):
+        plan_omission_sets(**{**arguments, **changes})

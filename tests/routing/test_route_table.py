@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from cases.models.routed_language import SETS, encoding, questions, removing
+from cases.models.tiny import BUILD, tiny_llama
+from torch import nn
+
+from prunerecover import apply_plan
+from prunerecover.families.describe import describe
+from prunerecover.language.likelihood import answer_batches, answer_likelihoods
+from prunerecover.routing.route_table import route_table
+
+ALL = tuple(map(frozenset, SETS))
+
+
+@torch.no_grad()
+def naive(model: nn.Module, blocks: frozenset[int], asked: list) -> list[float]:
+    """The oracle: a copy without these blocks, question by question."""
+    pruned = copy.deepcopy(model)
+    if blocks:
+        apply_plan(pruned, removing(pruned, *blocks))
+    return [float(answer_likelihoods(pruned, answer_batches([q], encoding())[0])[0]) for q in asked]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("llama", {}), ("qwen2", {"layer_types": ["full_attention", "sliding_attention"] * 3}), ("gpt2", {}), ("opt", {})],
+)
+def test_every_entry_is_the_likelihood_without_the_set(name: str, changes: dict[str, Any]) -> None:
+    model, asked = BUILD[name](num_hidden_layers=6, **changes), questions(7)
+    table = route_table(model, (*ALL, frozenset()), asked, encoding(), batch_size=3)
+    wanted = torch.tensor([naive(model, blocks, asked) for blocks in (*ALL, frozenset())]).T
+    torch.testing.assert_close(table, wanted, atol=2e-5, rtol=1e-5)
+
+
+def test_what_sets_share_is_computed_once() -> None:
+    model = tiny_llama(num_hidden_layers=6)
+    computed = []
+    for block in describe(model).blocks:  # blocks that are skipped call none of their parts
+        model.get_submodule(f"{block.path}.self_attn").register_forward_hook(lambda *_: computed.append(1))
+    route_table(model, ALL, questions(3), encoding())
+    assert sum(6 - len(blocks) for blocks in ALL) == 17
+    assert len(computed) == 9
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = tiny_llama(num_hidden_layers=6).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    route_table(model, ALL, questions(3), encoding())
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

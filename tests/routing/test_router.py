@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from cases.models.routed_language import encoding, questions
+from cases.models.tiny import tiny_llama
+
+from prunerecover.language.questions import Question
+from prunerecover.model.hooks import recording
+from prunerecover.recipes.tasks.route_picker import RoutePicker, held_out, prompt_features, train_router
+from prunerecover.routing.router import PrefixRouter
+
+
+@pytest.fixture(scope="module")
+def llama() -> torch.nn.Module:
+    return tiny_llama(num_hidden_layers=6)
+
+
+def test_features_are_mean_and_last_state_behind_the_prefix(llama: torch.nn.Module) -> None:
+    router, asked = PrefixRouter(32, 4), questions(5)
+    found = prompt_features(router, llama, asked, encoding())
+    for question, features in zip(asked, found, strict=True):
+        ids = torch.tensor([encoding().prompt(question.prompt)])
+        with recording({"block": llama.get_submodule("model.layers.1")}) as seen, torch.no_grad():
+            llama(input_ids=ids)
+        states = seen["block.out"][0]
+        torch.testing.assert_close(features, torch.cat([states.mean(0), states[-1]]), atol=1e-5, rtol=1e-5)
+
+
+def test_the_router_never_sees_an_answer(llama: torch.nn.Module) -> None:
+    router, asked = PrefixRouter(32, 4), questions(5)
+    others = [Question(q.prompt, ("w59 w58", "w57"), 1) for q in asked]
+    assert torch.equal(
+        prompt_features(router, llama, asked, encoding()), prompt_features(router, llama, others, encoding())
+    )
+
+
+def test_no_question_is_in_both_parts() -> None:
+    asked = questions(40) * 3
+    apart = held_out(asked, 0.3)
+    learnt = {q.prompt for q, out in zip(asked, apart, strict=True) if not out}
+    judged = {q.prompt for q, out in zip(asked, apart, strict=True) if out}
+    assert judged
+    assert not learnt & judged
+    spaced = [Question(f"{q.prompt} ", q.choices, q.answer) for q in asked]
+    assert torch.equal(held_out(spaced, 0.3), apart)
+
+
+def clusters(shuffled: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of two kinds of prompts, of which each does better by 0.5 under a set of its own."""
+    generator = torch.Generator().manual_seed(0)
+    kind = torch.arange(1600) % 2
+    features = torch.randn(1600, 32, generator=generator)
+    features[:, 0] += 4 * kind
+    likelihoods = torch.randn(1600, 3, generator=generator) * 0.3
+    likelihoods[:, 1] += kind - 0.5
+    likelihoods[:, 2] -= kind - 0.5
+    if shuffled:
+        likelihoods = likelihoods[torch.randperm(1600, generator=generator)]
+    return features, likelihoods
+
+
+def gain_of(shuffled: bool, loss: str) -> float:
+    """Train on 800, choose by 400, and return what is gained on 400 others."""
+    features, likelihoods = clusters(shuffled)
+    apart = torch.arange(1200) >= 800
+    how: dict[str, Any] = {"loss": loss, "epochs": 10, "enable_progress_bar": False}
+    router = train_router(PrefixRouter(16, 3), features[:1200], likelihoods[:1200], apart, **how)
+    with torch.no_grad():
+        picked = router(features[1200:]).argmax(1)
+    fresh = likelihoods[1200:]
+    return float((fresh.gather(1, picked[:, None])[:, 0] - fresh[:, 0]).mean())
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross_entropy"])
+def test_a_router_learns_which_set_serves_which_prompts_and_nothing_from_shuffled_labels(loss: str) -> None:
+    assert gain_of(False, loss) > 0.4
+    assert abs(gain_of(True, loss)) < 0.1
+
+
+def test_a_saved_router_scores_alike(tmp_path) -> None:
+    router = PrefixRouter(16, 3).eval()
+    again = PrefixRouter.load(tmp_path, router.save(tmp_path))
+    features = torch.randn(4, 32)
+    assert torch.equal(router(features), again(features))
+
+
+def test_the_router_of_a_large_model_is_small() -> None:
+    assert sum(p.numel() for p in PrefixRouter(4096, 10).parameters()) < 1.1e6
+
+
+def test_one_set_is_no_choice() -> None:
+    with pytest.raises(ValueError, match="Expected two sets or more to choose from, but got 1"):
+        PrefixRouter(16, 1)
+
+
+def test_an_unknown_loss() -> None:
+    with pytest.raises(ValueError, match="Expected loss to be mse or cross_entropy, but got 'luck'"):
+        RoutePicker(PrefixRouter(16, 3), "luck")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rows", "apart", "message"),
+    [
+        (3, [True, False], "held-out marks of the same questions"),
+        (2, [True, True], "Expected questions to train on and others to choose by, but 2 of 2"),
+        (2, [False, False], "but 0 of 2 are held out"),
+    ],
+)
+def test_data_that_does_not_fit(rows: int, apart: list[bool], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train_router(PrefixRouter(4, 2), torch.zeros(rows, 8), torch.zeros(rows, 2), torch.tensor(apart))
+
+
+def test_training_changes_the_router_alone(llama: torch.nn.Module) -> None:
+    before = copy.deepcopy(llama.state_dict())
+    router, asked = PrefixRouter(32, 2), questions(12)
+    features = prompt_features(router, llama, asked, encoding())
+    train_router(router, features, torch.randn(12, 2), torch.arange(12) % 3 == 0, epochs=1, enable_progress_bar=False)
+    assert all(torch.equal(before[name], value) for name, value in llama.state_dict().items())
