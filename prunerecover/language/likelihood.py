@@ -48,32 +48,36 @@ class Encoding:
         Raises:
             ValueError: If there are more than the model takes.
         """
-        if self.chat:
-            message = [{"role": "user", "content": prompt}]
-            text = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
-            ids = self._tokens(text, special=False)  # the template has the special tokens
-        else:
-            ids = self._tokens(prompt, special=True)
+        ids = self._tokens(self._text(prompt))
         self._check(ids, prompt)
         return ids
 
     def with_answer(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
-        """Return the tokens of a prompt and those of an answer behind it.
+        """Return the tokens of a prompt and those of an answer behind it, tokenized as one text.
 
         Raises:
             ValueError: If there are more than the model takes, or the answer has none.
         """
-        before = self.prompt(prompt)
-        after = self._tokens(answer if self.chat else f" {answer}", special=False)
+        text = self._text(prompt)
+        before = self._tokens(text)
+        after = self._tokens(text + (answer if self.chat else f" {answer}"))[len(before) :]
         if not after:
             raise ValueError(f"Expected an answer of one token or more, but {answer!r} has none. Leave it out.")
         self._check([*before, *after], prompt)
         return before, after
 
-    def _tokens(self, text: str, special: bool) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
-        end = self.tokenizer.eos_token_id
-        return ids[:-1] if special and len(ids) > 1 and ids[-1] == end else ids
+    def _text(self, prompt: str) -> str:
+        if not self.chat:
+            return prompt
+        message = [{"role": "user", "content": prompt}]
+        text: str = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+        return text
+
+    def _tokens(self, text: str) -> list[int]:
+        """Return the tokens without the end of text that some tokenizers add; a chat template has special tokens."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=not self.chat, verbose=False)["input_ids"]
+        ends = not self.chat and len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id
+        return ids[:-1] if ends else ids
 
     def _check(self, ids: Sequence[int], prompt: str) -> None:
         context = self.context or int(self.tokenizer.model_max_length)
