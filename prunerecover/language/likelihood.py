@@ -106,6 +106,20 @@ def padded(rows: Sequence[Sequence[int]], tokenizer: Any, *, left: bool = False)
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def labelled(rows: Sequence[tuple[Sequence[int], Sequence[int]]], tokenizer: Any) -> dict[str, Tensor]:
+    """Return `input_ids`, `attention_mask` and `labels` `(N, T)`, with labels of -100 outside answers.
+
+    Args:
+        rows: Tokens of the prompt and of the answer, for each sample.
+        tokenizer: Whose padding fills what is masked: see `padded`.
+    """
+    batch = padded([[*before, *after] for before, after in rows], tokenizer)
+    labels = torch.full_like(batch["input_ids"], IGNORED)
+    for i, (before, after) in enumerate(rows):
+        labels[i, len(before) : len(before) + len(after)] = torch.tensor(after)
+    return {**batch, "labels": labels}
+
+
 def answer_batches(
     questions: Sequence[Question], encoding: Encoding, *, contrastive: bool = False, batch_size: int = 16
 ) -> list[AnswerBatch]:
@@ -135,11 +149,8 @@ def answer_batches(
 
 
 def _batch(rows: Sequence[tuple[list[int], list[int], float]], tokenizer: Any) -> AnswerBatch:
-    inputs = padded([[*before, *after] for before, after, _ in rows], tokenizer)
-    labels = torch.full_like(inputs["input_ids"], IGNORED)
-    for i, (before, after, _) in enumerate(rows):
-        labels[i, len(before) : len(before) + len(after)] = torch.tensor(after)
-    return inputs, labels, torch.tensor([weight for *_, weight in rows])
+    inputs = labelled([(before, after) for before, after, _ in rows], tokenizer)
+    return inputs, inputs.pop("labels"), torch.tensor([weight for *_, weight in rows])
 
 
 def token_log_likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
