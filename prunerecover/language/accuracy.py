@@ -69,6 +69,12 @@ def choice_batch(questions: Sequence[EncodedQuestion], tokenizer: Any) -> dict[s
     return {**batch, "right": torch.tensor(rights)}
 
 
+def by_question(values: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Return the values `(N,)` of a batch's answers as `(C,)` for each question of C choices."""
+    _, sizes = torch.unique_consecutive(batch["question"], return_counts=True)
+    return torch.split(values, sizes.tolist())
+
+
 def score_choices(sums: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what the log-likelihoods of a batch's answers say about its Q questions.
 
@@ -81,13 +87,13 @@ def score_choices(sums: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> 
         `(Q,)` each: the number of the `question`, whether `acc` and `acc_norm` choose the right answer, and the `loss`
         per token of the right answer.
     """
-    numbers, sizes = batch["question"].unique_consecutive(return_counts=True)
-    rights = batch["right"].split(sizes.tolist())
+    rights = by_question(batch["right"], batch)
 
     def chosen(scores: Tensor) -> Tensor:
-        parts = scores.split(sizes.tolist())
+        parts = by_question(scores, batch)
         return torch.stack([right[part.argmax()] for part, right in zip(parts, rights, strict=True)])
 
+    numbers = torch.stack([part[0] for part in by_question(batch["question"], batch)])
     loss = -(sums / tokens)[batch["right"]]
     return {"question": numbers, "acc": chosen(sums), "acc_norm": chosen(sums / batch["characters"]), "loss": loss}
 
@@ -108,7 +114,7 @@ def choice_log_likelihoods(
     """
     found: list[Tensor] = []
     for sums, _, batch in _scored(model, questions, encoding, batch_size):
-        found += sums.cpu().split(batch["question"].unique_consecutive(return_counts=True)[1].tolist())
+        found += by_question(sums.cpu(), batch)
     return found
 
 
@@ -127,7 +133,7 @@ def choice_accuracy(
         ValueError: If there are no questions, or one is too long for the model.
     """
     scores = [score_choices(*scored) for scored in _scored(model, questions, encoding, batch_size)]
-    return {name: float(torch.cat([one[name] for one in scores]).float().mean()) for name in ("acc", "acc_norm")}
+    return {name: sum(int(one[name].sum()) for one in scores) / len(questions) for name in ("acc", "acc_norm")}
 
 
 def _scored(
