@@ -25,6 +25,7 @@ from prunerecover.plan.plan import Plan
 from prunerecover.recipes.cli.callback_options import with_callback_options
 from prunerecover.recipes.cli.errors import in_one_line
 from prunerecover.recipes.cli.trainer_commands import CALLBACK_HELP, TRAINER_COMMANDS
+from prunerecover.recipes.data.choice_data import ChoiceData
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.data.image_data import ImageData
 from prunerecover.recipes.data.segmentation_data import SegmentationData
@@ -48,6 +49,7 @@ ADDRESSABLE = (
     SegmentationData,
     CausalLM,
     TextData,
+    ChoiceData,
     DigitsClassifier,
     DigitsData,
 )

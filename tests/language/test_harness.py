@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases.models.language import word_tokenizer
+from cases.models.questions import question_rows, write_rows
 from cases.models.tiny import tiny_llama
 
 from prunerecover import apply_plan, plan_depth
@@ -33,18 +34,11 @@ metric_list:
   - {{metric: acc, aggregation: mean, higher_is_better: true}}
   - {{metric: acc_norm, aggregation: mean, higher_is_better: true}}
 """
-ROWS = [
-    {
-        "question": f"w{3 + i} w{7 + 2 * i} w{20 + i}",
-        "choices": [f"w{9 + i}", f"w{10 + i} w{30 - i} w12", "w4 w5"][: 2 + i % 2],
-        "answer": i % 2,
-    }
-    for i in range(12)
-]
+ROWS = question_rows(12)
 
 
 def write_task(folder: Path, rows: list[dict[str, object]], name: str = "words") -> Path:
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(folder / "rows.jsonl", rows)
     (folder / "tasks").mkdir()
     (folder / "tasks" / "task.yaml").write_text(TASK.format(name=name, file=folder / "rows.jsonl"))
     return folder / "tasks"
