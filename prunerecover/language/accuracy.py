@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.language.likelihood import Encoding, labelled, token_log_likelihoods
+from prunerecover.language.likelihood import Encoding, labelled, scored_behind, token_log_likelihoods
 from prunerecover.language.questions import Question
 from prunerecover.model.batches import logits_of, on_device
 from prunerecover.model.evaluation import device_of, evaluating
@@ -62,7 +62,7 @@ def choice_batch(questions: Sequence[EncodedQuestion], tokenizer: Any) -> dict[s
         `input_ids`, `attention_mask` and `labels`, `(N, T)`, labels being -100 outside answers; and, `(N,)` each, the
         number of the `question`, the `characters` of the answer, and whether it is `right`.
     """
-    batch = labelled([row for question in questions for row in question.rows], tokenizer)
+    batch = labelled([scored_behind(*row) for question in questions for row in question.rows], tokenizer)
     batch["question"] = torch.tensor([question.number for question in questions for _ in question.rows])
     batch["characters"] = torch.tensor([size for question in questions for size in question.characters])
     rights = [number == question.answer for question in questions for number in range(len(question.rows))]

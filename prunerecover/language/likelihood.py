@@ -15,6 +15,7 @@ from prunerecover.language.questions import Question
 from prunerecover.model.batches import logits_of
 
 AnswerBatch = tuple[dict[str, Tensor], Tensor, Tensor]
+TokenRow = tuple[list[int], list[int]]  # tokens, and labels as many, -100 where nothing is scored
 
 
 @dataclass(frozen=True)
@@ -106,17 +107,22 @@ def padded(rows: Sequence[Sequence[int]], tokenizer: Any, *, left: bool = False)
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def labelled(rows: Sequence[tuple[Sequence[int], Sequence[int]]], tokenizer: Any) -> dict[str, Tensor]:
-    """Return `input_ids`, `attention_mask` and `labels` `(N, T)`, with labels of -100 outside answers.
+def scored_behind(before: Sequence[int], after: Sequence[int]) -> TokenRow:
+    """Return the tokens of a prompt and an answer, and labels of which those of the answer alone are scored."""
+    return [*before, *after], [*[IGNORED] * len(before), *after]
+
+
+def labelled(rows: Sequence[TokenRow], tokenizer: Any) -> dict[str, Tensor]:
+    """Return `input_ids`, `attention_mask` and `labels`, `(N, T)` each; padding has labels of -100.
 
     Args:
-        rows: Tokens of the prompt and of the answer, for each sample.
+        rows: Tokens and labels of each sample.
         tokenizer: Whose padding fills what is masked: see `padded`.
     """
-    batch = padded([[*before, *after] for before, after in rows], tokenizer)
+    batch = padded([ids for ids, _ in rows], tokenizer)
     labels = torch.full_like(batch["input_ids"], IGNORED)
-    for i, (before, after) in enumerate(rows):
-        labels[i, len(before) : len(before) + len(after)] = torch.tensor(after)
+    for i, (_, row) in enumerate(rows):
+        labels[i, : len(row)] = torch.tensor(row)
     return {**batch, "labels": labels}
 
 
@@ -149,7 +155,7 @@ def answer_batches(
 
 
 def _batch(rows: Sequence[tuple[list[int], list[int], float]], tokenizer: Any) -> AnswerBatch:
-    inputs = labelled([(before, after) for before, after, _ in rows], tokenizer)
+    inputs = labelled([scored_behind(before, after) for before, after, _ in rows], tokenizer)
     return inputs, inputs.pop("labels"), torch.tensor([weight for *_, weight in rows])
 
 

@@ -28,6 +28,7 @@ from prunerecover.recipes.cli.trainer_commands import CALLBACK_HELP, TRAINER_COM
 from prunerecover.recipes.data.choice_data import ChoiceData
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.data.image_data import ImageData
+from prunerecover.recipes.data.instruction_data import InstructionData
 from prunerecover.recipes.data.segmentation_data import SegmentationData
 from prunerecover.recipes.data.text_data import TextData
 from prunerecover.recipes.plan_methods.base import PlanMethod
@@ -50,6 +51,7 @@ ADDRESSABLE = (
     CausalLM,
     TextData,
     ChoiceData,
+    InstructionData,
     DigitsClassifier,
     DigitsData,
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from prunerecover.language.accuracy import EncodedQuestion, choice_batch, encode_question
-from prunerecover.language.likelihood import Encoding, labelled
+from prunerecover.language.likelihood import Encoding, labelled, scored_behind
 from prunerecover.recipes.data.choice_columns import ChoiceColumns, find_choice_columns
 from prunerecover.recipes.data.table_data import TableData
 from prunerecover.recipes.data.text_source import open_text
@@ -43,7 +43,8 @@ class ChoiceQuestions(Dataset[EncodedQuestion]):
     def collate(self, questions: Sequence[EncodedQuestion]) -> dict[str, Tensor]:
         """Return a batch: right answers with labels in training, else that of `choice_batch`."""
         if self.training:
-            return labelled([question.rows[question.answer] for question in questions], self.tokenizer)
+            rights = [scored_behind(*question.rows[question.answer]) for question in questions]
+            return labelled(rights, self.tokenizer)
         return choice_batch(questions, self.tokenizer)
 
 
