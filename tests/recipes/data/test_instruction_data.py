@@ -94,7 +94,6 @@ def test_batches_are_padded_to_the_longest(tmp_path: Path, plain: str) -> None:
 
 
 def test_a_warning_counts_what_is_cut(tmp_path: Path, plain: str) -> None:
-    """Prompts are of 5 or 8 tokens, responses of 2 to 9 with their end; three of 8 + 1 tokens are cut, and none goes."""
     rows = [*ROWS, {"instruction": "w5 " * 20, "input": "", "output": "w6"}]
     lengths = [len(ids) for ids, _ in rows_of(opened(write_rows(tmp_path / "b.jsonl", rows), plain))]
     longer = sum(length > 10 for length in lengths)
