@@ -53,7 +53,7 @@ class ChoiceData(TableData):
 
     Args:
         path: A hub id, or a local file or folder: parquet, jsonl or json, a question per row.
-        name: The hub data set's configuration.
+        name: The hub data set's configuration; in a local folder of several data sets, what one is called.
         model: The language model whose tokenizer is used and whose context is kept to; a path or hub id.
         tokenizer: Path or hub id of another tokenizer; None takes the model's.
         chat: Whether the prompt is the message of a user, in the tokenizer's chat template.

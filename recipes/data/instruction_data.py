@@ -55,7 +55,7 @@ class InstructionData(TableData):
 
     Args:
         path: A hub id, or a local file or folder: parquet, jsonl or json, a sample per row.
-        name: The hub data set's configuration.
+        name: The hub data set's configuration; in a local folder of several data sets, what one is called.
         model: The language model whose tokenizer is used and whose context is kept to; a path or hub id.
         tokenizer: Path or hub id of another tokenizer; None takes the model's.
         length: Most tokens of a sample.

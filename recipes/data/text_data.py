@@ -51,7 +51,7 @@ class TextData(TableData):
 
     Args:
         path: A hub id, or a local file or folder: parquet, jsonl or json (a document per row), txt (one per file).
-        name: The hub data set's configuration.
+        name: The hub data set's configuration; in a local folder of several data sets, what one is called.
         model: The language model whose tokenizer is used and whose context is kept to; a path or hub id.
         tokenizer: Path or hub id of another tokenizer; None takes the model's.
         length: Tokens per sequence.
