@@ -52,7 +52,9 @@ def open_text(path: str, name: str | None = None) -> Any:
 def _splits_called(folder: Path, name: str | None) -> dict[str, list[str]]:
     """Return the files `NAME.SPLIT...` of a folder by their split."""
     found: dict[str, list[str]] = defaultdict(list)
-    for file in sorted(folder.glob(f"{glob.escape(name)}.*") if name else ()):
+    if not name:
+        return found
+    for file in sorted(folder.glob(f"{glob.escape(name)}.*")):
         split = re.split(r"[.\-_]", file.name.removeprefix(name)[1:])[0]
         if file.suffix in KINDS and split in ALL_SPLITS:
             found[split].append(str(file))
