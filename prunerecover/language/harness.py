@@ -1,7 +1,8 @@
 """Tasks of lm-evaluation-harness on a live model: dense, pruned or routed, without saving it first.
 
 Needs `pip install "prunerecover[lm-eval]"`. On multiple choice `choice_accuracy` counts the same: with lm_eval 0.4.13,
-`acc` and `acc_norm` of the same items agree exactly, and log-likelihoods up to rounding (float32).
+`acc` and `acc_norm` of the same items agree exactly, with and without a chat template, and log-likelihoods up to
+rounding (float32, where the harness keeps the model's own precision).
 Does not cover vLLM, several GPUs, or encoder-decoders.
 """
 

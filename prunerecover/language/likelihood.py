@@ -56,11 +56,14 @@ class Encoding:
     def with_answer(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
         """Return the tokens of a prompt and those of an answer behind it, tokenized as one text.
 
+        White space at the end of the prompt, such as that of a chat template, counts to the answer, where tokenizers
+        put it, and as lm-evaluation-harness has it.
+
         Raises:
             ValueError: If there are more than the model takes, or the answer has none.
         """
         text = self._text(prompt)
-        before = self._tokens(text)
+        before = self._tokens(text.rstrip())
         after = self._tokens(text + (answer if self.chat else f" {answer}"))[len(before) :]
         if not after:
             raise ValueError(f"Expected an answer of one token or more, but {answer!r} has none. Leave it out.")

@@ -26,6 +26,13 @@ def test_an_answer_has_the_tokens_that_it_has_in_the_text(metaspace: PreTrainedT
     assert Encoding(metaspace, context=9).with_answer("a b", "c") == ([2, 3], [4])
 
 
+def test_space_at_the_end_of_a_prompt_belongs_to_the_answer(metaspace: PreTrainedTokenizerFast) -> None:
+    metaspace.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %} b "
+    chat = Encoding(metaspace, context=9, chat=True)
+    assert chat.prompt("a") == [2, 3, 1]
+    assert chat.with_answer("a", "c") == ([2, 3], [4])
+
+
 def test_an_answer_without_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="Expected an answer of one token or more, but ' ' has none"):
         Encoding(word_tokenizer(), context=9).with_answer("w5", " ")

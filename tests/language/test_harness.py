@@ -55,14 +55,17 @@ class TestWithTheHarness:
     def _installed(self, own_cache: Path) -> None:
         pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install .[lm-eval]")
 
-    def test_a_pruned_models_accuracy_is_ours(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("chat", [False, True])
+    def test_a_pruned_models_accuracy_is_ours(self, tmp_path: Path, chat: bool) -> None:
         llama, tokenizer = tiny_llama(), word_tokenizer(eos_token="</s>")
+        tokenizer.chat_template = "{% for m in messages %}w40 {{ m['content'] }} {% endfor %}w41 " if chat else None
         batches = [{"input_ids": torch.randint(3, 60, (8, 9))}]
         apply_plan(llama, plan_depth(llama, remove={"block": 1}, batches=batches))
         llama.train()
         state = random.getstate()
-        found = evaluate_with_harness(llama, tokenizer, ["words"], task_folder=write_task(tmp_path, ROWS))["words"]
-        ours = choice_accuracy(llama, [question_of(row) for row in ROWS], Encoding(tokenizer, context=64))
+        folder = write_task(tmp_path, ROWS)
+        found = evaluate_with_harness(llama, tokenizer, ["words"], task_folder=folder, chat=chat)["words"]
+        ours = choice_accuracy(llama, [question_of(row) for row in ROWS], Encoding(tokenizer, 64, chat))
         assert ours["acc"] != ours["acc_norm"]
         assert {name: found[name] for name in ours} == ours
         assert found["acc_stderr"] > 0
