@@ -15,6 +15,7 @@ from prunerecover.language.questions import Question
 from prunerecover.model.batches import logits_of
 
 AnswerBatch = tuple[dict[str, Tensor], Tensor, Tensor]
+TokenRow = tuple[list[int], list[int]]  # tokens, and labels as many, -100 where nothing is scored
 
 
 @dataclass(frozen=True)
@@ -48,32 +49,39 @@ class Encoding:
         Raises:
             ValueError: If there are more than the model takes.
         """
-        if self.chat:
-            message = [{"role": "user", "content": prompt}]
-            text = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
-            ids = self._tokens(text, special=False)  # the template has the special tokens
-        else:
-            ids = self._tokens(prompt, special=True)
+        ids = self._tokens(self._text(prompt))
         self._check(ids, prompt)
         return ids
 
     def with_answer(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
-        """Return the tokens of a prompt and those of an answer behind it.
+        """Return the tokens of a prompt and those of an answer behind it, tokenized as one text.
+
+        White space at the end of the prompt, such as that of a chat template, counts to the answer, where tokenizers
+        put it, and as lm-evaluation-harness has it.
 
         Raises:
             ValueError: If there are more than the model takes, or the answer has none.
         """
-        before = self.prompt(prompt)
-        after = self._tokens(answer if self.chat else f" {answer}", special=False)
+        text = self._text(prompt)
+        before = self._tokens(text.rstrip())
+        after = self._tokens(text + (answer if self.chat else f" {answer}"))[len(before) :]
         if not after:
             raise ValueError(f"Expected an answer of one token or more, but {answer!r} has none. Leave it out.")
         self._check([*before, *after], prompt)
         return before, after
 
-    def _tokens(self, text: str, special: bool) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
-        end = self.tokenizer.eos_token_id
-        return ids[:-1] if special and len(ids) > 1 and ids[-1] == end else ids
+    def _text(self, prompt: str) -> str:
+        if not self.chat:
+            return prompt
+        message = [{"role": "user", "content": prompt}]
+        text: str = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+        return text
+
+    def _tokens(self, text: str) -> list[int]:
+        """Return the tokens without the end of text that some tokenizers add; a chat template has special tokens."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=not self.chat, verbose=False)["input_ids"]
+        ends = not self.chat and len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id
+        return ids[:-1] if ends else ids
 
     def _check(self, ids: Sequence[int], prompt: str) -> None:
         context = self.context or int(self.tokenizer.model_max_length)
@@ -100,6 +108,25 @@ def padded(rows: Sequence[Sequence[int]], tokenizer: Any, *, left: bool = False)
         place = slice(longest - len(row), longest) if left else slice(len(row))
         ids[i, place], mask[i, place] = torch.tensor(row), 1
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def scored_behind(before: Sequence[int], after: Sequence[int]) -> TokenRow:
+    """Return the tokens of a prompt and an answer, and labels of which those of the answer alone are scored."""
+    return [*before, *after], [*[IGNORED] * len(before), *after]
+
+
+def labelled(rows: Sequence[TokenRow], tokenizer: Any) -> dict[str, Tensor]:
+    """Return `input_ids`, `attention_mask` and `labels`, `(N, T)` each; padding has labels of -100.
+
+    Args:
+        rows: Tokens and labels of each sample.
+        tokenizer: Whose padding fills what is masked: see `padded`.
+    """
+    batch = padded([ids for ids, _ in rows], tokenizer)
+    labels = torch.full_like(batch["input_ids"], IGNORED)
+    for i, (_, row) in enumerate(rows):
+        labels[i, : len(row)] = torch.tensor(row)
+    return {**batch, "labels": labels}
 
 
 def answer_batches(
@@ -131,11 +158,8 @@ def answer_batches(
 
 
 def _batch(rows: Sequence[tuple[list[int], list[int], float]], tokenizer: Any) -> AnswerBatch:
-    inputs = padded([[*before, *after] for before, after, _ in rows], tokenizer)
-    labels = torch.full_like(inputs["input_ids"], IGNORED)
-    for i, (before, after, _) in enumerate(rows):
-        labels[i, len(before) : len(before) + len(after)] = torch.tensor(after)
-    return inputs, labels, torch.tensor([weight for *_, weight in rows])
+    inputs = labelled([scored_behind(before, after) for before, after, _ in rows], tokenizer)
+    return inputs, inputs.pop("labels"), torch.tensor([weight for *_, weight in rows])
 
 
 def token_log_likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

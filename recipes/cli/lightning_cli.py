@@ -25,8 +25,10 @@ from prunerecover.plan.plan import Plan
 from prunerecover.recipes.cli.callback_options import with_callback_options
 from prunerecover.recipes.cli.errors import in_one_line
 from prunerecover.recipes.cli.trainer_commands import CALLBACK_HELP, TRAINER_COMMANDS
+from prunerecover.recipes.data.choice_data import ChoiceData
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.data.image_data import ImageData
+from prunerecover.recipes.data.instruction_data import InstructionData
 from prunerecover.recipes.data.segmentation_data import SegmentationData
 from prunerecover.recipes.data.text_data import TextData
 from prunerecover.recipes.plan_methods.base import PlanMethod
@@ -48,6 +50,8 @@ ADDRESSABLE = (
     SegmentationData,
     CausalLM,
     TextData,
+    ChoiceData,
+    InstructionData,
     DigitsClassifier,
     DigitsData,
 )

@@ -53,7 +53,7 @@ class TableData(pl.LightningDataModule):
 
     @abstractmethod
     def samples(self, rows: Any, role: str) -> Dataset[Any]:
-        """Return what the loaders of a role iterate over.
+        """Return what the loaders of a role iterate over; a method `collate(samples) -> batch` of it makes the batches.
 
         Args:
             rows: Its `datasets.Dataset`.
@@ -125,5 +125,6 @@ class TableData(pl.LightningDataModule):
             shuffle=shuffle,
             drop_last=drop_last,
             num_workers=self.num_workers,
+            collate_fn=getattr(rows, "collate", None),
             pin_memory=torch.cuda.is_available(),
         )

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from prunerecover.recipes.data.image_source import find_column
 from prunerecover.recipes.data.table_data import TableData
 from prunerecover.recipes.data.text_source import open_text
-from prunerecover.recipes.networks.model_names import from_pretrained
+from prunerecover.recipes.data.tokenizers import check_length, check_named, open_tokenizer
 
 TEXT_COLUMNS = ("text", "content", "document")
 DOCUMENTS = 1000  # tokenized at a time
@@ -51,7 +51,7 @@ class TextData(TableData):
 
     Args:
         path: A hub id, or a local file or folder: parquet, jsonl or json (a document per row), txt (one per file).
-        name: The hub data set's configuration.
+        name: The hub data set's configuration; in a local folder of several data sets, what one is called.
         model: The language model whose tokenizer is used and whose context is kept to; a path or hub id.
         tokenizer: Path or hub id of another tokenizer; None takes the model's.
         length: Tokens per sequence.
@@ -106,8 +106,7 @@ class TextData(TableData):
         )
         if length < 2:
             raise ValueError(f"Expected a length of 2 or more tokens, to predict the next one, but got {length}.")
-        if model is None and tokenizer is None:
-            raise ValueError("Expected a model or a tokenizer, but got neither. Set model to the one that is trained.")
+        check_named(model, tokenizer)
         self.model, self.tokenizer, self.length = model, tokenizer, length
         self.separator, self.text_column = separator, text_column
 
@@ -126,7 +125,8 @@ class TextData(TableData):
         dtype = str(getattr(rows.features[column], "dtype", rows.features[column]))
         if dtype not in ("string", "large_string"):
             raise ValueError(f"Expected text in column {column!r}, but got {dtype[:80]}. Set text_column.")
-        tokenizer = self._tokenizer()
+        tokenizer = open_tokenizer(self.model, self.tokenizer)
+        check_length(self.length, self.model, tokenizer)
         join = self.separator
         tokens = _documents(rows, column, tokenizer) if join is None else _joined(rows, column, tokenizer, join)
         pieces = [np.empty(0, np.int32), *tokens]
@@ -137,28 +137,6 @@ class TextData(TableData):
                 f"{sum(map(len, pieces))} tokens in {len(rows)} rows. Set a smaller length, or give more text."
             )
         return packed
-
-    def _tokenizer(self) -> Any:
-        """Return the tokenizer, if its model takes sequences of this length."""
-        from transformers import AutoTokenizer
-
-        tokenizer = from_pretrained(AutoTokenizer.from_pretrained, self.tokenizer or self.model or "")
-        context = self._context(tokenizer)
-        if self.length > context:
-            raise ValueError(
-                f"Expected a length of at most {context} tokens, the context of {self.model or self.tokenizer}, but "
-                f"got {self.length}. Set a smaller length."
-            )
-        return tokenizer
-
-    def _context(self, tokenizer: Any) -> int:
-        """Return how many tokens the model takes; where nobody says, a number beyond any length."""
-        from transformers import AutoConfig
-
-        if self.model is None:
-            return int(tokenizer.model_max_length)
-        config = from_pretrained(AutoConfig.from_pretrained, self.model).get_text_config()
-        return int(getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length)
 
 
 def _documents(rows: Any, column: str, tokenizer: Any) -> Iterator[np.ndarray]:

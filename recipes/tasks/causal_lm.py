@@ -1,7 +1,8 @@
-"""A causal language model around any of transformers: next-token loss, and perplexity weighted by tokens.
+"""A causal language model around any of transformers: next-token loss, perplexity, and accuracy at multiple choice.
 
 An ordinary LightningModule that knows nothing about pruning. Batches are mappings of `input_ids`, `labels` and, where
 sequences are padded, `attention_mask`, each `(N, T)`; labels of -100 are not scored, and the model shifts them itself.
+Evaluation batches of `ChoiceData`, which hold all answers of each question, are scored by which one is likeliest.
 AdamW under a cosine with linear warmup, as the other recipes. Generation is the network's own: `module.model.generate`.
 """
 
@@ -16,22 +17,15 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
 from prunerecover.importance.losses import IGNORED
+from prunerecover.language.accuracy import score_choices
+from prunerecover.language.likelihood import token_log_likelihoods
 from prunerecover.recipes.networks.model_names import from_pretrained
+from prunerecover.recipes.tasks.language_metrics import MeanOverQuestions, MeanPerplexity
 from prunerecover.recipes.tasks.optimization import adamw_with_cosine
 
 TokenBatch = Mapping[str, Tensor]
+CHOICE_METRICS = ("loss", "acc", "acc_norm")
 Weights = Literal["float32", "bfloat16", "float16", "auto"]
-
-
-class MeanPerplexity(MeanMetric):
-    """The perplexity of all tokens, exp(mean loss), from the mean loss of each batch and its number of tokens.
-
-    torchmetrics' `Perplexity` wants all probabilities at once, `(N, T, V)`, which the models' own loss never makes.
-    """
-
-    def compute(self) -> Tensor:
-        """Return exp(mean)."""
-        return super().compute().exp()
 
 
 class CausalLM(pl.LightningModule):
@@ -70,6 +64,8 @@ class CausalLM(pl.LightningModule):
         self.model = _create(model, pretrained, dtype, model_kwargs or {}).train()  # from_pretrained: evaluation mode
         metrics = MetricCollection({"loss": MeanMetric(), "perplexity": MeanPerplexity()})
         self.val_metrics, self.test_metrics = metrics.clone(prefix="val_"), metrics.clone(prefix="test_")
+        choices = MetricCollection({name: MeanOverQuestions() for name in CHOICE_METRICS}, compute_groups=False)
+        self.val_choices, self.test_choices = choices.clone(prefix="val_"), choices.clone(prefix="test_")
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return the logits `(N, T, V)` of the tokens after each one."""
@@ -84,18 +80,20 @@ class CausalLM(pl.LightningModule):
     def on_validation_epoch_start(self) -> None:
         """Start the sums anew: those that `validate` leaves are inference tensors, which a fit cannot add to."""
         self.val_metrics.reset()
+        self.val_choices.reset()
 
     def validation_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Log the loss per token and the perplexity, with the prefix `val_`."""
-        self._evaluate(batch, self.val_metrics)
+        """Log loss and perplexity, or of questions loss, acc and acc_norm, with the prefix `val_`."""
+        self._evaluate(batch, self.val_metrics, self.val_choices)
 
     def on_test_epoch_start(self) -> None:
         """Start the sums anew, as in validation."""
         self.test_metrics.reset()
+        self.test_choices.reset()
 
     def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Log the loss per token and the perplexity, with the prefix `test_`."""
-        self._evaluate(batch, self.test_metrics)
+        """Log loss and perplexity, or of questions loss, acc and acc_norm, with the prefix `test_`."""
+        self._evaluate(batch, self.test_metrics, self.test_choices)
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """Return the likeliest next token at each position, `(N, T)`."""
@@ -110,12 +108,22 @@ class CausalLM(pl.LightningModule):
     def _loss(self, batch: TokenBatch) -> Tensor:
         return self.model(**batch, use_cache=False).loss  # type: ignore[no-any-return]
 
-    def _evaluate(self, batch: TokenBatch, metrics: MetricCollection) -> None:
+    def _evaluate(self, batch: TokenBatch, metrics: MetricCollection, choices: MetricCollection) -> None:
+        if "question" in batch:
+            self._evaluate_choices(batch, choices)
+            return
         labels = batch["labels"]
         tokens = (labels[:, 1:] != IGNORED).sum()
         if tokens:
             metrics.update(self._loss(batch), tokens)
         self.log_dict(metrics, prog_bar=True, batch_size=len(labels))
+
+    def _evaluate_choices(self, batch: TokenBatch, metrics: MetricCollection) -> None:
+        logits = self(batch["input_ids"], batch["attention_mask"])
+        scores = score_choices(*token_log_likelihoods(logits, batch["labels"]), batch)
+        for name in CHOICE_METRICS:
+            metrics[name].update(scores[name], scores["question"])
+        self.log_dict(metrics, prog_bar=True, batch_size=len(scores["question"]))
 
 
 def _create(name: str, pretrained: bool, dtype: Weights, kwargs: dict[str, Any]) -> nn.Module:

@@ -121,7 +121,7 @@ def test_chat_needs_a_template() -> None:
 
 def test_chat_templates_are_used(encoding: Encoding) -> None:
     tokenizer = word_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}w40 {{ m['content'] }}{% endfor %} w41"
+    tokenizer.chat_template = "{% for m in messages %}w40 {{ m['content'] }}{% endfor %} w41 "
     assert encoding.prompt("w5 w6") == [5, 6]
     assert Encoding(tokenizer, chat=True).prompt("w5 w6") == [40, 5, 6, 41]
     assert Encoding(tokenizer, chat=True).with_answer("w5 w6", "w7") == ([40, 5, 6, 41], [7])

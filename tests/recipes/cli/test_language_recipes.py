@@ -1,4 +1,4 @@
-"""The recipes of language models run as they are, with a tiny Llama and local text in the place of the hub's."""
+"""The recipes of language models run as they are, with a tiny Llama and local data in the place of the hub's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from cases.models.language import documents, llama_folder, write_jsonl
+from cases.models.questions import question_rows, write_rows
 from cases.paths import ROOT
 
 from prunerecover import Plan
@@ -20,13 +21,16 @@ NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml") if "class
 def small(tmp_path: Path, own_cache: Path) -> dict[str, dict[str, Any]]:
     """What is replaced in a recipe."""
     for name, rows in (("train", 40), ("validation", 12)):
-        write_jsonl(tmp_path / "text" / f"{name}.jsonl", documents([16] * rows))
+        write_jsonl(tmp_path / "TextData" / f"{name}.jsonl", documents([16] * rows))
+        write_rows(tmp_path / "ChoiceData" / f"{name}.jsonl", question_rows(rows))
     model = str(llama_folder(tmp_path / "llama"))
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     return {
         "trainer": {"limit_train_batches": 4, "accelerator": "cpu", "default_root_dir": str(tmp_path), **quiet},
         "model": {"model": model},
-        "data": {"path": str(tmp_path / "text"), "name": None, "model": model, "length": 16, "num_workers": 0},
+        "data": {"name": None, "model": model, "num_workers": 0},
+        "TextData": {"path": str(tmp_path / "TextData"), "length": 16},
+        "ChoiceData": {"path": str(tmp_path / "ChoiceData")},
     }
 
 
@@ -35,6 +39,7 @@ def written(name: str, small: dict[str, dict[str, Any]], folder: Path) -> str:
     recipe["trainer"] |= small["trainer"]
     for part in ("model", "data"):
         recipe[part]["init_args"] |= small[part]
+    recipe["data"]["init_args"] |= small[recipe["data"]["class_path"]]
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     return str(folder / "recipe.yaml")
 

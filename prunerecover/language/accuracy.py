@@ -1,0 +1,152 @@
+"""Accuracy of a language model at multiple choice: it chooses the answer that it finds likeliest behind the prompt.
+
+`acc` compares log-likelihoods of whole answers, `acc_norm` divides each by the answer's characters first, without the
+space before it: the definitions of lm-evaluation-harness 0.4.13, `multiple_choice`; the first of equal answers counts.
+Log-likelihoods are summed in float32, also those of half-precision models.
+Does not cover examples in the prompt, nor answers that go into the middle of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.language.likelihood import Encoding, labelled, scored_behind, token_log_likelihoods
+from prunerecover.language.questions import Question
+from prunerecover.model.batches import logits_of, on_device
+from prunerecover.model.evaluation import device_of, evaluating
+
+INPUTS = ("input_ids", "attention_mask")
+
+
+@dataclass(frozen=True)
+class EncodedQuestion:
+    """Tokens of a question with each of its answers.
+
+    Attributes:
+        number: Of the question in its data set.
+        rows: Tokens of the prompt and of the answer, for each choice.
+        characters: Length of each choice.
+        answer: Number of the right choice.
+    """
+
+    number: int
+    rows: tuple[tuple[list[int], list[int]], ...]
+    characters: tuple[int, ...]
+    answer: int
+
+
+def encode_question(question: Question, encoding: Encoding, number: int) -> EncodedQuestion:
+    """Return the tokens of a question with each of its answers.
+
+    Args:
+        question: With one choice or more.
+        encoding: How text becomes tokens.
+        number: Of the question in its data set.
+
+    Raises:
+        ValueError: If the prompt and an answer are too long for the model.
+    """
+    rows = tuple(encoding.with_answer(question.prompt, choice) for choice in question.choices)
+    return EncodedQuestion(number, rows, tuple(map(len, question.choices)), question.answer)
+
+
+def choice_batch(questions: Sequence[EncodedQuestion], tokenizer: Any) -> dict[str, Tensor]:
+    """Return all answers of some questions as one batch of N rows.
+
+    Returns:
+        `input_ids`, `attention_mask` and `labels`, `(N, T)`, labels being -100 outside answers; and, `(N,)` each, the
+        number of the `question`, the `characters` of the answer, and whether it is `right`.
+    """
+    batch = labelled([scored_behind(*row) for question in questions for row in question.rows], tokenizer)
+    batch["question"] = torch.tensor([question.number for question in questions for _ in question.rows])
+    batch["characters"] = torch.tensor([size for question in questions for size in question.characters])
+    rights = [number == question.answer for question in questions for number in range(len(question.rows))]
+    return {**batch, "right": torch.tensor(rights)}
+
+
+def by_question(values: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Return the values `(N,)` of a batch's answers as `(C,)` for each question of C choices."""
+    _, sizes = torch.unique_consecutive(batch["question"], return_counts=True)
+    return torch.split(values, sizes.tolist())
+
+
+def score_choices(sums: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what the log-likelihoods of a batch's answers say about its Q questions.
+
+    Args:
+        sums: Log-likelihood of each answer, `(N,)`.
+        tokens: How many tokens each has, `(N,)`.
+        batch: Of `choice_batch`.
+
+    Returns:
+        `(Q,)` each: the number of the `question`, whether `acc` and `acc_norm` choose the right answer, and the `loss`
+        per token of the right answer.
+    """
+    rights = by_question(batch["right"], batch)
+
+    def chosen(scores: Tensor) -> Tensor:
+        parts = by_question(scores, batch)
+        return torch.stack([right[part.argmax()] for part, right in zip(parts, rights, strict=True)])
+
+    numbers = torch.stack([part[0] for part in by_question(batch["question"], batch)])
+    loss = -(sums / tokens)[batch["right"]]
+    return {"question": numbers, "acc": chosen(sums), "acc_norm": chosen(sums / batch["characters"]), "loss": loss}
+
+
+def choice_log_likelihoods(
+    model: nn.Module, questions: Sequence[Question], encoding: Encoding, *, batch_size: int = 8
+) -> list[Tensor]:
+    """Return the log-likelihood of every answer, `(C,)` per question of C choices, on the CPU.
+
+    Args:
+        model: A causal language model; it is left as it was.
+        questions: In their order.
+        encoding: How text becomes tokens.
+        batch_size: Questions at a time.
+
+    Raises:
+        ValueError: If there are no questions, or one is too long for the model.
+    """
+    found: list[Tensor] = []
+    for sums, _, batch in _scored(model, questions, encoding, batch_size):
+        found += by_question(sums.cpu(), batch)
+    return found
+
+
+def choice_accuracy(
+    model: nn.Module, questions: Sequence[Question], encoding: Encoding, *, batch_size: int = 8
+) -> dict[str, float]:
+    """Return the shares of questions that the model answers right, `acc` and `acc_norm`.
+
+    Args:
+        model: A causal language model; it is left as it was.
+        questions: Each counts once.
+        encoding: How text becomes tokens.
+        batch_size: Questions at a time.
+
+    Raises:
+        ValueError: If there are no questions, or one is too long for the model.
+    """
+    scores = [score_choices(*scored) for scored in _scored(model, questions, encoding, batch_size)]
+    return {name: sum(int(one[name].sum()) for one in scores) / len(questions) for name in ("acc", "acc_norm")}
+
+
+def _scored(
+    model: nn.Module, questions: Sequence[Question], encoding: Encoding, batch_size: int
+) -> list[tuple[Tensor, Tensor, dict[str, Tensor]]]:
+    """Return the log-likelihoods of answers, how many tokens they have, and the batch, batch by batch."""
+    if not questions:
+        raise ValueError("Expected at least one question, but got none.")
+    encoded = [encode_question(question, encoding, number) for number, question in enumerate(questions)]
+    device, found = device_of(model), []
+    with evaluating(model):
+        for start in range(0, len(encoded), batch_size):
+            batch = on_device(choice_batch(encoded[start : start + batch_size], encoding.tokenizer), device)
+            logits = logits_of(model(**{name: batch[name] for name in INPUTS}))
+            found.append((*token_log_likelihoods(logits, batch["labels"]), batch))
+    return found

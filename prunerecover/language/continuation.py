@@ -1,0 +1,59 @@
+"""Exact continuation: what share of a text a language model writes as it stands, after the text's beginning.
+
+Decoding is greedy, with the model's cache, and teacher-free: each token follows those that the model wrote itself. It
+shows what perplexity hides, the errors that pruning adds up over a generation, and runs the code that serves the model.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.model.batches import logits_of
+from prunerecover.model.evaluation import device_of, evaluating
+
+
+def exact_continuation(model: nn.Module, tokens: Tensor, *, prompt: int, batch_size: int = 16) -> float:
+    """Return the share of tokens behind the prompt that greedy decoding gets right, each at its place.
+
+    Args:
+        model: A causal language model of transformers; it is left as it was. Settings of generation, such as sampling
+            or where to stop, do not count: as many tokens are written as the text has, the end-of-text token as any.
+        tokens: Held-out text, `(N, T)`, without padding.
+        prompt: How many tokens of each sequence are given.
+        batch_size: Sequences at a time.
+
+    Raises:
+        ValueError: If these are no sequences, or nothing is left to write or to begin with.
+        TypeError: If the model returns no cache.
+    """
+    if tokens.ndim != 2 or not tokens.numel():
+        raise ValueError(f"Expected tokens (N, T) of one sequence or more, but got {tuple(tokens.shape)}.")
+    length = tokens.shape[1]
+    if not 0 < prompt < length:
+        raise ValueError(
+            f"Expected a prompt of 1 to {length - 1} of the {length} tokens, but got {prompt}. Give longer sequences, "
+            "or another prompt."
+        )
+    right = 0
+    with evaluating(model):
+        for piece in torch.split(tokens.to(device_of(model)), batch_size):
+            written = _greedy(model, piece[:, :prompt], length - prompt)
+            right += int((written == piece[:, prompt:]).sum())
+    return right / (len(tokens) * (length - prompt))
+
+
+def _greedy(model: nn.Module, ids: Tensor, count: int) -> Tensor:
+    """Return the likeliest next tokens, `(N, count)`, one after the other."""
+    cache, written = None, []
+    for _ in range(count):
+        output = model(input_ids=ids, past_key_values=cache, use_cache=True)
+        cache = getattr(output, "past_key_values", None)
+        if cache is None:
+            raise TypeError(
+                f"Expected a model that returns its cache as past_key_values, but {type(model).__name__} does not. "
+                "Compare what model.generate writes."
+            )
+        ids = logits_of(output)[:, -1:].argmax(-1)
+        written.append(ids)
+    return torch.cat(written, 1)

@@ -1,0 +1,143 @@
+"""Columns of multiple-choice data in the forms that the hub stores them, read as questions.
+
+Choices are a list of texts, texts with labels (ARC, OpenBookQA, CommonsenseQA: `{"text": [...], "label": [...]}`), one
+column each (PIQA's sol1 and sol2, WinoGrande's option1 and option2, Social IQa's answerA to answerC), or no and yes,
+where there is a yes-or-no answer alone (BoolQ). The answer is a number counted from 0, the label of a choice, its
+letter, or its text; the name of a column counts as its label, so that WinoGrande's "1" is option1.
+Does not cover free answers, several right ones, or choices that go into the middle of a sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from string import ascii_uppercase
+from typing import Any
+
+from prunerecover.language.questions import Question, question_of
+from prunerecover.recipes.data.image_source import find_column
+
+QUESTIONS = ("question", "question_stem", "goal", "ctx", "sentence", "query", "startphrase")
+CHOICES = ("choices", "options", "endings")
+ANSWERS = ("answer", "answerKey", "answer_key", "label", "gold")
+PASSAGES = ("passage", "context", "article", "support")
+TOPIC = "activity_label"  # HellaSwag's contexts stand behind it
+NUMBERED = re.compile(r"(option|sol|answer|choice|ending)_?([0-9]|[A-Z])")
+NO_YES = ("no", "yes")
+
+Labelled = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class ChoiceColumns:
+    """Where a table has its questions.
+
+    Attributes:
+        question: Column of what is asked.
+        choices: Columns of the choices: one of lists, one for each choice, or none, for yes-or-no answers.
+        answer: Column of the right one.
+        passage: Column of what is read before the question, if there is one.
+        topic: Column of what stands before the question and a colon, if there is one.
+    """
+
+    question: str
+    choices: tuple[str, ...]
+    answer: str
+    passage: str | None = None
+    topic: str | None = None
+
+    def read(self, row: Mapping[str, Any]) -> Question:
+        """Return the question of a row.
+
+        Raises:
+            ValueError: If there is none: see `question_of`.
+        """
+        question, answer = row[self.question], row[self.answer]
+        if not self.choices and not isinstance(answer, bool | int):
+            raise ValueError(
+                f"Expected a column of choices ({', '.join(CHOICES)}, or one per choice), or answers of yes or no, but "
+                f"got {answer!r} in column {self.answer!r}. Set choices_column."
+            )
+        texts, labels = self._choices(row)
+        canonical = {
+            "question": f"{row[self.topic]}: {question}" if self.topic else question,
+            "choices": texts,
+            "answer": _number(answer, texts, labels),
+            "passage": row[self.passage] if self.passage else None,
+        }
+        return question_of(canonical)
+
+    def _choices(self, row: Mapping[str, Any]) -> Labelled:
+        """Return the texts of the choices, and what else the answer may call them, the likelier names first."""
+        if not self.choices:
+            return NO_YES, [("false", "true")]
+        if len(self.choices) > 1:
+            suffixes = [name[-1] for name in self.choices]
+            return [row[name] for name in self.choices], [suffixes, _counted(suffixes)]
+        stored = row[self.choices[0]] or ()
+        if isinstance(stored, Mapping):
+            return stored["text"], [list(map(str, stored["label"]))]
+        if all(isinstance(choice, Mapping) for choice in stored):
+            return [choice["text"] for choice in stored], [[str(choice["label"]) for choice in stored]]
+        texts = list(map(str, stored))
+        return texts, [texts, list(ascii_uppercase[: len(texts)]), [str(number) for number in range(len(texts))]]
+
+
+def find_choice_columns(
+    rows: Any,
+    question: str | None = None,
+    choices: str | None = None,
+    answer: str | None = None,
+    passage: str | None = None,
+) -> ChoiceColumns:
+    """Return the columns of a table: those of these names, or the usual ones.
+
+    Args:
+        rows: A `datasets.Dataset`.
+        question: Name of the column of questions; None guesses, as the others.
+        choices: Name of the column of lists of choices.
+        answer: Name of the column of right answers.
+        passage: Name of the column of what is read before the question.
+
+    Raises:
+        ValueError: If one is missing; the message lists the columns there are.
+    """
+    names = rows.column_names
+    found = find_column(rows, question, QUESTIONS, "question")
+    several = _one_per_choice(names)
+    if choices is None and several and not set(CHOICES) & set(names):
+        columns = several
+    elif choices is None and not set(CHOICES) & set(names):
+        columns = ()
+    else:
+        columns = (find_column(rows, choices, CHOICES, "choices"),)
+    read = find_column(rows, passage, PASSAGES, "passage") if passage or set(PASSAGES) & set(names) else None
+    topic = TOPIC if found == "ctx" and TOPIC in names else None
+    return ChoiceColumns(found, columns, find_column(rows, answer, ANSWERS, "answer"), read, topic)
+
+
+def _one_per_choice(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the first two or more columns that are named alike but for a number or letter, in its order."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        match = NUMBERED.fullmatch(name)
+        if match:
+            alike[match[1]].append(name)
+    return next((tuple(sorted(found)) for found in alike.values() if len(found) > 1), ())
+
+
+def _counted(suffixes: Sequence[str]) -> list[str]:
+    """Return the numbers from 1 for columns with letters, as Social IQa's answers have them."""
+    return [str(1 + number) for number in range(len(suffixes))] if suffixes[0].isalpha() else []
+
+
+def _number(answer: Any, texts: Sequence[str], labels: Sequence[Sequence[str]]) -> Any:
+    """Return the number of the right choice; what is the name of none is handed on."""
+    if not isinstance(answer, str):
+        return answer
+    for names in (*labels, texts):
+        if answer.strip() in names:
+            return list(names).index(answer.strip())
+    return answer

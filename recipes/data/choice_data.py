@@ -1,0 +1,140 @@
+"""Multiple-choice questions from the hub or local files, as a DataModule for causal language models.
+
+Training batches hold each question with its right answer, and the answer alone is scored; evaluation batches hold it
+with every answer, for accuracy by log-likelihood: see `prunerecover.language.accuracy`. A prompt is "Question: ...",
+behind a passage where there is one, and "Answer:"; forms of columns are those of `choice_columns`.
+Does not cover examples in the prompt or streaming: all tokens of a split are held in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from prunerecover.language.accuracy import EncodedQuestion, choice_batch, encode_question
+from prunerecover.language.likelihood import Encoding, labelled, scored_behind
+from prunerecover.recipes.data.choice_columns import ChoiceColumns, find_choice_columns
+from prunerecover.recipes.data.table_data import TableData
+from prunerecover.recipes.data.text_source import open_text
+from prunerecover.recipes.data.tokenizers import check_named, context_of, open_tokenizer
+
+
+class ChoiceQuestions(Dataset[EncodedQuestion]):
+    """Questions as tokens, and how batches are made of them.
+
+    Args:
+        questions: In their order.
+        tokenizer: Whose padding fills batches.
+        training: Whether batches hold right answers alone.
+    """
+
+    def __init__(self, questions: Sequence[EncodedQuestion], tokenizer: Any, training: bool) -> None:
+        self.questions, self.tokenizer, self.training = questions, tokenizer, training
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def __getitem__(self, index: int) -> EncodedQuestion:
+        return self.questions[index]
+
+    def collate(self, questions: Sequence[EncodedQuestion]) -> dict[str, Tensor]:
+        """Return a batch: right answers with labels in training, else that of `choice_batch`."""
+        if self.training:
+            rights = [scored_behind(*question.rows[question.answer]) for question in questions]
+            return labelled(rights, self.tokenizer)
+        return choice_batch(questions, self.tokenizer)
+
+
+class ChoiceData(TableData):
+    """Train, validation and test questions.
+
+    Args:
+        path: A hub id, or a local file or folder: parquet, jsonl or json, a question per row.
+        name: The hub data set's configuration; in a local folder of several data sets, what one is called.
+        model: The language model whose tokenizer is used and whose context is kept to; a path or hub id.
+        tokenizer: Path or hub id of another tokenizer; None takes the model's.
+        chat: Whether the prompt is the message of a user, in the tokenizer's chat template.
+        question_column: Name of the column of questions; None guesses.
+        choices_column: Name of the column of choices; None guesses, also one column per choice.
+        answer_column: Name of the column of right answers; None guesses.
+        passage_column: Name of the column of what is read before the question; None guesses.
+        train_split: Name of the training split; None guesses.
+        val_split: Name of the validation split; None guesses.
+        test_split: Name of the test split; None guesses, and falls back to the validation split. Where the hub hides
+            the answers of the test split (HellaSwag, PIQA, WinoGrande), "validation".
+        val_fraction: Share of the training questions to set aside for validation (seeded), instead of a split of its
+            own.
+        limit_train: Use this many training questions, drawn with `seed`.
+        limit_val: Use this many validation questions, drawn with `seed`.
+        limit_test: Use this many test questions, drawn with `seed`.
+        batch_size: Questions per device; an evaluation batch has as many rows as they have answers.
+        num_workers: Loader processes.
+        seed: Of the subsets and of `val_fraction`.
+
+    Raises:
+        ValueError: If there is neither a model nor a tokenizer, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        model: str | None = None,
+        tokenizer: str | None = None,
+        chat: bool = False,
+        question_column: str | None = None,
+        choices_column: str | None = None,
+        answer_column: str | None = None,
+        passage_column: str | None = None,
+        train_split: str | None = None,
+        val_split: str | None = None,
+        test_split: str | None = None,
+        val_fraction: float = 0.0,
+        limit_train: int | None = None,
+        limit_val: int | None = None,
+        limit_test: int | None = None,
+        batch_size: int = 8,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            path,
+            name,
+            splits={"train": train_split, "val": val_split, "test": test_split},
+            limits={"train": limit_train, "val": limit_val, "test": limit_test},
+            val_fraction=val_fraction,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        check_named(model, tokenizer)
+        self.model, self.tokenizer, self.chat = model, tokenizer, chat
+        self.columns = (question_column, choices_column, answer_column, passage_column)
+
+    def open_splits(self) -> Any:
+        """Return the questions of every split."""
+        return open_text(self.path, self.name)
+
+    def samples(self, rows: Any, role: str) -> ChoiceQuestions:
+        """Return the questions of the rows as tokens.
+
+        Raises:
+            ValueError: If a column is missing, a row has no question or no right answer, a question is longer than the
+                model's context, or chat is asked for and the tokenizer has no template.
+        """
+        tokenizer = open_tokenizer(self.model, self.tokenizer)
+        encoding = Encoding(tokenizer, context_of(self.model, tokenizer), self.chat)
+        columns = find_choice_columns(rows, *self.columns)
+        questions = [self._encoded(row, number, columns, encoding, role) for number, row in enumerate(rows)]
+        return ChoiceQuestions(questions, tokenizer, training=role == "train")
+
+    def _encoded(
+        self, row: dict[str, Any], number: int, columns: ChoiceColumns, encoding: Encoding, role: str
+    ) -> EncodedQuestion:
+        try:
+            return encode_question(columns.read(row), encoding, number)
+        except ValueError as error:
+            raise ValueError(f"{error} This is row {number} of the {role} data in {self.path}.") from error

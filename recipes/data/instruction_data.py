@@ -1,0 +1,178 @@
+"""Instructions and chats from the hub or local files, as a DataModule for causal language models.
+
+The responses alone are scored: see `prunerecover.language.responses`. Samples are padded to the longest of their
+batch. Longer ones are cut at their end; those whose response is cut away altogether are left out; a warning counts
+both. Does not cover packing or streaming: all tokens of a split are held in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from prunerecover.importance.losses import IGNORED
+from prunerecover.language.likelihood import TokenRow, labelled
+from prunerecover.language.responses import chat_row, instruction_messages, instruction_row
+from prunerecover.recipes.data.image_source import find_column
+from prunerecover.recipes.data.table_data import TableData
+from prunerecover.recipes.data.text_source import open_text
+from prunerecover.recipes.data.tokenizers import check_length, check_named, open_tokenizer
+
+MESSAGES = ("messages", "conversations", "conversation")
+INSTRUCTIONS = ("instruction", "prompt", "question")
+INPUTS = ("input", "context")
+OUTPUTS = ("output", "response", "completion", "answer")
+
+
+class LabelledRows(Dataset[TokenRow]):
+    """Tokens with labels, and how padded batches are made of them.
+
+    Args:
+        rows: In their order.
+        tokenizer: Whose padding fills batches.
+    """
+
+    def __init__(self, rows: Sequence[TokenRow], tokenizer: Any) -> None:
+        self.rows, self.tokenizer = rows, tokenizer
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> TokenRow:
+        return self.rows[index]
+
+    def collate(self, rows: Sequence[TokenRow]) -> dict[str, Tensor]:
+        """Return `input_ids`, `attention_mask` and `labels`, `(N, T)` each."""
+        return labelled(rows, self.tokenizer)
+
+
+class InstructionData(TableData):
+    """Train, validation and test instructions, or chats.
+
+    Args:
+        path: A hub id, or a local file or folder: parquet, jsonl or json, a sample per row.
+        name: The hub data set's configuration; in a local folder of several data sets, what one is called.
+        model: The language model whose tokenizer is used and whose context is kept to; a path or hub id.
+        tokenizer: Path or hub id of another tokenizer; None takes the model's.
+        length: Most tokens of a sample.
+        chat: Whether instructions are messages in the tokenizer's chat template, as chats always are; None: where it
+            has one, and else under headings, as Alpaca's.
+        messages_column: Name of the column of chats; None guesses.
+        instruction_column: Name of the column of instructions, where there are no chats; None guesses.
+        input_column: Name of the column of what instructions are about; None guesses.
+        output_column: Name of the column of responses; None guesses.
+        train_split: Name of the training split; None guesses.
+        val_split: Name of the validation split; None guesses.
+        test_split: Name of the test split; None guesses, and falls back to the validation split.
+        val_fraction: Share of the training samples to set aside for validation (seeded), instead of a split of its own.
+        limit_train: Use this many training samples, drawn with `seed`.
+        limit_val: Use this many validation samples, drawn with `seed`.
+        limit_test: Use this many test samples, drawn with `seed`.
+        batch_size: Samples per device.
+        num_workers: Loader processes.
+        seed: Of the subsets and of `val_fraction`.
+
+    Raises:
+        ValueError: If there is neither a model nor a tokenizer, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        model: str | None = None,
+        tokenizer: str | None = None,
+        length: int = 512,
+        chat: bool | None = None,
+        messages_column: str | None = None,
+        instruction_column: str | None = None,
+        input_column: str | None = None,
+        output_column: str | None = None,
+        train_split: str | None = None,
+        val_split: str | None = None,
+        test_split: str | None = None,
+        val_fraction: float = 0.0,
+        limit_train: int | None = None,
+        limit_val: int | None = None,
+        limit_test: int | None = None,
+        batch_size: int = 8,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            path,
+            name,
+            splits={"train": train_split, "val": val_split, "test": test_split},
+            limits={"train": limit_train, "val": limit_val, "test": limit_test},
+            val_fraction=val_fraction,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        check_named(model, tokenizer)
+        self.model, self.tokenizer, self.length, self.chat = model, tokenizer, length, chat
+        self.messages_column, self.output_column = messages_column, output_column
+        self.instruction_column, self.input_column = instruction_column, input_column
+
+    def open_splits(self) -> Any:
+        """Return the samples of every split."""
+        return open_text(self.path, self.name)
+
+    def samples(self, rows: Any, role: str) -> LabelledRows:
+        """Return the tokens and labels of the rows.
+
+        Raises:
+            ValueError: If a column is missing, a row has no instruction or response, the tokenizer has no chat template
+                or end-of-text token that is needed, `length` is beyond the model's context, or cuts all responses away.
+        """
+        tokenizer = open_tokenizer(self.model, self.tokenizer)
+        check_length(self.length, self.model, tokenizer)
+        columns = self._columns(rows)
+        encoded = [self._encoded(row, number, columns, tokenizer, role) for number, row in enumerate(rows)]
+        return LabelledRows(self._cut(encoded, role), tokenizer)
+
+    def _columns(self, rows: Any) -> tuple[str, ...]:
+        """Return the column of chats, or those of instructions and outputs and perhaps of inputs."""
+        names = set(rows.column_names)
+        by_name = self.instruction_column or self.output_column
+        if self.messages_column or (not by_name and names & set(MESSAGES)):
+            return (find_column(rows, self.messages_column, MESSAGES, "messages"),)
+        instruction = find_column(rows, self.instruction_column, INSTRUCTIONS, "instruction")
+        output = find_column(rows, self.output_column, OUTPUTS, "output")
+        given = self.input_column or names & set(INPUTS)
+        return (instruction, output, *([find_column(rows, self.input_column, INPUTS, "input")] if given else []))
+
+    def _encoded(
+        self, row: dict[str, Any], number: int, columns: tuple[str, ...], tokenizer: Any, role: str
+    ) -> TokenRow:
+        try:
+            if len(columns) == 1:
+                return chat_row(row[columns[0]], tokenizer)
+            instruction, output, *inputs = (row[name] for name in columns)
+            given = inputs[0] if inputs else ""
+            if bool(tokenizer.chat_template) if self.chat is None else self.chat:
+                return chat_row(instruction_messages(instruction, given, output), tokenizer)
+            return instruction_row(instruction, given, output, tokenizer)
+        except ValueError as error:
+            raise ValueError(f"{error} This is row {number} of the {role} data in {self.path}.") from error
+
+    def _cut(self, rows: Sequence[TokenRow], role: str) -> list[TokenRow]:
+        """Return the rows of at most `length` tokens, without those of which nothing is scored then."""
+        short = [(ids[: self.length], labels[: self.length]) for ids, labels in rows]
+        kept = [row for row in short if any(label != IGNORED for label in row[1][1:])]
+        longer, out = sum(len(ids) > self.length for ids, _ in rows), len(rows) - len(kept)
+        if not kept:
+            raise ValueError(
+                f"Expected {role} samples of which a response is left within {self.length} tokens in {self.path}, but "
+                f"got none of {len(rows)}. Set a larger length."
+            )
+        if longer:
+            rank_zero_warn(
+                f"{longer} of {len(rows)} {role} samples in {self.path} are longer than {self.length} tokens: "
+                f"{longer - out} are cut, and {out} left out, whose response is cut away. Set a larger length."
+            )
+        return kept

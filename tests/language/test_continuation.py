@@ -1,0 +1,88 @@
+"""Exact continuation: greedy decoding with a cache, compared with the text it goes on."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from cases.models.tiny import VOCABULARY, tiny_gpt2, tiny_llama, tiny_mistral
+from torch import Tensor, nn
+
+from prunerecover.language.continuation import exact_continuation
+
+TOKENS = torch.randint(3, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(5))
+
+
+@torch.no_grad()
+def greedy(model: nn.Module, prompt: Tensor, count: int) -> Tensor:
+    """The oracle: everything is computed again for each token."""
+    ids = prompt
+    for _ in range(count):
+        ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    return ids
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2, tiny_mistral])
+def test_share_is_that_of_decoding_without_a_cache(make: Any) -> None:
+    model = make()
+    text = greedy(model, TOKENS[:, :5], 7)
+    text[0, 8], text[1, 6] = (text[0, 8] + 1) % VOCABULARY, (text[1, 6] + 1) % VOCABULARY  # two are other words
+    assert exact_continuation(model, text, prompt=5) == pytest.approx(19 / 21)
+    expected = (greedy(model, TOKENS[:, :4], 8)[:, 4:] == TOKENS[:, 4:]).float().mean()
+    assert exact_continuation(model, TOKENS, prompt=4) == pytest.approx(expected.item())
+
+
+def test_an_early_mistake_is_not_corrected() -> None:
+    """Teacher-free: what follows is decoded behind the mistake, not behind the text."""
+    model = tiny_llama()
+    text = greedy(model, TOKENS[:, :5], 7)
+    with torch.no_grad():
+        forced = model(input_ids=TOKENS).logits[:, 4:-1].argmax(-1)
+    other = torch.cat([TOKENS[:, :5], (text[:, 5:6] + 1) % VOCABULARY, forced[:, 1:]], 1)
+    assert exact_continuation(model, other, prompt=5) < (forced[:, 1:] == other[:, 6:]).float().mean()
+
+
+def test_the_end_of_text_is_a_token_as_any() -> None:
+    model = tiny_llama()
+    text = greedy(model, TOKENS[:, :5], 7)
+    model.generation_config.eos_token_id = int(text[0, 6])
+    assert exact_continuation(model, text, prompt=5) == 1
+
+
+def test_settings_for_sampling_do_not_count() -> None:
+    model = tiny_llama()
+    text = greedy(model, TOKENS[:, :5], 7)
+    model.generation_config.update(do_sample=True, temperature=9.0, repetition_penalty=3.0, num_beams=2, max_length=6)
+    kept = copy.deepcopy(model.generation_config)
+    assert exact_continuation(model, text, prompt=5) == 1
+    assert model.generation_config == kept
+
+
+def test_rows_are_decoded_a_few_at_a_time() -> None:
+    model = tiny_llama().train()
+    calls: list[int] = []
+    model.register_forward_pre_hook(lambda _, args, kwargs: calls.append(len(kwargs["input_ids"])), with_kwargs=True)
+    whole = exact_continuation(model, TOKENS, prompt=4)
+    assert exact_continuation(model, TOKENS, prompt=4, batch_size=2) == whole
+    assert calls == [3] * 8 + [2] * 8 + [1] * 8
+    assert model.training
+
+
+@pytest.mark.parametrize("prompt", [0, 12])
+def test_a_prompt_of_another_length_is_refused(prompt: int) -> None:
+    with pytest.raises(ValueError, match=f"Expected a prompt of 1 to 11 of the 12 tokens, but got {prompt}"):
+        exact_continuation(tiny_llama(), TOKENS, prompt=prompt)
+
+
+def test_tokens_of_one_row_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Expected tokens \(N, T\) of one sequence or more, but got \(12,\)"):
+        exact_continuation(tiny_llama(), TOKENS[0], prompt=4)
+
+
+def test_a_model_without_a_cache_is_refused() -> None:
+    model = tiny_llama()
+    model.register_forward_hook(lambda _, args, output: {"logits": output.logits})
+    with pytest.raises(TypeError, match="Expected a model that returns its cache as past_key_values, but LlamaFor"):
+        exact_continuation(model, TOKENS, prompt=4)

@@ -1,0 +1,154 @@
+"""InstructionData reads instructions and chats, and pads and cuts what is made of them."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.models.language import llama_folder, tokenizer_of, word_tokenizer
+from cases.models.questions import write_rows
+
+from prunerecover.language.responses import chat_row, instruction_messages, instruction_row
+from prunerecover.recipes.data.instruction_data import InstructionData
+from prunerecover.recipes.tasks.causal_lm import CausalLM
+
+TEMPLATE = "{% for m in messages %}{{ 'w40 ' if m['role'] == 'user' else 'w41 ' }}{{ m['content'] }} {% endfor %}"
+ROWS = [{"instruction": f"w{3 + i}", "input": "w9" * (i % 2), "output": "w12 " * (1 + i)} for i in range(8)]
+CHATS = [{"messages": instruction_messages(row["instruction"], "", row["output"])} for row in ROWS]
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tokenizer_of(tmp_path_factory.mktemp("plain"), eos_token="</s>"))
+
+
+@pytest.fixture(scope="module")
+def chatting(tmp_path_factory: pytest.TempPathFactory) -> str:
+    tokenizer = word_tokenizer(eos_token="</s>")
+    tokenizer.chat_template = TEMPLATE
+    folder = tmp_path_factory.mktemp("chatting")
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def opened(path: Path, tokenizer: str, **kwargs: Any) -> InstructionData:
+    data = InstructionData(str(path), tokenizer=tokenizer, **kwargs)
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def rows_of(data: InstructionData, role: str = "train") -> list[tuple[list[int], list[int]]]:
+    return list(data.datasets[role].rows)  # type: ignore[attr-defined]
+
+
+def test_instructions_stand_under_headings(tmp_path: Path, plain: str) -> None:
+    tokenizer = word_tokenizer(eos_token="</s>")
+    found = rows_of(opened(write_rows(tmp_path / "a.jsonl", ROWS), plain))
+    assert found == [instruction_row(row["instruction"], row["input"], row["output"], tokenizer) for row in ROWS]
+
+
+def test_a_chat_template_is_used_where_there_is_one(tmp_path: Path, chatting: str) -> None:
+    tokenizer = word_tokenizer(eos_token="</s>")
+    path = write_rows(tmp_path / "a.jsonl", ROWS)
+    under_headings = rows_of(opened(path, chatting, chat=False))
+    assert under_headings == [instruction_row(r["instruction"], r["input"], r["output"], tokenizer) for r in ROWS]
+    tokenizer.chat_template = TEMPLATE
+    chats = [instruction_messages(row["instruction"], row["input"], row["output"]) for row in ROWS]
+    assert rows_of(opened(path, chatting)) == [chat_row(messages, tokenizer) for messages in chats]
+
+
+def test_chats_are_read(tmp_path: Path, chatting: str) -> None:
+    tokenizer = word_tokenizer(eos_token="</s>")
+    tokenizer.chat_template = TEMPLATE
+    found = rows_of(opened(write_rows(tmp_path / "a.jsonl", CHATS), chatting))
+    assert found == [chat_row(row["messages"], tokenizer) for row in CHATS]
+
+
+def test_columns_by_name(tmp_path: Path, plain: str) -> None:
+    path = write_rows(tmp_path / "a.jsonl", [{"a": "w5", "b": "w6", "c": "w7", "messages": "no chat"}])
+    names = {"instruction_column": "a", "input_column": "b", "output_column": "c"}
+    assert rows_of(opened(path, plain, **names)) == [
+        instruction_row("w5", "w6", "w7", word_tokenizer(eos_token="</s>"))
+    ]
+    chats = write_rows(tmp_path / "b.jsonl", [{"talk": CHATS[0]["messages"], "instruction": "w5", "output": "w6"}])
+    with pytest.raises(ValueError, match="Expected a tokenizer with a chat template.*row 0 of the train data"):
+        opened(chats, plain, messages_column="talk")
+
+
+def test_batches_are_padded_to_the_longest(tmp_path: Path, plain: str) -> None:
+    data = opened(write_rows(tmp_path / "a.jsonl", ROWS), plain, batch_size=8)
+    (batch,) = data.train_dataloader()
+    longest = max(len(ids) for ids, _ in rows_of(data))
+    assert {name: tensor.shape for name, tensor in batch.items()} == dict.fromkeys(
+        ("input_ids", "attention_mask", "labels"), (8, longest)
+    )
+    scored = (batch["labels"] != -100).sum()
+    assert scored == sum(len(row["output"].split()) + 1 for row in ROWS)
+    assert torch.equal((batch["labels"] != -100) & (batch["attention_mask"] == 0), torch.zeros(8, longest).bool())
+
+
+def test_a_warning_counts_what_is_cut(tmp_path: Path, plain: str) -> None:
+    rows = [*ROWS, {"instruction": "w5 " * 20, "input": "", "output": "w6"}]
+    lengths = [len(ids) for ids, _ in rows_of(opened(write_rows(tmp_path / "b.jsonl", rows), plain))]
+    longer = sum(length > 10 for length in lengths)
+    with pytest.warns(
+        UserWarning, match=f"{longer} of 9 train samples in .* 10 tokens: {longer - 1} are cut, and 1 left"
+    ):
+        data = opened(write_rows(tmp_path / "a.jsonl", rows), plain, length=10)
+    assert [len(ids) for ids, _ in rows_of(data)] == [min(length, 10) for length in lengths[:-1]]
+
+
+def test_nothing_is_said_where_nothing_is_cut(tmp_path: Path, plain: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        opened(write_rows(tmp_path / "a.jsonl", ROWS), plain)
+
+
+def test_no_response_is_left(tmp_path: Path, plain: str) -> None:
+    with pytest.raises(ValueError, match="Expected train samples of which a response is left within 4 tokens .* of 8"):
+        opened(write_rows(tmp_path / "a.jsonl", ROWS), plain, length=4)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "w5"}, "column for the instruction named instruction or prompt .*has text. Set instruction_column"),
+        ({"instruction": "w5"}, "column for the output named output or .*has instruction. Set output_column"),
+        ({"instruction": "w5", "output": ""}, "Expected text as the response, but got ''.*row 0 of the train data in"),
+        ({"instruction": "w5", "output": None}, "Expected text as the response, but got None"),
+        ({"messages": [{"role": "user", "content": "w5"}]}, "Expected a tokenizer with a chat template"),
+    ],
+)
+def test_rows_that_are_refused(tmp_path: Path, plain: str, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        opened(write_rows(tmp_path / "a.jsonl", [row]), plain)
+
+
+def test_a_length_beyond_the_context(tmp_path: Path) -> None:
+    path, model = write_rows(tmp_path / "a.jsonl", ROWS), llama_folder(tmp_path / "llama")
+    with pytest.raises(ValueError, match="Expected a length of at most 64 tokens, the context of .*, but got 65"):
+        InstructionData(str(path), model=str(model), length=65).setup("fit")
+
+
+def test_neither_model_nor_tokenizer() -> None:
+    with pytest.raises(ValueError, match="Expected a model or a tokenizer, but got neither. Set model"):
+        InstructionData("x/y")
+
+
+def test_training_learns_the_responses(tmp_path: Path) -> None:
+    model = str(llama_folder(tmp_path / "llama"))
+    path = str(write_rows(tmp_path / "a.jsonl", ROWS))
+    data = InstructionData(path, model=model, length=64, batch_size=4, val_split="train")
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    runner = pl.Trainer(default_root_dir=tmp_path, max_epochs=10, **quiet)
+    module = CausalLM(model, learning_rate=3e-3)
+    (before,) = runner.validate(module, data, verbose=False)
+    runner.fit(module, data)
+    (after,) = runner.validate(module, data, verbose=False)
+    assert after["val_loss"] < 0.5 * before["val_loss"]

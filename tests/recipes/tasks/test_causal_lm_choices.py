@@ -1,0 +1,111 @@
+"""CausalLM at multiple choice: trained on right answers, scored as `choice_accuracy`, each question once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.models.language import llama_folder
+from cases.models.questions import question_rows, write_rows
+from transformers import AutoTokenizer
+
+from prunerecover import load_pruned
+from prunerecover.callbacks import DepthPrune, LoRARecover, PruneReport
+from prunerecover.language.accuracy import choice_accuracy, choice_log_likelihoods
+from prunerecover.language.likelihood import Encoding
+from prunerecover.language.questions import question_of
+from prunerecover.recipes.data.choice_data import ChoiceData
+from prunerecover.recipes.tasks.causal_lm import CausalLM
+from prunerecover.recipes.tasks.language_metrics import MeanOverQuestions
+
+ROWS = question_rows(11)
+QUESTIONS = [question_of(row) for row in ROWS]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(llama_folder(tmp_path_factory.mktemp("llama")))
+
+
+@pytest.fixture
+def data(tmp_path: Path, own_cache: Path, llama: str) -> ChoiceData:
+    write_rows(tmp_path / "q" / "train.jsonl", question_rows(24))
+    write_rows(tmp_path / "q" / "validation.jsonl", ROWS)
+    return ChoiceData(str(tmp_path / "q"), model=llama, batch_size=4)
+
+
+def trainer(folder: Path, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    return pl.Trainer(default_root_dir=folder, callbacks=list(callbacks), **{**quiet, "max_epochs": 2, **settings})
+
+
+def metrics_by_hand(module: CausalLM, llama: str) -> dict[str, float]:
+    encoding = Encoding(AutoTokenizer.from_pretrained(llama), context=64)
+    losses = []
+    for question, logs in zip(QUESTIONS, choice_log_likelihoods(module.model, QUESTIONS, encoding), strict=True):
+        tokens = len(encoding.with_answer(question.prompt, question.right)[1])
+        losses.append(-float(logs[question.answer]) / tokens)
+    return {**choice_accuracy(module.model, QUESTIONS, encoding), "loss": sum(losses) / len(losses)}
+
+
+@pytest.mark.parametrize(("loop", "prefix"), [("validate", "val"), ("test", "test")])
+def test_metrics_are_those_of_the_functions(
+    llama: str, tmp_path: Path, data: ChoiceData, loop: str, prefix: str
+) -> None:
+    module = CausalLM(llama)
+    expected = metrics_by_hand(module, llama)
+    (found,) = getattr(trainer(tmp_path), loop)(module, data, verbose=False)
+    assert found == pytest.approx({f"{prefix}_{name}": value for name, value in expected.items()}, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_each_question_counts_once_on_two_ranks(llama: str, tmp_path: Path, data: ChoiceData) -> None:
+    """11 questions on two ranks: the first is given to both."""
+    module = CausalLM(llama)
+    expected = metrics_by_hand(module, llama)
+    (found,) = trainer(tmp_path, devices=2, strategy="ddp_spawn").validate(module, data, verbose=False)
+    assert found == pytest.approx({f"val_{name}": value for name, value in expected.items()}, abs=1e-5)
+
+
+def test_a_question_given_twice_counts_once() -> None:
+    metric = MeanOverQuestions()
+    metric.update(torch.tensor([True, False]), torch.tensor([7, 3]))
+    metric.update(torch.tensor([True, True]), torch.tensor([7, 5]))
+    assert metric.compute().item() == pytest.approx(2 / 3)
+
+
+def test_training_learns_the_answers(llama: str, tmp_path: Path, data: ChoiceData) -> None:
+    data = ChoiceData(data.path, model=llama, batch_size=4, val_split="train")
+    module, runner = CausalLM(llama, learning_rate=3e-3), trainer(tmp_path, max_epochs=12)
+    (before,) = runner.validate(module, data, verbose=False)
+    runner.fit(module, data)
+    (after,) = runner.validate(module, data, verbose=False)
+    assert after["val_loss"] < 0.5 * before["val_loss"]
+    assert after["val_acc"] > before["val_acc"]
+
+
+def test_pruned_and_recovered_on_questions(llama: str, tmp_path: Path, data: ChoiceData) -> None:
+    prune = DepthPrune(remove={"block": 1}, schedule={"start": 0}, calibration=8)
+    runner = trainer(tmp_path, prune, LoRARecover(rank=2), PruneReport())
+    runner.fit(CausalLM(llama), data)
+    assert {"val_loss", "val_acc", "val_acc_norm"} <= runner.callback_metrics.keys()
+    (folder,) = tmp_path.rglob("pruned")
+    assert len(load_pruned(folder).model.layers) == 3  # type: ignore[union-attr,arg-type]
+
+
+@pytest.mark.data
+def test_real_questions(data_root: Path, tmp_path: Path, own_cache: Path) -> None:
+    """stories260K on 100 questions of ARC-Easy: little better than chance, and what the function says."""
+    model = str(data_root / "models" / "stories260K")
+    path = str(data_root / "data" / "commonsense" / "arc-easy.test.jsonl")
+    data = ChoiceData(path, model=model, test_split="train", limit_test=100, batch_size=16)
+    module = CausalLM(model)
+    (found,) = trainer(tmp_path).test(module, data, verbose=False)
+    rows = data.open_splits()["train"].shuffle(seed=0).select(range(100))
+    encoding = Encoding(AutoTokenizer.from_pretrained(model))
+    expected = choice_accuracy(module.model, [question_of(row) for row in rows], encoding)
+    assert {name: found[f"test_{name}"] for name in expected} == pytest.approx(expected)
+    assert 0.1 < found["test_acc"] < 0.5
