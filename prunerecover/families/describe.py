@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from torch import nn
 
-from prunerecover.families import timm_vit, transformers_layers
+from prunerecover.families import timm_vit, transformers_families, transformers_layers
 from prunerecover.families.layout import Layout
 
 Reader = Callable[[nn.Module], Layout | None]
 
 # Names of families by what reads them; the latest registered is asked first.
 FAMILIES: dict[Reader, tuple[str, ...]] = {
-    transformers_layers.read: transformers_layers.SUPPORTED,
+    transformers_layers.read: transformers_families.SUPPORTED,
     timm_vit.read: timm_vit.SUPPORTED,
 }
 

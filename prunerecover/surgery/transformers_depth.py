@@ -8,8 +8,8 @@ rebuild the same model.
 
 Order of use: `config_edits` before the blocks go (it only computes), then the removal, `apply_config`, `renumber`.
 To undo: put the blocks back, `apply_config` with the values that the first call returned, `renumber`. Models that are
-not of transformers have neither numbers nor config: the same calls do nothing. Not covered: config lists that hold
-layer *indices* rather than one entry per layer.
+not of transformers have neither numbers nor config: the same calls do nothing. Where a config says by indices or by a
+step which layers are no mixture of experts (Qwen's), or how many of the first (DeepSeek's), these follow, too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from prunerecover.families.describe import describe, is_supported
 from prunerecover.families.layout import Layout
 from prunerecover.families.transformers_layers import config_of
 from prunerecover.model.paths import get_module
+
+INDICES, STEP, FIRST = "mlp_only_layers", "decoder_sparse_step", "first_k_dense_replace"
 
 
 def config_edits(model: nn.Module, kept: Sequence[int]) -> dict[str, Any]:
@@ -54,9 +56,22 @@ def config_edits(model: nn.Module, kept: Sequence[int]) -> dict[str, Any]:
     if len(kept) < depth:
         _refuse_numbered(config, layout, moved=kept[-1] >= len(kept))
     edits: dict[str, Any] = {"num_hidden_layers": len(kept)}
-    for name, value in vars(config).items():
-        if "layer" in name and isinstance(value, list | tuple) and len(value) == depth:
+    for name, value in vars(config).items():  # SmolLM3's no_rope_layers may go on after the last layer
+        if "layer" in name and name != INDICES and isinstance(value, list | tuple) and len(value) >= depth:
             edits[name] = [value[i] for i in kept]
+    return edits | _dense_layers(config, depth, kept)
+
+
+def _dense_layers(config: Any, depth: int, kept: Sequence[int]) -> dict[str, Any]:
+    """Compute what tells the layers with a plain MLP from those with a mixture of experts."""
+    edits: dict[str, Any] = {}
+    if isinstance(getattr(config, INDICES, None), list | tuple):
+        step = getattr(config, STEP, 1) or 1
+        dense = {i for i in range(depth) if i in getattr(config, INDICES) or (i + 1) % step}
+        edits[INDICES] = [new for new, old in enumerate(kept) if old in dense]
+        edits |= {STEP: 1} if step != 1 else {}
+    if isinstance(getattr(config, FIRST, None), int):
+        edits[FIRST] = sum(i < getattr(config, FIRST) for i in kept)
     return edits
 
 
@@ -93,9 +108,9 @@ def apply_config(model: nn.Module, edits: dict[str, Any]) -> dict[str, Any]:
 
 
 def _alike(new: Any, old: Any) -> bool:
-    """Whether a value is of the form of another: a number or a word, or a list of such."""
+    """Whether a value is of the form of another: a number or a word, or a list of such; an empty one is of indices."""
     if isinstance(old, list | tuple):
-        return isinstance(new, list | tuple) and all(any(_alike(n, o) for o in old) for n in new)
+        return isinstance(new, list | tuple) and all(any(_alike(n, o) for o in old or [0]) for n in new)
     return type(new) is type(old) and isinstance(new, bool | int | float | str)
 
 
