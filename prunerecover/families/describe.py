@@ -60,6 +60,17 @@ def describe(model: nn.Module) -> Layout:
     )
 
 
+def describe_blocks(model: nn.Module) -> Layout:
+    """Describe what can be taken out of a model as a whole, and what remains be renumbered.
+
+    Raises:
+        ValueError: If the model is of no supported family, and none of transformers with one list of layers.
+    """
+    if not is_supported(model) and (stack := transformers_layers.read_stack(model)) is not None:
+        return stack
+    return describe(model)
+
+
 def is_supported(model: nn.Module) -> bool:
     """Whether `describe` knows the model."""
     try:

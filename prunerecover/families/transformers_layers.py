@@ -46,6 +46,26 @@ def read(model: nn.Module) -> Layout | None:
     return Layout(family.name, container, tuple(blocks))
 
 
+def read_stack(model: nn.Module) -> Layout | None:
+    """Describe the layers of a transformers model of any kind as whole blocks, whose parts nobody knows.
+
+    They are the one list of modules that is as long as the model's config says.
+
+    Returns:
+        None if it is something else, or if there is no such list or several.
+    """
+    if not is_transformers_model(model):
+        return None
+    lengths = {path: len(m) for path, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)}
+    stacks = [path for path, n in lengths.items() if getattr(config_of(model, path), "num_hidden_layers", 0) == n]
+    outermost = [path for path in stacks if not any(path.startswith(f"{other}.") for other in stacks)]
+    if len(outermost) != 1:
+        return None
+    (container,) = outermost
+    blocks = (Block(f"{container}.{i}", None, None, None) for i in range(lengths[container]))
+    return Layout(f"transformers {type(model).__name__}", container, tuple(blocks))
+
+
 def config_of(model: nn.Module, container: str) -> Any:
     """Return the transformers config that the blocks at `container` were built from, None if there is none.
 

@@ -67,7 +67,9 @@ DECODERS = {
     ),
     "phi3": Decoder("Phi3", "Phi-3"),
     "phi3_window": Decoder("Phi3", "Phi-3", {"sliding_window": 4}),
-    "gpt_neox": Decoder("GPTNeoX", "GPT-NeoX", {"use_parallel_residual": True}, **DROPOUTS | {"attention": "attention"}),
+    "gpt_neox": Decoder(
+        "GPTNeoX", "GPT-NeoX", {"use_parallel_residual": True}, **DROPOUTS | {"attention": "attention"}
+    ),
     "gpt_neox_in_turn": Decoder("GPTNeoX", "GPT-NeoX", {"use_parallel_residual": False}, **DROPOUTS),
     "smollm3": Decoder("SmolLM3", "SmolLM3", {"no_rope_layers": [1, 0, 1, 1]}),
     "smollm3_window": Decoder(
@@ -100,3 +102,31 @@ DECODERS = {
     "stablelm": Decoder("StableLm", "StableLM", {"use_parallel_residual": False}),
     "stablelm_parallel": Decoder("StableLm", "StableLM", {"use_parallel_residual": True}),
 }
+
+# Families without a record, known by the computation graph alone: layers are found by the length that the config says.
+LATENT = {"kv_lora_rank": 8, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+GPT = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64}
+OTHERS = {
+    "deepseek_v3": Decoder(
+        "DeepseekV3",
+        "",
+        {**EXPERTS, **LATENT, "num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1}
+        | {"first_k_dense_replace": 2, "n_group": 1, "topk_group": 1},
+    ),
+    "gptj": Decoder("GPTJ", "", {**GPT, "rotary_dim": 4}),
+    "gpt_bigcode": Decoder("GPTBigCode", "", GPT),
+    "helium": Decoder("Helium", "", {"head_dim": 8}),
+    "exaone4": Decoder("Exaone4", "", {"sliding_window": 4, "layer_types": WINDOWS}),
+    "llama4": Decoder(
+        "Llama4",
+        "",
+        {"intermediate_size_mlp": 48, "num_local_experts": 2, "head_dim": 8, "moe_layers": [1, 3]}
+        | {"no_rope_layers": [1, 0, 1, 1]},
+        config="Llama4TextConfig",
+    ),
+}
+
+
+def tiny_diff_llama() -> nn.Module:
+    """A decoder whose attentions compute with the number of their layer."""
+    return Decoder("DiffLlama", "").build()
