@@ -17,6 +17,7 @@ from prunerecover.families.describe import describe_blocks, is_supported
 from prunerecover.families.transformers_layers import read_stack
 from prunerecover.plan.edits import Bypass, Config, Remove
 from prunerecover.surgery.apply_edits import undo
+from prunerecover.surgery.transformers_depth import config_edits
 
 BATCHES = [tiny_inputs("text", batch=8)]
 IDS = tiny_inputs("text", length=14)["input_ids"]
@@ -40,7 +41,7 @@ def assert_steps_are_exact(model: nn.Module) -> None:
     torch.testing.assert_close(cached(model, IDS), uncached(model, IDS), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "deepseek_v3")) for n in OTHERS])
 def test_removed_block_leaves_a_standard_model(name: str, tmp_path: Path) -> None:
     model, oracle = OTHERS[name].build(), OTHERS[name].build()
     assert not is_supported(model)
@@ -77,6 +78,11 @@ def test_saved_model_reopens_without_the_dense_one(name: str, tmp_path: Path) ->
     again = load_pruned(folder)
     assert torch.equal(uncached(again, IDS), uncached(model, IDS))
     assert type(model).from_pretrained(folder).config.num_hidden_layers == 3
+
+
+def test_config_counts_the_first_dense_layers_and_lists_the_mixtures() -> None:
+    assert config_edits(OTHERS["deepseek_v3"].build(), (1, 3))["first_k_dense_replace"] == 1
+    assert config_edits(OTHERS["llama4"].build(), (0, 2, 3))["moe_layers"] == [2]
 
 
 def test_blocks_behind_one_another_go_together() -> None:
