@@ -35,6 +35,12 @@ for use_cache in (True, False):
 """
 
 
+# The others are built as one of these is, or are another form of the same family: they are slow, all together.
+QUICK = ("gemma2", "gemma3", "phi3", "gpt_neox", "smollm3", "olmo2", "granite", "mixtral", "qwen2_moe", "qwen3_moe")
+QUICK += ("gpt_oss", "phi", "cohere2", "stablelm")
+NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in DECODERS]
+
+
 def planned(model: nn.Module, **remove: int) -> Plan:
     """A plan with all defaults but for a faster search; of the blocks the second one goes."""
     ignore = ["*layers.[023]"] if "block" in remove else []
@@ -55,7 +61,7 @@ def test_removed_block_leaves_a_checkpoint_that_transformers_reloads(
     in_a_new_process(RELOADED.format(folder=str(folder), expected=str(expected)))
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_config_builds_what_is_left_whichever_blocks_go(name: str) -> None:
     model = DECODERS[name].build()
     for gone in ((0,), (1,), (2,), (3,), (0, 2), (1, 2, 3)):
@@ -73,7 +79,7 @@ def assert_steps_are_exact(model: nn.Module) -> None:
     torch.testing.assert_close(cached(model, IDS), uncached(model, IDS), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_calibrated_branches_reopen_and_generate(name: str, tmp_path: Path) -> None:
     model = DECODERS[name].build()
     plan = planned(model, attention=1, mlp=1)
