@@ -19,7 +19,6 @@ from prunerecover.calibration.divergence import mean_divergence
 from prunerecover.calibration.token_weights import token_weights
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
-from prunerecover.families.layout import Branch
 from prunerecover.model.batches import CalibrationSet, ModelInputs, without_padding
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.copies import share_copy
@@ -149,12 +148,12 @@ class Calibrator:
             return {}
         block = self.layout.blocks[index]
         fits = {u.name: fit_of(self.model, block, u) for u in units if TRAITS[u.kind].fitted}
-        targets = {path for f in fits.values() for path in (f.branch.stream, f.branch.last)}
+        targets = {path for f in fits.values() for path in (*f.branch.before, f.branch.last)}
         paths = {path for f in fits.values() for path in f.paths}
         front.after_fit, front.after_dense = [], []
         for i, batch in enumerate(self.samples.fit):
             seen, out = _watched(self._dense, index, batch, front.dense[i], targets | paths)
-            after = {f.branch.kind: _state_after(f.branch, seen) for f in fits.values()}
+            after = {f.branch.kind: f.branch.state_after(seen) for f in fits.values()}
             front.after_dense.append(out)
             if not front.same:
                 seen, out = _watched(self.runner, index, batch, front.fit[i], paths)
@@ -240,7 +239,3 @@ def _watched(
     with recording({path: get_module(runner.model, path) for path in paths}) as seen:
         out = runner.advance(batch, index, hidden, index + 1)
     return seen, out
-
-
-def _state_after(branch: Branch, seen: Mapping[str, Tensor]) -> Tensor:
-    return seen[f"{branch.stream}.in"] + seen[f"{branch.last}.out"]

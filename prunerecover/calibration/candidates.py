@@ -91,7 +91,7 @@ class ActivationFit:
     @property
     def paths(self) -> tuple[str, ...]:
         """The residual stream, and what enters and leaves the activation."""
-        return self.branch.stream, self.forward.first, self.forward.activation
+        return *self.branch.before, self.forward.first, self.forward.activation
 
     def add(self, seen: Recorded, target: Tensor, weight: Tensor) -> None:
         """Add one batch.
@@ -102,7 +102,7 @@ class ActivationFit:
             weight: Token weights, `(N, ...)`.
         """
         weight = weight.flatten()
-        act, wanted = self.forward.activation, target - seen[f"{self.branch.stream}.in"]
+        act, wanted = self.forward.activation, _wanted(self.branch, seen, target)
         self._channels.add(_rows(seen[f"{act}.in"]), _rows(seen[f"{act}.out"]), weight)
         self._affine.add(_rows(seen[f"{self.forward.first}.in"]), self._unscaled(_rows(wanted)), weight)
 
@@ -143,7 +143,7 @@ class BranchFit:
     @property
     def paths(self) -> tuple[str, ...]:
         """The residual stream, and what enters the branch."""
-        return self.branch.stream, self.branch.path
+        return *self.branch.before, self.branch.path
 
     def add(self, seen: Recorded, target: Tensor, weight: Tensor) -> None:
         """Add one batch.
@@ -161,7 +161,7 @@ class BranchFit:
                 f"Expected the {self.branch.dim} channels of '{self.branch.path}' in the last dimension, to fit what "
                 f"is left in its place, but its output has shape {tuple(target.shape)}. Use replace='zero'."
             )
-        wanted = target - seen[f"{self.branch.stream}.in"]
+        wanted = _wanted(self.branch, seen, target)
         self._affine.add(_rows(seen[f"{self.branch.path}.in"]), _rows(wanted), weight.flatten())
 
     def candidates(self) -> list[Candidate]:
@@ -196,6 +196,11 @@ def named_candidate(model: nn.Module, unit: Unit, replace: str, forward: FeedFor
     if replace == "identity" and kind != "block":
         return Candidate(Replace(unit=name, kind=kind, leaves="identity"))  # type: ignore[arg-type]
     return Candidate(Remove(unit=name, kind=kind))  # type: ignore[arg-type]
+
+
+def _wanted(branch: Branch, seen: Recorded, target: Tensor) -> Tensor:
+    """Return the branch's output that leads from the pruned model's hidden state before it to the target."""
+    return (target - branch.state_before(seen)) / branch.scale
 
 
 def _rows(x: Tensor) -> Tensor:

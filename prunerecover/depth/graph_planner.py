@@ -14,6 +14,7 @@ from prunerecover.depth.layers.objectives import LossIncrease, Objective, Output
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
+from prunerecover.depth.layers.standard import with_blocks_taken_out
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.planner import Decision, DepthPlanner
 from prunerecover.depth.search.goals import Goal, not_enough
@@ -52,7 +53,7 @@ class GraphPlanner(DepthPlanner):
     def _decide(self, budget: Budget) -> Decision:
         scores, chosen = self._choose(budget)
         return Decision(
-            self.removals.edits(chosen),
+            with_blocks_taken_out(self.model, self.example, self.removals.edits(chosen)),
             {name: value for name, value in scores.items() if math.isfinite(value)},
             self._divergence(chosen),
             chosen,

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from torch import nn
 
-from prunerecover.families import timm_vit, transformers_layers
+from prunerecover.families import timm_vit, transformers_families, transformers_layers
 from prunerecover.families.layout import Layout
 
 Reader = Callable[[nn.Module], Layout | None]
 
 # Names of families by what reads them; the latest registered is asked first.
 FAMILIES: dict[Reader, tuple[str, ...]] = {
-    transformers_layers.read: transformers_layers.SUPPORTED,
+    transformers_layers.read: transformers_families.SUPPORTED,
     timm_vit.read: timm_vit.SUPPORTED,
 }
 
@@ -58,6 +58,17 @@ def describe(model: nn.Module) -> Layout:
         "in which no prunable unit was found. If the network is inside another module, pass that network (callbacks: "
         "`target=`); an architecture of your own is added with `register_family`."
     )
+
+
+def describe_blocks(model: nn.Module) -> Layout:
+    """Describe what can be taken out of a model as a whole, and what remains be renumbered.
+
+    Raises:
+        ValueError: If the model is of no supported family, and none of transformers with one list of layers.
+    """
+    if not is_supported(model) and (stack := transformers_layers.read_stack(model)) is not None:
+        return stack
+    return describe(model)
 
 
 def is_supported(model: nn.Module) -> bool:

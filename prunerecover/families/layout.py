@@ -6,10 +6,11 @@ branch that was removed is None.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from prunerecover.model.replacements import SlopeBias
 
@@ -25,6 +26,9 @@ class Branch:
         returns: How many values the module at `path` returns.
         dim: Width of the residual stream, C. What is fitted in the branch's place works on the last dimension, so
             states are `(N, ..., C)`; with channels elsewhere nothing can be fitted (`replace="zero"`).
+        reads: The norm whose output `path` reads, where another branch reads it, too (parallel branches).
+        beside: Of the second of two parallel branches: the module whose output the first one adds.
+        scale: What the branch's output is multiplied by before it is added (Granite's residual multiplier).
     """
 
     kind: Literal["attention", "mlp"]
@@ -33,6 +37,9 @@ class Branch:
     norm: str | None
     returns: int
     dim: int
+    reads: str | None = None
+    beside: str | None = None
+    scale: float = 1.0
 
     @property
     def then(self) -> tuple[str, ...]:
@@ -47,7 +54,25 @@ class Branch:
     @property
     def stream(self) -> str:
         """The module whose input is the residual stream: the norm of pre-norm families, else the branch itself."""
-        return self.norm or self.path
+        return self.norm or self.reads or self.path
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """What tells the residual stream that the branch adds to: see `state_before`."""
+        return (self.stream,) if self.beside is None else (self.stream, self.beside)
+
+    def state_before(self, seen: Mapping[str, Tensor]) -> Tensor:
+        """Return the residual stream before the branch is added, the first of two parallel branches included.
+
+        Args:
+            seen: Inputs and outputs of the modules in `before`, as `<path>.in` and `<path>.out`, `(N, ..., C)`.
+        """
+        state = seen[f"{self.stream}.in"]
+        return state if self.beside is None else state + self.scale * seen[f"{self.beside}.out"]
+
+    def state_after(self, seen: Mapping[str, Tensor]) -> Tensor:
+        """Return the residual stream with the branch added; `seen` also holds what the module `last` does."""
+        return self.state_before(seen) + self.scale * seen[f"{self.last}.out"]
 
 
 @dataclass(frozen=True)

@@ -1,103 +1,22 @@
-"""Hugging Face transformers: Llama, Mistral, Qwen2, Qwen3, GPT-2, OPT decoders, BERT and ViT encoders, with any head.
+"""Read the layers of Hugging Face transformers' models, with any head, by the records of their families.
 
-One record per family says what a layer calls its parts; nothing here imports transformers, classes are told by name.
-Where a branch is several modules in a row (BERT's `attention.self`, then `attention.output.dense`), the first takes the
-replacement and the others are followers. In post-norm layers (BERT, OPT-350m) the norm comes after the addition, so it
-stays: without the branch the layer computes norm(0 + x). Not covered: mixtures of experts, parallel and sandwich-norm
-layers, cross-attention as a unit, and models with two stacks (encoder-decoders: pass one of the two).
+Classes are told by name, so that transformers is not imported. Not covered: models with two stacks (encoder-decoders:
+pass one of the two).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
 from prunerecover.families.layout import Block, Branch, FeedForward, Layout, feed_forward_state
+from prunerecover.families.transformers_families import Family, Part, family_of
 from prunerecover.model.paths import get_module
-from prunerecover.model.replacements import Replacement
+from prunerecover.model.replacements import Constant, Nothing, Replacement
 
-GATED = "its MLP is gated: the activation multiplies a second linear, so the linears cannot become one"
-LAYER_GONE = "one of its layers has been removed"
 FUNCTION = "its activation is a plain function, which cannot be replaced; set `hidden_act` to the activation's name"
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One residual branch, in paths relative to the layer; `then` is what else serves only it, as executed."""
-
-    path: str
-    then: tuple[str, ...] = ()
-    norm: str | None = None
-    returns: int = 1
-
-
-@dataclass(frozen=True)
-class _Family:
-    """What a layer class calls its parts; `linears` is (first, activation, second), None for a gated MLP."""
-
-    name: str
-    layer: str
-    attention: _Part
-    mlp: _Part
-    linears: tuple[str, str, str] | None
-
-    def describes(self, layer: nn.Module) -> bool:
-        """Whether `layer` is of this class and lays its MLP out this way (ViT changed within transformers 5)."""
-        return self.layer in {cls.__name__ for cls in type(layer).__mro__} and hasattr(layer, self.mlp.path)
-
-
-def _llama_like(name: str) -> _Family:
-    attention = _Part("self_attn", norm="input_layernorm", returns=2)
-    mlp = _Part("mlp", norm="post_attention_layernorm")
-    return _Family(f"transformers {name}", f"{name}DecoderLayer", attention, mlp, linears=None)
-
-
-_BERT_MLP = _Part("intermediate", ("output.dense", "output.dropout"))
-_BERT_LINEARS = ("intermediate.dense", "intermediate.intermediate_act_fn", "output.dense")
-FAMILIES = (
-    _llama_like("Llama"),
-    _llama_like("Mistral"),
-    _llama_like("Qwen2"),
-    _llama_like("Qwen3"),
-    _Family(
-        "transformers GPT-2",
-        "GPT2Block",
-        _Part("attn", norm="ln_1", returns=2),
-        _Part("mlp", norm="ln_2"),
-        ("mlp.c_fc", "mlp.act", "mlp.c_proj"),
-    ),
-    _Family(
-        "transformers OPT",
-        "OPTDecoderLayer",
-        _Part("self_attn", norm="self_attn_layer_norm", returns=2),
-        _Part("fc1", ("activation_fn", "fc2"), norm="final_layer_norm"),
-        ("fc1", "activation_fn", "fc2"),
-    ),
-    _Family(
-        "transformers BERT",
-        "BertLayer",
-        _Part("attention.self", ("attention.output.dense", "attention.output.dropout"), returns=2),
-        _BERT_MLP,
-        _BERT_LINEARS,
-    ),
-    _Family(
-        "transformers ViT",
-        "ViTLayer",
-        _Part("attention", norm="layernorm_before", returns=2),
-        _Part("mlp", norm="layernorm_after"),
-        ("mlp.fc1", "mlp.activation_fn", "mlp.fc2"),
-    ),
-    _Family(  # as laid out in transformers 5.0
-        "transformers ViT",
-        "ViTLayer",
-        _Part("attention", norm="layernorm_before"),
-        _Part(_BERT_MLP.path, _BERT_MLP.then, norm="layernorm_after"),
-        _BERT_LINEARS,
-    ),
-)
-SUPPORTED = tuple(dict.fromkeys(family.name for family in FAMILIES))
+LAYER_GONE = "one of its layers has been removed"
 
 
 def read(model: nn.Module) -> Layout | None:
@@ -111,7 +30,7 @@ def read(model: nn.Module) -> Layout | None:
     stacks = [
         (path, family, list(module))
         for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and (family := _family_of(module)) is not None
+        if isinstance(module, nn.ModuleList) and (family := family_of(module)) is not None
     ]
     if not stacks:
         return None
@@ -125,6 +44,26 @@ def read(model: nn.Module) -> Layout | None:
     dim = int(config_of(model, container).hidden_size)
     blocks = (_block(family, f"{container}.{i}", layer, dim) for i, layer in enumerate(layers))
     return Layout(family.name, container, tuple(blocks))
+
+
+def read_stack(model: nn.Module) -> Layout | None:
+    """Describe the layers of a transformers model of any kind as whole blocks, whose parts nobody knows.
+
+    They are the one list of modules that is as long as the model's config says.
+
+    Returns:
+        None if it is something else, or if there is no such list or several.
+    """
+    if not is_transformers_model(model):
+        return None
+    lengths = {path: len(m) for path, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)}
+    stacks = [path for path, n in lengths.items() if getattr(config_of(model, path), "num_hidden_layers", 0) == n]
+    outermost = [path for path in stacks if not any(path.startswith(f"{other}.") for other in stacks)]
+    if len(outermost) != 1:
+        return None
+    (container,) = outermost
+    blocks = (Block(f"{container}.{i}", None, None, None) for i in range(lengths[container]))
+    return Layout(f"transformers {type(model).__name__}", container, tuple(blocks))
 
 
 def config_of(model: nn.Module, container: str) -> Any:
@@ -150,36 +89,49 @@ def is_transformers_model(value: Any) -> bool:
     return "PreTrainedModel" in {cls.__name__ for cls in type(value).__mro__}
 
 
-def _family_of(layers: nn.ModuleList) -> _Family | None:
-    matches = (f for f in FAMILIES if len(layers) and all(f.describes(layer) for layer in layers))
-    return next(matches, None)
-
-
-def _block(family: _Family, path: str, layer: nn.Module, dim: int) -> Block:
-    # OPT-350m alone among the pre-norm families puts its norms after the additions.
-    pre_norm = bool(getattr(layer, "do_layer_norm_before", True))
-    attention = _branch("attention", family.attention, path, layer, dim, pre_norm)
-    mlp = _branch("mlp", family.mlp, path, layer, dim, pre_norm)
+def _block(family: Family, path: str, layer: nn.Module, dim: int) -> Block:
+    attention = _branch("attention", family, path, layer, dim)
+    mlp = _branch("mlp", family, path, layer, dim)
     if mlp is None:
         return Block(path, attention, None, None)
     forward, why = _feed_forward(family, path, layer, mlp.norm)
     return Block(path, attention, mlp, forward, why)
 
 
-def _branch(
-    kind: Literal["attention", "mlp"], part: _Part, path: str, layer: nn.Module, dim: int, pre_norm: bool
-) -> Branch | None:
+def _branch(kind: Literal["attention", "mlp"], family: Family, path: str, layer: nn.Module, dim: int) -> Branch | None:
+    part, other = (family.attention, family.mlp) if kind == "attention" else (family.mlp, family.attention)
     if isinstance(get_module(layer, part.path), Replacement):
         return None
-    norm = f"{path}.{part.norm}" if part.norm is not None and pre_norm else None
+    parallel = bool(getattr(layer, "use_parallel_residual", family.parallel))
+    own, shared = _norm(part, layer), None
+    if parallel and None in (own, _norm(other, layer)):
+        shared = own or _norm(other, layer)
+        # What leaves nothing, or a constant, reads no norm: then the norm serves the branch that is left alone.
+        own = shared if isinstance(get_module(layer, other.path), Nothing | Constant) else None
+    norm, reads = (None if name is None else f"{path}.{name}" for name in (own, shared))
     then = tuple(f"{path}.{name}" for name in part.then)
-    followers = then if norm is None else (norm, *then)
-    return Branch(kind, f"{path}.{part.path}", followers, norm, part.returns, dim)
+    return Branch(
+        kind,
+        f"{path}.{part.path}",
+        then if norm is None else (norm, *then),
+        norm,
+        part.returns,
+        dim,
+        reads=reads,
+        beside=f"{path}.{other.last}" if parallel and kind == "mlp" else None,
+        scale=float(getattr(layer, "residual_multiplier", 1.0)),
+    )
 
 
-def _feed_forward(family: _Family, path: str, layer: nn.Module, norm: str | None) -> tuple[FeedForward | None, str]:
-    if family.linears is None:
-        return None, GATED
+def _norm(part: Part, layer: nn.Module) -> str | None:
+    """Return the norm before a branch, if the layer has one: OPT-350m puts it after the addition."""
+    before = part.norm is not None and getattr(layer, "do_layer_norm_before", True)
+    return part.norm if before and getattr(layer, part.norm or "", None) is not None else None
+
+
+def _feed_forward(family: Family, path: str, layer: nn.Module, norm: str | None) -> tuple[FeedForward | None, str]:
+    if isinstance(family.linears, str):
+        return None, family.linears
     parent, _, name = family.linears[1].rpartition(".")
     activation = getattr(get_module(layer, parent), name)
     if not isinstance(activation, nn.Module):

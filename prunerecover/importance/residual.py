@@ -60,4 +60,5 @@ def _before_and_after(layout: Layout, unit: Unit, seen: dict[str, Tensor]) -> tu
     paths = _paths(layout, unit)
     before = seen[f"{paths[0]}.in"].double()
     after = seen[f"{paths[-1]}.out"].double()
-    return before, after if unit.kind == "block" else before + after
+    branch = layout.branch(unit.name) if unit.kind != "block" else None
+    return before, after if branch is None else before + branch.scale * after

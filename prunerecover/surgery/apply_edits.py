@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from prunerecover.families.describe import describe
+from prunerecover.families.describe import describe_blocks
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.settings import differing_settings, settings_of
 from prunerecover.plan.edits import Edit, Narrow
@@ -23,7 +23,7 @@ from prunerecover.surgery.executors import EditContext, execute
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.narrowing import Cuts
 from prunerecover.surgery.routing import shared_counts
-from prunerecover.surgery.transformers_depth import renumber
+from prunerecover.surgery.transformers_depth import freed_slots, renumber
 from prunerecover.surgery.transformers_width import follow_widths
 
 
@@ -69,6 +69,8 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
         for edit in edits:
             _execute(edit, context)
         renumber(model)
+        for path, slot in freed_slots(model):
+            context.journal.set_attribute(model, path, "layer_idx", slot)
         narrowed = {edit.kind for edit in edits if isinstance(edit, Narrow)}
         if "expert" in narrowed:
             for (path, attribute), count in shared_counts(model).items():
@@ -196,7 +198,7 @@ def _difference(model: nn.Module, plan: Plan) -> str:
             f"for it with plan_{found}(model, ...)."
         )
     try:
-        depth = len(describe(model).blocks)
+        depth = len(describe_blocks(model).blocks)
     except ValueError as error:
         return str(error)
     return f"{units}; this model has {depth} blocks. Make a plan for it with plan_depth(model, ...)."

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from prunerecover.families.describe import describe
+from prunerecover.families.describe import describe, describe_blocks
 from prunerecover.families.layout import Branch
 from prunerecover.model.hooks import carry_hooks
 from prunerecover.model.linears import check_plain, linear_shape, through_last_matrix, without_affine
@@ -185,7 +185,7 @@ def _(edit: Bypass | Patch, context: EditContext) -> None:
 
 
 def _remove_block(context: EditContext, unit: str) -> None:
-    layout = describe(context.model)
+    layout = describe_blocks(context.model)
     depth = len(layout.blocks)
     prefix, number = unit.rpartition(".")[0], number_of_block(unit)
     if prefix != layout.container or number is None or number >= depth:

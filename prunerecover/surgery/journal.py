@@ -15,7 +15,7 @@ from prunerecover.families.transformers_layers import is_transformers_config
 from prunerecover.model.devices import move_tensor, moved
 from prunerecover.model.paths import get_module, holder_of, set_module
 from prunerecover.surgery.forward.rerouted import reroute
-from prunerecover.surgery.transformers_depth import apply_config
+from prunerecover.surgery.transformers_depth import apply_config, numbered_after
 
 
 class Change(Protocol):
@@ -157,6 +157,9 @@ class Journal:
     def remove_block(self, model: nn.Module, container: str, index: int) -> None:
         """Remove one block; the later ones move up by one.
 
+        In transformers models of no supported family, whose layers are known by the length that the config says, it
+        and the numbers of the later layers follow at once.
+
         Args:
             model: Unwrapped.
             container: Path of its ModuleList or Sequential of blocks.
@@ -164,9 +167,14 @@ class Journal:
         """
         blocks = get_module(model, container)
         assert isinstance(blocks, nn.Sequential | nn.ModuleList)
+        moved = numbered_after(model, container, index)
+        if moved is not None:
+            self.set_config(model, {"num_hidden_layers": len(blocks) - 1})
         old = blocks[index]
         del blocks[index]
         self.entries.append(BlockRemoved(container, index, old, blocks.training))
+        for path, number in moved or ():
+            self.set_attribute(model, path, "layer_idx", number)
 
     def reroute(self, model: nn.Module, path: str, calls: Sequence[str]) -> None:
         """Take calls out of the forward of a module, which stays the same object.

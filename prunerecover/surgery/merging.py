@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from prunerecover.families.describe import describe, is_supported
+from prunerecover.families.describe import describe, describe_blocks, is_supported
 from prunerecover.families.layout import FeedForward
 from prunerecover.model.hooks import users_hooks
 from prunerecover.model.linears import has_affine
@@ -102,7 +102,7 @@ def block_removals(model: nn.Module, indices: Sequence[int]) -> list[Edit]:
     Raises:
         ValueError: If no block would stay.
     """
-    layout = describe(model)
+    layout = describe_blocks(model)
     depth = len(layout.blocks)
     if not indices:
         return []

@@ -8,12 +8,14 @@ rebuild the same model.
 
 Order of use: `config_edits` before the blocks go (it only computes), then the removal, `apply_config`, `renumber`.
 To undo: put the blocks back, `apply_config` with the values that the first call returned, `renumber`. Models that are
-not of transformers have neither numbers nor config: the same calls do nothing. Not covered: config lists that hold
-layer *indices* rather than one entry per layer.
+not of transformers have neither numbers nor config: the same calls do nothing. Where a config says by indices or by a
+step which layers are mixtures of experts (Qwen's, Llama 4's), or how many of the first are none (DeepSeek's), these
+follow, too.
 """
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,10 +23,15 @@ from typing import Any
 
 from torch import nn
 
-from prunerecover.families.describe import describe, is_supported
+from prunerecover.families.describe import describe, describe_blocks, is_supported
 from prunerecover.families.layout import Layout
-from prunerecover.families.transformers_layers import config_of
+from prunerecover.families.transformers_layers import config_of, read_stack
 from prunerecover.model.paths import get_module
+from prunerecover.model.replacements import Replacement
+
+CACHES = frozenset({"past_key_values", "past_key_value", "layer_past", "cache_params"})  # arguments of attentions
+DENSE, SPARSE = "mlp_only_layers", "moe_layers"  # indices of layers
+STEP, FIRST = "decoder_sparse_step", "first_k_dense_replace"
 
 
 def config_edits(model: nn.Module, kept: Sequence[int]) -> dict[str, Any]:
@@ -41,7 +48,7 @@ def config_edits(model: nn.Module, kept: Sequence[int]) -> dict[str, Any]:
         ValueError: If `kept` is not such a list, or if the model computes with a layer's number or gives layers each a
             config of their own, so that the rest would not be a standard model.
     """
-    layout = describe(model)
+    layout = describe_blocks(model)
     depth = len(layout.blocks)
     if not kept or list(kept) != sorted({i for i in kept if 0 <= i < depth}):
         raise ValueError(
@@ -54,9 +61,24 @@ def config_edits(model: nn.Module, kept: Sequence[int]) -> dict[str, Any]:
     if len(kept) < depth:
         _refuse_numbered(config, layout, moved=kept[-1] >= len(kept))
     edits: dict[str, Any] = {"num_hidden_layers": len(kept)}
-    for name, value in vars(config).items():
-        if "layer" in name and isinstance(value, list | tuple) and len(value) == depth:
+    for name, value in vars(config).items():  # SmolLM3's no_rope_layers may go on after the last layer
+        if "layer" in name and name not in (DENSE, SPARSE) and isinstance(value, list | tuple) and len(value) >= depth:
             edits[name] = [value[i] for i in kept]
+    return edits | _dense_layers(config, depth, kept)
+
+
+def _dense_layers(config: Any, depth: int, kept: Sequence[int]) -> dict[str, Any]:
+    """Compute what tells the layers with a plain MLP from those with a mixture of experts."""
+    edits: dict[str, Any] = {}
+    if isinstance(listed := getattr(config, DENSE, None), list | tuple):
+        step = getattr(config, STEP, 1) or 1
+        dense = {i for i in range(depth) if i in listed or (i + 1) % step}
+        edits[DENSE] = [new for new, old in enumerate(kept) if old in dense]
+        edits |= {STEP: 1} if step != 1 else {}
+    if isinstance(listed := getattr(config, SPARSE, None), list | tuple):
+        edits[SPARSE] = [new for new, old in enumerate(kept) if old in listed]
+    if isinstance(getattr(config, FIRST, None), int):
+        edits[FIRST] = sum(i < getattr(config, FIRST) for i in kept)
     return edits
 
 
@@ -71,7 +93,7 @@ def apply_config(model: nn.Module, edits: dict[str, Any]) -> dict[str, Any]:
     """
     if not edits:
         return {}
-    layout = describe(model)
+    layout = describe_blocks(model)
     config = config_of(model, layout.container)
     missing = [name for name in edits if not hasattr(config, name)]
     if missing:
@@ -93,9 +115,9 @@ def apply_config(model: nn.Module, edits: dict[str, Any]) -> dict[str, Any]:
 
 
 def _alike(new: Any, old: Any) -> bool:
-    """Whether a value is of the form of another: a number or a word, or a list of such."""
+    """Whether a value is of the form of another: a number or a word, or a list of such; an empty one is of indices."""
     if isinstance(old, list | tuple):
-        return isinstance(new, list | tuple) and all(any(_alike(n, o) for o in old) for n in new)
+        return isinstance(new, list | tuple) and all(any(_alike(n, o) for o in old or [0]) for n in new)
     return type(new) is type(old) and isinstance(new, bool | int | float | str)
 
 
@@ -130,12 +152,78 @@ def renumber(model: nn.Module) -> None:
             )
 
 
+def numbered_after(model: nn.Module, container: str, gone: int) -> list[tuple[str, int]] | None:
+    """List what carries the number of its block behind one that goes, in layers whose parts nobody knows.
+
+    Args:
+        model: As it is before the block goes.
+        container: Path of the list of blocks.
+        gone: Index of the block.
+
+    Returns:
+        Paths of the modules once the block is gone, each with its number then. None for all other models: those of
+        supported families are renumbered as a whole.
+    """
+    stack = None if is_supported(model) else read_stack(model)
+    if stack is None or stack.container != container:
+        return None
+    moved = []
+    for index, block in enumerate(stack.blocks[gone + 1 :], gone + 1):
+        for path, module in get_module(model, block.path).named_modules():
+            if getattr(module, "layer_idx", None) == index:
+                moved.append((f"{container}.{index - 1}{path and '.'}{path}", index - 1))
+    return moved
+
+
+def freed_slots(model: nn.Module) -> list[tuple[str, int]]:
+    """List the attentions that move up to cache slots which others have left, in layers whose parts nobody knows.
+
+    Such a model is left alone unless every layer, or every one of a type that its config names, has such an attention
+    or had one, and their numbers follow the depth: it may compute with them. So are models that share slots.
+
+    Returns:
+        Paths of the modules, each with its slot; empty for models of supported families: see `renumber`.
+    """
+    stack = None if is_supported(model) else read_stack(model)
+    if stack is None:
+        return []
+    config, depth = config_of(model, stack.container), len(stack.blocks)
+    types = getattr(config, "layer_types", None) or ["any"] * depth
+    if len(types) != depth or getattr(config, "num_kv_shared_layers", None):
+        return []
+    found = []
+    for part, owners in _numbered_parts(model, stack).items():
+        present = {index: module for index, module in owners if part and _takes_a_cache(module)}
+        gone = {i for i, block in enumerate(stack.blocks) if _is_gone(get_module(model, block.path), part)}
+        for kind in dict.fromkeys(types):
+            slots = [i for i, k in enumerate(types) if k == kind]
+            here = [i for i in slots if i in present]
+            numbers = [present[i].layer_idx for i in here]
+            alike = present.keys() | gone >= set(slots) and numbers == sorted(numbers)  # type: ignore[type-var]
+            if here and alike and gone & set(slots):
+                found += [(f"{stack.blocks[i].path}.{part}", slot) for i, slot in zip(here, slots, strict=False)]
+    return found
+
+
+def _takes_a_cache(module: nn.Module) -> bool:
+    return not CACHES.isdisjoint(inspect.signature(type(module).forward).parameters)
+
+
+def _is_gone(block: nn.Module, part: str) -> bool:
+    """Whether a replacement stands where the part of a block was, or in the place of what held it."""
+    for name in part.split("."):
+        if isinstance(block, Replacement) or not isinstance(getattr(block, name, None), nn.Module):
+            break
+        block = getattr(block, name)
+    return isinstance(block, Replacement)
+
+
 def _numbered_parts(model: nn.Module, layout: Layout) -> dict[str, list[tuple[int, nn.Module]]]:
     """Modules that carry a number, with the index of their block, by their path inside the block."""
     parts: dict[str, list[tuple[int, nn.Module]]] = defaultdict(list)
     for index, block in enumerate(layout.blocks):
         for path, module in get_module(model, block.path).named_modules():
-            if isinstance(getattr(module, "layer_idx", None), int):
+            if isinstance(getattr(module, "layer_idx", None), int) and not isinstance(module, Replacement):
                 parts[path].append((index, module))
     return parts
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from cases.models import tiny, width
+from cases.models import decoders, tiny, width
 from cases.models.width import Built
 from torch.utils._pytree import tree_map
 
@@ -17,6 +18,7 @@ NO_UNITS = "... to have units of kind {kind} that may go, but there is none"
 VARYING = "Expected an output of shape"
 FIXED = "... to be removable, but"  # layers between widths that cannot change
 GATED = "... to have removable activations, but its MLP is gated"
+MIXED = "... to have removable activations, but its MLP is a mixture of experts"
 NO_GROUPS = "... to have groups of kind {kind}, but it has"  # none at all, or those of other kinds
 DEPTH = ("block", "attention", "mlp", "activation", "layer")
 
@@ -58,19 +60,24 @@ STANDARD = (BLOCKS, NARROW)
 HIDDEN_SIZE = _refused(NO_GROUPS, "channel")
 
 
-def _decoder(name: str, gated: bool = False, quick: bool = False) -> Family:
+def _decoder(name: str, gated: bool = False, heads: bool = True, narrow: bool = True, quick: bool = False) -> Family:
+    """`narrow`: whether the config follows a smaller number of neurons in all layers."""
     refused = HIDDEN_SIZE | (_refused(GATED, "activation") if gated else {})
-    works = tuple(column for column in (*IN_DEPTH, *STANDARD) if column not in refused)
-    make: Callable[[], Built] = lambda: (tiny.BUILD[name](), tiny.tiny_inputs(name))  # noqa: E731
+    refused |= {} if heads else _refused(NO_GROUPS, "head")
+    standard = STANDARD if narrow else (BLOCKS,)
+    works = tuple(column for column in (*IN_DEPTH, *standard) if column not in refused)
+    build = tiny.BUILD[name] if name in tiny.BUILD else decoders.DECODERS[name].build
+    make: Callable[[], Built] = lambda: (build(), tiny.tiny_inputs(name))  # noqa: E731
     return Family("transformers", make, works, refused, quick)
 
 
-def _mixture(name: str, *works: str, layer: str = FIXED, quick: bool = False) -> Family:
-    """`layer`: why no layer goes."""
-    refused = _refused(NO_UNITS, "activation") | HIDDEN_SIZE | {"layer": layer}
-    works = (*works, "block", "attention", "mlp")
+def _mixture(name: str, *works: str, known: bool = False, layer: str = FIXED, quick: bool = False) -> Family:
+    """`known`: whether a record says what its parts are; `layer`: why no layer goes."""
+    refused = _refused(MIXED if known else NO_UNITS, "activation") | HIDDEN_SIZE | {"layer": layer}
+    works = (*works, "block", "attention", "mlp", BLOCKS)
     refused |= _refused(NO_GROUPS, *(kind for kind in ("head", "neuron") if kind not in works))
-    make: Callable[[], Built] = lambda: (tiny.tiny_mixture(name), tiny.tiny_inputs("text"))  # noqa: E731
+    build = partial(tiny.tiny_mixture, name) if name in tiny.MIXTURES else decoders.DECODERS[name].build
+    make: Callable[[], Built] = lambda: (build(), tiny.tiny_inputs("text"))  # noqa: E731
     return Family("transformers", make, (*works, "expert", NARROW), refused, quick)
 
 
@@ -107,9 +114,27 @@ FAMILIES: dict[str, Family] = {
     "OPT, norms after the sum (350m)": _decoder("opt_post_norm"),
     "BERT": _decoder("bert"),
     "ViT of transformers": _decoder("hf_vit"),
-    "Mixtral": _mixture("mixtral", "head", layer=NO_LAYER, quick=True),
-    "Qwen2-MoE": _mixture("qwen2_moe", "head", "neuron"),
-    "Qwen3-MoE": _mixture("qwen3_moe", "head", layer=NO_LAYER),
+    "Gemma": _decoder("gemma", gated=True),
+    "Gemma 2": _decoder("gemma2", gated=True),
+    "Gemma 3": _decoder("gemma3", gated=True),
+    "Phi": _decoder("phi", heads=False),
+    "Phi-3": _decoder("phi3", gated=True, heads=False, narrow=False),
+    "GPT-NeoX": _decoder("gpt_neox", heads=False, narrow=False),
+    "GPT-NeoX, branches in turn": _decoder("gpt_neox_in_turn", heads=False, narrow=False),
+    "SmolLM3": _decoder("smollm3", gated=True),
+    "OLMo": _decoder("olmo", gated=True),
+    "OLMo 2": _decoder("olmo2", gated=True),
+    "OLMo 3": _decoder("olmo3", gated=True),
+    "Granite": _decoder("granite", gated=True),
+    "Starcoder2": _decoder("starcoder2", narrow=False),
+    "Cohere": _decoder("cohere", gated=True),
+    "Cohere2": _decoder("cohere2", gated=True),
+    "StableLM": _decoder("stablelm", gated=True, heads=False),
+    "StableLM, branches in parallel": _decoder("stablelm_parallel", gated=True, heads=False),
+    "Mixtral": _mixture("mixtral", "head", known=True, layer=NO_LAYER, quick=True),
+    "Qwen2-MoE": _mixture("qwen2_moe", "head", "neuron", known=True),
+    "Qwen3-MoE": _mixture("qwen3_moe", "head", known=True, layer=NO_LAYER),
+    "gpt-oss": _mixture("gpt_oss", "head", known=True, layer=NO_LAYER),
     "DeepSeek-V2": _mixture("deepseek_v2", "neuron"),
     "DeepSeek-V2, experts in groups": _mixture("deepseek_v2_grouped", "neuron"),
     "DeepSeek-V3": _mixture("deepseek_v3", "neuron"),

@@ -1,0 +1,179 @@
+"""Records of Hugging Face transformers' families: what a layer calls its parts, one record per family.
+
+Nothing here imports transformers, classes are told by name. Where a branch is several modules in a row (BERT's
+`attention.self`, then `attention.output.dense`; the norms after the branches of Gemma 2 and OLMo 2), the first takes
+the replacement and the others are followers. In post-norm layers (BERT, OPT-350m) the norm comes after the addition, so
+it stays: without the branch the layer computes norm(0 + x). In parallel layers (GPT-NeoX, Phi, Cohere) both branches
+read what enters the layer, where there is one norm through the same norm, which goes with the last of them. Not
+covered: cross-attention as a unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+GATED = "its MLP is gated: the activation multiplies a second linear, so the linears cannot become one"
+MIXTURE = "its MLP is a mixture of experts, whose linears cannot become one"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One residual branch, in paths relative to the layer; `then` is what else serves only it, as executed."""
+
+    path: str
+    then: tuple[str, ...] = ()
+    norm: str | None = None
+    returns: int = 1
+
+    @property
+    def last(self) -> str:
+        """The module whose output is added to the residual stream."""
+        return (self.path, *self.then)[-1]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a layer class calls its parts.
+
+    Attributes:
+        name: As in error messages.
+        layer: Name of the layer's class.
+        attention: The attention.
+        mlp: The MLP.
+        linears: (first, activation, second), or why these cannot become one linear.
+        parallel: Whether the MLP reads what the attention reads; layers with `use_parallel_residual` say it themselves.
+    """
+
+    name: str
+    layer: str
+    attention: Part
+    mlp: Part
+    linears: tuple[str, str, str] | str
+    parallel: bool = False
+
+
+def _llama_like(name: str, classes: str = "", linears: tuple[str, str, str] | str = GATED, returns: int = 1) -> Family:
+    attention = Part("self_attn", norm="input_layernorm", returns=2)
+    mlp = Part("mlp", norm="post_attention_layernorm", returns=returns)
+    return Family(f"transformers {name}", f"{classes or name}DecoderLayer", attention, mlp, linears)
+
+
+def _sandwich(name: str, classes: str) -> Family:
+    attention = Part("self_attn", ("post_attention_layernorm",), norm="input_layernorm", returns=2)
+    mlp = Part("mlp", ("post_feedforward_layernorm",), norm="pre_feedforward_layernorm")
+    return Family(f"transformers {name}", f"{classes}DecoderLayer", attention, mlp, GATED)
+
+
+def _norms_after(name: str, classes: str) -> Family:
+    attention = Part("self_attn", ("post_attention_layernorm",), returns=2)
+    mlp = Part("mlp", ("post_feedforward_layernorm",))
+    return Family(f"transformers {name}", f"{classes}DecoderLayer", attention, mlp, GATED)
+
+
+def _one_norm(name: str, linears: tuple[str, str, str] | str = GATED) -> Family:
+    attention = Part("self_attn", norm="input_layernorm", returns=2)
+    return Family(f"transformers {name}", f"{name}DecoderLayer", attention, Part("mlp"), linears, parallel=True)
+
+
+_BERT_MLP = Part("intermediate", ("output.dense", "output.dropout"))
+_BERT_LINEARS = ("intermediate.dense", "intermediate.intermediate_act_fn", "output.dense")
+FAMILIES = (
+    _llama_like("Llama"),
+    _llama_like("Mistral"),
+    _llama_like("Qwen2"),
+    _llama_like("Qwen3"),
+    _llama_like("Gemma"),
+    _sandwich("Gemma 2", "Gemma2"),
+    _sandwich("Gemma 3", "Gemma3"),
+    _llama_like("SmolLM3"),
+    _llama_like("OLMo", "Olmo"),
+    _norms_after("OLMo 2", "Olmo2"),
+    _norms_after("OLMo 3", "Olmo3"),
+    _llama_like("Granite"),
+    _llama_like("Starcoder2", linears=("mlp.c_fc", "mlp.act", "mlp.c_proj")),
+    _llama_like("Mixtral", linears=MIXTURE),
+    _llama_like("Qwen2-MoE", "Qwen2Moe", linears=MIXTURE),
+    _llama_like("Qwen3-MoE", "Qwen3Moe", linears=MIXTURE),
+    _llama_like("gpt-oss", "GptOss", linears=MIXTURE, returns=2),
+    _one_norm("Phi", ("mlp.fc1", "mlp.activation_fn", "mlp.fc2")),
+    _one_norm("Cohere"),
+    _one_norm("Cohere2"),
+    Family(
+        "transformers Phi-3",
+        "Phi3DecoderLayer",
+        Part("self_attn", ("resid_attn_dropout",), norm="input_layernorm", returns=2),
+        Part("mlp", ("resid_mlp_dropout",), norm="post_attention_layernorm"),
+        GATED,
+    ),
+    Family(
+        "transformers GPT-NeoX",
+        "GPTNeoXLayer",
+        Part("attention", ("post_attention_dropout",), norm="input_layernorm", returns=2),
+        Part("mlp", ("post_mlp_dropout",), norm="post_attention_layernorm"),
+        ("mlp.dense_h_to_4h", "mlp.act", "mlp.dense_4h_to_h"),
+    ),
+    Family(
+        "transformers StableLM",
+        "StableLmDecoderLayer",
+        Part("self_attn", norm="input_layernorm", returns=2),
+        Part("mlp", ("dropout",), norm="post_attention_layernorm"),
+        GATED,
+    ),
+    Family(
+        "transformers GPT-2",
+        "GPT2Block",
+        Part("attn", norm="ln_1", returns=2),
+        Part("mlp", norm="ln_2"),
+        ("mlp.c_fc", "mlp.act", "mlp.c_proj"),
+    ),
+    Family(
+        "transformers OPT",
+        "OPTDecoderLayer",
+        Part("self_attn", norm="self_attn_layer_norm", returns=2),
+        Part("fc1", ("activation_fn", "fc2"), norm="final_layer_norm"),
+        ("fc1", "activation_fn", "fc2"),
+    ),
+    Family(
+        "transformers BERT",
+        "BertLayer",
+        Part("attention.self", ("attention.output.dense", "attention.output.dropout"), returns=2),
+        _BERT_MLP,
+        _BERT_LINEARS,
+    ),
+    Family(
+        "transformers ViT",
+        "ViTLayer",
+        Part("attention", norm="layernorm_before", returns=2),
+        Part("mlp", norm="layernorm_after"),
+        ("mlp.fc1", "mlp.activation_fn", "mlp.fc2"),
+    ),
+    Family(  # as laid out in transformers 5.0
+        "transformers ViT",
+        "ViTLayer",
+        Part("attention", norm="layernorm_before"),
+        Part(_BERT_MLP.path, _BERT_MLP.then, norm="layernorm_after"),
+        _BERT_LINEARS,
+    ),
+)
+SUPPORTED = tuple(dict.fromkeys(family.name for family in FAMILIES))
+_NAMED = {layer: [f for f in FAMILIES if f.layer == layer] for layer in {family.layer for family in FAMILIES}}
+
+
+def family_of(layers: nn.ModuleList) -> Family | None:
+    """Return the family that all of these layers are of, None if there is none.
+
+    A layer's own class counts before those that it derives from: a Qwen3 layer written as a Llama layer is of Qwen3.
+    """
+    found = [_of_layer(layer) for layer in layers]
+    return found[0] if found and all(family is found[0] for family in found) else None
+
+
+def _of_layer(layer: nn.Module) -> Family | None:
+    """Return the family of a layer that has its MLP where the record says (ViT changed within transformers 5)."""
+    named = (family for cls in type(layer).__mro__ for family in _NAMED.get(cls.__name__, ()))
+    first = next(named, None)
+    if first is None:
+        return None
+    return next((family for family in _NAMED[first.layer] if hasattr(layer, family.mlp.path)), None)

@@ -1,0 +1,142 @@
+"""Decoders of no supported family: blocks that the graph shows go as those of known families do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases.models.cached import cached, numbers, uncached
+from cases.models.decoders import OTHERS, tiny_diff_llama
+from cases.models.tiny import tiny_inputs, tiny_timm
+from torch import nn
+
+from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
+from prunerecover.families.describe import describe_blocks, is_supported
+from prunerecover.families.transformers_layers import read_stack
+from prunerecover.plan.edits import Bypass, Config, Remove
+from prunerecover.surgery.apply_edits import undo
+from prunerecover.surgery.transformers_depth import config_edits
+
+BATCHES = [tiny_inputs("text", batch=8)]
+IDS = tiny_inputs("text", length=14)["input_ids"]
+FEW = ("gptj", "llama4")
+
+
+def planned(model: nn.Module, kind: str, number: int) -> Plan:
+    """A plan that removes the block of this number, or its attention."""
+    others = "".join(str(n) for n in range(len(describe_blocks(model).blocks)) if n != number)
+    ignore = [f"*.[{others}]" if kind == "block" else f"*.[{others}].*"]
+    return plan_depth(model, remove={kind: 1}, batches=BATCHES, ignore=ignore, search="one_shot")
+
+
+def handing_on(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    """A hook: the layer answers with what it got."""
+    hidden = args[0] if args else kwargs["hidden_states"]
+    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+
+def assert_steps_are_exact(model: nn.Module) -> None:
+    torch.testing.assert_close(cached(model, IDS), uncached(model, IDS), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "deepseek_v3")) for n in OTHERS])
+def test_removed_block_leaves_a_standard_model(name: str, tmp_path: Path) -> None:
+    model, oracle = OTHERS[name].build(), OTHERS[name].build()
+    assert not is_supported(model)
+    plan = planned(model, "block", 1)
+    assert [type(edit) for edit in plan.edits] == [Remove, Config]
+    apply_plan(model, plan)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert again.config.num_hidden_layers == 3
+    torch.testing.assert_close(uncached(again, IDS), uncached(model, IDS), atol=1e-5, rtol=0)
+    assert numbers(again) == numbers(model)
+    assert_steps_are_exact(model)
+    gone = describe_blocks(oracle).blocks[1].path
+    oracle.get_submodule(gone).register_forward_hook(handing_on, with_kwargs=True)
+    torch.testing.assert_close(uncached(model, IDS), uncached(oracle, IDS), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_undo_restores_blocks_config_and_numbers(name: str) -> None:
+    model, untouched = OTHERS[name].build(), OTHERS[name].build()
+    applied = apply_plan(model, planned(model, "block", 1))
+    undo(model, applied.journal)
+    assert model.config.to_dict() == untouched.config.to_dict()
+    assert numbers(model) == numbers(untouched)
+    assert torch.equal(uncached(model, IDS), uncached(untouched, IDS))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_saved_model_reopens_without_the_dense_one(name: str, tmp_path: Path) -> None:
+    model = OTHERS[name].build()
+    plan = planned(model, "block", 0)
+    apply_plan(model, plan)
+    folder = save_pruned(model, plan, tmp_path / "pruned")
+    again = load_pruned(folder)
+    assert torch.equal(uncached(again, IDS), uncached(model, IDS))
+    assert type(model).from_pretrained(folder).config.num_hidden_layers == 3
+
+
+def test_config_counts_the_first_dense_layers_and_lists_the_mixtures() -> None:
+    assert config_edits(OTHERS["deepseek_v3"].build(), (1, 3))["first_k_dense_replace"] == 1
+    assert config_edits(OTHERS["llama4"].build(), (0, 2, 3))["moe_layers"] == [2]
+
+
+def test_blocks_behind_one_another_go_together() -> None:
+    model, oracle = OTHERS["exaone4"].build(), OTHERS["exaone4"].build()
+    plan = plan_depth(model, remove={"block": 3}, batches=BATCHES, search="one_shot")
+    apply_plan(model, plan)
+    assert model.config.num_hidden_layers == len(model.model.layers) == len(model.config.layer_types) == 1
+    for gone in plan.removed["block"]:
+        oracle.get_submodule(gone).register_forward_hook(handing_on, with_kwargs=True)
+    torch.testing.assert_close(uncached(model, IDS), uncached(oracle, IDS), atol=1e-5, rtol=0)
+
+
+def test_layers_that_compute_with_their_number_are_bypassed(tmp_path: Path) -> None:
+    model = tiny_diff_llama()
+    plan = planned(model, "block", 1)
+    assert [type(edit) for edit in plan.edits] == [Bypass]
+    apply_plan(model, plan)
+    assert len(model.model.layers) == 4
+    assert_steps_are_exact(model)
+    with pytest.warns(UserWarning, match="from_pretrained will not make this DiffLlamaForCausalLM again"):
+        model.save_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gptj", "gpt_bigcode", "helium", "exaone4"])
+def test_cached_generation_without_the_first_attention(name: str) -> None:
+    model, untouched = OTHERS[name].build(), OTHERS[name].build()
+    applied = apply_plan(model, planned(model, "attention", 0))
+    assert_steps_are_exact(model)
+    undo(model, applied.journal)
+    assert numbers(model) == numbers(untouched)
+
+
+def test_removed_attention_and_block_in_turns() -> None:
+    model = OTHERS["helium"].build()
+    apply_plan(model, planned(model, "attention", 0))
+    apply_plan(model, planned(model, "block", 1))
+    assert_steps_are_exact(model)
+
+
+def test_plan_for_another_depth_names_it() -> None:
+    plan = planned(OTHERS["gptj"].build(), "block", 1)
+    with pytest.raises(ValueError, match="this model has 5 blocks. Make a plan for it with plan_depth"):
+        apply_plan(OTHERS["gptj"].build(num_hidden_layers=5), plan)
+
+
+def test_stack_is_the_one_list_as_long_as_the_config_says() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    model = OTHERS["gptj"].build()
+    stack = read_stack(model)
+    assert stack is not None
+    assert (stack.family, stack.container, len(stack.blocks)) == ("transformers GPTJForCausalLM", "transformer.h", 4)
+    model.config.num_hidden_layers = 3
+    assert read_stack(model) is None
+    assert read_stack(tiny_timm()) is None
+    two = T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
+    assert read_stack(T5ForConditionalGeneration(two)) is None

@@ -1,0 +1,145 @@
+"""Decoders that lost whole blocks are standard checkpoints: transformers alone reloads them, and they generate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from cases.models.cached import assert_cache_is_exact, cached, generated, numbers, uncached
+from cases.models.decoders import DECODERS, WINDOWS
+from cases.models.tiny import tiny_inputs
+from torch import nn
+
+from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
+from prunerecover.families.constructors import constructor_of
+from prunerecover.families.describe import describe
+from prunerecover.surgery.apply_edits import apply_edits, undo
+from prunerecover.surgery.merging import block_removals
+from prunerecover.surgery.transformers_depth import config_edits
+
+BATCHES = [tiny_inputs("text", batch=8, seed=seed) for seed in (1, 2)]
+IDS = tiny_inputs("text", length=14)["input_ids"]
+RELOADED = """
+import sys
+import transformers
+assert not any(name.startswith("prunerecover") for name in sys.modules)
+model = transformers.AutoModelForCausalLM.from_pretrained({folder!r}).eval()
+held = torch.load({expected!r})
+with torch.no_grad():
+    torch.testing.assert_close(model(input_ids=held["ids"]).logits, held["logits"], atol=1e-5, rtol=0)
+settings = {{"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}}
+for use_cache in (True, False):
+    assert torch.equal(model.generate(held["ids"], use_cache=use_cache, **settings), held["tokens"])
+"""
+
+
+# The others are built as one of these is, or are another form of the same family: they are slow, all together.
+QUICK = ("gemma2", "gemma3", "phi3", "gpt_neox", "smollm3", "olmo2", "granite", "mixtral", "qwen2_moe", "qwen3_moe")
+QUICK += ("gpt_oss", "phi", "cohere2", "stablelm")
+NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in DECODERS]
+
+
+def planned(model: nn.Module, **remove: int) -> Plan:
+    """A plan with all defaults but for a faster search; of the blocks the second one goes."""
+    ignore = ["*layers.[023]"] if "block" in remove else []
+    return plan_depth(model, remove=remove, batches=BATCHES, ignore=ignore, search="one_shot")
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_removed_block_leaves_a_checkpoint_that_transformers_reloads(
+    name: str, tmp_path: Path, in_a_new_process: Callable[[str], None]
+) -> None:
+    model = DECODERS[name].build()
+    apply_plan(model, planned(model, block=1))
+    assert model.config.num_hidden_layers == 3
+    folder, expected = tmp_path / "standard", tmp_path / "expected.pt"
+    model.save_pretrained(folder)
+    settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "use_cache": False}
+    torch.save({"ids": IDS, "logits": uncached(model, IDS), "tokens": model.generate(IDS, **settings)}, expected)
+    in_a_new_process(RELOADED.format(folder=str(folder), expected=str(expected)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_config_builds_what_is_left_whichever_blocks_go(name: str) -> None:
+    model = DECODERS[name].build()
+    for gone in ((0,), (1,), (2,), (3,), (0, 2), (1, 2, 3)):
+        applied = apply_edits(model, block_removals(model, gone))
+        standard = type(model)(type(model.config).from_dict(model.config.to_dict())).eval()
+        standard.load_state_dict(model.state_dict())
+        assert numbers(standard) == numbers(model)
+        torch.testing.assert_close(uncached(standard, IDS), uncached(model, IDS), atol=1e-5, rtol=0)
+        assert_steps_are_exact(model)
+        undo(model, applied.journal)
+    assert constructor_of(model) == constructor_of(DECODERS[name].build())
+
+
+def assert_steps_are_exact(model: nn.Module) -> None:
+    torch.testing.assert_close(cached(model, IDS), uncached(model, IDS), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calibrated_branches_reopen_and_generate(name: str, tmp_path: Path) -> None:
+    model = DECODERS[name].build()
+    plan = planned(model, attention=1, mlp=1)
+    apply_plan(model, plan)
+    again = load_pruned(save_pruned(model, plan, tmp_path / "pruned"))
+    torch.testing.assert_close(uncached(again, IDS), uncached(model, IDS), atol=1e-5, rtol=0)
+    assert torch.equal(generated(again), generated(model))
+    assert_cache_is_exact(again)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_neox", "olmo2", "qwen2_moe", "gpt_oss", "phi", "stablelm_parallel"])
+def test_saved_plan_of_all_kinds_replays_and_is_undone(name: str, tmp_path: Path) -> None:
+    model, other = DECODERS[name].build(), DECODERS[name].build()
+    dense, before = uncached(model, IDS), model.config.to_dict()
+    plan = planned(model, block=1, attention=1, mlp=1)
+    plan.save(tmp_path / "plan.json")
+    applied = apply_plan(model, plan)
+    apply_plan(other, Plan.load(tmp_path / "plan.json"))
+    assert torch.equal(uncached(other, IDS), uncached(model, IDS))
+    assert_steps_are_exact(model)
+    undo(model, applied.journal)
+    assert torch.equal(uncached(model, IDS), dense)
+    assert_steps_are_exact(model)
+    assert model.config.to_dict() == before
+
+
+def test_indices_of_dense_layers_follow_the_blocks() -> None:
+    model = DECODERS["qwen3_moe"].build(mlp_only_layers=[0, 1, 2, 3])
+    assert config_edits(model, (1, 2)) == {"num_hidden_layers": 2, "mlp_only_layers": [0, 1]}
+    model = DECODERS["qwen3_moe"].build(mlp_only_layers=[1])
+    assert config_edits(model, (0, 2, 3))["mlp_only_layers"] == []
+
+
+def test_step_between_mixtures_becomes_indices() -> None:
+    model = DECODERS["qwen2_moe"].build(mlp_only_layers=[3], decoder_sparse_step=2)
+    assert config_edits(model, (1, 2, 3)) == {
+        "num_hidden_layers": 3,
+        "layer_types": WINDOWS[1:],
+        "mlp_only_layers": [1, 2],
+        "decoder_sparse_step": 1,
+    }
+
+
+def test_entries_after_the_last_layer_are_dropped() -> None:
+    model = DECODERS["smollm3"].build(no_rope_layers=[1, 0, 1, 1, 0, 1], layer_types=["full_attention"] * 4)
+    assert config_edits(model, (1, 3))["no_rope_layers"] == [0, 1]
+
+
+def test_plan_for_another_depth_is_refused() -> None:
+    model = DECODERS["gemma2"].build(num_hidden_layers=5)
+    plan = planned(DECODERS["gemma2"].build(), block=1)
+    with pytest.raises(ValueError, match="this model has 5 blocks. Make a plan for it with plan_depth"):
+        apply_plan(model, plan)
+    assert len(describe(model).blocks) == 5
+
+
+def test_checkpoint_of_another_depth_is_refused(tmp_path: Path) -> None:
+    model = DECODERS["phi"].build()
+    plan = planned(model, attention=1)
+    apply_plan(model, plan)
+    save_pruned(model, plan, tmp_path / "pruned")
+    with pytest.raises(ValueError, match="Expected the model that the plan was made for .*this model has 3 blocks"):
+        load_pruned(tmp_path / "pruned", DECODERS["phi"].build(num_hidden_layers=3))
