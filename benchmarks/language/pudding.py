@@ -197,11 +197,11 @@ def markdown(
         "# Prompt-routed depth on SmolLM2-135M",
         "",
         *made_by([command()]),
-        f"{BLOCKS} of {DEPTH} blocks go, nothing is trained but the router. Sets are searched on {CALIBRATED} questions "
-        f"of the training splits of {', '.join(TASKS)} each, the router learns from {LEARNT} others each (a fifth is "
-        f"held out to choose its epoch), and everything is reported on {ASKED} questions of each test split; prompts of "
-        f"more than {LONGEST} tokens are left out. Accuracy in percent, by the likelihood of whole answers; intervals "
-        "are 95%, paired where two are compared. The language model computes in bfloat16.",
+        f"{BLOCKS} of {DEPTH} blocks go, nothing is trained but the router. Sets are searched on {CALIBRATED} "
+        f"questions each of the training splits of {', '.join(TASKS)}; the router learns from {LEARNT} others each, of "
+        f"which a fifth is held out to choose its epoch; everything is reported on {ASKED} questions of each test "
+        f"split. Prompts of more than {LONGEST} tokens are left out. Accuracy in percent, by the likelihood of whole "
+        "answers; intervals are 95%, paired where two are compared. The language model computes in bfloat16.",
         "",
         "## One set for every prompt",
         "",

@@ -15,7 +15,7 @@ from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.search.goals import Counted, Goal, Share
 from prunerecover.depth.search.selection import count_by_kind, smallest_share
 from prunerecover.display.progress import progress
-from prunerecover.families.describe import describe, is_supported
+from prunerecover.families.describe import describe, describe_blocks, is_supported
 from prunerecover.model.batches import Batches, as_inputs, listed, split_batches
 from prunerecover.model.checks import check_call, check_plannable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
@@ -188,7 +188,7 @@ class DepthPlanner(ABC):
         steps, blocks, gone = list[RemovalStep](), list[int](), list[str]()
         for unit in decided.order:
             gone.append(unit.name)
-            blocks += [describe(self.model).block_of(unit.name)] if unit.kind == "block" else []
+            blocks += [describe_blocks(self.model).block_of(unit.name)] if unit.kind == "block" else []
             config = next((edit.set for edit in block_removals(self.model, blocks) if isinstance(edit, Config)), {})
             edits = edits_without_others(decided.edits, gone, config)
             result = result_of(self.model, edits, self.example)

@@ -13,7 +13,7 @@ from torch import nn
 
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.display.progress import progress
-from prunerecover.families.describe import describe
+from prunerecover.families.describe import describe_blocks
 from prunerecover.language.likelihood import Encoding, answer_batches, answer_loss
 from prunerecover.language.questions import Question
 from prunerecover.model.paths import unwrap
@@ -61,7 +61,7 @@ def plan_omission_sets(
     empty = [name for name, questions in tasks.items() if not questions]
     if empty or not tasks:
         raise ValueError(f"Expected questions for every task, but {empty[0] if empty else 'no task'} has none.")
-    layout = describe(unwrap(model))
+    layout = describe_blocks(unwrap(model))
     most = len(layout.blocks) - max(shared_prefix, 1)
     if not 1 <= blocks <= most:
         raise ValueError(

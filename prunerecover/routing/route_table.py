@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.display.progress import progress
-from prunerecover.families.describe import describe
+from prunerecover.families.describe import describe_blocks
 from prunerecover.importance.losses import IGNORED
 from prunerecover.language.likelihood import AnswerBatch, Encoding, answer_batches, token_log_likelihoods
 from prunerecover.language.questions import Question
@@ -68,7 +68,7 @@ def _answers(model: nn.Module, sets: Sequence[frozenset[int]], batches: Sequence
     model = unwrap(model)
     device, found, tokens = device_of(model), list[Tensor](), list[Tensor]()
     with ordinary_arithmetic(), evaluating(model), uncompiled(), torch.inference_mode():
-        runner = BlockRunner(model, describe(model).container)
+        runner = BlockRunner(model, describe_blocks(model).container)
         with progress("evaluating omission sets", len(batches)) as advance:
             for inputs, labels, _ in batches:
                 judge = partial(_likelihoods, labels=labels.to(device))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover.apply import apply_plan
-from prunerecover.families.describe import describe
+from prunerecover.families.describe import describe_blocks
 from prunerecover.model.batches import logits_of
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of
@@ -181,7 +181,7 @@ class RoutedCausalLM(nn.Module):
         """Return a set's network with the blocks that it runs through on the device."""
         network = self.network(number)
         if self._device is not None and self._active != number:
-            blocks = describe(self.model).blocks
+            blocks = describe_blocks(self.model).blocks
             gone = {id(t) for i in self.sets.blocks[number] for t in _tensors(get_module(self.model, blocks[i].path))}
             for tensor in _tensors(self.model):
                 place = self._host if id(tensor) in gone else self._device

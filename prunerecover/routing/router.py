@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from prunerecover.families.describe import describe
+from prunerecover.families.describe import describe_blocks
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.evaluation import device_of, evaluating
@@ -75,7 +75,7 @@ class PrefixRouter(nn.Module):
     def features(self, model: nn.Module, prompts: Sequence[Sequence[int]], texts: Sequence[str] = ()) -> Tensor:
         """Return mean and last hidden state of each prompt, `(N, 2 C)`; prompts of one length run together."""
         model = unwrap(model)
-        runner = BlockRunner(model, describe(model).container)
+        runner = BlockRunner(model, describe_blocks(model).container)
         found: dict[int, Tensor] = {}
         with evaluating(model):
             for numbers in _of_one_length(prompts):

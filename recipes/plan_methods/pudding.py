@@ -1,8 +1,8 @@
 """`prunerecover plan --method pudding`: prompt-routed depth of a language model (PuDDing, arXiv 2502.04348).
 
-Writes the plan of the best static set, beside it the folder of the routed model (`<plan>.routed`: sets, router, and where
-the base model is) and a page (`<plan>.md`) that says whether routing is worth it. Where it is not ahead of the static
-set on questions kept apart, with the whole interval, the saved model does not route until it is told to.
+Writes the plan of the best static set, beside it the folder of the routed model (`<plan>.routed`: sets, router, and
+where the base model is) and a page (`<plan>.md`) that says whether routing is worth it. Where it is not ahead of the
+static set on questions kept apart, with the whole interval, the saved model does not route until it is told to.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class PuddingPlan(PlanMethod):
     """Search a set of blocks per task and loss, train a router over them, and compare it with the best static set.
 
     Args:
-        tasks: Questions by the name of the task: a hub id or local file, as `ChoiceData` takes it; its training split is
-            read.
+        tasks: Questions by the name of the task: a hub id or local file, as `ChoiceData` takes it; its training split
+            is read.
+        names: Of configurations on the hub, or of data sets in a local folder, by the name of the task.
         blocks: How many blocks go.
         model: Path or hub id of the language model in the module, for its tokenizer and for the routed folder.
         router: "prefix", on the output of the model's own first blocks, or the path or hub id of a text encoder.
@@ -78,6 +79,7 @@ class PuddingPlan(PlanMethod):
         tasks: dict[str, str],
         blocks: int,
         model: str,
+        names: dict[str, str] | None = None,
         router: str = "prefix",
         calibration_questions: int = 128,
         router_questions: int = 1000,
@@ -88,7 +90,8 @@ class PuddingPlan(PlanMethod):
         batch_size: int = 16,
         seed: int = 0,
     ) -> None:
-        self.tasks, self.blocks, self.model, self.router = tasks, blocks, model, router
+        self.tasks, self.names = tasks, names or {}
+        self.blocks, self.model, self.router = blocks, model, router
         self.counts = (calibration_questions, router_questions)
         self.losses, self.router_loss, self.epochs = tuple(losses or LOSSES), router_loss, epochs
         self.chat, self.batch_size, self.seed = chat, batch_size, seed
@@ -152,7 +155,7 @@ class PuddingPlan(PlanMethod):
 
     def _asked(self) -> Asked:
         """Read the tasks."""
-        by_task = {name: self._questions(path) for name, path in self.tasks.items()}
+        by_task = {name: self._questions(path, self.names.get(name)) for name, path in self.tasks.items()}
         calibrated, routed = self.counts
         searched = {name: found[:calibrated] for name, found in by_task.items()}
         seen = {question.prompt for found in searched.values() for question in found}
@@ -165,9 +168,9 @@ class PuddingPlan(PlanMethod):
         apart, half = held_out(rest, APART, self.seed), held_out(rest, 0.5, self.seed + 1)
         return Asked(searched, rest, apart & half, apart & ~half)
 
-    def _questions(self, path: str) -> list[Question]:
+    def _questions(self, path: str, name: str | None) -> list[Question]:
         """Return the training questions of a data set, in a seeded order."""
-        splits = open_text(path, None)
+        splits = open_text(path, name)
         rows = splits["train"] if "train" in splits else next(iter(splits.values()))
         columns = find_choice_columns(rows)
         order = np.random.default_rng(self.seed).permutation(len(rows))
