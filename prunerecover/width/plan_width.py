@@ -63,8 +63,8 @@ def plan_width(
             the units that go}`.
         removal: For "tolerance": the signal whose low values propose what goes; None: "u_score".
         protection: The signal whose high values stay; None: "r_score" for "tolerance", "gate_taylor" otherwise. Signals
-            are "u_score", "r_score", "gate_taylor", "fisher", "magnitude" and "random", for experts "routing", and of
-            torch-pruning "group_taylor", "group_magnitude", "lamp", "fpgm" and "bn_scale". Or one that
+            are "u_score", "r_score", "gate_taylor", "fisher", "magnitude" and "random", for experts "routing" and
+            "reap", and of torch-pruning "group_taylor", "group_magnitude", "lamp", "fpgm" and "bn_scale". Or one that
             `register_signal` has named, a callable `(context) -> {group name: (size,)}`, low goes and high stays (see
             `signals.context`), or an importance object of torch-pruning.
         tolerance: For "tolerance", instead of a budget: one number in [0, 1] for all groups, as published.

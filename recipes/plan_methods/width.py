@@ -122,8 +122,9 @@ class PerCostPlan(WidthPlan):
         remove: Units of one kind, in all groups together, for example `{"expert": 8}`.
         ratio: Share of the units of one kind, in all groups together.
         protection: The signal that says how much a unit matters: `gate_taylor`, `r_score`, `fisher`, `u_score`,
-            `magnitude`, `random`, for experts `routing`, of torch-pruning `group_taylor`, `group_magnitude`, `lamp`,
-            `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one with its arguments.
+            `magnitude`, `random`, for experts `routing` and `reap`, of torch-pruning `group_taylor`,
+            `group_magnitude`, `lamp`, `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one
+            with its arguments.
         kinds: Among `channel`, `head`, `neuron` and `expert`; None takes the first three.
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
@@ -171,8 +172,9 @@ class FairPlan(WidthPlan):
         remove: Units of one kind, in all groups together, for example `{"expert": 8}`.
         ratio: Share of the units of one kind, in all groups together.
         removal: The signal whose low values propose what goes: `u_score`, `gate_taylor`, `r_score`, `fisher`,
-            `magnitude`, `random`, for experts `routing`, of torch-pruning `group_taylor`, `group_magnitude`, `lamp`,
-            `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one with its arguments.
+            `magnitude`, `random`, for experts `routing` and `reap`, of torch-pruning `group_taylor`,
+            `group_magnitude`, `lamp`, `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one
+            with its arguments.
         protection: The signal whose high values stay; the same.
         kinds: Among `channel`, `head`, `neuron` and `expert`; None takes the first three.
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
