@@ -15,6 +15,7 @@ from prunerecover.width.allocation.greedy_fill import kind_of
 from prunerecover.width.allocation.registry import AllocationRule, RegisteredAllocation, allocation_of
 from prunerecover.width.allocation.tolerance import check_tolerance
 from prunerecover.width.groups.discovery import FOUND_KINDS, check_kinds
+from prunerecover.width.groups.rounding import RoundTo, check_round_to
 from prunerecover.width.signals.context import ClassLabels, WidthImportance
 from prunerecover.width.signals.registry import signal_of
 
@@ -27,7 +28,7 @@ class WidthRule:
 
     Raises:
         ValueError: If an argument is unknown or does not go with another.
-        TypeError: If an allocation or a signal is neither a name nor a callable.
+        TypeError: If an allocation or a signal is neither a name nor a callable, or a number is something else.
     """
 
     allocation: str | AllocationRule = "per_cost"
@@ -36,6 +37,7 @@ class WidthRule:
     tolerance: float | None = None
     replace: WidthReplace = "calibrated"
     equal_layers: bool = False
+    round_to: RoundTo | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -54,6 +56,7 @@ class WidthRule:
             if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float):
                 raise TypeError(f"Expected tolerance as a number, but got {self.tolerance!r}. For example 0.3.")
             check_tolerance(self.tolerance)
+        check_round_to(self.round_to)
 
     @property
     def allocated_by(self) -> RegisteredAllocation:

@@ -7,6 +7,7 @@ scores that are taken in evaluation mode and on whole dependency groups.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -39,6 +40,7 @@ from prunerecover.width.allocation.latency_budget import macs_for_latency
 from prunerecover.width.allocation.measured_share import Shares, meet_measured, warn_if_inputs_decide
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
 from prunerecover.width.arguments import WidthConfig, WidthRule
+from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.groups.unit_slices import Scores, removal_positions
 from prunerecover.width.narrowable import NarrowableNetwork
 from prunerecover.width.signals.context import WidthContext, WidthImportance
@@ -135,6 +137,7 @@ class WidthPlanner:
                 "tolerance": rule.tolerance,
                 "replace": rule.replace,
                 **({"equal_layers": True} if rule.equal_layers else {}),
+                **({} if rule.round_to is None else {"round_to": rule.round_to}),
             },
             seed=self.config.seed,
             tensors=tensors,
@@ -155,7 +158,7 @@ class WidthPlanner:
             return self._removed(Budget(**asked), rule, weighing)
 
         def shares_of(found: tuple[Removed, dict[str, Any]]) -> Shares:
-            return self.network.shares(cost, found[0], rule.replace, rule.evenly)
+            return self.network.shares(cost, found[0], rule)
 
         found = meet_measured(cost, wanted, removed_at, shares_of)
         if cost == "macs":
@@ -163,27 +166,30 @@ class WidthPlanner:
         return found
 
     def _removed(self, budget: Budget | None, rule: WidthRule, weighing: KindWeights) -> tuple[Removed, dict[str, Any]]:
+        groups = rounded(self.groups, rule.round_to)
         if not rule.by_tolerance:
             assert budget is not None, "only tolerances go without"
             (saliency,) = self.scores(*rule.signals)
             if not weighing.rates:
-                removed = rule.allocated_by(self.groups, saliency, self.costs, budget)
-                return self._equalised(removed, saliency, budget, rule), {}
-            saliency = weighted(self.groups, saliency, weighing.rates)
-            removed = per_cost(self.groups, saliency, self.costs, budget, damping=weighing.damping)
+                removed = rule.allocated_by(groups, saliency, self.costs, budget)
+                return self._equalised(groups, removed, saliency, budget, rule), {}
+            saliency = weighted(groups, saliency, weighing.rates)
+            removed = per_cost(groups, saliency, self.costs, budget, damping=weighing.damping)
             tried = WidthEvidence(rates=dict(weighing.rates), damping=weighing.damping)
-            return self._equalised(removed, saliency, budget, rule), tried.to_dict()
+            return self._equalised(groups, removed, saliency, budget, rule), tried.to_dict()
         low, high = self.scores(*rule.signals)
         found = tolerance_allocation(
-            self.groups, low, high, tolerance=rule.tolerance, budget=budget, costs=self.costs if budget else None
+            groups, low, high, tolerance=rule.tolerance, budget=budget, costs=self.costs if budget else None
         )
-        evidence = tolerance_evidence(self.groups, low, high, found, self.costs)
-        return self._equalised(found.removed, removal_positions(self.groups, low), budget, rule), evidence
+        evidence = tolerance_evidence(groups, low, high, found, self.costs)
+        return self._equalised(groups, found.removed, removal_positions(groups, low), budget, rule), evidence
 
-    def _equalised(self, removed: Removed, saliency: Scores, budget: Budget | None, rule: WidthRule) -> Removed:
+    def _equalised(
+        self, groups: Sequence[Group], removed: Removed, saliency: Scores, budget: Budget | None, rule: WidthRule
+    ) -> Removed:
         if not rule.equal_layers:
             return removed
-        return lowest(self.groups, saliency, equalised(self.groups, removed, self.costs, budget))
+        return lowest(groups, saliency, equalised(groups, removed, self.costs, budget))
 
     def _weighing(self, budget: Budget | None, rule: WidthRule) -> KindWeights:
         """Return how saliencies count; as they are unless heads or experts may go beside others.

@@ -130,6 +130,8 @@ class PerCostPlan(WidthPlan):
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
         seed: Of everything random.
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
+        round_to: What a group keeps is a multiple of this number: `8` for channels and neurons, or one per kind, such
+            as `{"channel": 8, "neuron": 64}`.
         allocation: Another way to choose among the groups: `uniform`, `global`, or the import path of a callable.
     """
 
@@ -146,6 +148,7 @@ class PerCostPlan(WidthPlan):
         ignore: list[str] | None = None,
         seed: int = 0,
         equal_layers: bool = False,
+        round_to: int | dict[str, int] | None = None,
         allocation: AllocationRule | str = "per_cost",
     ) -> None:
         config = WidthConfig(
@@ -156,6 +159,7 @@ class PerCostPlan(WidthPlan):
             ignore=ignore or (),
             seed=seed,
             equal_layers=equal_layers,
+            round_to=round_to,
         )
         super().__init__(config, macs=macs, params=params, latency=latency, remove=remove, ratio=ratio)
 
@@ -181,6 +185,8 @@ class FairPlan(WidthPlan):
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
         seed: Of everything random.
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
+        round_to: What a group keeps is a multiple of this number: `8` for channels and neurons, or one per kind, such
+            as `{"channel": 8, "neuron": 64}`.
     """
 
     def __init__(
@@ -198,6 +204,7 @@ class FairPlan(WidthPlan):
         ignore: list[str] | None = None,
         seed: int = 0,
         equal_layers: bool = False,
+        round_to: int | dict[str, int] | None = None,
     ) -> None:
         config = WidthConfig(
             allocation="tolerance",
@@ -209,5 +216,6 @@ class FairPlan(WidthPlan):
             ignore=ignore or (),
             seed=seed,
             equal_layers=equal_layers,
+            round_to=round_to,
         )
         super().__init__(config, macs=macs, params=params, latency=latency, remove=remove, ratio=ratio)
