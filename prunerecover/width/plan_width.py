@@ -78,7 +78,8 @@ def plan_width(
         round_to: What a group keeps is a multiple of this number, which processors like: 8 for channels and neurons
             (heads and experts go one by one), or one number per kind, such as {"channel": 8, "neuron": 64}. A group
             whose width is no multiple stays whole or is narrowed to one; one with fewer units stays whole. Units go in
-            such steps until the budget is met; no step goes that it does not need.
+            such steps until the budget is met; no step goes that it does not need. None: any number, but for a latency
+            8 is tried, too, and taken if less saliency goes to meet it; 1: any number.
         rounds: The budget is reached in so many steps, scored anew each time, with BatchNorm statistics estimated anew;
             what one takes beyond its part, those after it need not take.
         ignore: Shell patterns of groups that stay, such as "layer4.*".

@@ -8,7 +8,6 @@ scores that are taken in evaluation mode and on whole dependency groups.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -36,7 +35,7 @@ from prunerecover.width.allocation.kind_weights import (
     number_of_trials,
     weighted,
 )
-from prunerecover.width.allocation.latency_budget import macs_for_latency
+from prunerecover.width.allocation.latency_budget import Met, cheapest, macs_for_latency
 from prunerecover.width.allocation.measured_share import Shares, meet_measured, warn_if_inputs_decide
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
 from prunerecover.width.arguments import WidthConfig, WidthRule
@@ -119,7 +118,11 @@ class WidthPlanner:
         rule = self.config if rule is None else rule
         rule.check_budget(budget, sorted(self.units))
         weighing = self._weighing(budget, rule)
-        removed, evidence = self._measured(budget, rule, weighing)
+        if budget is not None and budget.latency is not None:
+            rule, budget_of_macs = self._in_macs(budget.latency, rule, weighing)
+            removed, evidence = self._removed(budget_of_macs, rule, weighing)
+        else:
+            removed, evidence = self._measured(budget, rule, weighing)
         found = WidthEvidence(
             kept={g.name: (g.size - len(removed[g.name]), g.size) for g in self.groups},
             kinds={g.name: g.kind for g in self.groups},
@@ -149,8 +152,8 @@ class WidthPlanner:
         self, budget: Budget | None, rule: WidthRule, weighing: KindWeights
     ) -> tuple[Removed, dict[str, Any]]:
         """Return what goes, asked for again where the model that is really narrowed saves another share."""
-        if budget is None or budget.share is None or budget.share[0] == "latency":
-            return self._removed(self._in_macs(budget, rule, weighing), rule, weighing)
+        if budget is None or budget.share is None:
+            return self._removed(budget, rule, weighing)
         cost, wanted = budget.share
 
         def removed_at(share: float) -> tuple[Removed, dict[str, Any]]:
@@ -220,13 +223,28 @@ class WidthPlanner:
 
             return best_kind_weights(kinds, divergence_at)
 
-    def _in_macs(self, budget: Budget | None, rule: WidthRule, weighing: KindWeights) -> Budget | None:
-        """Return the budget of MACs whose plan saves the latency that a budget asks for; other budgets as they are."""
-        if budget is None or budget.share is None or budget.share[0] != "latency":
-            return budget
-        self.scores(*rule.signals)  # before errors mean that structure forbids a budget
-        edits_at = partial(self._edits_at, rule=rule, weighing=weighing)
-        return macs_for_latency(self.network.model, budget.share[1], edits_at, self.first_batch(), self.config.seed)
+    def _in_macs(self, latency: float, rule: WidthRule, weighing: KindWeights) -> tuple[WidthRule, Budget]:
+        """Return the budget of MACs whose plan saves a share of the latency, and whether widths are rounded for it."""
+        *_, saliency = self.scores(*rule.signals)  # before errors mean that structure forbids a budget
+        saliency = weighted(self.groups, saliency, weighing.rates)
+
+        def lost(removed: Removed) -> float:
+            return sum(float(saliency[name][units].sum()) for name, units in removed.items())
+
+        def meet(way: WidthRule, less_than: float) -> Met[WidthRule]:
+            def edits_at(budget: Budget) -> tuple[Edit, ...]:
+                removed, _ = self._removed(budget, way, weighing)
+                if lost(removed) >= less_than:
+                    raise ValueError(f"Expected less saliency than {less_than} to go, but got {lost(removed)}.")
+                return self.network.edits(removed)
+
+            model, batch = self.network.model, self.first_batch()
+            macs = macs_for_latency(model, latency, edits_at, batch, self.config.seed)
+            return Met(way, macs, lost(self._removed(macs, way, weighing)[0]))
+
+        ways = [way for way in rule.ways if way is rule or rounded(self.groups, way.round_to) != self.groups]
+        best = cheapest(ways, meet)
+        return best.way, best.budget
 
     def _edits_at(self, budget: Budget, rule: WidthRule, weighing: KindWeights) -> tuple[Edit, ...]:
         return self.network.edits(self._removed(budget, rule, weighing)[0])

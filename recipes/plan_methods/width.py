@@ -131,7 +131,7 @@ class PerCostPlan(WidthPlan):
         seed: Of everything random.
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
         round_to: What a group keeps is a multiple of this number: `8` for channels and neurons, or one per kind, such
-            as `{"channel": 8, "neuron": 64}`.
+            as `{"channel": 8, "neuron": 64}`. None: any; for a latency 8 is tried, too.
         allocation: Another way to choose among the groups: `uniform`, `global`, or the import path of a callable.
     """
 
@@ -186,7 +186,7 @@ class FairPlan(WidthPlan):
         seed: Of everything random.
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
         round_to: What a group keeps is a multiple of this number: `8` for channels and neurons, or one per kind, such
-            as `{"channel": 8, "neuron": 64}`.
+            as `{"channel": 8, "neuron": 64}`. None: any; for a latency 8 is tried, too.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import TRAITS, WIDTH_KINDS
 
 RoundTo = int | Mapping[str, int]
+BLOCK = 8  # units: what is tried where nothing is asked for
 
 
 def check_round_to(round_to: Any) -> None:
