@@ -192,6 +192,7 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
     columns = ("method", *(name for share in SHARES for name in (f"{share:.0%} gone", "default lower by")))
     lines += [table(columns, ((method, *_cells(rows, method)) for method in METHODS))]
     lines += ["", "Loss per token on unseen text, mean over seeds; intervals over sequences."]
+    lines += ["REAP is arXiv 2510.13999, which takes the same share of every layer (uniform)."]
     return "\n".join(lines)
 
 
