@@ -31,6 +31,7 @@ from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.feasible import check_feasible
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.experts import find_experts
+from prunerecover.width.groups.rounding import RoundTo
 from prunerecover.width.plan_width import plan_width
 from prunerecover.width.signals.context import WidthImportance
 
@@ -58,6 +59,7 @@ class WidthPrune(PruningCallback):
         kinds: Among "channel", "head", "neuron" and "expert"; a budget in experts names its own.
         replace: See `plan_width`.
         equal_layers: See `plan_width`.
+        round_to: See `plan_width`.
         reconstruct: Fit the weights that are left to what the network gave before, layer by layer; see `reconstruct`.
             Takes a copy of the network and about two passes over the calibration samples per layer. None: networks with
             BatchNorm, which gain by it (a vision transformer lost), after plans that only narrow. Not before sharding.
@@ -87,6 +89,7 @@ class WidthPrune(PruningCallback):
         kinds: Sequence[str] = FOUND_KINDS,
         replace: WidthReplace = "calibrated",
         equal_layers: bool = False,
+        round_to: RoundTo | None = None,
         reconstruct: bool | None = None,
         schedule: PruneSchedule | int | dict[str, Any] | None = None,
         calibration: int = 256,
@@ -104,6 +107,7 @@ class WidthPrune(PruningCallback):
             "kinds": (kinds,) if isinstance(kinds, str) else tuple(kinds),
             "replace": replace,
             "equal_layers": equal_layers,
+            "round_to": round_to,
             "ignore": patterns_of(ignore),
         }
         if plan is not None:
@@ -126,8 +130,10 @@ class WidthPrune(PruningCallback):
 
     @property
     def planning(self) -> dict[str, Any]:
-        """What decides which units go, by argument; runs of before `equal_layers` go on without it."""
-        elsewhere = ("loss", "labels", "rounds", "seed", *(() if self.config.equal_layers else ("equal_layers",)))
+        """What decides which units go, by argument; runs of before there were some of them go on without."""
+        newer = {"equal_layers": False, "round_to": None}
+        unused = (name for name, default in newer.items() if getattr(self.config, name) is default)
+        elsewhere = ("loss", "labels", "rounds", "seed", *unused)
         return {name: value for name, value in vars(self.config).items() if name not in elsewhere}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

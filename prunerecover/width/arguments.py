@@ -10,11 +10,12 @@ from typing import Literal, get_args
 from prunerecover.importance.context import Loss
 from prunerecover.model.arguments import check_flag, check_seed, patterns_of
 from prunerecover.plan.budget import Budget
-from prunerecover.width.allocation.by_saliency import uniform
+from prunerecover.width.allocation.by_saliency import global_ranking, per_cost, uniform
 from prunerecover.width.allocation.greedy_fill import kind_of
 from prunerecover.width.allocation.registry import AllocationRule, RegisteredAllocation, allocation_of
 from prunerecover.width.allocation.tolerance import check_tolerance
 from prunerecover.width.groups.discovery import FOUND_KINDS, check_kinds
+from prunerecover.width.groups.rounding import BLOCK, RoundTo, check_round_to
 from prunerecover.width.signals.context import ClassLabels, WidthImportance
 from prunerecover.width.signals.registry import signal_of
 
@@ -27,7 +28,7 @@ class WidthRule:
 
     Raises:
         ValueError: If an argument is unknown or does not go with another.
-        TypeError: If an allocation or a signal is neither a name nor a callable.
+        TypeError: If an allocation or a signal is neither a name nor a callable, or a number is something else.
     """
 
     allocation: str | AllocationRule = "per_cost"
@@ -36,6 +37,7 @@ class WidthRule:
     tolerance: float | None = None
     replace: WidthReplace = "calibrated"
     equal_layers: bool = False
+    round_to: RoundTo | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -54,6 +56,7 @@ class WidthRule:
             if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float):
                 raise TypeError(f"Expected tolerance as a number, but got {self.tolerance!r}. For example 0.3.")
             check_tolerance(self.tolerance)
+        check_round_to(self.round_to)
 
     @property
     def allocated_by(self) -> RegisteredAllocation:
@@ -82,6 +85,13 @@ class WidthRule:
         if not self.by_tolerance:
             return (protection,)
         return "u_score" if self.removal is None else self.removal, protection
+
+    @property
+    def ways(self) -> tuple[WidthRule, ...]:
+        """What is tried for a latency: as it is, and in blocks, unless that is settled or the caller's own rule."""
+        if self.round_to is not None or self.allocated_by.rule not in (None, per_cost, uniform, global_ranking):
+            return (self,)
+        return self, dataclasses.replace(self, round_to=BLOCK)
 
     def check_budget(self, budget: Budget | None, kinds: Sequence[str]) -> None:
         """Raise unless there is a budget or a tolerance, and it goes with the kinds of units.

@@ -13,6 +13,7 @@ from prunerecover.plan.budget import Budget
 from prunerecover.width.allocation.by_saliency import global_ranking, per_cost, uniform
 from prunerecover.width.allocation.equal_layers import equalised
 from prunerecover.width.arguments import WidthConfig
+from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.planner import WidthPlanner
 
 
@@ -49,7 +50,8 @@ def check_feasible(
             or rule not in (per_cost, global_ranking, uniform)
         ):
             return
-        alike = {group.name: torch.ones(group.size, dtype=torch.float64) for group in planner.groups}
-        removed = rule(planner.groups, alike, planner.costs, budget)
+        groups = rounded(planner.groups, config.round_to)
+        alike = {group.name: torch.ones(group.size, dtype=torch.float64) for group in groups}
+        removed = rule(groups, alike, planner.costs, budget)
         if config.equal_layers:
-            equalised(planner.groups, removed, planner.costs, budget)
+            equalised(groups, removed, planner.costs, budget)

@@ -29,11 +29,12 @@ from prunerecover.width.allocation.cost_model import CostModel, cost_model
 from prunerecover.width.allocation.equal_layers import alike
 from prunerecover.width.allocation.greedy_fill import Removed
 from prunerecover.width.allocation.measured_share import SavedOn, Shares
-from prunerecover.width.arguments import WidthConfig, WidthReplace
+from prunerecover.width.arguments import WidthConfig, WidthReplace, WidthRule
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
 from prunerecover.width.groups.counted import warn_of_counted
 from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.groups.gates import with_a_gate
+from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.narrowed_output import NarrowedOutput
 
@@ -118,27 +119,27 @@ class NarrowableNetwork:
             self._latest = tuple(edits), with_compensation(edits, predictions(narrowing, self._moments))
         return self._latest[1]
 
-    def shares(self, cost: str, removed: Removed, replace: WidthReplace, evenly: bool) -> Shares:
+    def shares(self, cost: str, removed: Removed, rule: WidthRule) -> Shares:
         """Return what an allocation saves of a cost.
 
         Args:
             cost: "macs" or "params".
             removed: The allocation.
-            replace: What is left for removed units: by its outputs a detector decides how much it computes.
-            evenly: Whether layers that are alike give their units together.
+            rule: How units were chosen, and what they leave: by its outputs a detector decides how much it computes.
         """
-        network, full = self._narrowed(removed, replace), getattr(self.costs.full, cost)
+        network, full = self._narrowed(removed, rule.replace), getattr(self.costs.full, cost)
         if cost == "macs":
             left = count_macs(network, self.example)
         else:
             left = sum(parameter.numel() for parameter in network.parameters())
         gone = {name: len(units) for name, units in removed.items()}
         predicted = self.costs.total({name: self.costs.sizes[name] - count for name, count in gone.items()})
-        together = alike(self.groups) if evenly else [(group,) for group in self.groups]
+        groups = rounded(self.groups, rule.round_to)
+        together = alike(groups) if rule.evenly else [(group,) for group in groups]
         units = [
-            sum(getattr(self.costs.saving(group.name, gone, group.multiple), cost) for group in groups)
-            for groups in together
-            if all(group.size - gone[group.name] > max(group.at_least, group.multiple) for group in groups)
+            sum(getattr(self.costs.saving(group.name, gone, group.multiple), cost) for group in layers)
+            for layers in together
+            if all(group.size - gone[group.name] > max(group.at_least, group.multiple) for group in layers)
         ]
         return Shares(
             predicted=1 - getattr(predicted, cost) / full,

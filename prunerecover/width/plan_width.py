@@ -22,6 +22,7 @@ from prunerecover.surgery.saved_cost import budget_used
 from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.groups.discovery import FOUND_KINDS
+from prunerecover.width.groups.rounding import RoundTo
 from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.signals.context import ClassLabels, WidthImportance
 
@@ -41,6 +42,7 @@ def plan_width(
     kinds: Sequence[str] = FOUND_KINDS,
     replace: WidthReplace = "calibrated",
     equal_layers: bool = False,
+    round_to: RoundTo | None = None,
     rounds: int = 1,
     ignore: Sequence[str] = (),
     seed: int = 0,
@@ -63,8 +65,8 @@ def plan_width(
             the units that go}`.
         removal: For "tolerance": the signal whose low values propose what goes; None: "u_score".
         protection: The signal whose high values stay; None: "r_score" for "tolerance", "gate_taylor" otherwise. Signals
-            are "u_score", "r_score", "gate_taylor", "fisher", "magnitude" and "random", for experts "routing", and of
-            torch-pruning "group_taylor", "group_magnitude", "lamp", "fpgm" and "bn_scale". Or one that
+            are "u_score", "r_score", "gate_taylor", "fisher", "magnitude" and "random", for experts "routing" and
+            "reap", and of torch-pruning "group_taylor", "group_magnitude", "lamp", "fpgm" and "bn_scale". Or one that
             `register_signal` has named, a callable `(context) -> {group name: (size,)}`, low goes and high stays (see
             `signals.context`), or an importance object of torch-pruning.
         tolerance: For "tolerance", instead of a budget: one number in [0, 1] for all groups, as published.
@@ -73,6 +75,11 @@ def plan_width(
             predict it (see `compensation`). "zero": nothing does, as is usual.
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say:
             `save_pruned` then makes a folder for `from_pretrained`. The budget is met by less than a unit of each.
+        round_to: What a group keeps is a multiple of this number, which processors like: 8 for channels and neurons
+            (heads and experts go one by one), or one number per kind, such as {"channel": 8, "neuron": 64}. A group
+            whose width is no multiple stays whole or is narrowed to one; one with fewer units stays whole. Units go in
+            such steps until the budget is met; no step goes that it does not need. None: any number, but for a latency
+            8 is tried, too, and taken if less saliency goes to meet it; 1: any number.
         rounds: The budget is reached in so many steps, scored anew each time, with BatchNorm statistics estimated anew;
             what one takes beyond its part, those after it need not take.
         ignore: Shell patterns of groups that stay, such as "layer4.*".
@@ -95,6 +102,7 @@ def plan_width(
         tolerance=tolerance,
         replace=replace,
         equal_layers=equal_layers,
+        round_to=round_to,
         loss=loss,
         labels=labels,
         kinds=kinds,

@@ -7,7 +7,7 @@ scores that are taken in evaluation mode and on whole dependency groups.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -35,10 +35,11 @@ from prunerecover.width.allocation.kind_weights import (
     number_of_trials,
     weighted,
 )
-from prunerecover.width.allocation.latency_budget import macs_for_latency
+from prunerecover.width.allocation.latency_budget import Met, cheapest, macs_for_latency
 from prunerecover.width.allocation.measured_share import Shares, meet_measured, warn_if_inputs_decide
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
 from prunerecover.width.arguments import WidthConfig, WidthRule
+from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.groups.unit_slices import Scores, removal_positions
 from prunerecover.width.narrowable import NarrowableNetwork
 from prunerecover.width.signals.context import WidthContext, WidthImportance
@@ -117,7 +118,11 @@ class WidthPlanner:
         rule = self.config if rule is None else rule
         rule.check_budget(budget, sorted(self.units))
         weighing = self._weighing(budget, rule)
-        removed, evidence = self._measured(budget, rule, weighing)
+        if budget is not None and budget.latency is not None:
+            rule, budget_of_macs = self._in_macs(budget.latency, rule, weighing)
+            removed, evidence = self._removed(budget_of_macs, rule, weighing)
+        else:
+            removed, evidence = self._measured(budget, rule, weighing)
         found = WidthEvidence(
             kept={g.name: (g.size - len(removed[g.name]), g.size) for g in self.groups},
             kinds={g.name: g.kind for g in self.groups},
@@ -135,6 +140,7 @@ class WidthPlanner:
                 "tolerance": rule.tolerance,
                 "replace": rule.replace,
                 **({"equal_layers": True} if rule.equal_layers else {}),
+                **({} if rule.round_to is None else {"round_to": rule.round_to}),
             },
             seed=self.config.seed,
             tensors=tensors,
@@ -146,8 +152,8 @@ class WidthPlanner:
         self, budget: Budget | None, rule: WidthRule, weighing: KindWeights
     ) -> tuple[Removed, dict[str, Any]]:
         """Return what goes, asked for again where the model that is really narrowed saves another share."""
-        if budget is None or budget.share is None or budget.share[0] == "latency":
-            return self._removed(self._in_macs(budget, rule, weighing), rule, weighing)
+        if budget is None or budget.share is None:
+            return self._removed(budget, rule, weighing)
         cost, wanted = budget.share
 
         def removed_at(share: float) -> tuple[Removed, dict[str, Any]]:
@@ -155,7 +161,7 @@ class WidthPlanner:
             return self._removed(Budget(**asked), rule, weighing)
 
         def shares_of(found: tuple[Removed, dict[str, Any]]) -> Shares:
-            return self.network.shares(cost, found[0], rule.replace, rule.evenly)
+            return self.network.shares(cost, found[0], rule)
 
         found = meet_measured(cost, wanted, removed_at, shares_of)
         if cost == "macs":
@@ -163,27 +169,30 @@ class WidthPlanner:
         return found
 
     def _removed(self, budget: Budget | None, rule: WidthRule, weighing: KindWeights) -> tuple[Removed, dict[str, Any]]:
+        groups = rounded(self.groups, rule.round_to)
         if not rule.by_tolerance:
             assert budget is not None, "only tolerances go without"
             (saliency,) = self.scores(*rule.signals)
             if not weighing.rates:
-                removed = rule.allocated_by(self.groups, saliency, self.costs, budget)
-                return self._equalised(removed, saliency, budget, rule), {}
-            saliency = weighted(self.groups, saliency, weighing.rates)
-            removed = per_cost(self.groups, saliency, self.costs, budget, damping=weighing.damping)
+                removed = rule.allocated_by(groups, saliency, self.costs, budget)
+                return self._equalised(groups, removed, saliency, budget, rule), {}
+            saliency = weighted(groups, saliency, weighing.rates)
+            removed = per_cost(groups, saliency, self.costs, budget, damping=weighing.damping)
             tried = WidthEvidence(rates=dict(weighing.rates), damping=weighing.damping)
-            return self._equalised(removed, saliency, budget, rule), tried.to_dict()
+            return self._equalised(groups, removed, saliency, budget, rule), tried.to_dict()
         low, high = self.scores(*rule.signals)
         found = tolerance_allocation(
-            self.groups, low, high, tolerance=rule.tolerance, budget=budget, costs=self.costs if budget else None
+            groups, low, high, tolerance=rule.tolerance, budget=budget, costs=self.costs if budget else None
         )
-        evidence = tolerance_evidence(self.groups, low, high, found, self.costs)
-        return self._equalised(found.removed, removal_positions(self.groups, low), budget, rule), evidence
+        evidence = tolerance_evidence(groups, low, high, found, self.costs)
+        return self._equalised(groups, found.removed, removal_positions(groups, low), budget, rule), evidence
 
-    def _equalised(self, removed: Removed, saliency: Scores, budget: Budget | None, rule: WidthRule) -> Removed:
+    def _equalised(
+        self, groups: Sequence[Group], removed: Removed, saliency: Scores, budget: Budget | None, rule: WidthRule
+    ) -> Removed:
         if not rule.equal_layers:
             return removed
-        return lowest(self.groups, saliency, equalised(self.groups, removed, self.costs, budget))
+        return lowest(groups, saliency, equalised(groups, removed, self.costs, budget))
 
     def _weighing(self, budget: Budget | None, rule: WidthRule) -> KindWeights:
         """Return how saliencies count; as they are unless heads or experts may go beside others.
@@ -214,13 +223,28 @@ class WidthPlanner:
 
             return best_kind_weights(kinds, divergence_at)
 
-    def _in_macs(self, budget: Budget | None, rule: WidthRule, weighing: KindWeights) -> Budget | None:
-        """Return the budget of MACs whose plan saves the latency that a budget asks for; other budgets as they are."""
-        if budget is None or budget.share is None or budget.share[0] != "latency":
-            return budget
-        self.scores(*rule.signals)  # before errors mean that structure forbids a budget
-        edits_at = partial(self._edits_at, rule=rule, weighing=weighing)
-        return macs_for_latency(self.network.model, budget.share[1], edits_at, self.first_batch(), self.config.seed)
+    def _in_macs(self, latency: float, rule: WidthRule, weighing: KindWeights) -> tuple[WidthRule, Budget]:
+        """Return the budget of MACs whose plan saves a share of the latency, and whether widths are rounded for it."""
+        *_, saliency = self.scores(*rule.signals)  # before errors mean that structure forbids a budget
+        saliency = weighted(self.groups, saliency, weighing.rates)
+
+        def lost(removed: Removed) -> float:
+            return sum(float(saliency[name][units].sum()) for name, units in removed.items())
+
+        def meet(way: WidthRule, less_than: float) -> Met[WidthRule]:
+            def edits_at(budget: Budget) -> tuple[Edit, ...]:
+                removed, _ = self._removed(budget, way, weighing)
+                if lost(removed) >= less_than:
+                    raise ValueError(f"Expected less saliency than {less_than} to go, but got {lost(removed)}.")
+                return self.network.edits(removed)
+
+            model, batch = self.network.model, self.first_batch()
+            macs = macs_for_latency(model, latency, edits_at, batch, self.config.seed)
+            return Met(way, macs, lost(self._removed(macs, way, weighing)[0]))
+
+        ways = [way for way in rule.ways if way is rule or rounded(self.groups, way.round_to) != self.groups]
+        best = cheapest(ways, meet)
+        return best.way, best.budget
 
     def _edits_at(self, budget: Budget, rule: WidthRule, weighing: KindWeights) -> tuple[Edit, ...]:
         return self.network.edits(self._removed(budget, rule, weighing)[0])

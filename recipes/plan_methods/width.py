@@ -122,13 +122,16 @@ class PerCostPlan(WidthPlan):
         remove: Units of one kind, in all groups together, for example `{"expert": 8}`.
         ratio: Share of the units of one kind, in all groups together.
         protection: The signal that says how much a unit matters: `gate_taylor`, `r_score`, `fisher`, `u_score`,
-            `magnitude`, `random`, for experts `routing`, of torch-pruning `group_taylor`, `group_magnitude`, `lamp`,
-            `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one with its arguments.
+            `magnitude`, `random`, for experts `routing` and `reap`, of torch-pruning `group_taylor`,
+            `group_magnitude`, `lamp`, `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one
+            with its arguments.
         kinds: Among `channel`, `head`, `neuron` and `expert`; None takes the first three.
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
         seed: Of everything random.
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
+        round_to: What a group keeps is a multiple of this number: `8` for channels and neurons, or one per kind, such
+            as `{"channel": 8, "neuron": 64}`. None: any; for a latency 8 is tried, too.
         allocation: Another way to choose among the groups: `uniform`, `global`, or the import path of a callable.
     """
 
@@ -145,6 +148,7 @@ class PerCostPlan(WidthPlan):
         ignore: list[str] | None = None,
         seed: int = 0,
         equal_layers: bool = False,
+        round_to: int | dict[str, int] | None = None,
         allocation: AllocationRule | str = "per_cost",
     ) -> None:
         config = WidthConfig(
@@ -155,6 +159,7 @@ class PerCostPlan(WidthPlan):
             ignore=ignore or (),
             seed=seed,
             equal_layers=equal_layers,
+            round_to=round_to,
         )
         super().__init__(config, macs=macs, params=params, latency=latency, remove=remove, ratio=ratio)
 
@@ -171,14 +176,17 @@ class FairPlan(WidthPlan):
         remove: Units of one kind, in all groups together, for example `{"expert": 8}`.
         ratio: Share of the units of one kind, in all groups together.
         removal: The signal whose low values propose what goes: `u_score`, `gate_taylor`, `r_score`, `fisher`,
-            `magnitude`, `random`, for experts `routing`, of torch-pruning `group_taylor`, `group_magnitude`, `lamp`,
-            `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one with its arguments.
+            `magnitude`, `random`, for experts `routing` and `reap`, of torch-pruning `group_taylor`,
+            `group_magnitude`, `lamp`, `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one
+            with its arguments.
         protection: The signal whose high values stay; the same.
         kinds: Among `channel`, `head`, `neuron` and `expert`; None takes the first three.
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
         seed: Of everything random.
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
+        round_to: What a group keeps is a multiple of this number: `8` for channels and neurons, or one per kind, such
+            as `{"channel": 8, "neuron": 64}`. None: any; for a latency 8 is tried, too.
     """
 
     def __init__(
@@ -196,6 +204,7 @@ class FairPlan(WidthPlan):
         ignore: list[str] | None = None,
         seed: int = 0,
         equal_layers: bool = False,
+        round_to: int | dict[str, int] | None = None,
     ) -> None:
         config = WidthConfig(
             allocation="tolerance",
@@ -207,5 +216,6 @@ class FairPlan(WidthPlan):
             ignore=ignore or (),
             seed=seed,
             equal_layers=equal_layers,
+            round_to=round_to,
         )
         super().__init__(config, macs=macs, params=params, latency=latency, remove=remove, ratio=ratio)

@@ -111,6 +111,7 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
         lambda m: width(m, equal_layers="no"),
         "equal_layers to be True or .* got 'no'",
     ),
+    "plan_width with a multiple in words": (lambda m: width(m, round_to="8"), "round_to as a whole .* but got '8'"),
     "DepthPrune with a share": (lambda _: DepthPrune("0.3"), "budget to be a Budget, but got str"),  # type: ignore[arg-type]
     "DepthPrune with epochs in words": (
         lambda _: prune(schedule="3"),
@@ -135,6 +136,7 @@ SLIPS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "WidthPrune with numbers to ignore": (lambda _: narrow(ignore=[3]), r"ignore to be shell .* but got \[3\]"),
     "WidthPrune with a seed in words": (lambda _: narrow(seed=False), "seed to be a whole number, but got False"),
     "WidthPrune with flags in words": (lambda _: narrow(equal_layers="no"), "equal_layers to be True or .* got 'no'"),
+    "WidthPrune with a multiple of 0": (lambda _: narrow(round_to=0), "round_to of at least 1, but got 0"),
     "WidthPrune without reconstruction": (lambda _: narrow(reconstruct="no"), "reconstruct to be True or .* got 'no'"),
     "WidthPrune with a tolerance in words": (
         lambda _: WidthPrune(allocation="tolerance", tolerance="0.1"),  # type: ignore[arg-type]

@@ -96,8 +96,9 @@ def uniform(
 ) -> Removed:
     """Remove the same share of every group, to half a unit; within a group the lowest saliency goes first.
 
-    Groups of one kind and size keep one number, and a budget of cost is met by less than one unit of each. A budget in
-    units that this cannot meet takes what is missing one by one, from the first groups in order.
+    Groups of one kind and size keep one number, and a budget of cost is met by less than one unit of each, or than one
+    step where they keep multiples. A budget in units that this cannot meet takes what is missing one by one, from the
+    first groups in order.
 
     Args:
         groups: To choose from.

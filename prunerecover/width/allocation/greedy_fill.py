@@ -174,8 +174,10 @@ def check_met(target: RemovalTarget, saved: int) -> None:
         can = str(saved) if target.in_units else f"{saved / target.full:.1%}"
         routed = max((group for group in target.groups if group.kind == "expert"), key=_needed, default=None)
         rule = "" if routed is None else f" The router of '{routed.name}' needs {routed.at_least} experts."
+        multiple = max((group.multiple for group in target.groups if group.multiple > group.strata), default=0)
+        steps = f" Widths stay multiples of up to {multiple}: a lower round_to lets more go." if multiple else ""
         raise ValueError(
-            f"Expected a budget that the groups can meet, {target}, but at most {can} can go.{rule} "
+            f"Expected a budget that the groups can meet, {target}, but at most {can} can go.{rule}{steps} "
             "Lower the budget, or ignore fewer groups."
         )
 

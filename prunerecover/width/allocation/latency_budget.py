@@ -1,8 +1,16 @@
-"""Latency budgets: the budget of MACs that saves a share of the measured latency, by bisection."""
+"""Latency budgets: the budget of MACs that saves a share of the measured latency, by bisection.
+
+Processors compute in blocks, so that widths which fill them are faster at the same MACs, or as fast with more units.
+How much that brings depends on the machine, so both are tried: units one by one, and in blocks. The way stays by which
+less saliency goes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from torch import nn
 
@@ -12,7 +20,48 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.surgery.saved_cost import DenseCost
 
+Way = TypeVar("Way")
 STEPS = 6
+
+
+@dataclass(frozen=True)
+class Met(Generic[Way]):
+    """A way to choose units by which a latency is met.
+
+    Attributes:
+        way: How units are chosen.
+        budget: Of MACs, that meets it.
+        lost: Saliency of the units that go.
+    """
+
+    way: Way
+    budget: Budget
+    lost: float
+
+
+def cheapest(ways: Sequence[Way], meet: Callable[[Way, float], Met[Way]]) -> Met[Way]:
+    """Return the way by which the least saliency goes.
+
+    Args:
+        ways: To choose units; the first one stays if others are no better.
+        meet: Meets the latency by a way, with less saliency than a number: what loses more need not be measured. A
+            ValueError says that it cannot be met so.
+
+    Raises:
+        ValueError: If it cannot be met by any; that of the first.
+    """
+    best: Met[Way] | None = None
+    refusals: list[ValueError] = []
+    for way in ways:
+        try:
+            found = meet(way, math.inf if best is None else best.lost)
+        except ValueError as refusal:
+            refusals.append(refusal)
+            continue
+        best = found if best is None or found.lost < best.lost else best
+    if best is None:
+        raise refusals[0]
+    return best
 
 
 def macs_for_latency(
@@ -23,7 +72,7 @@ def macs_for_latency(
     Args:
         model: Unwrapped; it is not changed.
         latency: The share that has to go, in (0, 1).
-        edits_at: Returns the edits of a budget; a ValueError says that structure does not allow it.
+        edits_at: Returns the edits of a budget; a ValueError says that so much cannot go.
         batch: What latency is measured on.
         seed: Of the latency's bootstrap.
 
@@ -31,7 +80,8 @@ def macs_for_latency(
         ValueError: If no budget of MACs that was tried saves as much.
     """
     dense = DenseCost(model, "latency", batch, seed)
-    low, high, most, found = 0.0, 0.99, 0.0, False
+    low, high, most = 0.0, 0.99, 0.0
+    met: float | None = None
     with progress("measuring latency", STEPS) as advance:
         for _ in range(STEPS):
             advance()
@@ -42,11 +92,14 @@ def macs_for_latency(
                 high = middle
                 continue
             saved = dense.removed_share(edits)
-            found, most = found or saved >= latency, max(most, saved)
-            low, high = (low, middle) if saved >= latency else (middle, high)
-    if not found:
+            most = max(most, saved)
+            if saved >= latency:
+                high = met = middle
+            else:
+                low = middle
+    if met is None:
         raise ValueError(
             f"Expected a budget that the groups can meet, {latency:.1%} of the latency, but the most that was "
             f"saved is {most:.1%}. Lower the budget, or ignore fewer groups."
         )
-    return Budget(macs=high)
+    return Budget(macs=met)

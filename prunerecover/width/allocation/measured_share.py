@@ -83,7 +83,7 @@ def meet_measured(
             f"The plan removes {best.shares.measured:.1%} of the {cost} on the first calibration sample, not the "
             f"{wanted:.1%} that were asked for: its units are large (the smallest that is left saves "
             f"{best.shares.unit:.1%}), or what they save depends on the data or on each other. Ask for another budget "
-            "until this number suits you, or leave such groups out with ignore=.",
+            "until this number suits you, leave such groups out with ignore=, or lower round_to if you pass it.",
             stacklevel=2,
         )
     return best.found

@@ -18,8 +18,8 @@ from prunerecover.plan.groups import Group
 from prunerecover.width.groups.unit_slices import Scores
 from prunerecover.width.signals.context import WidthContext, WidthImportance
 from prunerecover.width.signals.data_free import magnitude, random
+from prunerecover.width.signals.expert_signals import reap, routing
 from prunerecover.width.signals.first_order import fisher, gate_taylor, r_score
-from prunerecover.width.signals.routing_share import routing
 from prunerecover.width.signals.streaming import StreamedSignal, run_together
 from prunerecover.width.signals.torch_pruning import is_torch_pruning, torch_pruning_signal
 from prunerecover.width.signals.u_score import u_score
@@ -54,6 +54,7 @@ SIGNALS = {
         RegisteredSignal("gate_taylor", gate_taylor, needs_loss=True),
         RegisteredSignal("fisher", fisher, needs_loss=True),
         RegisteredSignal("routing", routing),
+        RegisteredSignal("reap", reap),
         RegisteredSignal("magnitude", magnitude),
         RegisteredSignal("random", random),
         RegisteredSignal("group_taylor", torch_pruning_signal("GroupTaylorImportance"), needs_loss=True),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,13 +78,26 @@ class Routed:
         part_of = torch.where(self.padding, -1, part_of.to(index.device))
         inside = part_of >= 0
         sums = torch.zeros(parts * self.size, directions.shape[1], device=index.device)
-        for k in range(index.shape[1]):
-            one = {name: self.call.arguments[name][:, k : k + 1] for name in (self.index, self.weights)}
-            args, kwargs = self._with(one)
-            added = self.experts.forward(*args, **kwargs).float() @ directions.to(index.device)
-            sums.index_add_(0, (part_of * self.size + index[:, k])[inside], added[inside])
+        for expert, added in self._added():
+            projected = added @ directions.to(index.device)
+            sums.index_add_(0, (part_of * self.size + expert)[inside], projected[inside])
         counts = torch.bincount(part_of[inside], minlength=parts).clamp(min=1)
         return sums.view(parts, self.size, -1) / counts[:, None, None]
+
+    @torch.no_grad()
+    def norms(self) -> Tensor:
+        """Add up the norms of what each expert adds to the tokens that visit it, padding left out: `(size,)`."""
+        sums = torch.zeros(self.size, dtype=torch.float64, device=self.padding.device)
+        for expert, added in self._added():
+            sums.index_add_(0, expert[~self.padding], added.norm(dim=1).double()[~self.padding])
+        return sums
+
+    def _added(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the first expert of every token, `(tokens,)`, with what it adds, `(tokens, C)`; then the second."""
+        for k in range(self.call.arguments[self.index].shape[1]):
+            one = {name: self.call.arguments[name][:, k : k + 1] for name in (self.index, self.weights)}
+            args, kwargs = self._with(one)
+            yield one[self.index][:, 0], self.experts.forward(*args, **kwargs).float()
 
     @property
     def width(self) -> int:

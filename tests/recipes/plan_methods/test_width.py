@@ -65,6 +65,19 @@ def test_equal_layers(method: str, tmp_path: Path) -> None:
     assert plan.made_by.arguments["equal_layers"] is True
 
 
+@pytest.mark.filterwarnings("ignore:The plan removes")  # steps are large
+@pytest.mark.parametrize("method", ["per_cost", "fair"])
+@pytest.mark.parametrize(("given", "number"), [("8", 8), ('{"neuron": 4}', {"neuron": 4})])
+def test_widths_are_rounded(method: str, given: str, number: Any, tmp_path: Path) -> None:
+    recipe = {**RECIPE, "model": {"class_path": "DigitsClassifier", "init_args": {"depth": 2, "embed_dim": 16}}}
+    options = [f"--method={method}", "--method.params=0.2", "--method.kinds=[neuron]", f"--method.round_to={given}"]
+    plan = run(tmp_path, *options, recipe=recipe)
+    assert plan.made_by.arguments["round_to"] == number
+    kept = [group.kept for group in plan.kept_groups]
+    assert kept
+    assert all(number_kept % (4 if isinstance(number, dict) else number) == 0 for number_kept in kept)
+
+
 def test_heads_and_neurons(tmp_path: Path) -> None:
     recipe = {**RECIPE, "model": {"class_path": "DigitsClassifier", "init_args": {"depth": 2, "embed_dim": 16}}}
     plan = run(tmp_path, "--method=per_cost", "--method.params=0.3", "--method.ignore=['blocks.0.*']", recipe=recipe)

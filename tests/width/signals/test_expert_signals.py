@@ -15,13 +15,13 @@ from prunerecover import find_groups
 from prunerecover.plan.groups import Group, Site
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.signals.data_free import magnitude
+from prunerecover.width.signals.expert_signals import routing
 from prunerecover.width.signals.first_order import gate_taylor, r_score
-from prunerecover.width.signals.routing_share import routing
 from prunerecover.width.signals.token_classes import TOKEN_CLASSES, observations, with_few_classes
 from prunerecover.width.signals.u_score import u_score
 
 SAMPLES, LENGTH = 6, 7
-OF_EXPERTS = ("u_score", "r_score", "gate_taylor", "fisher", "routing", "magnitude", "random")
+OF_EXPERTS = ("u_score", "r_score", "gate_taylor", "fisher", "routing", "reap", "magnitude", "random")
 Call = tuple[Tensor, Tensor, Tensor]
 
 

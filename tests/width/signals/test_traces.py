@@ -21,7 +21,7 @@ from prunerecover.width.signals.first_order import fisher, gate_taylor, r_score
 from prunerecover.width.signals.registry import SIGNALS
 from prunerecover.width.signals.u_score import u_score
 
-ANYWHERE = tuple(name for name in SIGNALS if name != "routing")  # see test_expert_signals
+ANYWHERE = tuple(name for name in SIGNALS if name not in ("routing", "reap"))  # see test_expert_signals
 
 
 class Restless(nn.Module):

@@ -1,4 +1,4 @@
-"""Routing frequency: the share of tokens that visit each expert."""
+"""Signals of routed experts alone: the routing frequency, and REAP (arXiv 2510.13999)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,36 @@ def routing(context: WidthContext) -> RoutingShare:
     Raises:
         ValueError: If a group is not one of routed experts.
     """
-    return RoutingShare(context.groups)
+    return RoutingShare(context.groups, "routing")
+
+
+@StreamedSignal
+def reap(context: WidthContext) -> RouterWeightedActivation:
+    """Score experts by the mean of |w| ||f(x)|| over the tokens x that visit them: REAP (arXiv 2510.13999).
+
+    f(x) is what the expert puts out, and w what the layer multiplies it by, normalised over a token's experts if the
+    layer does so. High means keep. Padding is left out; an expert that no token visits has 0.
+
+    Raises:
+        ValueError: If a group is not one of routed experts.
+    """
+    return RouterWeightedActivation(context.groups, "reap")
 
 
 class RoutingShare(OnePass):
-    """Counts how many tokens visit each expert."""
+    """Counts how many tokens visit each expert.
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    Args:
+        groups: Of experts.
+        signal: What asks for it, for messages.
+    """
+
+    def __init__(self, groups: Sequence[Group], signal: str) -> None:
         check_names(groups)
         for group in groups:
             if not any(site.of == "routing" for site in group.sites):
                 raise ValueError(
-                    f"Expected routed experts for 'routing', but '{group.name}' is a group of kind '{group.kind}'. "
+                    f"Expected routed experts for '{signal}', but '{group.name}' is a group of kind '{group.kind}'. "
                     "Pass kinds=('expert',), or choose another signal."
                 )
         self.visits = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in groups}
@@ -52,3 +70,20 @@ class RoutingShare(OnePass):
     def scores(self) -> Scores:
         """Return the shares."""
         return {name: visits / max(self.tokens[name], 1) for name, visits in self.visits.items()}
+
+
+class RouterWeightedActivation(RoutingShare):
+    """Adds up the norms of what each expert adds, too."""
+
+    def __init__(self, groups: Sequence[Group], signal: str) -> None:
+        super().__init__(groups, signal)
+        self.norms = {name: torch.zeros_like(visits) for name, visits in self.visits.items()}
+
+    def route(self, site_call: SiteCall, routed: Routed) -> None:
+        """Add a batch."""
+        super().route(site_call, routed)
+        self.norms[site_call.group] += routed.norms().cpu()
+
+    def scores(self) -> Scores:
+        """Return the means over visits."""
+        return {name: norms / self.visits[name].clamp(min=1) for name, norms in self.norms.items()}

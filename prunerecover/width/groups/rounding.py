@@ -1,0 +1,52 @@
+"""Widths in multiples: matrix units of processors work on 8, 16 or 64 numbers at once, and a rest takes as long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from prunerecover.plan.groups import Group
+from prunerecover.plan.kinds import TRAITS, WIDTH_KINDS
+
+RoundTo = int | Mapping[str, int]
+BLOCK = 8  # units: what is tried where nothing is asked for
+
+
+def check_round_to(round_to: Any) -> None:
+    """Raise unless it is None, a number of units, or one per kind.
+
+    Raises:
+        ValueError: If a number is below 1, or there is no kind of a name.
+        TypeError: If it is anything else.
+    """
+    numbers = list(round_to.values()) if isinstance(round_to, Mapping) else [1 if round_to is None else round_to]
+    kinds = list(round_to) if isinstance(round_to, Mapping) else []
+    if any(type(number) is not int for number in numbers) or any(not isinstance(kind, str) for kind in kinds):
+        raise TypeError(
+            f"Expected round_to as a whole number, or one per kind, but got {round_to!r}. For example round_to=8 or "
+            'round_to={"channel": 8, "neuron": 64}.'
+        )
+    unknown = [kind for kind in kinds if kind not in WIDTH_KINDS]
+    if unknown:
+        raise ValueError(f"Expected round_to for kinds among {', '.join(WIDTH_KINDS)}, but got '{unknown[0]}'.")
+    if any(number < 1 for number in numbers):
+        raise ValueError(f"Expected round_to of at least 1, but got {round_to!r}. For example round_to=8, or None.")
+
+
+def rounded(groups: Sequence[Group], round_to: RoundTo | None) -> tuple[Group, ...]:
+    """Return groups that keep multiples of a number of units, besides what they must keep anyway.
+
+    A group whose width is no multiple stays whole or is narrowed to one; one that has fewer units stays whole.
+
+    Args:
+        groups: Of any kinds.
+        round_to: One number for all kinds whose units are single features (channels and neurons), or one per kind;
+            None: no multiples.
+    """
+    if round_to is None:
+        return tuple(groups)
+    if not isinstance(round_to, Mapping):
+        round_to = {kind: round_to for kind in WIDTH_KINDS if not TRAITS[kind].composite}
+    return tuple(replace(group, multiple=math.lcm(group.multiple, round_to.get(group.kind, 1))) for group in groups)

@@ -1,0 +1,145 @@
+"""Latency budgets round by themselves where processors compute in blocks, and only there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from cases.width.plan_width import labelled_batches
+from torch import nn
+
+from prunerecover import Budget, Plan, plan_width
+from prunerecover.model.copies import share_copy
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.surgery.saved_cost import DenseCost
+from prunerecover.width.allocation.by_saliency import uniform
+from prunerecover.width.allocation.latency_budget import STEPS, cheapest
+from prunerecover.width.groups.rounding import BLOCK
+from prunerecover.width.planner import WidthPlanner
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 32, 1), nn.ReLU(), nn.Conv2d(32, 64, 1), nn.ReLU(), nn.Conv2d(64, 48, 1))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 4)).eval()
+
+
+def products(model: nn.Module, block: int) -> int:
+    """Multiplications of a processor that does a block of channels, also one that is not full, at once."""
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    return sum(math.prod(math.ceil(n / block) * block for n in (m.in_channels, m.out_channels)) for m in convolutions)
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Time models by such a processor."""
+
+    def of(block: int) -> None:
+        def clock(whole: DenseCost, edits: Any) -> float:
+            copied = share_copy(whole.model)
+            apply_edits(copied, edits)
+            return 1 - products(copied, block) / products(whole.model, block)
+
+        monkeypatch.setattr(DenseCost, "removed_share", clock)
+
+    return of
+
+
+def planned(**how: Any) -> Plan:
+    how = {"protection": "magnitude", "replace": "zero", **how}
+    return plan_width(network(), Budget(latency=0.4), batches=labelled_batches(), **how)
+
+
+@pytest.mark.parametrize("allocation", ["per_cost", "uniform", "global"])
+def test_multiples_are_taken_where_they_are_faster(allocation: str, processor: Any) -> None:
+    processor(8)
+    plan = planned(allocation=allocation)
+    assert plan.made_by.arguments["round_to"] == BLOCK
+    assert all(group.kept % 8 == 0 for group in plan.kept_groups)
+
+
+def test_the_signal_loses_less_than_by_single_units(processor: Any) -> None:
+    processor(8)
+    planner = WidthPlanner(network(), batches=labelled_batches())
+    (saliency,) = planner.scores("magnitude")
+
+    def lost(plan: Plan) -> float:
+        gone = {edit.unit: list(edit.gone) for edit in plan.edits if edit.op == "narrow"}
+        return sum(float(saliency[name][units].sum()) for name, units in gone.items())
+
+    assert lost(planned()) < lost(planned(round_to=1))
+
+
+def test_tolerances_may_be_rounded_too(processor: Any) -> None:
+    processor(8)
+    plan = planned(allocation="tolerance", removal="magnitude", protection="fisher")
+    assert plan.made_by.arguments.get("round_to", 8) == 8
+    assert plan.removed["channel"]
+
+
+def test_single_units_go_where_they_are_as_fast(processor: Any) -> None:
+    processor(1)
+    plan = planned()
+    assert "round_to" not in plan.made_by.arguments
+    assert any(group.kept % 8 for group in plan.kept_groups)
+
+
+def test_what_would_lose_more_is_not_measured(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To try multiples, too, takes less than twice as long."""
+    processor(8)
+    clock, timed = DenseCost.removed_share, []
+
+    def counted(whole: DenseCost, edits: Any) -> float:
+        timed.append(edits)
+        return clock(whole, edits)
+
+    monkeypatch.setattr(DenseCost, "removed_share", counted)
+    planned(round_to=1)
+    alone = len(timed)
+    planned()
+    assert alone == STEPS
+    assert alone < len(timed) - alone < 2 * alone
+
+
+@pytest.mark.parametrize("round_to", [1, 2])
+def test_a_number_that_is_given_stays(round_to: int, processor: Any) -> None:
+    processor(8)
+    plan = planned(round_to=round_to)
+    assert plan.made_by.arguments["round_to"] == round_to
+    assert any(group.kept % 8 for group in plan.kept_groups)
+
+
+def test_multiples_meet_budgets_that_single_units_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor that is slow whenever a width is odd."""
+
+    def clock(whole: DenseCost, edits: Any) -> float:
+        copied: Any = share_copy(whole.model)
+        apply_edits(copied, edits)
+        return 0.5 if all(m.out_channels % 8 == 0 for m in copied if isinstance(m, nn.Conv2d)) else 0.0
+
+    monkeypatch.setattr(DenseCost, "removed_share", clock)
+    assert planned().made_by.arguments["round_to"] == 8
+    with pytest.raises(ValueError, match=r"can meet, 40.0% of the latency, but the most that was saved is 0.0%"):
+        planned(round_to=1)
+
+
+def test_allocations_of_ones_own_are_not_asked_for_multiples(processor: Any) -> None:
+    processor(8)
+    asked = []
+
+    def own(groups: Any, *others: Any) -> Any:
+        asked.extend(group.multiple for group in groups)
+        return uniform(groups, *others)
+
+    planned(allocation=own)
+    assert set(asked) == {1}
+
+
+def test_the_first_refusal_is_told_if_nothing_can_be_met() -> None:
+    def refuse(way: int, most: float) -> Any:
+        raise ValueError(f"way {way}")
+
+    with pytest.raises(ValueError, match="way 1"):
+        cheapest([1, 2], refuse)
