@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prunerecover.calibration.calibrator import Calibrator, Choice
+from prunerecover.calibration.candidates import Candidate
 from prunerecover.importance.registry import check_unit_scores
 from prunerecover.plan.units import Unit, names_of
 
@@ -14,29 +15,34 @@ Gone = frozenset[str]
 class CalibratedSets:
     """Judges sets of units by output divergence with fitted stand-ins; what is known serves all later searches.
 
+    While units are searched for, each has the stand-in that was fitted to it alone, on the dense model; what is chosen
+    is fitted anew, together.
+
     Args:
         calibrator: Fits and judges stand-ins.
+        refit: Whether stand-ins are fitted anew for every set that is judged, which takes several times as long.
 
     Attributes:
         together: How many units share the run through the blocks before them.
         refused: Nothing is: every unit of a family can go.
-        leaves: What units left when they were judged last, by name and by kind.
+        leaves: What units left when they were fitted last, by name and by kind.
     """
 
     together = 4
     refused = ""
 
-    def __init__(self, calibrator: Calibrator) -> None:
-        self.calibrator = calibrator
+    def __init__(self, calibrator: Calibrator, refit: bool = False) -> None:
+        self.calibrator, self.refit = calibrator, refit
         self.leaves: dict[str, str] = {}
+        self._alone: dict[str, Choice] = {}
         self._scores: dict[Gone, dict[str, float]] = {}
         self._choices: dict[Gone, list[Choice]] = {frozenset(): []}
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]]) -> list[float]:
-        """Return the output divergence of each unit, fitted alone on top of what is gone.
+        """Return the output divergence of each unit on top of what is gone.
 
         Args:
-            gone: Units that were settled before.
+            gone: Units that are gone.
             moves: Of one unit each.
 
         Raises:
@@ -46,21 +52,32 @@ class CalibratedSets:
         known = self._scores.setdefault(names_of(gone), {})
         new = [unit for unit in units if unit.name not in known]
         if new:
-            found = self.calibrator.score(new, self.choices(gone))
-            self._note(list(found.values()))
-            divergences = {name: choice.divergence for name, choice in found.items()}
+            divergences = self._refitted(gone, new) if self.refit else self._judged(gone, new)
             check_unit_scores(divergences, "output_divergence")
             known |= divergences
         return [known[unit.name] for unit in units]
 
     def rough(self, moves: Sequence[tuple[Unit, ...]]) -> list[float]:
-        """Return the output divergence of each unit alone: fits take all samples."""
-        return self.scores((), moves)
+        """Return the output divergence of each unit alone, judged on a part of the held-out samples."""
+        if self.refit:
+            return self.scores((), moves)
+        self._fit([unit for (unit,) in moves])
+        found = {unit.name: self._alone[unit.name].divergence for (unit,) in moves}
+        check_unit_scores(found, "output_divergence")
+        return list(found.values())
 
-    def settle(self, units: Sequence[Unit]) -> float:
-        """Fit what units leave, each on the model without those before it in depth; return the divergence of all."""
-        choices = self.choices(units)
-        return choices[-1].divergence if choices else 0.0
+    def divergence(self, units: Sequence[Unit]) -> float:
+        """Return the output divergence without units, each with what it left when it was judged."""
+        if self.refit:
+            self.settle(units)
+        choices = self._choices.get(names_of(units))
+        if choices is not None:
+            return choices[-1].divergence if choices else 0.0
+        return self.scores(units[:-1], [tuple(units[-1:])])[0]
+
+    def settle(self, units: Sequence[Unit]) -> None:
+        """Fit what units leave, each on the model without those before it in depth."""
+        self.choices(units)
 
     def choices(self, units: Sequence[Unit]) -> list[Choice]:
         """Return what units leave together, in order of depth.
@@ -75,9 +92,33 @@ class CalibratedSets:
         return self._choices[names_of(units)]
 
     def leaves_of(self, units: Sequence[Unit]) -> dict[str, str]:
-        """Return what units leave, by name: together if they were settled, else as they were judged last."""
+        """Return what units leave, by name: together if they were fitted so, else as they were fitted last."""
         known = self._choices.get(names_of(units), [])
         return self.leaves | {choice.unit.name: choice.candidate.leaves for choice in known}
 
+    def _refitted(self, gone: Sequence[Unit], units: Sequence[Unit]) -> dict[str, float]:
+        found = self.calibrator.score(units, self.choices(gone))
+        self._note(list(found.values()))
+        return {name: choice.divergence for name, choice in found.items()}
+
+    def _judged(self, gone: Sequence[Unit], units: Sequence[Unit]) -> dict[str, float]:
+        self._fit([*gone, *units])
+        stand_ins = {unit: self._alone[unit.name].candidate for unit in units}
+        return self.calibrator.judge(stand_ins, [self._alone[unit.name].candidate for unit in gone])
+
+    def _fit(self, units: Sequence[Unit]) -> None:
+        """Fit what units leave alone, on the dense model; once."""
+        new = [unit for unit in units if unit.name not in self._alone]
+        if new:
+            found = self.calibrator.score(new, few=True)
+            self._note(list(found.values()))
+            self._alone |= {name: _light(choice) for name, choice in found.items()}
+
     def _note(self, choices: Sequence[Choice]) -> None:
         self.leaves |= {name: c.candidate.leaves for c in choices for name in (c.unit.kind, c.unit.name)}
+
+
+def _light(choice: Choice) -> Choice:
+    """Return a choice that holds half the memory: its stand-in serves to judge other units, and nothing else."""
+    values = {name: value.bfloat16() if value.ndim > 1 else value for name, value in choice.candidate.values.items()}
+    return Choice(choice.unit, Candidate(choice.candidate.edit, values), choice.divergence)

@@ -85,9 +85,8 @@ class Variants:
             self._rebase(gone)
         return self._each(moves, lambda move: self.divergence((*gone, *move)))
 
-    def settle(self, units: Sequence[Unit]) -> float:
-        """Return the divergence without these units: they leave nothing that would have to be fitted."""
-        return self.divergence(units)
+    def settle(self, units: Sequence[Unit]) -> None:
+        """Do nothing: these units leave nothing that would have to be fitted."""
 
     def _rebase(self, units: Sequence[Unit]) -> None:
         """Compare variants with the network without these units from now on: they share what comes first with it."""

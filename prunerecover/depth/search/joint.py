@@ -13,7 +13,7 @@ others are gone, so what it cost before, and as much more as others have grown, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Protocol
@@ -58,8 +58,11 @@ class Judge(Protocol):
     def rough(self, moves: Sequence[Move]) -> list[float]:
         """Return about the divergence without the units of each move alone, from a part of the samples."""
 
-    def settle(self, units: Sequence[Unit]) -> float:
-        """Fit what these units leave, be ready to judge moves on top of them, and return the divergence."""
+    def divergence(self, units: Sequence[Unit]) -> float:
+        """Return the divergence without these units."""
+
+    def settle(self, units: Sequence[Unit]) -> None:
+        """Fit what these units leave, as they are chosen: they may save a little more or less then."""
 
 
 @dataclass(frozen=True)
@@ -135,27 +138,41 @@ class JointSearch:
         Raises:
             ValueError: If the goal cannot be met.
         """
-        start = State(reached=self.goal.reached(()))
-        states, done, best = [start], list[State](), State(divergence=math.inf)
+        best = State(reached=self.goal.reached(()))
         with progress("removing one unit after the other", self.goal.total) as advance:
             self._score_alone()
-            while states := [state for state in states if state.reached < 1 and state.divergence < best.cost]:
-                steps = self._best_steps(states)
-                if not steps and not done:
-                    raise not_enough(self.goal, states[0].units, self.judge.refused)
-                states = [self._settled((*step.state.units, *step.move)) for step in steps]
-                done += [self._without_needless(state) for state in states if state.reached >= 1]
-                best = min(done, key=lambda state: state.cost, default=best)
-                for _ in steps[0].move if steps else ():
-                    advance()
-            for _ in range(ROUNDS if self.search == "joint" else 0):
-                better = self._exchanged(best)
-                if better is best:
-                    break
-                best = better
-            if done:
-                self.judge.settle(best.units)
+            while best.reached < 1:
+                found = self._grown(best, advance)
+                self.judge.settle(found.units)
+                best = self._state(found.units)
         return list(best.units)
+
+    def _grown(self, start: State, advance: Callable[[], None]) -> State:
+        """Return the best set found that meets the goal, of those that hold what is gone from the start.
+
+        Args:
+            start: What is gone.
+            advance: Called for each unit.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        states, done, best = [start], list[State](), State(divergence=math.inf)
+        while states := [state for state in states if state.reached < 1 and state.divergence < best.cost]:
+            steps = self._best_steps(states)
+            if not steps and not done:
+                raise not_enough(self.goal, states[0].units, self.judge.refused)
+            states = [self._state((*step.state.units, *step.move)) for step in steps]
+            done += [self._without_needless(state) for state in states if state.reached >= 1]
+            best = min(done, key=lambda state: state.cost, default=best)
+            for _ in steps[0].move if steps else ():
+                advance()
+        for _ in range(ROUNDS if self.search == "joint" else 0):
+            better = self._exchanged(best)
+            if better is best:
+                break
+            best = better
+        return best
 
     @property
     def width(self) -> int:
@@ -223,8 +240,8 @@ class JointSearch:
             if math.isfinite(slope) and all(unit.name in free for unit in move) and self.goal.fits(state.units, move):
                 yield Step(state, move, slope, self.goal.price(move))
 
-    def _settled(self, units: Move) -> State:
-        return State(units, self.judge.settle(units), self.goal.reached(units))
+    def _state(self, units: Move) -> State:
+        return State(units, self.judge.divergence(units), self.goal.reached(units))
 
     def _without_needless(self, state: State) -> State:
         """Give back what is not needed to meet the goal, the costliest first."""
@@ -238,7 +255,7 @@ class JointSearch:
             ]
             if not spare:
                 return state
-            state = self._settled(min(spare, key=lambda rest: self.judge.scores(rest[:-1], [rest[-1:]])[0]))
+            state = self._state(min(spare, key=lambda rest: self.judge.scores(rest[:-1], [rest[-1:]])[0]))
 
     def _exchanged(self, best: State) -> State:
         """Try something else in the place of each unit, the costliest first; what is no better is not taken."""
@@ -261,7 +278,7 @@ class JointSearch:
             found = [State(units, d, self.goal.reached(units)) for units, d in zip(sets, scores, strict=True)]
             better = min(found, key=lambda state: state.cost, default=best)
             if better.cost < best.cost:
-                better = self._without_needless(self._settled(better.units))
+                better = self._without_needless(self._state(better.units))
                 best = better if better.cost < best.cost else best
         return best
 

@@ -17,15 +17,18 @@ class Saturating:
     together, refused = 1, ""
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]]) -> list[float]:
-        return [self.settle((*gone, *move)) for move in moves]
+        return [self.divergence((*gone, *move)) for move in moves]
 
     def rough(self, moves: Sequence[tuple[Unit, ...]]) -> list[float]:
         return self.scores((), moves)
 
-    def settle(self, units: Sequence[Unit]) -> float:
+    def divergence(self, units: Sequence[Unit]) -> float:
         if any(unit.name == "stem" for unit in units):
             return 6.0
         return min(1.4 * len(units), 6.0)
+
+    def settle(self, units: Sequence[Unit]) -> None:
+        pass
 
 
 def test_what_a_unit_saves_beyond_the_budget_is_worth_nothing() -> None:
