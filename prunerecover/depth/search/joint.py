@@ -7,7 +7,7 @@ network and in company does not), so importance is never taken as known once and
 single set in the beam, and stops there.
 
 Only moves that may be among the best are judged again (lazy greedy, Minoux 1978): a unit hardly ever matters less once
-others are gone, so what it cost before, and as much more as others have grown, bounds from below what it costs now.
+others are gone, so what it cost before bounds from below what it costs now.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Protocol
-
-import numpy as np
 
 from prunerecover.depth.search.goals import Goal, not_enough
 from prunerecover.display.progress import progress
@@ -30,7 +28,6 @@ EXCHANGED = 6  # moves that are tried in the place of a chosen unit
 ROUNDS = 3  # of exchanges
 MODULE = 3  # layers of a module of which every combination is tried; of larger ones, all layers together
 LARGEST = 8  # layers of a module that may go together
-SEEN, QUARTER = 4, 0.25  # once so many moves were judged anew, others are taken to have grown as the lowest quarter did
 SLACK = 0.7  # of what a rough score says, which a move may cost in truth
 SMALLEST = 1e-6  # of what is missing: a goal may be missed by less than any unit holds
 
@@ -200,8 +197,8 @@ class JointSearch:
         """Return the best steps that lead to different sets: as many as the beam holds, and one that meets the goal."""
         found: dict[frozenset[str], tuple[float, float, Step]] = {}
         for state in states:
-            waiting, grown = sorted(self._open(state), key=self._at_best), list[float]()
-            while waiting and (self.search == "exact" or self._at_best(waiting[0], grown) <= self._limit(found)):
+            waiting = sorted(self._open(state), key=self._at_best)
+            while waiting and (self.search == "exact" or self._at_best(waiting[0]) <= self._limit(found)):
                 together, waiting = waiting[: self.judge.together], waiting[self.judge.together :]
                 scores = self.judge.scores(state.units, [step.move for step in together])
                 for step, divergence in zip(together, scores, strict=True):
@@ -210,7 +207,6 @@ class JointSearch:
                         self.first[step.move[0].name] = divergence
                     slope = self._slope(state, step.move, divergence)
                     if math.isfinite(slope):
-                        grown += [slope / step.slope] if step.slope > 0 else []
                         self._slopes[step.move] = slope
                         step = replace(step, slope=slope)
                         found.setdefault(step.names, (step.projected, divergence, step))
@@ -218,15 +214,9 @@ class JointSearch:
         enough = [step for step in ranked[self.width :] if step.price >= step.state.missing]
         return [*ranked[: self.width], *enough[: self.width - 1]]
 
-    def _at_best(self, step: Step, grown: Sequence[float] = ()) -> float:
-        """Return what a step must at least cost, as far as is known.
-
-        Args:
-            step: With the slope that it had when it was judged last.
-            grown: How many times as steep others were that have just been judged.
-        """
-        growth = max(1.0, float(np.quantile(grown, QUARTER))) if len(grown) >= SEEN else 1.0
-        return replace(step, slope=step.slope * growth).projected * (SLACK if step.move in self._rough else 1.0)
+    def _at_best(self, step: Step) -> float:
+        """Return what a step must at least cost, as far as is known."""
+        return step.projected * (SLACK if step.move in self._rough else 1.0)
 
     def _limit(self, found: dict[frozenset[str], tuple[float, float, Step]]) -> float:
         """Return the projected divergence that a step must not exceed to be among the best."""
