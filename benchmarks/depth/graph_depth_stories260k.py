@@ -24,10 +24,10 @@ from benchmarks.depth.graph_depth_rows import PLANS, Row, add, rows_so_far
 from prunerecover.cost.statistics import paired_difference, wilson_interval
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.graph_planner import GraphPlanner
-from prunerecover.depth.layers.objectives import OutputDivergence
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.search.goals import Counted, Goal, free
 from prunerecover.depth.search.joint import JointSearch, State, Step
+from prunerecover.depth.search.objectives import OutputDivergence
 from prunerecover.display.markdown import table
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic
 from prunerecover.plan.units import Unit

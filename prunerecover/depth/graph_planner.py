@@ -10,7 +10,6 @@ from torch import nn
 from prunerecover.calibration.divergence import OtherShape
 from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.layers import scores as graph_scores
-from prunerecover.depth.layers.objectives import LossIncrease, Objective, OutputDivergence
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
@@ -20,6 +19,7 @@ from prunerecover.depth.planner import Decision, DepthPlanner
 from prunerecover.depth.search.goals import Goal, not_enough
 from prunerecover.depth.search.in_turn import in_turn
 from prunerecover.depth.search.joint import JointSearch
+from prunerecover.depth.search.objectives import LossIncrease, Objective, OutputDivergence
 from prunerecover.depth.search.selection import check_comparable
 from prunerecover.depth.units import nothing_found
 from prunerecover.display.progress import progress

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from prunerecover.depth.layers.objectives import Objective
 from prunerecover.depth.layers.prefix import PrefixRunner
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
+from prunerecover.depth.search.objectives import Objective
 from prunerecover.importance.registry import check_unit_scores
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
