@@ -46,7 +46,7 @@ def test_python_of_a_page_runs_from_top_to_bottom(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace = run_typed(page, tmp_path, GIVEN.get(page, {}), replaced_in(page, tmp_path), NEEDS)
-    exec(TAIL.get(page, ""), namespace)
+    exec(f"import os; {TAIL.get(page, '')}", namespace)
 
 
 def test_pages_of_files_have_tests_of_their_own() -> None:
@@ -82,6 +82,12 @@ def anchors_of(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
+@pytest.mark.parametrize("wrong", ["--config no_such_recipe", "--config digits_vit_depth --trainer.epochs 2"])
+def test_a_wrong_command_does_not_parse(wrong: str, parser: LightningArgumentParser) -> None:
+    with pytest.raises((SystemExit, ValueError)):
+        parser.parse_args(with_recipe_paths(["fit", *wrong.split()]))
+
+
 @pytest.mark.parametrize("page", [*pages(), RESULTS + "README.md"])
 def test_links_lead_somewhere(page: str) -> None:
     for link, anchor in LINK.findall(without_blocks(read(page))):
@@ -100,14 +106,25 @@ def passages(text: str) -> list[str]:
 CHECKED = [page for page in pages() if page not in ("README.md", "docs/support.md", "docs/recipes.md", *SAVED)]
 
 
+def unstated(passage: str, folder: Path) -> list[str]:
+    """Return the figures with decimals that are on none of the pages of results that a passage links to."""
+    figures = re.findall(r"(?<![\w.])-?\d+\.\d+(?: [MG]\b)?", NO_FIGURE.sub("", passage))
+    linked = [link for link, _ in LINK.findall(passage) if "results/" in link and link.endswith(".md")]
+    results = "\n".join((folder / link).read_text() for link in linked)
+    return [figure for figure in figures if not is_stated(figure, results)]
+
+
 @pytest.mark.parametrize("page", CHECKED)
 def test_a_figure_is_one_of_a_page_of_results_that_is_linked_beside_it(page: str) -> None:
     for passage in passages(read(page)):
-        plain = NO_FIGURE.sub("", passage)
-        figures = re.findall(r"(?<![\w.])-?\d+\.\d+(?: [MG]\b)?", plain)
-        linked = [link for link, _ in LINK.findall(passage) if "results/" in link and link.endswith(".md")]
-        results = "\n".join(((ROOT / page).parent / link).read_text() for link in linked)
-        assert [figure for figure in figures if not is_stated(figure, results)] == [], passage
+        assert unstated(passage, (ROOT / page).parent) == [], passage
+
+
+def test_figures_without_a_page_are_found() -> None:
+    text = (
+        "From 55.66 to 51.08 ([page](results/deit_tiny_recovery.md)).\n- Then 51.08.\n\nMore: arXiv 2607.03784, `0.5`"
+    )
+    assert [unstated(passage, ROOT / "docs") for passage in passages(text)] == [[], ["51.08"], []]
 
 
 @pytest.mark.slow

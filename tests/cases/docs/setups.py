@@ -51,8 +51,12 @@ GIVEN: dict[str, Given] = {
     "README.md": {"prunerecover": in_a_trainer, "Without Lightning": without_lightning},
     "docs/index.md": {"prunerecover": in_a_trainer},
 }
-TAIL = {"README.md": "trainer.fit(type(your_module)(), your_data)"}  # what the reader does with the last block's object
-SLOW = {"docs/language_models.md"}
+# What the reader does next, or looks at.
+TAIL = {
+    "README.md": "trainer.fit(type(your_module)(), your_data)",
+    "docs/lightning_module.md": "assert all(map(os.path.exists, ['report/report.md', 'checkpoints/plan.json']))",
+}
+SLOW = {"docs/language_models.md", "docs/methods/pudding.md"}
 # Headings whose code needs more than is installed with the tests.
 NEEDS = {"With lm-evaluation-harness": "lm_eval", "Quantise": "torchao"}
 LLAMA = {"HuggingFaceTB/SmolLM2-135M": "llama"}
