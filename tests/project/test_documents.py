@@ -29,7 +29,7 @@ from prunerecover.recipes.cli.trainer_commands import TRAINER_COMMANDS
 SAVED = {"docs/extending.md": "test_extending.py", "docs/prune_yolo.md": "test_prune_yolo.py"}  # pages of whole files
 TYPED = [page for page in pages() if page not in SAVED and "```python" in read(page)]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
-NO_FIGURE = re.compile(r"`[^`]*`|\]\([^)]*\)|arXiv [\d.]+|(?:Lightning|Python|lm_eval|ultralytics) [\d.]+")
+NO_FIGURE = re.compile(r"`[^`]*`|\]\([^)]*\)|arXiv\s[\d.]+|(?:Lightning|Python|lm_eval|ultralytics) [\d.]+")
 COMMANDS = [
     pytest.param(words, id=" ".join(words)[:60])
     for page in pages()
