@@ -74,7 +74,7 @@ class TrialSettings:
 
 
 class TrialRunner:
-    """Runs trials and returns their accuracies in percent; an `Evaluate` of `prunerecover.boundary_search`.
+    """Runs trials and returns their accuracies in percent; an `Evaluate` of `prunerecover.boundary.search`.
 
     Args:
         module: With dense weights; unchanged.

@@ -27,7 +27,8 @@ class Measurement:
         macs: Multiply-accumulate operations of one forward pass of the whole batch (see `prunerecover.cost.macs`).
         latency_ms: Median time of one forward pass, or None if it was not timed.
         activation_bytes: Peak memory of a forward pass beyond weights and inputs.
-        activation_source: How that peak was taken: `"cuda allocator"` or `"tensor sizes"` (see `prunerecover.memory`).
+        activation_source: How that peak was taken: `"cuda allocator"` or `"tensor sizes"` (see
+            `prunerecover.cost.memory`).
         batch_size: Samples in the batch.
         device: Where it was measured.
         device_name: The processor or accelerator there.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases.models.language import word_tokenizer
-from cases.models.questions import question_rows, write_rows
+from cases.models.questions import question_rows, write_task
 from cases.models.tiny import tiny_llama
 
 from prunerecover import apply_plan, plan_depth
@@ -19,29 +19,7 @@ from prunerecover.language.harness import evaluate_with_harness
 from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import question_of
 
-TASK = """
-task: {name}
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {file}
-output_type: multiple_choice
-test_split: test
-doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
-doc_to_target: answer
-doc_to_choice: choices
-metric_list:
-  - {{metric: acc, aggregation: mean, higher_is_better: true}}
-  - {{metric: acc_norm, aggregation: mean, higher_is_better: true}}
-"""
 ROWS = question_rows(12)
-
-
-def write_task(folder: Path, rows: list[dict[str, object]], name: str = "words") -> Path:
-    write_rows(folder / "rows.jsonl", rows)
-    (folder / "tasks").mkdir()
-    (folder / "tasks" / "task.yaml").write_text(TASK.format(name=name, file=folder / "rows.jsonl"))
-    return folder / "tasks"
 
 
 def test_a_missing_harness_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-import runpy
-import shlex
 import sys
 from pathlib import Path
 
 import pytest
+from cases.docs.blocks import blocks_of, read, run_saved
 
 from prunerecover import Plan
 from prunerecover.families import describe
 from prunerecover.importance import registry
-from prunerecover.recipes.cli.main import main
 
-PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text()
-SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")[1:]}
-BLOCKS = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+SECTIONS = {section.partition("\n")[0]: section for section in read("docs/extending.md").split("\n## ")[1:]}
 LINES = 30
 
 
@@ -29,7 +25,7 @@ def code_lines(text: str) -> list[str]:
 
 @pytest.mark.parametrize("title", SECTIONS)
 def test_an_example_is_short(title: str) -> None:
-    lines = [line for _, text in BLOCKS.findall(SECTIONS[title]) for line in code_lines(text)]
+    lines = [line for block in blocks_of(SECTIONS[title]) for line in code_lines(block.text)]
     assert 1 <= len(lines) <= LINES
 
 
@@ -43,25 +39,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(title: str, folder: Path) -> None:
-    """Write the blocks of a section under their names; run the Python and the commands."""
-    for language, text in BLOCKS.findall(SECTIONS[title]):
-        if language == "bash":
-            for command in text.strip().splitlines():
-                program, *arguments = shlex.split(command)
-                assert program == "prunerecover"
-                assert main(arguments) == 0
-            continue
-        path = folder / text.partition("\n")[0].removeprefix("# ")
-        path.write_text(text)
-        if language == "python":
-            runpy.run_path(str(path), run_name="__main__")
-
-
 @pytest.mark.parametrize("title", SECTIONS)
 def test_an_example_runs(title: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     modules = set(sys.modules)
-    run(title, folder)
+    for block in blocks_of(SECTIONS[title]):
+        run_saved(block, folder)
     for name in set(sys.modules) - modules:
         if name.startswith("my_"):
             del sys.modules[name]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from cases.docs.blocks import blocks_of, read
 from cases.files.detection_folder import write_detection_folder
 from cases.paths import ROOT
 
@@ -25,10 +26,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ultralytics") is None, reason="ultralytics is not installed: pip install .[yolo]"),
 ]
 
-PAGE = (ROOT / "docs/prune_yolo.md").read_text()
-FILES = {
-    text.partition("\n")[0].removeprefix("# "): text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-}
+FILES = {block.file: block.text for block in blocks_of(read("docs/prune_yolo.md")) if block.file}
 SETTINGS = """
 TRAIN = {{"data": {data!r}, "imgsz": 64, "batch": 4, "epochs": 2, "workers": 0, "plots": False, "device": "cpu"}}
 WEIGHTS, SHARE = "best.pt", 0.05

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from cases.docs.figures import is_stated
+from cases.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 README, INDEX = ROOT / "README.md", ROOT / "docs/results/README.md"
 ROWS = [
     line.strip("|").split("|")
@@ -15,32 +15,15 @@ ROWS = [
     if line.startswith("|") and "](" in line
 ]
 FIRST_TABLE = [line for line in README.read_text().partition("## Set up")[0].splitlines() if line.startswith("|")]
-FIGURE = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-MAGNITUDES = {"": 1.0, " M": 1e6, " G": 1e9}
 
 
 def linked(text: str) -> list[str]:
     return re.findall(r"\]\((?!http)([^)#]+)\)", text)
 
 
-@pytest.mark.parametrize("page", [README, INDEX], ids=["README.md", "docs/results/README.md"])
-def test_links_lead_somewhere(page: Path) -> None:
-    links = linked(page.read_text())
-    assert links
-    assert [link for link in links if not (page.parent / link).exists()] == []
-
-
 def test_every_page_of_results_is_in_the_index() -> None:
     pages = {path.name for path in INDEX.parent.glob("*.md")} - {INDEX.name}
     assert pages == {link for link in linked(INDEX.read_text()) if link.endswith(".md")}
-
-
-def is_stated(figure: str, page: str) -> bool:
-    """Return whether a page has a number that rounds to a figure, which may end in M or G."""
-    number, magnitude = figure.rstrip(" MG"), MAGNITUDES[figure.lstrip("-0123456789.,")]
-    digits = len(number.partition(".")[2])
-    known = (float(match.replace(",", "")) / magnitude for match in FIGURE.findall(page))
-    return number in {f"{value:.{digits}f}" for value in known}
 
 
 def test_figures_are_looked_up() -> None:

@@ -6,6 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {file}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
+doc_to_target: answer
+doc_to_choice: choices
+metric_list:
+  - {{metric: acc, aggregation: mean, higher_is_better: true}}
+  - {{metric: acc_norm, aggregation: mean, higher_is_better: true}}
+"""
+
 
 def question_rows(count: int) -> list[dict[str, Any]]:
     """Return questions of two or three choices, of which the right one is any."""
@@ -23,3 +39,10 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def write_task(folder: Path, rows: list[dict[str, object]], name: str = "words") -> Path:
+    write_rows(folder / "rows.jsonl", rows)
+    (folder / "tasks").mkdir()
+    (folder / "tasks" / "task.yaml").write_text(TASK.format(name=name, file=folder / "rows.jsonl"))
+    return folder / "tasks"

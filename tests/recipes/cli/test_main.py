@@ -9,16 +9,15 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
+from cases.docs.command_parser import command_parser
 from cases.paths import ROOT
 from cases.sampling import one_in
 from lightning.pytorch.cli import LightningArgumentParser
 
-from prunerecover.recipes.cli.lightning_cli import PlanTrainer, RecipeCLI
 from prunerecover.recipes.cli.main import main, recipe_names, recipe_path, with_recipe_paths
 
 CONFIGS = ROOT / "configs"
@@ -102,19 +101,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("prunerecover 0.")
 
 
-class Parser(RecipeCLI):
-    """The command line up to its parser, which takes most of the time to make."""
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        raise StopIteration(parser)
-
-
 @pytest.fixture(scope="module")
 def parser() -> LightningArgumentParser:
-    with pytest.raises(StopIteration) as made:
-        Parser(trainer_class=PlanTrainer, seed_everything_default=1, args=[])
-    parser: LightningArgumentParser = made.value.value
-    return parser
+    return command_parser()
 
 
 @pytest.mark.usefixtures("in_tmp")

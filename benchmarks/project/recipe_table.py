@@ -1,0 +1,121 @@
+"""The recipes in a table, from the headers of configs/*.yaml: docs/recipes.md is written.
+
+    python -m benchmarks.project.recipe_table
+
+Takes a second. A test compares the page with what this makes of the recipes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.data.real import ROOT, parser
+from prunerecover.display.markdown import table
+
+PAGE = ROOT / "docs" / "recipes.md"
+HEADER = re.compile(
+    r"prunerecover fit --config (?P<name>\w+)\nExpected (?P<metric>\w+): (?P<expected>.*?)\. Hardware: (?P<where>.*?)"
+    r"\.?\n\n(?P<about>.*?)(?:\n\n|$)",
+    re.DOTALL,
+)
+OPENING = """# Recipes
+
+Written by `python -m benchmarks.project.recipe_table` from the headers of `configs/*.yaml`; a test holds it to them.
+Every value of a recipe can be overridden on the command line, and a copy of the file is a recipe of your own.
+
+```bash
+prunerecover fit --config digits_vit_depth --trainer.max_epochs 50
+prunerecover fit --config digits_vit_depth --print_config
+```
+
+"""
+TASKS = {
+    "DigitsClassifier": "Without a download",
+    "ImageClassifier": "Images",
+    "ImageSegmenter": "Segmentation",
+    "CausalLM": "Language",
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One recipe.
+
+    Attributes:
+        name: By which `--config` knows it.
+        metric: What its header says about.
+        expected: What is expected of it, as its header says.
+        where: Hardware and time, as its header says.
+        about: First paragraph of its header.
+        task: Class of its LightningModule.
+        callbacks: Classes of what prunes and recovers.
+    """
+
+    name: str
+    metric: str
+    expected: str
+    where: str
+    about: str
+    task: str
+    callbacks: tuple[str, ...]
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Return a recipe.
+
+    Raises:
+        ValueError: If its header has another form.
+    """
+    text = path.read_text()
+    header = "\n".join(line.removeprefix("#").strip() for line in text.split("seed_everything:")[0].splitlines())
+    found = HEADER.match(header)
+    if found is None:
+        raise ValueError(
+            f"Expected {path.name} to open with its command, what to expect, the hardware and what it does."
+        )
+    parts = {name: " ".join(value.split()) for name, value in found.groupdict().items()}
+    recipe: dict[str, Any] = yaml.safe_load(text)
+    names = (callback["class_path"] for callback in recipe["trainer"]["callbacks"])
+    doing = tuple(name for name in names if name.endswith(("Prune", "Recover")))
+    return Recipe(**parts, task=recipe["model"]["class_path"], callbacks=doing)
+
+
+def with_links(text: str) -> str:
+    """Return what a header says with links to the pages of results that it names."""
+    return re.sub(r"docs/results/(\w+\.md)", r"[results](results/\1)", text)
+
+
+def markdown(folder: Path) -> str:
+    """Return the page."""
+    recipes = [read_recipe(path) for path in sorted(folder.glob("*.yaml"))]
+    page = OPENING
+    for task, title in TASKS.items():
+        rows = [
+            (
+                f"`{recipe.name}`",
+                recipe.about.split(". ")[0].removesuffix(".") + ".",
+                ", ".join(f"`{name}`" for name in recipe.callbacks),
+                f"{recipe.metric}: {with_links(recipe.expected)}",
+                recipe.where,
+            )
+            for recipe in recipes
+            if recipe.task == task
+        ]
+        page += f"## {title}\n\n{table(('recipe', 'what it does', 'by', 'expected', 'hardware and time'), rows)}\n\n"
+    return page.rstrip() + "\n"
+
+
+def main() -> None:
+    """Write the page."""
+    parser(__doc__).parse_args()
+    PAGE.write_text(markdown(ROOT / "configs"))
+    print(f"Wrote {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

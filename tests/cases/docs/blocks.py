@@ -1,0 +1,136 @@
+"""Documents as what a reader types: their blocks of code, the commands in them, and how they are run."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cases.paths import ROOT
+
+from prunerecover.recipes.cli.main import main
+
+BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+README = "README.md"
+RESULTS = "docs/results/"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of code.
+
+    Attributes:
+        language: As the fence says.
+        text: Its lines.
+        section: The heading above it.
+        line: Number of its first line in the page.
+    """
+
+    language: str
+    text: str
+    section: str
+    line: int
+
+    @property
+    def file(self) -> str | None:
+        """The name in its first line, by which the reader saves it; None: it is typed."""
+        found = re.match(r"# (\w+\.(?:py|yaml))\n", self.text)
+        return found and found[1]
+
+
+def pages() -> list[str]:
+    """Return the paths of all documents, but for the pages of results, which benchmarks write."""
+    found = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+    return [README, *(page for page in found if not page.startswith(RESULTS))]
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def blocks_of(text: str) -> list[Block]:
+    found = []
+    for match in BLOCK.finditer(text):
+        indent, language, code = match.groups()
+        above = HEADING.findall(BLOCK.sub("", text[: match.start()]))
+        plain = re.sub(rf"^{indent}", "", code, flags=re.MULTILINE)
+        found.append(Block(language, plain, above[-1] if above else "", text[: match.start()].count("\n") + 2))
+    return found
+
+
+def without_blocks(text: str) -> str:
+    return BLOCK.sub("", text)
+
+
+def commands_of(block: Block) -> Iterator[list[str]]:
+    """Yield the commands of a shell block as words; comments are left out, and lines that go on are joined."""
+    for line in block.text.replace("\\\n", " ").splitlines():
+        for command in line.split(" && "):
+            if words := shlex.split(command, comments=True):
+                yield words
+
+
+def run_saved(block: Block, folder: Path) -> None:
+    """Do with a block of a page of files what its reader does: save it, run its Python, or type its commands."""
+    if block.language == "bash":
+        for program, *arguments in commands_of(block):
+            assert program == "prunerecover"
+            assert main(arguments) == 0
+        return
+    assert block.file, block
+    path = folder / block.file
+    path.write_text(block.text)
+    if block.language == "python":
+        runpy.run_path(str(path), run_name="__main__")
+
+
+def run_typed(
+    page: str,
+    folder: Path,
+    given: Mapping[str, Callable[[], Mapping[str, Any]]],
+    replaced: Mapping[str, str],
+    needs: Mapping[str, str],
+) -> dict[str, Any]:
+    """Run the Python of a page from top to bottom in one namespace, in the working directory; return the namespace.
+
+    Args:
+        page: Its path in the repository.
+        folder: Where sources are kept, for what reads them.
+        given: By heading, what the reader has before the first block under it.
+        replaced: What stands here for what the reader has on the hub.
+        needs: By heading, a library without which the code under it is left out, with a warning.
+    """
+    module = ModuleType("document")
+    sys.modules["document"] = module
+    namespace, section = vars(module), None
+    try:
+        for block in blocks_of(read(page)):
+            if block.section != section:
+                section = block.section
+                namespace.update(given.get(section, dict)())
+            if block.language != "python":
+                continue
+            if block.section in needs and not find_spec(needs[block.section]):
+                warnings.warn(f"'{block.section}' of {page} was not run: it needs {needs[block.section]}", stacklevel=2)
+                continue
+            text = block.text
+            for name, stands_for in replaced.items():
+                text = text.replace(name, stands_for)
+            source = folder / f"block_{block.line}.py"
+            source.write_text(text)
+            if block.file:  # a script of its own
+                (folder / block.file).write_text(text)
+                continue
+            exec(compile(text, str(source), "exec"), namespace)
+        return dict(namespace)
+    finally:
+        del sys.modules["document"]

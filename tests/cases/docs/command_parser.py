@@ -1,0 +1,24 @@
+"""The parser of all commands of LightningCLI, which takes most of the time of a start to make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lightning.pytorch.cli import LightningArgumentParser
+
+from prunerecover.recipes.cli.lightning_cli import PlanTrainer, RecipeCLI
+
+
+class UpToTheParser(RecipeCLI):
+    """The command line, which stops with its parser."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        raise StopIteration(parser)
+
+
+def command_parser() -> LightningArgumentParser:
+    with pytest.raises(StopIteration) as made:
+        UpToTheParser(trainer_class=PlanTrainer, seed_everything_default=1, args=[])
+    parser: LightningArgumentParser = made.value.value
+    return parser

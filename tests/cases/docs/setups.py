@@ -1,0 +1,96 @@
+"""What readers of the documents have at hand: modules, data and models, tiny here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from cases.models.language import documents, llama_folder, tokenizer_of, write_jsonl
+from cases.models.questions import question_rows, write_rows, write_task
+from cases.models.tiny import tiny_bert, tiny_timm
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+Given = Mapping[str, Callable[[], Mapping[str, Any]]]
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+
+
+class OwnModule(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = tiny_timm(depth=8, num_classes=4)
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), 1e-3)
+
+
+def own_loader() -> DataLoader:
+    return DataLoader(TensorDataset(torch.randn(24, 3, 16, 16), torch.arange(24) % 4), 8)
+
+
+def own_trainer(callbacks: list[pl.Callback]) -> pl.Trainer:
+    return pl.Trainer(max_epochs=1, callbacks=[*callbacks, ModelCheckpoint("path/to/checkpoints")], **QUIET)
+
+
+def in_a_trainer() -> dict[str, Any]:
+    return {"Trainer": own_trainer, "your_module": OwnModule(), "your_data": own_loader()}
+
+
+def without_lightning() -> dict[str, Any]:
+    model = tiny_timm(depth=8, num_classes=4)
+    return {"model": model, "loader": own_loader(), "optimizer": torch.optim.AdamW(model.parameters())}
+
+
+GIVEN: dict[str, Given] = {
+    "README.md": {"prunerecover": in_a_trainer, "Without Lightning": without_lightning},
+    "docs/index.md": {"prunerecover": in_a_trainer},
+}
+# What the reader does next, or looks at.
+TAIL = {
+    "README.md": "trainer.fit(type(your_module)(), your_data)",
+    "docs/lightning_module.md": "assert all(map(os.path.exists, ['report/report.md', 'checkpoints/plan.json']))",
+}
+SLOW = {"docs/language_models.md", "docs/methods/pudding.md"}
+# Headings whose code needs more than is installed with the tests.
+NEEDS = {"With lm-evaluation-harness": "lm_eval", "Quantise": "torchao"}
+LLAMA = {"HuggingFaceTB/SmolLM2-135M": "llama"}
+HUB: dict[str, dict[str, str]] = {
+    "docs/methods/pudding.md": LLAMA,
+    "docs/hugging_face.md": {**LLAMA, "google-bert/bert-base-uncased": "bert"},
+    "docs/language_models.md": {
+        **LLAMA,
+        "Salesforce/wikitext": "text",
+        'name="wikitext-2-raw-v1", ': "",
+        "length=512": "length=16",
+        "allenai/ai2_arc": "questions",
+        'name="ARC-Easy", ': "",
+        '["arc_easy"]': '["words"], task_folder="tasks"',
+    },
+}
+
+
+def replaced_in(page: str, folder: Path) -> dict[str, str]:
+    """Return what stands for models and data of the hub on a page, made in a folder; empty where there are none."""
+    replaced = HUB.get(page, {})
+    if replaced:
+        llama_folder(folder / "llama", num_hidden_layers=6)
+    if "bert" in replaced.values():
+        tiny_bert().save_pretrained(folder / "bert")  # type: ignore[operator]
+        tokenizer_of(folder / "bert", pad_token="<pad>")
+    if "text" in replaced.values():
+        write_jsonl(folder / "text" / "train.jsonl", documents([16] * 20))
+        write_jsonl(folder / "text" / "validation.jsonl", documents([16] * 4))
+        write_rows(folder / "questions" / "train.jsonl", question_rows(12))
+        write_rows(folder / "questions" / "test.jsonl", question_rows(8))
+        write_task(folder, question_rows(8))
+    if page == "docs/methods/pudding.md":
+        for number, name in enumerate(("arc", "boolq")):
+            rows = [{**row, "question": f"w{40 + number} {row['question']}"} for row in question_rows(60)]
+            write_rows(folder / f"{name}.jsonl", rows)
+    return replaced

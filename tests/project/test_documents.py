@@ -1,0 +1,175 @@
+"""The documents: their code runs, their commands parse, their links lead somewhere, their figures are measured."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from contextlib import nullcontext, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+from cases.docs.blocks import RESULTS, blocks_of, commands_of, pages, read, run_typed, without_blocks
+from cases.docs.command_parser import command_parser
+from cases.docs.figures import is_stated
+from cases.docs.setups import GIVEN, NEEDS, SLOW, TAIL, replaced_in
+from cases.paths import ROOT
+from lightning.pytorch.cli import LightningArgumentParser
+
+from benchmarks.project.recipe_table import markdown
+from prunerecover.recipes.cli.callback_options import with_callback_options
+from prunerecover.recipes.cli.lightning_cli import with_method_class
+from prunerecover.recipes.cli.main import build_parser, recipe_names, with_recipe_paths
+from prunerecover.recipes.cli.trainer_commands import TRAINER_COMMANDS
+
+SAVED = {"docs/extending.md": "test_extending.py", "docs/prune_yolo.md": "test_prune_yolo.py"}  # pages of whole files
+TYPED = [page for page in pages() if page not in SAVED and "```python" in read(page)]
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+NO_FIGURE = re.compile(r"`[^`]*`|\]\([^)]*\)|arXiv\s[\d.]+|(?:Lightning|Python|lm_eval|ultralytics) [\d.]+")
+COMMANDS = [
+    pytest.param(words, id=" ".join(words)[:60])
+    for page in pages()
+    if page != "docs/extending.md"  # its commands are typed, in test_extending.py
+    for block in blocks_of(read(page))
+    if block.language == "bash"
+    for words in commands_of(block)
+]
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow if p in SLOW else ()) for p in TYPED])
+def test_python_of_a_page_runs_from_top_to_bottom(
+    page: str, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace = run_typed(page, tmp_path, GIVEN.get(page, {}), replaced_in(page, tmp_path), NEEDS)
+    exec(f"import os; {TAIL.get(page, '')}", namespace)
+
+
+def test_pages_of_files_have_tests_of_their_own() -> None:
+    for page, test in SAVED.items():
+        assert Path(page).name in (ROOT / "tests/project" / test).read_text()
+
+
+@pytest.fixture(scope="module")
+def parser() -> LightningArgumentParser:
+    return command_parser()
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_parses(words: list[str], parser: LightningArgumentParser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["prunerecover"])
+    program, *arguments = words
+    if program == "prunerecover" and arguments[0] in TRAINER_COMMANDS:
+        with suppress(SystemExit) if "--print_config" in arguments else nullcontext():
+            parser.parse_args(with_callback_options(with_method_class(with_recipe_paths(arguments))))
+    elif program == "prunerecover":
+        build_parser().parse_args(arguments)
+    elif words[:2] == ["pip", "install"]:
+        extras = {name for word in words for name in re.findall(r"(?:^\.|prunerecover)\[(.+)\]", word)}
+        assert extras <= tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"].keys()
+    elif words[:2] == ["python", "-m"]:
+        assert find_spec(words[2])
+    else:
+        assert words in (["pytest"], ["mkdocs", "serve"], ["mkdocs", "build", "--strict"])
+
+
+def anchors_of(path: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", without_blocks(path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("wrong", ["--config no_such_recipe", "--config digits_vit_depth --trainer.epochs 2"])
+def test_a_wrong_command_does_not_parse(wrong: str, parser: LightningArgumentParser) -> None:
+    with pytest.raises((SystemExit, ValueError)):
+        parser.parse_args(with_recipe_paths(["fit", *wrong.split()]))
+
+
+@pytest.mark.parametrize("page", [*pages(), RESULTS + "README.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    for link, anchor in LINK.findall(without_blocks(read(page))):
+        target = (ROOT / page).parent / link if link else ROOT / page
+        assert target.exists(), link
+        if anchor and "/api/" not in target.as_posix():
+            assert anchor in anchors_of(target), f"{link}#{anchor}"
+
+
+def passages(text: str) -> list[str]:
+    """Return what a figure and its link stand in together: paragraphs, items of lists, rows of tables."""
+    found = re.split(r"\n\s*\n|\n(?=\s*(?:[-*|] |\d+\. ))", without_blocks(text))
+    return [passage for passage in found if passage.strip()]
+
+
+CHECKED = [page for page in pages() if page not in ("README.md", "docs/support.md", "docs/recipes.md", *SAVED)]
+
+
+def unstated(passage: str, folder: Path) -> list[str]:
+    """Return the figures with decimals that are on none of the pages of results that a passage links to."""
+    figures = re.findall(r"(?<![\w.])-?\d+\.\d+(?: [MG]\b)?", NO_FIGURE.sub("", passage))
+    linked = [link for link, _ in LINK.findall(passage) if "results/" in link and link.endswith(".md")]
+    results = "\n".join((folder / link).read_text() for link in linked)
+    return [figure for figure in figures if not is_stated(figure, results)]
+
+
+@pytest.mark.parametrize("page", CHECKED)
+def test_a_figure_is_one_of_a_page_of_results_that_is_linked_beside_it(page: str) -> None:
+    for passage in passages(read(page)):
+        assert unstated(passage, (ROOT / page).parent) == [], passage
+
+
+def test_figures_without_a_page_are_found() -> None:
+    text = (
+        "From 55.66 to 51.08 ([page](results/deit_tiny_recovery.md)).\n- Then 51.08.\n\nMore: arXiv 2607.03784, `0.5`"
+    )
+    assert [unstated(passage, ROOT / "docs") for passage in passages(text)] == [[], ["51.08"], []]
+
+
+@pytest.mark.slow
+def test_the_script_for_two_processes_runs_on_two(tmp_path: Path) -> None:
+    (script,) = (block for block in blocks_of(read("docs/several_gpus.md")) if block.file)
+    (tmp_path / "sharded.py").write_text(script.text)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "sharded.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "4 blocks" in done.stdout
+
+
+def test_the_table_of_recipes_is_made_of_their_headers() -> None:
+    assert read("docs/recipes.md") == markdown(ROOT / "configs"), "python -m benchmarks.project.recipe_table"
+
+
+def test_every_recipe_is_in_the_table() -> None:
+    assert set(re.findall(r"^\| `(\w+)`", read("docs/recipes.md"), re.MULTILINE)) == set(recipe_names())
+
+
+def test_a_header_of_another_form_is_named(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("# prunerecover fit --config own\nseed_everything: 1\n")
+    with pytest.raises(ValueError, match="Expected own.yaml to open with its command, what to expect, the hardware"):
+        markdown(tmp_path)
+
+
+def test_the_navigation_names_every_page() -> None:
+    text = re.sub(r"!!\S+", "", read("mkdocs.yml"))
+
+    def named(entry: object) -> set[str]:
+        if isinstance(entry, str):
+            return {entry}
+        values = entry.values() if isinstance(entry, dict) else entry
+        assert isinstance(entry, dict | list)
+        return set().union(*map(named, values))
+
+    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert named(yaml.safe_load(text)["nav"]) == written
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (find_spec("mkdocs") and find_spec("mkdocstrings")), reason="needs pip install .[docs]")
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "site" / "api" / "callbacks" / "index.html").is_file()
