@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 
-import torch
 from torch import Tensor, nn
 
 from prunerecover.calibration.candidates import Candidate, Fit, fit_of, named_candidate
@@ -32,7 +30,6 @@ from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import temporarily_applied
 
 REPLACEMENTS = ("calibrated", "zero", "identity")
-PART, FEWEST = 4, 4  # of so many held-out samples one serves a rough score; of fewer in all, all do
 Hidden = list[Tensor | None]
 
 
@@ -45,14 +42,6 @@ class Choice:
     divergence: float
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """Samples that stand-ins are judged on, and what the dense model makes of them."""
-
-    batches: tuple[ModelInputs, ...]
-    outputs: list[Tensor]
-
-
 @dataclass
 class _HiddenStates:
     """Hidden states that enter block number `at`, per batch; None enters the first.
@@ -60,8 +49,7 @@ class _HiddenStates:
     Attributes:
         fit: Of the pruned model on the fitting samples.
         dense: Of the dense model on the same.
-        judged: Of the pruned model on the samples that stand-ins are judged on.
-        by: Which these are.
+        held_out: Of the pruned model on the held-out samples.
         same: Whether the pruned model is still the dense one up to here.
         after_fit: What leaves the block, where it has been run already; emptied when the block changes.
         after_dense: The same of the dense model.
@@ -69,8 +57,7 @@ class _HiddenStates:
 
     fit: Hidden
     dense: Hidden
-    judged: Hidden
-    by: _Judged
+    held_out: Hidden
     same: bool
     at: int = 0
     after_fit: Hidden = field(default_factory=list)
@@ -94,22 +81,16 @@ class Calibrator:
         self.model, self.samples, self.replace, self.seed = model, samples, replace, seed
         self.layout = describe(model)
         self.runner = BlockRunner(model, self.layout.container)
-        self._judged = self._judged_by(samples.held_out)
+        self.dense_outputs = [without_padding(self.runner.finish(b, 0, None), b) for b in samples.held_out]
         self.fits = replace == "calibrated" and samples.enough and any(TRAITS[u.kind].fitted for u in units)
         if self.fits:
             self._dense = BlockRunner(share_copy(model), self.layout.container)
             self._weights = token_weights(self.runner, samples.fit, seed)
 
-    def score(self, units: Sequence[Unit], present: Sequence[Choice] = (), *, few: bool = False) -> dict[str, Choice]:
-        """Fit and judge each unit alone, on top of the `present` choices: the best stand-in and its divergence.
-
-        Args:
-            units: To judge.
-            present: What others leave.
-            few: Whether a quarter of the held-out samples will do.
-        """
+    def score(self, units: Sequence[Unit], present: Sequence[Choice] = ()) -> dict[str, Choice]:
+        """Fit and judge each unit alone, on top of the `present` choices: the best stand-in and its divergence."""
         scores: dict[str, Choice] = {}
-        front = self._front(same=not present, by=self._few if few else self._judged)
+        front = self._front(same=not present)
         with ExitStack() as stack, progress("ranking units", len(units)) as advance:
             for choice in present:
                 stack.enter_context(self._in_place(choice.candidate))
@@ -129,16 +110,16 @@ class Calibrator:
             present: What others leave.
         """
         found: dict[str, float] = {}
-        hidden: Hidden = [None] * len(self._judged.batches)
-        at = 0
+        batches, at = self.samples.held_out, 0
+        hidden: Hidden = [None] * len(batches)
         with ExitStack() as stack, progress("ranking units", len(stand_ins)) as advance:
             for candidate in present:
                 stack.enter_context(self._in_place(candidate))
             for index, here in self._by_block(list(stand_ins)):
-                hidden, at = _moved(self.runner, self._judged.batches, at, index, hidden, []), index
+                hidden, at = _moved(self.runner, batches, at, index, hidden, []), index
                 for unit in here:
                     with self._in_place(stand_ins[unit]):
-                        found[unit.name] = self._divergence(index, hidden, self._judged)
+                        found[unit.name] = self._divergence(index, hidden)
                     advance()
         return found
 
@@ -154,7 +135,7 @@ class Calibrator:
         """
         kept = {choice.unit.name: choice for choice in known}
         chosen: list[Choice] = []
-        front = self._front(same=True, by=self._judged)
+        front = self._front(same=True)
         with ExitStack() as stack, progress("fitting what units leave", len(units)) as advance:
             for index, here in self._by_block(units):
                 self._advance(front, index)
@@ -172,21 +153,9 @@ class Calibrator:
         fits = self._pass(index, front, [unit])
         return self._best(index, front, unit, fits, None if leaves is None else leaves[unit.name])
 
-    def _judged_by(self, batches: Sequence[ModelInputs]) -> _Judged:
-        return _Judged(tuple(batches), [without_padding(self.runner.finish(b, 0, None), b) for b in batches])
-
-    @cached_property
-    def _few(self) -> _Judged:
-        """A part of the held-out samples, or all of them if there are few."""
-        held_out = self.samples.held_out
-        if sum(batch.n_samples for batch in held_out) < PART * FEWEST:
-            return self._judged
-        parts = [batch.select(torch.arange(0, batch.n_samples, PART)) for batch in held_out]
-        return self._judged_by(parts)
-
-    def _front(self, same: bool, by: _Judged) -> _HiddenStates:
+    def _front(self, same: bool) -> _HiddenStates:
         n = len(self.samples.fit)
-        return _HiddenStates([None] * n, [None] * n, [None] * len(by.batches), by, same)
+        return _HiddenStates([None] * n, [None] * n, [None] * len(self.samples.held_out), same)
 
     def _by_block(self, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
         """Yield each block that holds a unit, with its units in the order in which they go."""
@@ -224,7 +193,7 @@ class Calibrator:
                 front.fit = front.dense
             else:
                 front.fit = _moved(self.runner, self.samples.fit, front.at, to, front.fit, front.after_fit)
-        front.judged = _moved(self.runner, front.by.batches, front.at, to, front.judged, [])
+        front.held_out = _moved(self.runner, self.samples.held_out, front.at, to, front.held_out, [])
         front.at, front.after_fit, front.after_dense = to, [], []
 
     def _best(
@@ -234,7 +203,7 @@ class Calibrator:
         choices = []
         for candidate in self._candidates(index, unit, fits, leaves):
             with self._in_place(candidate):
-                choices.append(Choice(unit, candidate, self._divergence(index, front.judged, front.by)))
+                choices.append(Choice(unit, candidate, self._divergence(index, front.held_out)))
         return min(choices, key=lambda choice: choice.divergence)
 
     def _candidates(self, index: int, unit: Unit, fits: Mapping[str, Fit], leaves: str | None) -> list[Candidate]:
@@ -254,10 +223,11 @@ class Calibrator:
             )
         return found
 
-    def _divergence(self, start: int, hidden: Hidden, by: _Judged) -> float:
-        """Mean output divergence over some samples, run from block `start` on."""
-        found = (self.runner.finish(batch, start, state) for batch, state in zip(by.batches, hidden, strict=True))
-        return mean_divergence(by.batches, by.outputs, found)
+    def _divergence(self, start: int, hidden: Hidden) -> float:
+        """Mean output divergence over the held-out samples, run from block `start` on."""
+        batches = self.samples.held_out
+        found = (self.runner.finish(batch, start, state) for batch, state in zip(batches, hidden, strict=True))
+        return mean_divergence(batches, self.dense_outputs, found)
 
     @contextmanager
     def _in_place(self, candidate: Candidate) -> Iterator[None]:

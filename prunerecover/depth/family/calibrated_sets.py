@@ -34,7 +34,7 @@ class CalibratedSets:
     def __init__(self, calibrator: Calibrator, refit: bool = False) -> None:
         self.calibrator, self.refit = calibrator, refit
         self.leaves: dict[str, str] = {}
-        self._alone: dict[str, Choice] = {}
+        self._alone: dict[str, Candidate] = {}
         self._scores: dict[Gone, dict[str, float]] = {}
         self._choices: dict[Gone, list[Choice]] = {frozenset(): []}
 
@@ -52,19 +52,14 @@ class CalibratedSets:
         known = self._scores.setdefault(names_of(gone), {})
         new = [unit for unit in units if unit.name not in known]
         if new:
-            divergences = self._refitted(gone, new) if self.refit else self._judged(gone, new)
+            divergences = self._fitted(gone, new) if self.refit or not gone else self._judged(gone, new)
             check_unit_scores(divergences, "output_divergence")
             known |= divergences
         return [known[unit.name] for unit in units]
 
     def rough(self, moves: Sequence[tuple[Unit, ...]]) -> list[float]:
-        """Return the output divergence of each unit alone, judged on a part of the held-out samples."""
-        if self.refit:
-            return self.scores((), moves)
-        self._fit([unit for (unit,) in moves])
-        found = {unit.name: self._alone[unit.name].divergence for (unit,) in moves}
-        check_unit_scores(found, "output_divergence")
-        return list(found.values())
+        """Return the output divergence of each unit alone: fits take all samples."""
+        return self.scores((), moves)
 
     def divergence(self, units: Sequence[Unit]) -> float:
         """Return the output divergence without units, each with what it left when it was judged."""
@@ -96,29 +91,25 @@ class CalibratedSets:
         known = self._choices.get(names_of(units), [])
         return self.leaves | {choice.unit.name: choice.candidate.leaves for choice in known}
 
-    def _refitted(self, gone: Sequence[Unit], units: Sequence[Unit]) -> dict[str, float]:
+    def _fitted(self, gone: Sequence[Unit], units: Sequence[Unit]) -> dict[str, float]:
+        """Fit each unit alone on the model without those that are gone, and judge what it leaves."""
         found = self.calibrator.score(units, self.choices(gone))
         self._note(list(found.values()))
+        if not gone and not self.refit:
+            self._alone |= {name: _light(choice.candidate) for name, choice in found.items()}
         return {name: choice.divergence for name, choice in found.items()}
 
     def _judged(self, gone: Sequence[Unit], units: Sequence[Unit]) -> dict[str, float]:
-        self._fit([*gone, *units])
-        stand_ins = {unit: self._alone[unit.name].candidate for unit in units}
-        return self.calibrator.judge(stand_ins, [self._alone[unit.name].candidate for unit in gone])
-
-    def _fit(self, units: Sequence[Unit]) -> None:
-        """Fit what units leave alone, on the dense model; once."""
-        new = [unit for unit in units if unit.name not in self._alone]
-        if new:
-            found = self.calibrator.score(new, few=True)
-            self._note(list(found.values()))
-            self._alone |= {name: _light(choice) for name, choice in found.items()}
+        """Judge what units left alone, beside what those that are gone left alone."""
+        self.scores((), [(unit,) for unit in (*gone, *units)])  # fits those that are new
+        stand_ins = {unit: self._alone[unit.name] for unit in units}
+        return self.calibrator.judge(stand_ins, [self._alone[unit.name] for unit in gone])
 
     def _note(self, choices: Sequence[Choice]) -> None:
         self.leaves |= {name: c.candidate.leaves for c in choices for name in (c.unit.kind, c.unit.name)}
 
 
-def _light(choice: Choice) -> Choice:
-    """Return a choice that holds half the memory: its stand-in serves to judge other units, and nothing else."""
-    values = {name: value.bfloat16() if value.ndim > 1 else value for name, value in choice.candidate.values.items()}
-    return Choice(choice.unit, Candidate(choice.candidate.edit, values), choice.divergence)
+def _light(stand_in: Candidate) -> Candidate:
+    """Return a stand-in that holds half the memory: it serves to judge other units, and nothing else."""
+    values = {name: value.bfloat16() if value.ndim > 1 else value for name, value in stand_in.values.items()}
+    return Candidate(stand_in.edit, values)
