@@ -87,8 +87,18 @@ class PrefixRouter(nn.Module):
         return torch.stack([found[i] for i in range(len(prompts))])
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return a score per set, `(N, sets)`, of features `(N, 2 C)`."""
-        return self.head(features)  # type: ignore[no-any-return]
+        """Return a score per set, `(N, sets)`, of features `(N, 2 C)`.
+
+        Raises:
+            ValueError: If the features are those of a model of another width.
+        """
+        if features.shape[-1] != 2 * self.width:
+            raise ValueError(
+                f"Expected features of {2 * self.width} numbers, as of a model of width {self.width}, but got "
+                f"{features.shape[-1]}. Train the router on this model."
+            )
+        weight = next(self.head.parameters())
+        return self.head(features.to(weight.device, weight.dtype))  # type: ignore[no-any-return]
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the head's weights."""
