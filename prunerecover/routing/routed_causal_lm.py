@@ -73,7 +73,8 @@ class RoutedCausalLM(nn.Module):
         self._conversations: dict[str, int] = {}
         self._active: int | None = None  # the set whose blocks are on the device
         self._host, self._device = device_of(self.model), None if device is None else torch.device(device)
-        self.network(self.default)  # tells at once if the plans are for another model
+        for number in range(len(sets.plans)):
+            self.network(number)  # tells at once if a plan is for another model
 
     def network(self, number: int) -> nn.Module:
         """Return the model without the blocks of a set: an ordinary model that shares the dense one's weights."""

@@ -96,7 +96,8 @@ def prompt_features(router: Router, model: nn.Module, questions: Sequence[Questi
         encoding: How text becomes tokens.
     """
     prompts = [encoding.prompt(question.prompt) for question in questions]
-    return router.features(model, prompts, [question.prompt for question in questions]).cpu().clone()
+    texts = encoding.tokenizer.batch_decode(prompts, skip_special_tokens=True)  # as a routed model reads them
+    return router.features(model, prompts, texts).cpu().clone()
 
 
 def held_out(questions: Sequence[Question], share: float = 0.2, seed: int = 0) -> Tensor:
