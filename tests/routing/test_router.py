@@ -4,6 +4,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from cases.models.language import word_tokenizer
@@ -117,6 +118,44 @@ def test_an_unknown_loss() -> None:
 def test_data_that_does_not_fit(rows: int, apart: list[bool], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         train_router(PrefixRouter(4, 2), torch.zeros(rows, 8), torch.zeros(rows, 2), torch.tensor(apart))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"likelihoods": torch.zeros(8, 3)}, "Expected likelihoods under the router's 2 sets, but got 3"),
+        (
+            {"likelihoods": torch.full((8, 2), -torch.inf)},
+            "Expected finite likelihoods, but 8 of 8 questions have others",
+        ),
+        ({"static": 2}, "Expected the static set's number from 0 to 1, but got 2"),
+        ({"epochs": 0}, "Expected one epoch or more, but got 0"),
+    ],
+)
+def test_training_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    usual = {"features": torch.zeros(8, 8), "likelihoods": torch.zeros(8, 2), "apart": torch.arange(8) < 2}
+    with pytest.raises(ValueError, match=message):
+        train_router(PrefixRouter(4, 2), **{**usual, **changes})
+
+
+def test_callbacks_of_ones_own_join_training() -> None:
+    class Counts(pl.Callback):
+        epochs = 0
+
+        def on_train_epoch_end(self, *_: Any) -> None:
+            self.epochs += 1
+
+    counts = Counts()
+    how: dict[str, Any] = {"epochs": 2, "callbacks": [counts], "enable_progress_bar": False}
+    train_router(PrefixRouter(4, 2), torch.zeros(8, 8), torch.zeros(8, 2), torch.arange(8) < 2, **how)
+    assert counts.epochs == 2
+
+
+def test_training_leaves_the_random_state() -> None:
+    router, before = PrefixRouter(4, 2), torch.get_rng_state()
+    how: dict[str, Any] = {"epochs": 1, "enable_progress_bar": False}
+    train_router(router, torch.zeros(8, 8), torch.zeros(8, 2), torch.arange(8) < 2, **how)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_training_changes_the_router_alone(llama: torch.nn.Module) -> None:
