@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -145,13 +146,16 @@ class Plan(Record):
             count: How many units it removes; 0 gives the plan of nothing.
 
         Raises:
+            TypeError: If this is no whole number.
             ValueError: If there are fewer, or what the units leave was made for all of them together.
         """
-        found = first_units(self.edits, self.evidence, count)
-        if len(found["edits"]) == len(self.edits):
-            return self
-        if not found["edits"]:
+        if isinstance(count, bool) or not isinstance(count, Integral):
+            raise TypeError(f"Expected a whole number of units, but got {count!r}.")
+        if count == 0:
             return Plan()
+        if count == len(removed_units(self.edits)):
+            return self
+        found = first_units(self.edits, self.evidence, count)
         made_by = self.made_by.model_copy(update={"arguments": {**self.made_by.arguments, "first": count}})
         return self.model_copy(update={**found, "made_by": made_by, "sidecar": None})
 

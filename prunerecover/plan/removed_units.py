@@ -120,7 +120,7 @@ def first_units(edits: Sequence[Edit], evidence: Mapping[str, Any], count: int) 
     Args:
         edits: Of the whole plan.
         evidence: Of the whole plan.
-        count: Of units.
+        count: Of units, at least one.
     """
     order = DepthEvidence.of(evidence).order
     if not order or {step.unit for step in order} != {unit.name for unit in removed_units(edits)}:
@@ -132,11 +132,11 @@ def first_units(edits: Sequence[Edit], evidence: Mapping[str, Any], count: int) 
     if not 0 <= count <= len(order):
         raise ValueError(f"Expected 0 to {len(order)} units, as many as the plan removes, but got {count}.")
     steps = order[:count]
-    left = edits_without_others(edits, [step.unit for step in steps], steps[-1].config if steps else {})
+    left = edits_without_others(edits, [step.unit for step in steps], steps[-1].config)
     kept = {name: value for name, value in evidence.items() if name not in ("divergence", "removed_share")}
     return {
         "edits": left,
-        "result": steps[-1].result if steps else None,
+        "result": steps[-1].result,
         "evidence": {**kept, **DepthEvidence(order=steps).to_dict()},
     }
 

@@ -80,13 +80,25 @@ def compare_routes(
         seed: Of the bootstrap.
 
     Raises:
-        ValueError: If the shapes do not fit together.
+        ValueError: If the shapes do not fit together, there are no questions, or a number is of no set.
     """
     found: NDArray[np.float64] = np.asarray(scores, dtype=np.float64)
     picked = np.asarray(routes)
     if found.ndim != 2 or found.shape != (len(picked), len(names)):
         raise ValueError(
             f"Expected scores of {len(picked)} questions under {len(names)} sets, but got shape {found.shape}."
+        )
+    last = len(names) - 1
+    if not len(picked):
+        raise ValueError("Expected one question or more, but got none.")
+    if not 0 <= static <= last:
+        raise ValueError(f"Expected the static set's number from 0 to {last}, but got {static}.")
+    odd = picked[(picked < 0) | (picked > last)]
+    if odd.size:
+        raise ValueError(f"Expected routes from 0 to {last}, but got {odd[0]}.")
+    if dense is not None and np.shape(dense) != picked.shape:
+        raise ValueError(
+            f"Expected a score of the dense model for each of {len(picked)} questions, but got shape {np.shape(dense)}."
         )
     fixed, chosen, best = found[:, static], found[np.arange(len(picked)), picked], found.max(1)
     return RouteComparison(

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from prunerecover.files.atomic import write_text
 from prunerecover.files.json_file import read_json
+from prunerecover.plan.edits import number_of_block
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.records import Record
 from prunerecover.plan.removed_units import leave_nothing
@@ -52,6 +53,11 @@ class PlanSet(Record):
                     f"Expected plans that remove whole blocks, but '{name}' does something else ("
                     f"{', '.join(sorted({edit.op for edit in plan.edits}))} of {', '.join(plan.removed)}). Use "
                     "apply_plan for such a plan."
+                )
+            odd = [block for block in plan.removed.get("block", ()) if number_of_block(block) is None]
+            if odd:
+                raise ValueError(
+                    f"Expected blocks with numbers, but '{name}' removes {odd[0]}. Was it edited by hand? Plan anew."
                 )
         return self
 

@@ -38,6 +38,9 @@ def route_table(
         questions: In their order.
         encoding: How text becomes tokens.
         batch_size: Answers at a time.
+
+    Raises:
+        ValueError: If a set names a block that is not there, or all of them; also if a question is too long.
     """
     sums, tokens = _answers(model, sets, answer_batches(questions, encoding, batch_size=batch_size))
     return sums / tokens[:, None]
@@ -66,9 +69,11 @@ def right_table(
 def _answers(model: nn.Module, sets: Sequence[frozenset[int]], batches: Sequence[AnswerBatch]) -> tuple[Tensor, Tensor]:
     """Return the log-likelihood of each answer without each set, `(answers, sets)`, and its number of tokens."""
     model = unwrap(model)
+    layout = describe_blocks(model)
+    _check_sets(sets, len(layout.blocks))
     device, found, tokens = device_of(model), list[Tensor](), list[Tensor]()
     with ordinary_arithmetic(), evaluating(model), uncompiled(), torch.inference_mode():
-        runner = BlockRunner(model, describe_blocks(model).container)
+        runner = BlockRunner(model, layout.container)
         with progress("evaluating omission sets", len(batches)) as advance:
             for inputs, labels, _ in batches:
                 judge = partial(_likelihoods, labels=labels.to(device))
@@ -77,6 +82,20 @@ def _answers(model: nn.Module, sets: Sequence[frozenset[int]], batches: Sequence
                 tokens.append((labels != IGNORED).sum(1))
                 advance()
     return torch.cat(found).clone(), torch.cat(tokens)
+
+
+def _check_sets(sets: Sequence[frozenset[int]], depth: int) -> None:
+    """Raise ValueError for sets that the model has not."""
+    if not sets:
+        raise ValueError("Expected one set of blocks or more, but got none. An empty set is the dense model.")
+    for number, gone in enumerate(sets):
+        odd = [block for block in sorted(gone) if not 0 <= block < depth]
+        if odd:
+            raise ValueError(f"Expected sets of blocks from 0 to {depth - 1}, but set {number} names {odd[0]}.")
+        if len(gone) == depth:
+            raise ValueError(
+                f"Expected sets that leave one of the {depth} blocks or more, but set {number} removes all."
+            )
 
 
 def _likelihoods(logits: Tensor, labels: Tensor) -> Tensor:

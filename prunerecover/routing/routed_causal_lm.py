@@ -7,21 +7,28 @@ not those of another.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from prunerecover.apply import apply_plan
 from prunerecover.families.describe import describe_blocks
 from prunerecover.model.batches import logits_of
 from prunerecover.model.copies import share_copy
-from prunerecover.model.evaluation import device_of
+from prunerecover.model.evaluation import device_of, evaluating
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.routing.plan_set import PlanSet
 from prunerecover.routing.router import Router
+from prunerecover.routing.rows import check_tokens, in_order, of_rows
+
+# One prompt is routed at a time: a router reads with hooks, and blocks move between devices. It belongs to no object,
+# so that routed models can be copied and pickled.
+_ALONE = threading.RLock()
+_DENSE = -1  # in the place of a set's number: the dense network's twin, which routers read with
 
 
 class RoutedCausalLM(nn.Module):
@@ -62,18 +69,25 @@ class RoutedCausalLM(nn.Module):
         self.router, self.routed = router, routed and router is not None
         self.default = 0 if default is None else sets.number(default)
         self._networks: dict[int, nn.Module] = {}
+        self._shared: list[int] = []  # ids of the tensors that these share
         self._conversations: dict[str, int] = {}
         self._active: int | None = None  # the set whose blocks are on the device
         self._host, self._device = device_of(self.model), None if device is None else torch.device(device)
-        self.network(self.default)  # tells at once if the plans are for another model
+        for number in range(len(sets.plans)):
+            self.network(number)  # tells at once if a plan is for another model
 
     def network(self, number: int) -> nn.Module:
         """Return the model without the blocks of a set: an ordinary model that shares the dense one's weights."""
-        if number not in self._networks:
-            twin = share_copy(self.model)
-            apply_plan(twin, self.sets.plans[number])
-            self._networks[number] = twin
-        return self._networks[number].train(self.model.training)
+        with _ALONE:
+            held = [id(tensor) for tensor in _tensors(self.model)]
+            if held != self._shared:  # the model was cast, moved or loaded anew
+                self._networks, self._shared = {}, held
+            if number not in self._networks:
+                twin = share_copy(self.model)
+                if number != _DENSE:
+                    apply_plan(twin, self.sets.plans[number])
+                self._networks[number] = twin
+            return self._networks[number].train(self.model.training)
 
     @torch.no_grad()
     def route(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> list[int]:
@@ -84,18 +98,21 @@ class RoutedCausalLM(nn.Module):
             attention_mask: `(N, T)`, 0 for padding on either side.
 
         Raises:
-            ValueError: If a prompt is longer than the model's context, or a router needs text and has no tokenizer.
+            ValueError: If a prompt is empty or longer than the model's context, or a router needs text and has no
+                tokenizer.
         """
+        check_tokens(input_ids, attention_mask)
         if not self.routed or self.router is None:
             return [self.default] * len(input_ids)
         masks = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         prompts = [row[mask.bool()].tolist() for row, mask in zip(input_ids, masks, strict=True)]
         self._check_length(max(map(len, prompts)))
         texts = [] if self.tokenizer is None else self.tokenizer.batch_decode(prompts, skip_special_tokens=True)
-        if self._device is not None and self._active is None:
-            self._ready(self.default)  # the blocks that the router may read through stay in all sets
-        features = self.router.features(self.model, prompts, texts)
-        numbers: list[int] = self.router(features).argmax(1).tolist()
+        with _ALONE, evaluating(*(module for module in (self.router,) if isinstance(module, nn.Module))):
+            if self._device is not None:
+                self._ready(self.default if self._active is None else self._active)  # all sets keep what a router reads
+            features = self.router.features(self.network(_DENSE), prompts, texts)
+            numbers: list[int] = self.router(features).argmax(1).tolist()
         return numbers
 
     def forward(
@@ -113,14 +130,14 @@ class RoutedCausalLM(nn.Module):
             attention_mask: `(N, T)`, or None.
             routes: Numbers of the sets; None: each sample is routed by all its tokens. To score answers, route on the
                 prompts alone, and pass what `route` gave.
-            kwargs: Of the model's own forward.
+            kwargs: Of the model's own forward; tensors with a row per sample are cut to those of each set.
         """
-        found: dict[int, Tensor] = {}
-        for number, rows in self._grouped(input_ids, attention_mask, routes).items():
-            mask = None if attention_mask is None else attention_mask[rows]
-            logits = logits_of(self._ready(number)(input_ids=input_ids[rows], attention_mask=mask, **kwargs))
-            found |= dict(zip(rows, logits, strict=True))
-        return torch.stack([found[i] for i in range(len(input_ids))])
+        found: dict[tuple[int, ...], Tensor] = {}
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, **kwargs}
+        with self._holding_blocks():
+            for number, rows in self._grouped(input_ids, attention_mask, routes).items():
+                found[rows] = logits_of(self._ready(number)(**of_rows(given, rows, len(input_ids))))
+        return in_order(found)
 
     @torch.no_grad()
     def generate(
@@ -134,23 +151,38 @@ class RoutedCausalLM(nn.Module):
     ) -> Tensor:
         """Return tokens as the model's own `generate` does, `(N, T + new)`, shorter ones padded on the right.
 
+        Several sequences per prompt stand one below the other, prompt by prompt.
+
         Args:
             input_ids: Prompts, padded on the left, `(N, T)`.
             attention_mask: `(N, T)`, or None.
             conversations: Name of the conversation of each prompt: those heard of before stay with their set.
             routes: Numbers of the sets; None: see `route`.
-            kwargs: Of the model's own `generate`.
+            kwargs: Of the model's own `generate`; tensors with a row per prompt are cut to those of each set.
+
+        Raises:
+            ValueError: If more than tokens is asked for (`return_dict_in_generate`) of prompts of several sets; also
+                see `route`.
         """
         if conversations is not None and routes is None:
             routes = self._of_conversations(input_ids, attention_mask, conversations)
-        found: dict[int, Tensor] = {}
-        for number, rows in self._grouped(input_ids, attention_mask, routes).items():
-            mask = None if attention_mask is None else attention_mask[rows]
-            network: Any = self._ready(number)
-            found |= dict(zip(rows, network.generate(input_ids[rows], attention_mask=mask, **kwargs), strict=True))
-        longest = max(len(row) for row in found.values())
-        fill = self._padding()
-        return torch.stack([F.pad(found[i], (0, longest - len(found[i])), value=fill) for i in range(len(input_ids))])
+        found: dict[tuple[int, ...], Tensor] = {}
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, **kwargs}
+        with self._holding_blocks():
+            groups = self._grouped(input_ids, attention_mask, routes)
+            for number, rows in groups.items():
+                network: Any = self._ready(number)
+                answers = network.generate(**of_rows(given, rows, len(input_ids)))
+                if isinstance(answers, Tensor):
+                    found[rows] = answers
+                elif len(groups) == 1:
+                    return answers  # type: ignore[no-any-return]
+                else:
+                    raise ValueError(
+                        f"Expected prompts of one set with return_dict_in_generate=True, but got {len(groups)} sets. "
+                        "Group the prompts by what `route` gives, or ask for tokens alone."
+                    )
+        return in_order(found, self._padding(kwargs))
 
     def forget(self, conversation: str) -> None:
         """Let a conversation be routed anew."""
@@ -167,20 +199,27 @@ class RoutedCausalLM(nn.Module):
                 self._conversations.setdefault(names[i], number)
         return [self._conversations[name] for name in names]
 
-    def _grouped(self, input_ids: Tensor, mask: Tensor | None, routes: Sequence[int] | None) -> dict[int, list[int]]:
+    def _grouped(
+        self, input_ids: Tensor, mask: Tensor | None, routes: Sequence[int] | None
+    ) -> dict[int, tuple[int, ...]]:
         """Return which samples go to which set."""
+        check_tokens(input_ids, mask)
         routes = self.route(input_ids, mask) if routes is None else routes
         if len(routes) != len(input_ids) or not all(0 <= number < len(self.sets.plans) for number in routes):
             raise ValueError(
                 f"Expected the number of a set, from 0 to {len(self.sets.plans) - 1}, for each of {len(input_ids)} "
                 f"samples, but got {list(routes)[:8]}."
             )
-        return {n: [i for i, route in enumerate(routes) if route == n] for n in dict.fromkeys(routes)}
+        return {n: tuple(i for i, route in enumerate(routes) if route == n) for n in dict.fromkeys(routes)}
+
+    def _holding_blocks(self) -> AbstractContextManager[Any]:
+        """Keep other threads from moving blocks away, where they move."""
+        return _ALONE if self._device is not None else nullcontext()
 
     def _ready(self, number: int) -> nn.Module:
         """Return a set's network with the blocks that it runs through on the device."""
         network = self.network(number)
-        if self._device is not None and self._active != number:
+        if self._device is not None:
             blocks = describe_blocks(self.model).blocks
             gone = {id(t) for i in self.sets.blocks[number] for t in _tensors(get_module(self.model, blocks[i].path))}
             for tensor in _tensors(self.model):
@@ -195,11 +234,16 @@ class RoutedCausalLM(nn.Module):
         if isinstance(context, int) and tokens > context:
             raise ValueError(f"Expected prompts of at most {context} tokens, the model's context, but got {tokens}.")
 
-    def _padding(self) -> int:
-        config: Any = getattr(self.model, "generation_config", None) or getattr(self.model, "config", None)
-        names = (getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None))
-        found = next((name for name in names if name is not None), 0)
-        return int(found[0] if isinstance(found, list | tuple) else found)
+    def _padding(self, given: dict[str, Any]) -> int:
+        """Return the token that fills up shorter answers, by `generate`'s arguments or else as the model has it."""
+        model: Any = self.model
+        sources = (given.get("generation_config"), getattr(model, "generation_config", None), model.config)
+        for name in ("pad_token_id", "eos_token_id"):
+            values = (given.get(name), *(getattr(source, name, None) for source in sources))
+            found = next((value for value in values if value is not None), None)
+            if found is not None:
+                return int(torch.as_tensor(found).flatten()[0])
+        return 0
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from prunerecover.families.describe import describe_blocks
+from prunerecover.language.likelihood import padded
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.evaluation import device_of, evaluating
@@ -87,8 +88,18 @@ class PrefixRouter(nn.Module):
         return torch.stack([found[i] for i in range(len(prompts))])
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return a score per set, `(N, sets)`, of features `(N, 2 C)`."""
-        return self.head(features)  # type: ignore[no-any-return]
+        """Return a score per set, `(N, sets)`, of features `(N, 2 C)`.
+
+        Raises:
+            ValueError: If the features are those of a model of another width.
+        """
+        if features.shape[-1] != 2 * self.width:
+            raise ValueError(
+                f"Expected features of {2 * self.width} numbers, as of a model of width {self.width}, but got "
+                f"{features.shape[-1]}. Train the router on this model."
+            )
+        weight = next(self.head.parameters())
+        return self.head(features.to(weight.device, weight.dtype))  # type: ignore[no-any-return]
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the head's weights."""
@@ -126,9 +137,18 @@ class EncoderRouter(nn.Module):
         self.head = nn.Linear(int(self.encoder.config.hidden_size), n_sets)
 
     def features(self, model: nn.Module, prompts: Sequence[Sequence[int]], texts: Sequence[str] = ()) -> Tensor:
-        """Return the encoder's tokens of each prompt, `(N, 2, T)`: ids and mask, which `forward` reads."""
+        """Return the encoder's tokens of each prompt, `(N, 2, T)`: ids and mask, which `forward` reads.
+
+        Raises:
+            ValueError: If there is no text.
+        """
+        if len(texts) != len(prompts):
+            raise ValueError(
+                f"Expected the text of each of {len(prompts)} prompts, which this router reads, but got {len(texts)}. "
+                "Pass the language model's own tokenizer: RoutedCausalLM(..., tokenizer=tokenizer)."
+            )
         length = min(self.length, int(self.tokenizer.model_max_length))
-        read = self.tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
+        read = padded(self.tokenizer(list(texts), truncation=True, max_length=length)["input_ids"], self.tokenizer)
         return torch.stack([read["input_ids"], read["attention_mask"]], 1)
 
     def forward(self, features: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ class PuddingPlan(PlanMethod):
     ) -> tuple[RoutedCausalLM, list[RouteComparison]]:
         """Train the router, and compare; a single set needs none."""
         if len(sets.plans) == 1:
-            return RoutedCausalLM(network, sets), []
+            return RoutedCausalLM(network, sets, tokenizer=encoding.tokenizer), []
         torch.manual_seed(self.seed)
         router = self._new_router(network, sets)
         features = prompt_features(router, network, asked.router, encoding)
@@ -137,15 +137,16 @@ class PuddingPlan(PlanMethod):
         train_router(router, features[used], likelihoods[used], asked.chosen[used], **how)
         with torch.no_grad():
             picked = router(features[asked.reported]).argmax(1).tolist()
-        told = [q for q, out in zip(asked.router, asked.reported, strict=True) if out]
+        apart = [q for q, out in zip(asked.router, asked.reported, strict=True) if out]
         every = (*sets.blocks, frozenset[int]())
-        likely = route_table(network, every, told, encoding, batch_size=self.batch_size)
-        right = right_table(network, every, told, encoding, batch_size=self.batch_size).float()
+        likely = route_table(network, every, apart, encoding, batch_size=self.batch_size)
+        right = right_table(network, every, apart, encoding, batch_size=self.batch_size).float()
         compared = [
             compare_routes(scores[:, :-1], picked, sets.names, dense=scores[:, -1], metric=metric)
             for metric, scores in (("log-likelihood per token", likely), ("accuracy", right))
         ]
-        return RoutedCausalLM(network, sets, router, routed=compared[0].worth_it), compared
+        told: dict[str, Any] = {"tokenizer": encoding.tokenizer, "routed": compared[0].worth_it}
+        return RoutedCausalLM(network, sets, router, **told), compared
 
     def _new_router(self, network: nn.Module, sets: PlanSet) -> PrefixRouter | EncoderRouter:
         if self.router != "prefix":

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -96,7 +97,8 @@ def prompt_features(router: Router, model: nn.Module, questions: Sequence[Questi
         encoding: How text becomes tokens.
     """
     prompts = [encoding.prompt(question.prompt) for question in questions]
-    return router.features(model, prompts, [question.prompt for question in questions]).cpu().clone()
+    texts = encoding.tokenizer.batch_decode(prompts, skip_special_tokens=True)  # as a routed model reads them
+    return router.features(model, prompts, texts).cpu().clone()
 
 
 def held_out(questions: Sequence[Question], share: float = 0.2, seed: int = 0) -> Tensor:
@@ -145,7 +147,7 @@ def train_router(
         trainer: Further arguments of Lightning's Trainer.
 
     Raises:
-        ValueError: If shapes do not fit, or one part is empty.
+        ValueError: If shapes do not fit, one part is empty, or likelihoods are not finite.
     """
     if not len(features) == len(likelihoods) == len(apart) or likelihoods.ndim != 2:
         raise ValueError(
@@ -157,14 +159,32 @@ def train_router(
             f"Expected questions to train on and others to choose by, but {int(apart.sum())} of {len(apart)} are held "
             "out. Give more questions."
         )
-    torch.manual_seed(seed)
+    _check_training(router, likelihoods, static, epochs)
     picker = RoutePicker(router, loss, static, learning_rate)
     learnt, judged = (TensorDataset(features[part], likelihoods[part]) for part in (~apart, apart))
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, isolate_rng():
+        torch.manual_seed(seed)
         best = ModelCheckpoint(folder, monitor="val_gain", mode="max")
         usual = {"max_epochs": epochs, "logger": False, "enable_model_summary": False}
-        pl.Trainer(**{**usual, **trainer}, callbacks=[best]).fit(
+        callbacks = [*trainer.pop("callbacks", []), best]
+        pl.Trainer(**{**usual, **trainer}, callbacks=callbacks).fit(
             picker, DataLoader(learnt, batch_size, shuffle=True), DataLoader(judged, batch_size)
         )
         picker.load_state_dict(torch.load(best.best_model_path, weights_only=True)["state_dict"])
     return router.eval()
+
+
+def _check_training(router: nn.Module, likelihoods: Tensor, static: int, epochs: int) -> None:
+    """Raise ValueError for what no router can be trained on."""
+    sets = likelihoods.shape[1]
+    if getattr(router, "n_sets", sets) != sets:
+        raise ValueError(f"Expected likelihoods under the router's {router.n_sets} sets, but got {sets}.")
+    if not likelihoods.isfinite().all():
+        odd = int((~likelihoods.isfinite()).any(1).sum())
+        raise ValueError(
+            f"Expected finite likelihoods, but {odd} of {len(likelihoods)} questions have others. Leave these out."
+        )
+    if not 0 <= static < sets:
+        raise ValueError(f"Expected the static set's number from 0 to {sets - 1}, but got {static}.")
+    if epochs < 1:
+        raise ValueError(f"Expected one epoch or more, but got {epochs}.")

@@ -9,9 +9,10 @@ from functools import cache
 import pytest
 import torch
 from cases.engine import batch_of, batches_of, build
+from cases.models.tiny import tiny_inputs, tiny_llama
 from cases.sampling import one_in
 
-from prunerecover import Budget, Plan, apply_plan, merge
+from prunerecover import Budget, Plan, apply_plan, merge, plan_depth
 from prunerecover.cost.macs import count_macs
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family_planner import FamilyPlanner
@@ -85,3 +86,16 @@ def test_a_budget_that_units_cannot_come_near_is_exceeded_with_a_warning() -> No
         plan = found.plan(Budget(macs=0.35))
     said = plan.evidence["removed_share"]
     assert said["merged"] - said["asked"] > said["smallest_unit"]
+
+
+@pytest.mark.parametrize("share", [0.6, 0.7, 0.75, 0.8])
+def test_a_large_share_is_met_by_what_units_leave_in_the_end(share: float) -> None:
+    """Blocks take the place of their parts, where these are all gone and what they leave costs too much."""
+    plan = plan_depth(
+        tiny_llama(num_hidden_layers=6),
+        Budget(params=share),
+        batches=[tiny_inputs("llama", 8, 12, seed) for seed in range(4)],
+        search="greedy",
+    )
+    removed = plan.evidence["removed_share"]
+    assert share <= removed["merged"] <= share + removed["smallest_unit"]

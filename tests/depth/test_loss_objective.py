@@ -101,6 +101,30 @@ def test_a_users_own_loss_serves_a_vision_transformer() -> None:
     assert len(plan.removed["attention"]) == 1
 
 
+@pytest.mark.parametrize("rows", [slice(4), slice(2)])
+def test_a_loss_may_run_the_network_several_times(llama: nn.Module, rows: slice) -> None:
+    """What one run gave must not answer in another, of other tokens or of another length."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        first = {"input_ids": batch["input_ids"][rows, :9]}
+        return next_token_loss(model, first) + 2 * next_token_loss(model, {"input_ids": batch["input_ids"].flip(1)})
+
+    @torch.no_grad()
+    def without(gone: set[int]) -> float:
+        layers = llama.model.layers
+        llama.model.layers = nn.ModuleList(layer for i, layer in enumerate(layers) if i not in gone)
+        found = sum(float(loss(llama, batch)) for batch in texts(0))
+        llama.model.layers = layers
+        return found
+
+    plan = plan_depth(
+        llama, remove={"block": 2}, batches=texts(0), importance="cross_entropy", loss=loss, search="exact"
+    )
+    first = min(range(BLOCKS), key=lambda i: without({i}))
+    second = min((i for i in range(BLOCKS) if i != first), key=lambda i: without({first, i}))
+    assert numbers(plan) == {first, second}
+
+
 def test_a_loss_that_is_no_scalar_is_refused(llama: nn.Module) -> None:
     def per_token(model: nn.Module, batch: Any) -> Tensor:
         return model(**batch).logits.mean(-1)

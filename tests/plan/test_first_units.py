@@ -11,6 +11,8 @@ from torch import nn
 
 from prunerecover import Plan, apply_plan
 from prunerecover.model.hashing import tensors_hash
+from prunerecover.surgery.merging import block_removals
+from prunerecover.surgery.provenance import plan_for
 
 KINDS = {"block": 2, "attention": 1}
 
@@ -77,3 +79,18 @@ def test_an_order_edited_by_hand_is_no_order() -> None:
     edited = plan.model_copy(update={"evidence": {**plan.evidence, "order": plan.evidence["order"][:1]}})
     with pytest.raises(ValueError, match="Expected a plan whose units leave nothing"):
         edited.first(1)
+
+
+def test_all_and_none_of_any_plan() -> None:
+    model = build("llama")
+    by_hand = plan_for(model, block_removals(model, [1, 2]), method="by hand")  # no order is known
+    assert by_hand.first(2) is by_hand
+    assert by_hand.first(0) == Plan()
+    assert Plan().first(0) == Plan()
+    with pytest.raises(ValueError, match="whose order of removal is known"):
+        by_hand.first(1)
+
+
+def test_parts_of_units_are_none() -> None:
+    with pytest.raises(TypeError, match="Expected a whole number of units, but got 1.5"):
+        Plan().first(1.5)  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -23,6 +25,21 @@ def test_picking_by_chance_is_not_worth_it() -> None:
     assert not found.worth_it
     assert "Routing is not ahead of the static set" in str(found)
     assert "| dense |" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("routes", "changes", "message"),
+    [
+        ([0, 1, 3], {}, "Expected routes from 0 to 2, but got 3"),
+        ([0, 1, -1], {}, "Expected routes from 0 to 2, but got -1"),
+        ([0, 1, 2], {"static": 3}, "Expected the static set's number from 0 to 2, but got 3"),
+        ([0, 1, 2], {"dense": [0.5]}, r"Expected a score of the dense model for each of 3 questions, but got .*\(1,\)"),
+        ([], {}, "Expected one question or more"),
+    ],
+)
+def test_numbers_that_do_not_fit(routes: list[int], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compare_routes(SCORES[: len(routes)], routes, ("a", "b", "c"), **changes)
 
 
 def test_scores_of_other_questions() -> None:

@@ -53,6 +53,8 @@ def edited(sets: PlanSet, tmp_path, change) -> None:
         (lambda data: data.update(plans=3), "Expected a valid set of plans, but plans is wrong"),
         (lambda data: data["plans"][0].update(schema="else"), "Expected a plan"),
         (lambda data: data["plans"][0]["source"].update(tensors="0"), "they start from different ones"),
+        (lambda data: data["plans"][1]["edits"][0].update(unit="x"), "Expected blocks with numbers, but 'set 1' .* x"),
+        (lambda data: data["plans"][1]["edits"][0].update(unit="h.-1"), "Expected blocks with numbers, but 'set 1'"),
     ],
 )
 def test_files_edited_by_hand(sets: PlanSet, tmp_path, change, message: str) -> None:

@@ -47,6 +47,20 @@ def test_what_sets_share_is_computed_once() -> None:
     assert len(computed) == 9
 
 
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ([{2}, {6}], "Expected sets of blocks from 0 to 5, but set 1 names 6"),
+        ([{-1}], "Expected sets of blocks from 0 to 5, but set 0 names -1"),
+        ([set(range(6))], "Expected sets that leave one of the 6 blocks or more, but set 0 removes all"),
+        ([], "Expected one set of blocks or more, but got none"),
+    ],
+)
+def test_sets_that_are_none(sets: list[set[int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        route_table(tiny_llama(num_hidden_layers=6), [frozenset(one) for one in sets], questions(1), encoding())
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model = tiny_llama(num_hidden_layers=6).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}

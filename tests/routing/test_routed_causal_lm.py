@@ -1,21 +1,17 @@
 from __future__ import annotations
 
 import copy
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases.models.language import llama_folder, word_tokenizer
-from cases.models.routed_language import SETS, sets_of
+from cases.models.language import word_tokenizer
+from cases.models.routed_language import SETS, removing, sets_of
 from cases.models.tiny import tiny_llama
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
-from prunerecover import apply_plan
+from prunerecover import Plan, PlanSet, apply_plan
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
-from prunerecover.routing.routed_folder import load_routed, save_routed
 from prunerecover.routing.router import PrefixRouter
 
 PROMPTS = torch.tensor([[5, 6, 7, 8, 9], [11, 12, 13, 14, 15], [21, 22, 23, 24, 25]])
@@ -122,79 +118,6 @@ def test_only_the_blocks_of_a_set_are_on_the_device(dense: nn.Module) -> None:
         assert on_host == set(gone)
 
 
-# Folders
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return llama_folder(tmp_path / "base", num_hidden_layers=6)
-
-
-def routed_folder(base: Path, path: Path) -> RoutedCausalLM:
-    model = AutoModelForCausalLM.from_pretrained(base).eval()
-    torch.manual_seed(0)
-    routed = RoutedCausalLM(model, sets_of(model), PrefixRouter(32, 4).eval(), default="set 1")
-    save_routed(routed, path)
-    return routed
-
-
-def test_a_folder_gives_the_same_answers(base: Path, tmp_path: Path) -> None:
-    routed = routed_folder(base, tmp_path / "routed")
-    again = load_routed(tmp_path / "routed")
-    assert again.route(PROMPTS) == routed.route(PROMPTS)
-    assert torch.equal(again.generate(PROMPTS, **GREEDY), routed.generate(PROMPTS, **GREEDY))
-    assert again.sets == routed.sets
-    assert again.default == 1
-    assert sum(file.stat().st_size for file in (tmp_path / "routed").iterdir()) < 200_000  # no base weights
-
-
-def test_switched_off_routing_stays_off(base: Path, tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(base)
-    save_routed(RoutedCausalLM(model, sets_of(model), PrefixRouter(32, 4), routed=False), tmp_path / "routed")
-    assert load_routed(tmp_path / "routed", model).route(PROMPTS) == [0, 0, 0]
-
-
-def test_sets_edited_by_hand_are_refused(base: Path, tmp_path: Path) -> None:
-    routed_folder(base, tmp_path / "routed")
-    path = tmp_path / "routed" / "plan_set.json"
-    data = json.loads(path.read_text())
-    data["names"][0] = "other"
-    path.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match=r"Expected the sets that the router .* was trained for, but plan_set.json"):
-        load_routed(tmp_path / "routed")
-
-
-def test_a_base_of_another_depth_is_refused(base: Path, tmp_path: Path) -> None:
-    routed_folder(base, tmp_path / "routed")
-    with pytest.raises(ValueError, match="has other tensors. Was it pruned, or is it another depth"):
-        load_routed(tmp_path / "routed", tiny_llama(num_hidden_layers=5))
-
-
-def test_a_base_of_other_weights_is_refused(base: Path, tmp_path: Path) -> None:
-    routed_folder(base, tmp_path / "routed")
-    other = AutoModelForCausalLM.from_pretrained(base)
-    with torch.no_grad():
-        other.lm_head.weight.mul_(2)
-    with pytest.raises(ValueError, match="Expected the weights that the sets .* were planned for"):
-        load_routed(tmp_path / "routed", other)
-
-
-def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="Expected a folder of a routed model"):
-        load_routed(tmp_path)
-
-
-def test_another_folder_is_not_overwritten(routed: RoutedCausalLM, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="Expected a free path, or a folder of a routed model"):
-        save_routed(routed, tmp_path, base="somewhere")
-
-
-def test_a_model_from_nowhere_needs_a_name(routed: RoutedCausalLM, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Expected base=..., the path or hub id of the dense model"):
-        save_routed(routed, tmp_path / "routed")
-
-
 # Bad input
 
 
@@ -233,3 +156,10 @@ def test_text_routers_get_text(dense: nn.Module) -> None:
 
     RoutedCausalLM(dense, sets_of(dense), Reads(), tokenizer=word_tokenizer()).route(PROMPTS)
     assert heard[0] == "w5 w6 w7 w8 w9"
+
+
+def test_every_set_is_tried_at_once(dense: nn.Module) -> None:
+    other = removing(tiny_llama(num_hidden_layers=7), 3)
+    sets = PlanSet(names=("dense", "other"), plans=(Plan(), other))
+    with pytest.raises(ValueError, match="Expected"):
+        RoutedCausalLM(dense, sets)

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
-from cases.models.routed_language import encoding, questions
-from cases.models.tiny import tiny_llama
+from cases.models.language import word_tokenizer
+from cases.models.routed_language import encoding, questions, sets_of
+from cases.models.tiny import tiny_bert, tiny_llama
 
+from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import Question
 from prunerecover.model.hooks import recording
 from prunerecover.recipes.tasks.route_picker import RoutePicker, held_out, prompt_features, train_router
-from prunerecover.routing.router import PrefixRouter
+from prunerecover.routing.routed_causal_lm import RoutedCausalLM
+from prunerecover.routing.router import EncoderRouter, PrefixRouter
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +120,88 @@ def test_data_that_does_not_fit(rows: int, apart: list[bool], message: str) -> N
         train_router(PrefixRouter(4, 2), torch.zeros(rows, 8), torch.zeros(rows, 2), torch.tensor(apart))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"likelihoods": torch.zeros(8, 3)}, "Expected likelihoods under the router's 2 sets, but got 3"),
+        (
+            {"likelihoods": torch.full((8, 2), -torch.inf)},
+            "Expected finite likelihoods, but 8 of 8 questions have others",
+        ),
+        ({"static": 2}, "Expected the static set's number from 0 to 1, but got 2"),
+        ({"epochs": 0}, "Expected one epoch or more, but got 0"),
+    ],
+)
+def test_training_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    usual = {"features": torch.zeros(8, 8), "likelihoods": torch.zeros(8, 2), "apart": torch.arange(8) < 2}
+    with pytest.raises(ValueError, match=message):
+        train_router(PrefixRouter(4, 2), **{**usual, **changes})
+
+
+def test_callbacks_of_ones_own_join_training() -> None:
+    class Counts(pl.Callback):
+        epochs = 0
+
+        def on_train_epoch_end(self, *_: Any) -> None:
+            self.epochs += 1
+
+    counts = Counts()
+    how: dict[str, Any] = {"epochs": 2, "callbacks": [counts], "enable_progress_bar": False}
+    train_router(PrefixRouter(4, 2), torch.zeros(8, 8), torch.zeros(8, 2), torch.arange(8) < 2, **how)
+    assert counts.epochs == 2
+
+
+def test_training_leaves_the_random_state() -> None:
+    router, before = PrefixRouter(4, 2), torch.get_rng_state()
+    how: dict[str, Any] = {"epochs": 1, "enable_progress_bar": False}
+    train_router(router, torch.zeros(8, 8), torch.zeros(8, 2), torch.arange(8) < 2, **how)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_training_changes_the_router_alone(llama: torch.nn.Module) -> None:
     before = copy.deepcopy(llama.state_dict())
     router, asked = PrefixRouter(32, 2), questions(12)
     features = prompt_features(router, llama, asked, encoding())
     train_router(router, features, torch.randn(12, 2), torch.arange(12) % 3 == 0, epochs=1, enable_progress_bar=False)
     assert all(torch.equal(before[name], value) for name, value in llama.state_dict().items())
+
+
+# Text encoders
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> EncoderRouter:
+    tiny_bert().save_pretrained(tmp_path)  # type: ignore[operator]
+    word_tokenizer(eos_token="</s>").save_pretrained(tmp_path)  # no token for padding
+    torch.manual_seed(0)
+    return EncoderRouter(str(tmp_path), 4).eval()
+
+
+def test_padding_does_not_change_what_an_encoder_reads(encoder: EncoderRouter, llama: torch.nn.Module) -> None:
+    texts = ["w5", "w6 w7 w8", "w9 w10"]
+    together = encoder(encoder.features(llama, [[]] * 3, texts))
+    alone = torch.cat([encoder(encoder.features(llama, [[]], [text])) for text in texts])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+
+
+def test_an_encoder_learns_from_the_text_that_it_is_asked_with(encoder: EncoderRouter, llama: torch.nn.Module) -> None:
+    tokenizer = word_tokenizer(eos_token="</s>")
+    tokenizer.chat_template = "{% for m in messages %}w3 {{ m['content'] }} w4{% endfor %}"
+    chat, asked, heard = Encoding(tokenizer, 64, chat=True), questions(3), list[str]()
+
+    def listen(model: torch.nn.Module, prompts: Any, texts: Any = ()) -> torch.Tensor:
+        heard.extend(texts)
+        return EncoderRouter.features(encoder, model, prompts, texts)
+
+    encoder.features = listen  # type: ignore[method-assign]
+    prompt_features(encoder, llama, asked, chat)
+    routed = RoutedCausalLM(llama, sets_of(llama), encoder, tokenizer=tokenizer)
+    for question in asked:
+        routed.route(torch.tensor([chat.prompt(question.prompt)]))
+    assert heard[:3] == heard[3:]
+
+
+def test_an_encoder_needs_text(encoder: EncoderRouter, llama: torch.nn.Module) -> None:
+    routed = RoutedCausalLM(llama, sets_of(llama), encoder)
+    with pytest.raises(ValueError, match="Expected the text of each of 2 prompts, which this router reads, but got 0"):
+        routed.route(torch.ones(2, 3, dtype=torch.long))

@@ -110,7 +110,7 @@ class PrefixRunner:
 
     @contextmanager
     def _keeping(self, network: nn.Module, batch: int, first: int) -> Iterator[None]:
-        kept, handles = self._kept[batch], []
+        kept, handles, called = self._kept[batch], [], set[str]()
         modules = dict(network.named_modules())
         for piece in self.pieces:
             if piece.last >= first:
@@ -118,7 +118,11 @@ class PrefixRunner:
             if piece.last >= first and piece.path in modules:  # else it went with a module around it
 
                 def keep(_: nn.Module, __: Any, output: Any, path: str = piece.path) -> None:
-                    kept[path] = self._answer(output)
+                    if path in called:  # the network ran several times, and each run has an output of its own
+                        kept.pop(path, None)
+                    else:
+                        kept[path] = self._answer(output)
+                    called.add(path)
 
                 handles.append(modules[piece.path].register_forward_hook(keep))
         try:

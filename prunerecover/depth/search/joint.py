@@ -15,19 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Protocol
 
 from prunerecover.depth.search.goals import Goal, not_enough
+from prunerecover.depth.search.moves import holders, of_one_module
 from prunerecover.display.progress import progress
-from prunerecover.model.paths import parent_path
 from prunerecover.plan.units import Unit, names_of
 
 WIDTH = 2  # sets in the beam
 EXCHANGED = 6  # moves that are tried in the place of a chosen unit
 ROUNDS = 3  # of exchanges
-MODULE = 3  # layers of a module of which every combination is tried; of larger ones, all layers together
-LARGEST = 8  # layers of a module that may go together
 SLACK = 0.7  # of what a rough score says, which a move may cost in truth
 SMALLEST = 1e-6  # of what is missing: a goal may be missed by less than any unit holds
 
@@ -140,8 +137,9 @@ class JointSearch:
             self._score_alone()
             while best.reached < 1:
                 found = self._grown(best, advance)
-                self.judge.settle(found.units)
-                best = self._state(found.units)
+                best = self._settled(found)
+            while (less := self._without_needless(best)).units != best.units and self._settled(less).reached >= 1:
+                best = self._settled(less)
         return list(best.units)
 
     def _grown(self, start: State, advance: Callable[[], None]) -> State:
@@ -158,8 +156,9 @@ class JointSearch:
         while states := [state for state in states if state.reached < 1 and state.divergence < best.cost]:
             steps = self._best_steps(states)
             if not steps and not done:
-                raise not_enough(self.goal, states[0].units, self.judge.refused)
-            states = [self._state((*step.state.units, *step.move)) for step in steps]
+                states = [self._with_a_holder(states[0])]
+            else:
+                states = [self._state((*step.state.units, *step.move)) for step in steps]
             done += [self._without_needless(state) for state in states if state.reached >= 1]
             best = min(done, key=lambda state: state.cost, default=best)
             for _ in steps[0].move if steps else ():
@@ -181,7 +180,7 @@ class JointSearch:
         units = self.goal.units_to_score()
         moves: list[Move] = [(unit,) for unit in units]
         if self.search == "joint":
-            moves += list(_of_one_module(units))
+            moves += list(of_one_module(units))
         scores = self.judge.scores((), moves) if self.search == "exact" else self.judge.rough(moves)
         for move, divergence in zip(moves, scores, strict=True):
             self._rough.add(move)
@@ -230,6 +229,21 @@ class JointSearch:
             if math.isfinite(slope) and all(unit.name in free for unit in move) and self.goal.fits(state.units, move):
                 yield Step(state, move, slope, self.goal.price(move))
 
+    def _with_a_holder(self, state: State) -> State:
+        """Take out a unit in the place of those inside it, which leave more; raise ValueError if that saves no more."""
+        sets = holders(self.goal, state.units)
+        scores = [self.judge.scores(units[:-1], [units[-1:]])[0] for units in sets]
+        found = [State(units, d, self.goal.reached(units)) for units, d in zip(sets, scores, strict=True)]
+        more = [one for one in found if one.reached > state.reached and math.isfinite(one.divergence)]
+        if not more:
+            raise not_enough(self.goal, state.units, self.judge.refused)
+        return min(more, key=lambda one: one.cost)
+
+    def _settled(self, state: State) -> State:
+        """Return a set as it is once what its units leave is fitted."""
+        self.judge.settle(state.units)
+        return self._state(state.units)
+
     def _state(self, units: Move) -> State:
         return State(units, self.judge.divergence(units), self.goal.reached(units))
 
@@ -271,15 +285,3 @@ class JointSearch:
                 better = self._without_needless(self._state(better.units))
                 best = better if better.cost < best.cost else best
         return best
-
-
-def _of_one_module(units: Sequence[Unit]) -> Iterator[Move]:
-    """Yield layers of one module that may go together although none of them can go alone."""
-    modules: dict[str, list[Unit]] = {}
-    for unit in units:
-        if unit.kind == "layer":
-            modules.setdefault(parent_path(unit.name), []).append(unit)
-    for layers in modules.values():
-        sizes = range(2, len(layers) + 1) if len(layers) <= MODULE else [len(layers)]
-        for size in sizes if len(layers) <= LARGEST else ():
-            yield from combinations(layers, size)

@@ -1,0 +1,59 @@
+"""Rows of a batch that go to different sets: checked, taken apart, and put together again in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def check_tokens(input_ids: Tensor, mask: Tensor | None) -> None:
+    """Raise ValueError unless these are tokens of one prompt or more, each of one token or more."""
+    if input_ids.ndim != 2 or not input_ids.numel():
+        raise ValueError(
+            "Expected tokens of prompts, (N, T), of one prompt or more, but got shape "
+            f"{tuple(input_ids.shape)}. A single prompt is input_ids[None]."
+        )
+    if mask is None:
+        return
+    if mask.shape != input_ids.shape:
+        raise ValueError(
+            f"Expected a mask of shape {tuple(input_ids.shape)}, as the tokens have, but got {tuple(mask.shape)}."
+        )
+    if not mask.any(1).all():
+        first = int((~mask.any(1)).nonzero()[0])
+        raise ValueError(f"Expected prompts of one token or more, but number {first} is empty. Leave it out.")
+
+
+def of_rows(arguments: Mapping[str, Any], rows: Sequence[int], count: int) -> dict[str, Any]:
+    """Return a model's arguments for some samples of a batch: tensors with a row per sample are cut to theirs.
+
+    Args:
+        arguments: By name; what has no row per sample stays as it is.
+        rows: Numbers of the samples.
+        count: Of samples in the batch.
+    """
+
+    def cut(value: Any) -> Any:
+        with_rows = isinstance(value, Tensor) and value.ndim > 1 and len(value) == count
+        return value[list(rows)] if with_rows else value
+
+    return {name: cut(value) for name, value in arguments.items()}
+
+
+def in_order(found: Mapping[tuple[int, ...], Tensor], fill: int = 0) -> Tensor:
+    """Return what was found for groups of rows as one batch, in the order of the rows; shorter ones are padded.
+
+    Args:
+        found: By the numbers of the rows, as many results per row as there are: `(rows x results, T, ...)`.
+        fill: For the end of dimension 1 where others are longer.
+    """
+    longest = max(part.shape[1] for part in found.values())
+    by_row: dict[int, Tensor] = {}
+    for rows, part in found.items():
+        padding = (0, 0) * (part.ndim - 2) + (0, longest - part.shape[1])
+        by_row |= zip(rows, torch.unflatten(F.pad(part, padding, value=fill), 0, (len(rows), -1)), strict=True)
+    return torch.cat([by_row[row] for row in sorted(by_row)])
