@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +148,7 @@ class Plan(Record):
             TypeError: If this is no whole number.
             ValueError: If there are fewer, or what the units leave was made for all of them together.
         """
-        if isinstance(count, bool) or not isinstance(count, Integral):
+        if isinstance(count, bool) or not isinstance(count, int):
             raise TypeError(f"Expected a whole number of units, but got {count!r}.")
         if count == 0:
             return Plan()
