@@ -149,7 +149,8 @@ class Plan(Record):
             TypeError: If this is no whole number.
             ValueError: If there are fewer, or what the units leave was made for all of them together.
         """
-        if isinstance(count, bool) or not isinstance(count, Integral):
+        given: object = count
+        if isinstance(given, bool) or not isinstance(given, Integral):
             raise TypeError(f"Expected a whole number of units, but got {count!r}.")
         if count == 0:
             return Plan()
