@@ -62,6 +62,10 @@ def plan_omission_sets(
     if empty or not tasks:
         raise ValueError(f"Expected questions for every task, but {empty[0] if empty else 'no task'} has none.")
     layout = describe_blocks(unwrap(model))
+    if not 0 <= shared_prefix < len(layout.blocks):
+        raise ValueError(
+            f"Expected 0 to {len(layout.blocks) - 1} blocks that stay for the router, but got {shared_prefix}."
+        )
     most = len(layout.blocks) - max(shared_prefix, 1)
     if not 1 <= blocks <= most:
         raise ValueError(

@@ -203,14 +203,15 @@ class RoutedCausalLM(nn.Module):
         self, input_ids: Tensor, mask: Tensor | None, routes: Sequence[int] | None
     ) -> dict[int, tuple[int, ...]]:
         """Return which samples go to which set."""
-        check_tokens(input_ids, mask)
+        check_tokens(input_ids, mask if mask is not None and mask.ndim == 2 else None)
         routes = self.route(input_ids, mask) if routes is None else routes
-        if len(routes) != len(input_ids) or not all(0 <= number < len(self.sets.plans) for number in routes):
+        if len(routes) != len(input_ids) or not all(number in range(len(self.sets.plans)) for number in routes):
             raise ValueError(
                 f"Expected the number of a set, from 0 to {len(self.sets.plans) - 1}, for each of {len(input_ids)} "
                 f"samples, but got {list(routes)[:8]}."
             )
-        return {n: tuple(i for i, route in enumerate(routes) if route == n) for n in dict.fromkeys(routes)}
+        numbers = [int(number) for number in routes]
+        return {n: tuple(i for i, number in enumerate(numbers) if number == n) for n in dict.fromkeys(numbers)}
 
     def _holding_blocks(self) -> AbstractContextManager[Any]:
         """Keep other threads from moving blocks away, where they move."""

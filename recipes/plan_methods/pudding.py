@@ -25,7 +25,13 @@ from prunerecover.recipes.data.choice_columns import find_choice_columns
 from prunerecover.recipes.data.text_source import open_text
 from prunerecover.recipes.data.tokenizers import context_of, open_tokenizer
 from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
-from prunerecover.recipes.tasks.route_picker import RouterLoss, held_out, prompt_features, train_router
+from prunerecover.recipes.tasks.route_picker import (
+    RouterLoss,
+    as_written_once,
+    held_out,
+    prompt_features,
+    train_router,
+)
 from prunerecover.routing.comparison import RouteComparison, compare_routes
 from prunerecover.routing.omission_sets import LOSSES, plan_omission_sets
 from prunerecover.routing.plan_set import PlanSet
@@ -152,14 +158,14 @@ class PuddingPlan(PlanMethod):
         if self.router != "prefix":
             return EncoderRouter(self.router, len(sets.plans))
         config: Any = network.config
-        return PrefixRouter(int(config.hidden_size), len(sets.plans), min(2, sets.shared_prefix))
+        return PrefixRouter(int(config.get_text_config().hidden_size), len(sets.plans), min(2, sets.shared_prefix))
 
     def _asked(self) -> Asked:
         """Read the tasks."""
         by_task = {name: self._questions(path, self.names.get(name)) for name, path in self.tasks.items()}
         calibrated, routed = self.counts
         searched = {name: found[:calibrated] for name, found in by_task.items()}
-        seen = {question.prompt for found in searched.values() for question in found}
+        seen = {as_written_once(question.prompt) for found in searched.values() for question in found}
         rest = [q for found in by_task.values() for q in _unseen(found[calibrated:], seen)[:routed]]
         if not rest:
             raise ValueError(
@@ -167,6 +173,14 @@ class PuddingPlan(PlanMethod):
                 "there are none left. Lower calibration_questions."
             )
         apart, half = held_out(rest, APART, self.seed), held_out(rest, 0.5, self.seed + 1)
+        parts = {"to train on": ~apart, "to choose by": apart & half, "to report on": apart & ~half}
+        empty = [name for name, part in parts.items() if not part.any()]
+        if empty:
+            raise ValueError(
+                "Expected questions to train a router on, others to choose by and others to report on, but of "
+                f"{len(rest)} besides those that sets are searched on there are none {' and '.join(empty)}. Lower "
+                "calibration_questions, or give more questions."
+            )
         return Asked(searched, rest, apart & half, apart & ~half)
 
     def _questions(self, path: str, name: str | None) -> list[Question]:
@@ -192,4 +206,4 @@ def page(sets: PlanSet, compared: Sequence[RouteComparison]) -> str:
 
 
 def _unseen(questions: Sequence[Question], seen: set[str]) -> list[Question]:
-    return [question for question in questions if question.prompt not in seen]
+    return [question for question in questions if as_written_once(question.prompt) not in seen]

@@ -101,6 +101,15 @@ def prompt_features(router: Router, model: nn.Module, questions: Sequence[Questi
     return router.features(model, prompts, texts).cpu().clone()
 
 
+def as_written_once(prompt: str) -> str:
+    """Return what prompts share that differ in white space and capitals alone.
+
+    >>> as_written_once(" Is snow  warm? ")
+    'is snow warm?'
+    """
+    return " ".join(prompt.split()).casefold()
+
+
 def held_out(questions: Sequence[Question], share: float = 0.2, seed: int = 0) -> Tensor:
     """Return which questions are held out, `(N,)`, boolean: by a hash of the prompt, so that equal ones stay together.
 
@@ -111,7 +120,7 @@ def held_out(questions: Sequence[Question], share: float = 0.2, seed: int = 0) -
     """
 
     def drawn(prompt: str) -> float:
-        digest = hashlib.sha256(f"{seed}/{' '.join(prompt.split()).casefold()}".encode()).digest()
+        digest = hashlib.sha256(f"{seed}/{as_written_once(prompt)}".encode()).digest()
         return int.from_bytes(digest[:8], "big") / 2**64
 
     return torch.tensor([drawn(question.prompt) < share for question in questions])

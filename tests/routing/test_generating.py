@@ -72,6 +72,13 @@ def test_arguments_with_a_row_per_prompt_go_with_their_prompts(routed: RoutedCau
         torch.testing.assert_close(found[row], wanted, atol=1e-5, rtol=1e-5)
 
 
+def test_masks_between_tokens_go_with_their_samples(routed: RoutedCausalLM) -> None:
+    causal = torch.ones(5, 5, dtype=torch.bool).tril().expand(3, 1, 5, 5)
+    torch.testing.assert_close(
+        routed(PROMPTS, causal, routes=ROUTES), routed(PROMPTS, routes=ROUTES), atol=1e-5, rtol=1e-5
+    )
+
+
 def test_text_is_streamed(routed: RoutedCausalLM, capsys: pytest.CaptureFixture[str]) -> None:
     from transformers import TextStreamer
 
@@ -140,6 +147,12 @@ def test_threads_get_the_routes_of_their_own_prompts(routed: RoutedCausalLM, den
 
 
 # Bad input
+
+
+@pytest.mark.parametrize("routes", [[0, 4, 0], [0, -1, 0], [0, 1], ["set 0", "set 1", "set 0"], [0.5, 1.0, 0.0]])
+def test_routes_that_are_none(routed: RoutedCausalLM, routes: Any) -> None:
+    with pytest.raises(ValueError, match="Expected the number of a set, from 0 to 3, for each of 3 samples"):
+        routed.generate(PROMPTS, routes=routes, **GREEDY)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ def test_one_search_gives_every_depth(sets: PlanSet) -> None:
     [
         ({"blocks": 5}, "Expected 1 to 4 blocks to remove of the 6, of which 2 stay for the router, but got 5"),
         ({"blocks": 0}, "Expected 1 to 4 blocks"),
+        ({"shared_prefix": -1}, "Expected 0 to 5 blocks that stay for the router, but got -1"),
+        ({"shared_prefix": 6}, "Expected 0 to 5 blocks that stay for the router, but got 6"),
         ({"losses": ("luck",)}, r"Expected losses among likelihood, contrastive, but got \['luck'\]"),
         ({"tasks": {}}, "Expected questions for every task, but no task has none"),
         ({"tasks": {"empty": []}}, "Expected questions for every task, but empty has none"),

@@ -136,11 +136,6 @@ def test_a_prompt_beyond_the_context(routed: RoutedCausalLM) -> None:
         routed.route(torch.ones(1, 65, dtype=torch.long))
 
 
-def test_routes_that_are_none(routed: RoutedCausalLM) -> None:
-    with pytest.raises(ValueError, match="Expected the number of a set, from 0 to 3, for each of 3 samples"):
-        routed.generate(PROMPTS, routes=[0, 4, 0], **GREEDY)
-
-
 def test_a_conversation_for_each_prompt(routed: RoutedCausalLM) -> None:
     with pytest.raises(ValueError, match="Expected a conversation for each of 3 prompts, but got 1"):
         routed.generate(PROMPTS, conversations=["a"], **GREEDY)

@@ -12,6 +12,7 @@ from cases.models.questions import question_rows, write_rows
 
 from prunerecover import Plan, load_routed
 from prunerecover.recipes.cli.main import main
+from prunerecover.recipes.plan_methods.pudding import PuddingPlan
 
 GREEDY = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
 
@@ -48,6 +49,33 @@ def test_sets_router_and_report(recipe: list[str], tmp_path: Path) -> None:
     assert routed.routed == ("Routing is ahead" in page.split("## By accuracy")[0])
     prompts = torch.tensor([[41, 5, 6], [40, 7, 8]])
     assert routed.generate(prompts, **GREEDY).shape == (2, 6)
+
+
+def test_too_few_questions_to_report_on_are_told_before_the_search(
+    recipe: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*recipe, "--method.blocks", "2", "--method.calibration_questions", "59"]) != 0
+    assert "Expected questions to train a router on, others to choose by and others to report on" in (
+        capsys.readouterr().err
+    )
+
+
+def test_no_question_is_in_two_parts_however_it_is_written(tmp_path: Path, own_cache: Path) -> None:
+    rows = question_rows(30)
+    again = [{**row, "question": f"  {row['question'].upper()} "} for row in rows]
+    write_rows(tmp_path / "task" / "train.jsonl", [*rows, *again])
+    method = PuddingPlan({"task": str(tmp_path / "task")}, 2, "unused", calibration_questions=20)
+    asked = method._asked()
+    parts = [
+        asked.tasks["task"],
+        *(
+            [q for q, inside in zip(asked.router, part, strict=True) if inside]
+            for part in (asked.chosen, asked.reported, ~(asked.chosen | asked.reported))
+        ),
+    ]
+    written = [{" ".join(question.prompt.split()).lower() for question in part} for part in parts]
+    assert all(written)
+    assert not any(a & b for i, a in enumerate(written) for b in written[:i])
 
 
 def test_too_few_questions_are_told(recipe: list[str], capsys: pytest.CaptureFixture[str]) -> None:
