@@ -86,7 +86,7 @@ class PlanTrainer(pl.Trainer):
 
         Args:
             model: The module that holds the network.
-            method: How to decide, and how much to remove (`--method depth`, `boundary`, `boundary_published`,
+            method: How to decide, and how much to remove (`--method depth`, `graph`, `boundary`, `boundary_published`,
                 `per_cost`, `fair`, `pudding`, or the class path of your own).
             datamodule: Where calibration batches come from; the module's own training loader otherwise.
             output: The plan's file.
