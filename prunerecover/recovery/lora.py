@@ -163,7 +163,7 @@ def merge_adapters(network: nn.Module, adapters: Adapters, *, structure_only: bo
     network = unwrap(network)
     _check_is(adapters, Adapters, "what plan_adapters returned")
     for path in adapters.modules:
-        if not _is_of_peft(get_module(network, path)):
+        if not is_of_peft(get_module(network, path)):
             raise ValueError(
                 f"Expected an adapter at '{path}' of {type(network).__name__}, but it is plain. Was it merged before?"
             )
@@ -190,23 +190,24 @@ def frozen_parameters(network: nn.Module, adapters: Adapters) -> dict[str, Param
     found = {}
     for name in adapters.frozen:
         module = get_module(unwrap(network), parent_path(name))
-        holder = module.get_submodule(BASE) if _is_of_peft(module) else module
+        holder = module.get_submodule(BASE) if is_of_peft(module) else module
         found[name] = holder.get_parameter(name.rpartition(".")[2])
     return found
 
 
 def has_adapters(network: nn.Module) -> bool:
     """Whether any module is one of peft's."""
-    return any(map(_is_of_peft, network.modules()))
+    return any(map(is_of_peft, network.modules()))
+
+
+def is_of_peft(module: nn.Module) -> bool:
+    """Whether a module is one of peft's."""
+    return type(module).__module__.startswith("peft.")
 
 
 def _check_is(value: object, wanted: type, example: str) -> None:
     if not isinstance(value, wanted):
         raise TypeError(f"Expected {wanted.__name__}, but got {type(value).__name__}. Pass {example}.")
-
-
-def _is_of_peft(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("peft.")
 
 
 def _inject(network: nn.Module, adapters: Adapters) -> None:

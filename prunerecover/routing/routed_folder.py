@@ -1,7 +1,7 @@
 """Save a routed language model as a folder: its sets, its router, and which base model they are for.
 
-The base model's weights are not in it: they are the ones that the sets were planned for, by name or path, and are
-checked against them when the folder is opened.
+The base model's weights are where it was loaded from, by name or path, and are checked when the folder is opened. Those
+that were trained since are written into the folder (`weights=True`), as transformers saves them.
 """
 
 from __future__ import annotations
@@ -22,31 +22,56 @@ from prunerecover.routing.router import ROUTERS, kind_of
 
 SCHEMA = "prunerecover.routed/1"
 ROUTING, SETS = "routing.json", "plan_set.json"
+INSIDE = "./model"  # where weights are that the folder holds itself
 
 
-def save_routed(routed: RoutedCausalLM, path: str | Path, *, base: str | None = None) -> Path:
+def save_routed(routed: RoutedCausalLM, path: str | Path, *, base: str | None = None, weights: bool = False) -> Path:
     """Write a folder from which `load_routed` makes the same routed model again.
 
     Args:
         routed: The model.
         path: The folder; it appears complete or not at all, and one of ours is replaced.
         base: Path or hub id of the dense model; None: where transformers has loaded it from.
+        weights: Write the dense model's weights into the folder, because they were trained since, or are nowhere else.
 
     Raises:
-        ValueError: If nobody says where the dense model is.
+        ValueError: If nobody says where the dense model is, or it is said and written, too.
         FileExistsError: If something that we did not write is at `path`.
     """
-    base = base or str(getattr(getattr(routed.model, "config", None), "_name_or_path", ""))
+    if weights and base:
+        raise ValueError(f"Expected base or weights=True, but got both: weights are in the folder or at {base}.")
+    base = INSIDE if weights else base or str(getattr(getattr(routed.model, "config", None), "_name_or_path", ""))
     if not base:
-        raise ValueError("Expected base=..., the path or hub id of the dense model, as it was not loaded from one.")
-    path = Path(path)
+        raise ValueError(
+            "Expected base=..., the path or hub id of the dense model, as it was not loaded from one. Or pass "
+            "weights=True, to write it into the folder."
+        )
+    return write_routed(routed, Path(path), base)
+
+
+def write_routed(routed: RoutedCausalLM, path: Path, base: str, run: str = "") -> Path:
+    """Write a folder of a routed model; see `save_routed`.
+
+    Args:
+        routed: The model.
+        path: The folder.
+        base: Path or hub id of the dense model; `INSIDE`: its weights are written into the folder.
+        run: The mark of the run that writes it, if one does.
+
+    Raises:
+        FileExistsError: If something that we did not write is at `path`.
+    """
     if path.exists() and not (path / ROUTING).is_file():
         raise FileExistsError(f"Expected a free path, or a folder of a routed model, but {path} is something else.")
     with atomic_folder(path) as folder:
+        if base == INSIDE:
+            model: Any = routed.model
+            model.save_pretrained(folder / INSIDE)
         routed.sets.save(folder / SETS)
         said: dict[str, Any] = {
             "schema": SCHEMA,
-            "base": str(Path(base).resolve()) if Path(base).is_dir() else base,
+            "run": run,
+            "base": str(Path(base).resolve()) if base != INSIDE and Path(base).is_dir() else base,
             "tensors": tensors_hash(routed.model),
             "weights": weights_hash(routed.model),
             "sets": sha256_of(folder / SETS),
@@ -88,7 +113,8 @@ def load_routed(path: str | Path, model: nn.Module | None = None, **how: Any) ->
     if model is None:
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(said["base"]).eval()
+        base = path / INSIDE if said["base"] == INSIDE else said["base"]
+        model = AutoModelForCausalLM.from_pretrained(base).eval()
     if tensors_hash(model) != said["tensors"]:
         raise ValueError(
             f"Expected the model that the sets at {path} were planned for ({said['base']}), but this "
@@ -97,8 +123,18 @@ def load_routed(path: str | Path, model: nn.Module | None = None, **how: Any) ->
     if said["weights"] not in (None, weights_hash(model)):
         raise ValueError(
             f"Expected the weights that the sets at {path} were planned for ({said['base']}), but these are others. "
-            "Plan and route anew for them."
+            "Plan and route anew for them, or write weights that were trained since into the folder: "
+            "save_routed(..., weights=True)."
         )
     found = said["router"]
     router = None if found is None else ROUTERS[found["kind"]].load(path, found["settings"])
     return RoutedCausalLM(model, sets, router, default=said["default"], routed=said["routed"], **how)
+
+
+def run_of_routed(path: Path) -> str:
+    """Return the mark of the run that wrote a folder; empty: none did, or it cannot be read."""
+    try:
+        said = read_json(path / ROUTING, "a routed model")
+    except (OSError, ValueError):
+        return ""
+    return str(said.get("run", "")) if isinstance(said, dict) else ""
