@@ -1,0 +1,74 @@
+"""Fits of language models on two CPU ranks: language_ranks.py RESULT.json FOLDER SCENARIO ..."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from cases.fits.routed_lora import Language, batches, fit
+from cases.two_ranks import digest
+from torch.utils.data import DataLoader, DistributedSampler
+
+torch.set_num_threads(1)
+
+
+class Steady(Language):
+    """Plain SGD: what is a rounding error in the gradient stays one in the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.double()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 1e-2, momentum=0.9)
+
+
+def half(rows: int = 32) -> DataLoader[Any]:
+    """Return every other sample, beginning with the rank's own, in order; Lightning itself would shuffle them."""
+    samples: Any = batches(rows).dataset
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    return DataLoader(samples, 4, sampler=DistributedSampler(samples, num_replicas=2, rank=rank, shuffle=False))
+
+
+class Agreement(pl.Callback):
+    """Counts the batches after which the ranks hold the same weights."""
+
+    def __init__(self) -> None:
+        self.steps = self.agreed = 0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        everyone: list[Any] = [None] * trainer.world_size
+        dist.all_gather_object(everyone, digest(pl_module))
+        self.steps += 1
+        self.agreed += all(each == everyone[0] for each in everyone)
+
+
+def shared(folder: Path) -> dict[str, Any]:
+    """Adapters for all sets, plain and with accumulated batches, and resumed."""
+    found = {}
+    for name, more in {
+        "plain": {},
+        "accumulated": {"accumulate_grad_batches": 2},
+        "resumed": {"resume": folder / "plain" / "epoch=0.ckpt"},
+    }.items():
+        agreement, module = Agreement(), Steady()
+        settings = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False, "data": half(), **more}
+        fit(folder / name, agreement, module=module, **settings)  # type: ignore[arg-type]
+        torch.save(module.state_dict(), folder / f"{name}.pt")
+        found[name] = {"steps": agreement.steps, "agreed": agreement.agreed, "digest": digest(module)}
+    return found
+
+
+if __name__ == "__main__":
+    results, where, *scenarios = sys.argv[1:]
+    found = {name: globals()[name](Path(where) / name) for name in scenarios}
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        Path(results).write_text(json.dumps(found))
