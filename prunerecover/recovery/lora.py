@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from prunerecover.families.standard_saving import check_saving, uncheck_saving
+from prunerecover.model.checks import check_unquantised
 from prunerecover.model.paths import get_module, parent_path, unwrap
 from prunerecover.plan.records import Source
 from prunerecover.recovery.lora_targets import adaptable, chosen_modules, trained_names
@@ -94,7 +95,7 @@ def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:
     What surgery left in the place of a branch or an activation trains in full, but for linears: it is new, and small.
 
     Raises:
-        ValueError: If nothing is to be adapted, or the network has adapters already.
+        ValueError: If nothing is to be adapted, weights are quantised, or the network has adapters already.
     """
     network = unwrap(network)
     _check_is(settings, LoraSettings, "LoraSettings(rank=16, alpha=32)")
@@ -103,6 +104,11 @@ def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:
             f"Expected a {type(network).__name__} without adapters, but it has some of peft. Merge them first "
             "(merge_and_unload), or leave the adapters to them."
         )
+    check_unquantised(
+        network,
+        "to adapt",
+        ", and merging would round what was learnt. Recover first, and quantise the merged weights.",
+    )
     chosen = chosen_modules(network, settings.target_modules)
     trained = trained_names(network, settings.modules_to_save, settings.vectors)
     weights = {f"{path}.weight" for path in chosen}

@@ -15,6 +15,7 @@ from torch import nn
 from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
 from prunerecover.files.json_file import read_json
+from prunerecover.model.checks import NOT_IN_FILES, check_unquantised
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.routing.plan_set import PlanSet
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
@@ -61,6 +62,8 @@ def write_routed(routed: RoutedCausalLM, path: Path, base: str, run: str = "") -
     Raises:
         FileExistsError: If something that we did not write is at `path`.
     """
+    if base == INSIDE:
+        check_unquantised(routed.model, "to save", NOT_IN_FILES)
     if path.exists() and not (path / ROUTING).is_file():
         raise FileExistsError(f"Expected a free path, or a folder of a routed model, but {path} is something else.")
     with atomic_folder(path) as folder:
