@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from cases.fits.language_ranks import Steady
+from cases.fits.language_ranks import Steady, pruned_fit
 from cases.fits.ranks import two_ranks
 from cases.fits.routed_lora import batches, fit
+
+from prunerecover import load_pruned
 
 pytestmark = pytest.mark.slow  # starting two ranks takes longer than anything they do
 
@@ -21,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> Any:
-    return two_ranks(folder, "shared", script="fits/language_ranks.py")
+    return two_ranks(folder, "shared", "sharded", script="fits/language_ranks.py")
 
 
 @pytest.mark.parametrize("name", ["plain", "accumulated", "resumed"])
@@ -44,3 +46,16 @@ def test_two_ranks_learn_what_one_process_learns(
 
 def test_resumed_ranks_end_where_uninterrupted_ones_do(results: Any) -> None:
     assert results["shared"]["resumed"]["digest"] == results["shared"]["plain"]["digest"]
+
+
+def test_sharded_ranks_with_a_plan_learn_what_one_process_learns(results: Any, folder: Path, tmp_path: Path) -> None:
+    """FSDP2, the plan known beforehand."""
+    pruned_fit(tmp_path, Steady(), batches(32, batch_size=8, shuffle=False))
+    first, alone, found = (
+        load_pruned(path).state_dict()
+        for path in (tmp_path / "epoch=0.ckpt", tmp_path / "epoch=1.ckpt", folder / "sharded" / "epoch=1.ckpt")
+    )
+    assert alone.keys() == found.keys()
+    assert any((alone[key] - first[key]).abs().max() > 1e-3 for key in alone)
+    for key, value in alone.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-5)

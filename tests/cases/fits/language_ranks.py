@@ -14,8 +14,14 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from cases.fits.routed_lora import Language, batches, fit
+from cases.models.routed_language import removing
 from cases.two_ranks import digest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
+
+from prunerecover.callbacks import DepthPrune
 
 torch.set_num_threads(1)
 
@@ -65,6 +71,34 @@ def shared(folder: Path) -> dict[str, Any]:
         torch.save(module.state_dict(), folder / f"{name}.pt")
         found[name] = {"steps": agreement.steps, "agreed": agreement.agreed, "digest": digest(module)}
     return found
+
+
+class Sharded(Steady):
+    """Shards its network in configure_model, as FSDP2 wants it."""
+
+    def configure_model(self) -> None:
+        if not hasattr(self, "sharded"):
+            self.sharded = True
+            mesh = self.device_mesh["data_parallel"]  # type: ignore[index]
+            for layer in self.net.model.layers:  # type: ignore[union-attr]
+                fully_shard(layer, mesh=mesh)
+            fully_shard(self.net, mesh=mesh)
+
+
+def pruned_fit(folder: Path, module: Language, data: Any, **settings: Any) -> None:
+    """Fit without two blocks, by a plan that is known beforehand, and keep a file of every epoch."""
+    pl.seed_everything(7, verbose=False)
+    plan = removing(Language().net, 2, 4)
+    callbacks = [DepthPrune(plan=plan, merge="never"), ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)]
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    runner = pl.Trainer(max_epochs=2, callbacks=callbacks, use_distributed_sampler=False, **{**quiet, **settings})
+    runner.fit(module, data)
+
+
+def sharded(folder: Path) -> None:
+    """FSDP2 of a model that is pruned before it is sharded."""
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, save_distributed_checkpoint=False)
+    pruned_fit(folder, Sharded(), half(), devices=2, strategy=strategy)
 
 
 if __name__ == "__main__":
