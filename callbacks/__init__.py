@@ -4,7 +4,16 @@ from prunerecover.callbacks.depth_prune import DepthPrune
 from prunerecover.callbacks.distill_recover import DistillRecover
 from prunerecover.callbacks.lora_recover import LoRARecover
 from prunerecover.callbacks.prune_report import PruneReport
+from prunerecover.callbacks.routed_lora_recover import RoutedLoRARecover
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.callbacks.width_prune import WidthPrune
 
-__all__ = ["DepthPrune", "DistillRecover", "LoRARecover", "PruneReport", "PruneSchedule", "WidthPrune"]
+__all__ = [
+    "DepthPrune",
+    "DistillRecover",
+    "LoRARecover",
+    "PruneReport",
+    "PruneSchedule",
+    "RoutedLoRARecover",
+    "WidthPrune",
+]

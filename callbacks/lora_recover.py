@@ -79,8 +79,8 @@ class LoRARecover(LedgerCallback):
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
             raise ValueError(
-                f"Expected argument {name} of LoRARecover in its range, but got {first['input']!r}: {first['msg']}. "
-                "Usual are rank=16, alpha=32 and dropout=0.05."
+                f"Expected argument {name} of {type(self).__name__} in its range, but got {first['input']!r}: "
+                f"{first['msg']}. Usual are rank=16, alpha=32 and dropout=0.05."
             ) from None
         self.settings = settings if alpha is not None else settings.model_copy(update={"alpha": 2.0 * settings.rank})
         check_whole("start", start, 0)
@@ -120,8 +120,9 @@ class LoRARecover(LedgerCallback):
         check_held(trainer.optimizers, network)
         if ledger.from_checkpoint and injected.settings != self.settings:
             raise ValueError(
-                f"Expected LoRARecover with the arguments of the run that is resumed ({injected.settings}), but got "
-                f"{self.settings}. Resume with the same ones, or load_pruned the checkpoint and start a new fit."
+                f"Expected {type(self).__name__} with the arguments of the run that is resumed ({injected.settings}), "
+                f"but got {self.settings}. Resume with the same ones, or load_pruned the checkpoint and start a new "
+                "fit."
             )
 
     def on_train_batch_start(
@@ -157,8 +158,8 @@ class LoRARecover(LedgerCallback):
         last = trainer.max_epochs
         if not is_dry_run(trainer) and last is not None and 0 <= last <= self.start:
             raise ValueError(
-                f"Expected LoRARecover to start before max_epochs={last}, but got start={self.start} (counted from 0). "
-                "Start earlier or train longer."
+                f"Expected {type(self).__name__} to start before max_epochs={last}, but got start={self.start} "
+                "(counted from 0). Start earlier or train longer."
             )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from prunerecover.callbacks import LoRARecover as LoRARecover
     from prunerecover.callbacks import PruneReport as PruneReport
     from prunerecover.callbacks import PruneSchedule as PruneSchedule
+    from prunerecover.callbacks import RoutedLoRARecover as RoutedLoRARecover
     from prunerecover.callbacks import WidthPrune as WidthPrune
     from prunerecover.checkpoint.pruned_folder import load_pruned as load_pruned
     from prunerecover.checkpoint.pruned_folder import save_pruned as save_pruned
@@ -67,6 +68,7 @@ _HOME = {
     "PruneSchedule": "prunerecover.callbacks",
     "Report": "prunerecover.report.report",
     "RoutedCausalLM": "prunerecover.routing.routed_causal_lm",
+    "RoutedLoRARecover": "prunerecover.callbacks",
     "Unit": "prunerecover.plan.units",
     "WidthPrune": "prunerecover.callbacks",
     "apply_plan": "prunerecover.apply",

@@ -13,6 +13,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.checkpoint.pruned_folder import PLAN, write_folder
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.plan_file import Saved, read_data, read_saved, write_plan
+from prunerecover.routing.routed_folder import ROUTING, run_of_routed
 from prunerecover.surgery.merging import merge
 
 
@@ -46,7 +47,7 @@ def save_plan(folder: Path, ledger: Ledger, target: str) -> None:
         if earlier.edits == plan.edits[: len(earlier.edits)] and earlier.source.weights == plan.source.weights:
             plan = plan.with_tensors({**earlier.tensors, **plan.tensors})
     if plan not in written:
-        run = _run_of(ledger, target)
+        run = run_of(ledger, target)
         write_plan(own_place(first, run, "plan"), plan.to_dict(), plan.tensors, Saved(run=run))
 
 
@@ -59,7 +60,7 @@ def save_merged(module: pl.LightningModule, folder: Path) -> None:
     ledger = Ledger.of(module)
     plans = dict.fromkeys(ledger.adapters, Plan()) | {t: plan for t, plan in ledger.plans.items() if plan.edits}
     for target, plan in plans.items():
-        network, run = ledger.plain_copy(module, target), _run_of(ledger, target)
+        network, run = ledger.plain_copy(module, target), run_of(ledger, target)
         path = own_place(folder / ("pruned" if len(plans) == 1 else f"pruned/{target}"), run, "merged copy")
         composed = plan + merge(network)
         try:
@@ -73,7 +74,7 @@ def own_place(path: Path, run: str, what: str) -> Path:
     """Return where a run writes: `path`, or the same with a number if another run or somebody else has written there.
 
     Args:
-        path: Of a plan's file, or of a folder of `save_pruned`.
+        path: Of a plan's file, or of a folder of `save_pruned` or `save_routed`.
         run: The mark of the run; a run that is resumed finds its own files by it.
         what: Is written there, for the warning.
     """
@@ -92,7 +93,8 @@ def own_place(path: Path, run: str, what: str) -> Path:
     raise AssertionError
 
 
-def _run_of(ledger: Ledger, target: str) -> str:
+def run_of(ledger: Ledger, target: str) -> str:
+    """Return the mark of a run in what it writes about the network at `target`."""
     return f"{ledger.run}/{target}"
 
 
@@ -108,6 +110,8 @@ def _is_free(path: Path) -> bool:
 
 def _writer_of(path: Path) -> str:
     """Return the mark of the run that wrote a plan's file or a folder; empty: none did, or it cannot be read."""
+    if (path / ROUTING).is_file():
+        return run_of_routed(path)
     try:
         return read_saved(read_data(path / PLAN if path.is_dir() else path)).run
     except (OSError, ValueError):

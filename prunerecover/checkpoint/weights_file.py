@@ -23,6 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from prunerecover.model.checks import NOT_IN_FILES, check_unquantised
+
 ALIASES = "prunerecover.aliases"
 TABLES = "prunerecover.tables"
 SHOWN = 3
@@ -45,8 +47,9 @@ def save_weights(model: nn.Module, path: Path) -> None:
     """Write all parameters and persistent buffers of a model, in their dtype.
 
     Raises:
-        ValueError: If tensors are on the meta device, where there are no values to save.
+        ValueError: If tensors are on the meta device, where there are no values to save, or quantised.
     """
+    check_unquantised(model, "to save", NOT_IN_FILES)
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     empty = [name for name, value in state.items() if value.is_meta]
     if empty:

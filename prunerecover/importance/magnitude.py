@@ -5,12 +5,20 @@ Shortened LLaMA (arXiv 2402.02834, "Mag"): sum |w| over the unit. For activation
 
 from __future__ import annotations
 
+from torch.nn import Parameter
+
 from prunerecover.importance.context import DepthContext, UnitScores
 from prunerecover.importance.parameters import unit_parameters
+from prunerecover.model.hashing import is_quantised
 from prunerecover.model.paths import unwrap
 
 
 def magnitude(context: DepthContext) -> UnitScores:
     """Rank units by sum |w|; no batch is read. Higher means keep."""
     owned = unit_parameters(unwrap(context.model), context.units)
-    return {name: sum(float(p.detach().double().abs().sum()) for p in parameters) for name, parameters in owned.items()}
+    return {name: sum(map(_size, parameters)) for name, parameters in owned.items()}
+
+
+def _size(parameter: Parameter) -> float:
+    values = parameter.detach()
+    return float((values.dequantize() if is_quantised(values) else values).double().abs().sum())

@@ -19,6 +19,7 @@ from prunerecover.importance.context import DepthContext, Loss, UnitScores
 from prunerecover.importance.losses import loss_of
 from prunerecover.importance.parameters import unit_parameters
 from prunerecover.model.batches import as_inputs
+from prunerecover.model.checks import check_differentiable
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import unwrap
 
@@ -29,9 +30,10 @@ def taylor(context: DepthContext) -> UnitScores:
     The model is judged in evaluation mode, and no `.grad` is written.
 
     Raises:
-        ValueError: If there is no loss, or it depends on none of the parameters.
+        ValueError: If there is no loss, it depends on none of the parameters, or these take no gradients.
     """
     model, loss = unwrap(context.model), context.require_loss("taylor")
+    check_differentiable(model)
     owned = unit_parameters(model, context.units)
     parameters = list(dict.fromkeys(p for own in owned.values() for p in own))
     with evaluating(model), trainable(parameters):

@@ -1,7 +1,7 @@
 """Checks of a model before anything is planned for it: what no surgery could cut is refused by name.
 
-Not covered: what a forward pass does with its values, and weights of other libraries' quantisation than PyTorch's own
-and bitsandbytes.
+Not covered: what a forward pass does with its values, and weights of other libraries' quantisation than PyTorch's own,
+bitsandbytes and torchao.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ import torch
 from torch import nn
 
 from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.hashing import is_quantised, stored_parts
 
+NOT_IN_FILES = (
+    ", and safetensors files hold plain tensors alone. Save before quantising, and quantise what is loaded from the "
+    "file; a plan's file is saved in either case."
+)
 QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized", "bitsandbytes")
 
 
@@ -85,8 +90,26 @@ def check_plannable(model: nn.Module) -> None:
         )
 
 
+def check_unquantised(model: nn.Module, purpose: str, reason: str) -> None:
+    """Raise ValueError if a weight is one of torchao's quantised tensors, of which units are removed whole, no more.
+
+    Args:
+        model: Unwrapped.
+        purpose: What plain weights are needed for, for the message: "to narrow".
+        reason: Why quantised ones do not serve, and the way out; sentences that follow "is quantised".
+    """
+    found = next(((name, p) for name, p in model.named_parameters() if is_quantised(p)), None)
+    if found is not None:
+        raise ValueError(
+            f"Expected plain weights {purpose}, but '{found[0]}' is quantised ({type(found[1]).__name__}){reason}"
+        )
+
+
 def check_differentiable(model: nn.Module) -> None:
-    """Raise ValueError if weights were made within `torch.inference_mode`: no gradient can flow through them."""
+    """Raise ValueError if weights were made within `torch.inference_mode` or are quantised: they take no gradients."""
+    check_unquantised(
+        model, "that take gradients", ". Prune first and quantise what is left, or remove units by another importance."
+    )
     made_there = next((name for name, p in model.named_parameters() if p.is_inference()), None)
     if made_there is not None:
         raise ValueError(
@@ -111,7 +134,8 @@ def check_blocks_apart(model: nn.Module) -> None:
 
 
 def _finite(parameter: nn.Parameter) -> bool:
-    return bool(parameter.detach().isfinite().all())
+    parts = (part for part in stored_parts(parameter.detach()) if part.is_floating_point())
+    return all(bool(part.isfinite().all()) for part in parts)
 
 
 def _check_plain(path: str, module: nn.Module) -> None:

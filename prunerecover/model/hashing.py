@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +40,28 @@ def weights_hash(model: nn.Module) -> str | None:
             continue
         if tensor.is_meta:
             return None
-        flat = tensor.detach().flatten()
-        step = max(1, flat.numel() // SAMPLES_PER_TENSOR)
-        sample = flat[::step][:SAMPLES_PER_TENSOR].to("cpu", torch.bfloat16)
         digest.update(name.encode())
-        digest.update(sample.view(torch.int16).numpy().tobytes())
+        for part in stored_parts(tensor.detach()):
+            flat = part.flatten()
+            step = max(1, flat.numel() // SAMPLES_PER_TENSOR)
+            sample = flat[::step][:SAMPLES_PER_TENSOR].to("cpu", torch.bfloat16)
+            digest.update(sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
+
+
+def stored_parts(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the plain tensors in which a quantised tensor keeps its values: integers, scales; of others, itself."""
+    if not is_quantised(tensor):
+        yield tensor
+        return
+    names, _ = cast(Any, tensor).__tensor_flatten__()
+    for name in names:
+        yield from stored_parts(getattr(tensor, name))
+
+
+def is_quantised(tensor: Tensor) -> bool:
+    """Whether a tensor is one of torchao's, which is not imported for it."""
+    return type(tensor).__module__.partition(".")[0] == "torchao"
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from prunerecover.model.checks import check_unquantised
 from prunerecover.model.paths import get_module
 
 
@@ -45,6 +46,7 @@ def check_plain(path: str, module: nn.Module) -> None:
             f"Expected plain parameters to merge, but the {name} of '{path}' ({type(module).__name__}) is computed by "
             f"{how}, which would be lost. Make it permanent first: {way_out}."
         )
+    check_unquantised(module, f"of '{path}' to merge", ", and would be rounded anew. Merge first, then quantise.")
 
 
 def norm_affine(norm: nn.Module) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from prunerecover.families.standard_saving import check_saving, uncheck_saving
+from prunerecover.model.checks import check_unquantised
 from prunerecover.model.paths import get_module, parent_path, unwrap
 from prunerecover.plan.records import Source
 from prunerecover.recovery.lora_targets import adaptable, chosen_modules, trained_names
@@ -94,7 +95,7 @@ def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:
     What surgery left in the place of a branch or an activation trains in full, but for linears: it is new, and small.
 
     Raises:
-        ValueError: If nothing is to be adapted, or the network has adapters already.
+        ValueError: If nothing is to be adapted, weights are quantised, or the network has adapters already.
     """
     network = unwrap(network)
     _check_is(settings, LoraSettings, "LoraSettings(rank=16, alpha=32)")
@@ -103,6 +104,11 @@ def plan_adapters(network: nn.Module, settings: LoraSettings) -> Adapters:
             f"Expected a {type(network).__name__} without adapters, but it has some of peft. Merge them first "
             "(merge_and_unload), or leave the adapters to them."
         )
+    check_unquantised(
+        network,
+        "to adapt",
+        ", and merging would round what was learnt. Recover first, and quantise the merged weights.",
+    )
     chosen = chosen_modules(network, settings.target_modules)
     trained = trained_names(network, settings.modules_to_save, settings.vectors)
     weights = {f"{path}.weight" for path in chosen}
@@ -163,7 +169,7 @@ def merge_adapters(network: nn.Module, adapters: Adapters, *, structure_only: bo
     network = unwrap(network)
     _check_is(adapters, Adapters, "what plan_adapters returned")
     for path in adapters.modules:
-        if not _is_of_peft(get_module(network, path)):
+        if not is_of_peft(get_module(network, path)):
             raise ValueError(
                 f"Expected an adapter at '{path}' of {type(network).__name__}, but it is plain. Was it merged before?"
             )
@@ -190,23 +196,24 @@ def frozen_parameters(network: nn.Module, adapters: Adapters) -> dict[str, Param
     found = {}
     for name in adapters.frozen:
         module = get_module(unwrap(network), parent_path(name))
-        holder = module.get_submodule(BASE) if _is_of_peft(module) else module
+        holder = module.get_submodule(BASE) if is_of_peft(module) else module
         found[name] = holder.get_parameter(name.rpartition(".")[2])
     return found
 
 
 def has_adapters(network: nn.Module) -> bool:
     """Whether any module is one of peft's."""
-    return any(map(_is_of_peft, network.modules()))
+    return any(map(is_of_peft, network.modules()))
+
+
+def is_of_peft(module: nn.Module) -> bool:
+    """Whether a module is one of peft's."""
+    return type(module).__module__.startswith("peft.")
 
 
 def _check_is(value: object, wanted: type, example: str) -> None:
     if not isinstance(value, wanted):
         raise TypeError(f"Expected {wanted.__name__}, but got {type(value).__name__}. Pass {example}.")
-
-
-def _is_of_peft(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("peft.")
 
 
 def _inject(network: nn.Module, adapters: Adapters) -> None:

@@ -1,94 +1,84 @@
 """Save a routed language model as a folder: its sets, router and tokenizer, and which base model they are for.
 
-The base model's weights are not in it: they are the ones that the sets were planned for, by name or path, and are
-checked against them when the folder is opened.
+The base model's weights are where it was loaded from, by name or path, and are checked when the folder is opened. Those
+that were trained since are written into the folder (`weights=True`), as transformers saves them.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from torch import nn
 
 from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
 from prunerecover.files.json_file import read_json
+from prunerecover.model.checks import NOT_IN_FILES, check_unquantised
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.paths import unwrap
-from prunerecover.plan.records import Record
 from prunerecover.routing.plan_set import PlanSet
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
+from prunerecover.routing.routed_record import SCHEMA, RoutedRecord, RouterRecord
 from prunerecover.routing.router import ROUTERS, WEIGHTS, Router, kind_of
 
-SCHEMA = "prunerecover.routed/1"
 ROUTING, SETS, TOKENIZER = "routing.json", "plan_set.json", "tokenizer"
+INSIDE = "./model"  # where weights are that the folder holds itself
 
 
-class RouterRecord(Record):
-    """What makes a router again.
-
-    Attributes:
-        kind: Name of its class in `ROUTERS`.
-        settings: As its `save` returned them.
-        weights: sha256 of the file with its weights.
-    """
-
-    kind: Literal["prefix", "encoder"]
-    settings: dict[str, Any]
-    weights: str
-
-
-class RoutedRecord(Record):
-    """What `routing.json` says.
-
-    Attributes:
-        base: Path or hub id of the dense model.
-        tensors: Hash of its names and shapes.
-        weights: Hash of its values; None if they were not there.
-        sets: sha256 of the file with the sets.
-        default: Name of the set without routing.
-        routed: Whether the router is asked.
-        router: None: there is none.
-    """
-
-    schema_: str = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
-    base: str
-    tensors: str
-    weights: str | None
-    sets: str
-    default: str
-    routed: bool
-    router: RouterRecord | None
-
-
-def save_routed(routed: RoutedCausalLM, path: str | Path, *, base: str | None = None) -> Path:
+def save_routed(routed: RoutedCausalLM, path: str | Path, *, base: str | None = None, weights: bool = False) -> Path:
     """Write a folder from which `load_routed` makes the same routed model again.
 
     Args:
         routed: The model.
         path: The folder; it appears complete or not at all, and one of ours is replaced.
         base: Path or hub id of the dense model; None: where transformers has loaded it from.
+        weights: Write the dense model's weights into the folder, because they were trained since, or are nowhere else.
 
     Raises:
-        ValueError: If nobody says where the dense model is.
+        ValueError: If nobody says where the dense model is, or it is said and written, too.
         FileExistsError: If something that we did not write is at `path`.
     """
-    base = base or str(getattr(getattr(routed.model, "config", None), "_name_or_path", ""))
+    if weights and base:
+        raise ValueError(f"Expected base or weights=True, but got both: weights are in the folder or at {base}.")
+    base = INSIDE if weights else base or str(getattr(getattr(routed.model, "config", None), "_name_or_path", ""))
     if not base:
-        raise ValueError("Expected base=..., the path or hub id of the dense model, as it was not loaded from one.")
-    path = Path(path)
+        raise ValueError(
+            "Expected base=..., the path or hub id of the dense model, as it was not loaded from one. Or pass "
+            "weights=True, to write it into the folder."
+        )
+    return write_routed(routed, Path(path), base)
+
+
+def write_routed(routed: RoutedCausalLM, path: Path, base: str, run: str = "") -> Path:
+    """Write a folder of a routed model; see `save_routed`.
+
+    Args:
+        routed: The model.
+        path: The folder.
+        base: Path or hub id of the dense model; `INSIDE`: its weights are written into the folder.
+        run: The mark of the run that writes it, if one does.
+
+    Raises:
+        FileExistsError: If something that we did not write is at `path`.
+    """
+    if base == INSIDE:
+        check_unquantised(routed.model, "to save", NOT_IN_FILES)
     if path.exists() and not (path / ROUTING).is_file():
         raise FileExistsError(f"Expected a free path, or a folder of a routed model, but {path} is something else.")
     with atomic_folder(path) as folder:
+        if base == INSIDE:
+            model: Any = routed.model
+            model.save_pretrained(folder / INSIDE)
         routed.sets.save(folder / SETS)
         if routed.tokenizer is not None:
             routed.tokenizer.save_pretrained(folder / TOKENIZER)
         said = RoutedRecord(
-            base=str(Path(base).resolve()) if Path(base).is_dir() else base,
+            run=run,
+            base=str(Path(base).resolve()) if base != INSIDE and Path(base).is_dir() else base,
             tensors=tensors_hash(routed.model),
             weights=weights_hash(routed.model),
             sets=sha256_of(folder / SETS),
@@ -125,7 +115,7 @@ def load_routed(path: str | Path, model: nn.Module | None = None, **how: Any) ->
             "train a router for the new sets."
         )
     router = None if said.router is None else _loaded(said.router, path)
-    model = _open_base(said.base, path) if model is None else unwrap(model)
+    model = _open_base(said, path) if model is None else unwrap(model)
     _check_base(model, said, path)
     if how.get("tokenizer") is None and (path / TOKENIZER).is_dir():
         from transformers import AutoTokenizer
@@ -175,10 +165,11 @@ def _loaded(said: RouterRecord, path: Path) -> Router:
         ) from None
 
 
-def _open_base(base: str, path: Path) -> nn.Module:
+def _open_base(said: RoutedRecord, path: Path) -> nn.Module:
     """Load the dense model by transformers."""
     from transformers import AutoModelForCausalLM
 
+    base = path / INSIDE if said.base == INSIDE else said.base
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(base)
     except OSError as error:
@@ -200,5 +191,15 @@ def _check_base(model: nn.Module, said: RoutedRecord, path: Path) -> None:
     if not rounded and said.weights not in (None, weights_hash(model)):
         raise ValueError(
             f"Expected the weights that the sets at {path} were planned for ({said.base}), but these are others. "
-            "Plan and route anew for them."
+            "Plan and route anew for them, or write weights that were trained since into the folder: "
+            "save_routed(..., weights=True)."
         )
+
+
+def run_of_routed(path: Path) -> str:
+    """Return the mark of the run that wrote a folder; empty: none did, or it cannot be read."""
+    try:
+        said = read_json(path / ROUTING, "a routed model")
+    except (OSError, ValueError):
+        return ""
+    return str(said.get("run", "")) if isinstance(said, dict) else ""

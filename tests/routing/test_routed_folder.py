@@ -75,8 +75,24 @@ def test_a_base_of_other_weights_is_refused(base: Path, tmp_path: Path) -> None:
     other = AutoModelForCausalLM.from_pretrained(base)
     with torch.no_grad():
         other.lm_head.weight.mul_(2)
-    with pytest.raises(ValueError, match="Expected the weights that the sets .* were planned for"):
+    with pytest.raises(ValueError, match=r"Expected the weights that the sets .*save_routed\(..., weights=True"):
         load_routed(tmp_path / "routed", other)
+
+
+def test_weights_that_were_trained_since_are_in_the_folder(base: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    routed = RoutedCausalLM(model, sets_of(model), default="set 1").eval()
+    save_routed(routed, tmp_path / "routed", weights=True)
+    (tmp_path / "routed").rename(tmp_path / "moved")
+    again = load_routed(tmp_path / "moved")
+    assert torch.equal(again(PROMPTS), routed(PROMPTS))
+
+
+def test_weights_elsewhere_and_inside(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Expected base or weights=True, but got both: weights are in the folder or"):
+        save_routed(unsaved(), tmp_path / "routed", base="somewhere", weights=True)
 
 
 def test_no_folder(tmp_path: Path) -> None:

@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from cases.paths import ROOT, TESTS
+from cases.fits.ranks import two_ranks
 
 pytestmark = pytest.mark.slow  # starting two ranks takes longer than anything they do
 SCENARIOS = ("progressive", "reducers", "manual", "averaged", "resumed", "narrowed", "adapted", "local_data", "sharded")
-
-
-def two_ranks(folder: Path, *scenarios: str) -> dict:
-    """Run scenarios of two_ranks.py in processes of their own."""
-    result = folder / "result.json"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PL_", "MASTER_", "LOCAL_RANK"))}
-    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(TESTS / "cases" / "two_ranks.py"), str(result), str(folder), *scenarios]
-    done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=500, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return json.loads(result.read_text())
 
 
 def agreed(result: dict, surgeries: list[int]) -> None:

@@ -1,0 +1,215 @@
+"""RoutedLoRARecover: recover a routed language model by one set of low-rank adapters for all of its sets of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+
+from prunerecover.callbacks.distill_recover import DistillRecover
+from prunerecover.callbacks.distillation.step_context import StepContext
+from prunerecover.callbacks.distillation.student import Student
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.lora_recover import LoRARecover
+from prunerecover.callbacks.pruning import PruningCallback
+from prunerecover.callbacks.surgery.artifacts import artifact_folder, own_place, run_of
+from prunerecover.checkpoint.ledger_record import ScheduleStart
+from prunerecover.families.transformers_layers import is_transformers_model
+from prunerecover.model.batches import ModelInputs, logits_of
+from prunerecover.model.copies import meta_copy
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.recovery.lora import merge_adapters
+from prunerecover.recovery.shared_lora import WithoutUnits, self_distillation_loss, set_of_step, teacher_logits
+from prunerecover.routing.plan_set import PlanSet
+from prunerecover.routing.routed_causal_lm import RoutedCausalLM
+from prunerecover.routing.routed_folder import INSIDE, write_routed
+from prunerecover.surgery.apply_edits import check_source
+
+
+class RoutedLoRARecover(LoRARecover):
+    """Train one set of low-rank adapters that serves all sets of blocks of a routed language model.
+
+    Each training step leaves out the blocks of one set (the same on every rank; in turn, in an order drawn anew each
+    time) and trains the adapters of the others; validation and tests see the whole model. The loss becomes
+    (1 - distill) * loss + distill * T^2 KL(teacher || student), where the teacher is the same network with all blocks
+    and without adapters: there is no second copy. Everything but the adapters is frozen, so the teacher stays what it
+    was. How adapters join optimizers, checkpoints and resumed runs, is as with `LoRARecover`.
+
+    After the fit the adapters are merged into a copy of the dense weights, and `routed/` beside the checkpoints holds
+    it with the sets: `load_routed` opens it. A router is trained for the weights that it routes over: train it on the
+    recovered ones.
+
+    Args:
+        sets: The sets, or the path of their file.
+        rank: Of the adapters.
+        alpha: Their product counts alpha / rank times; None: 2 * rank.
+        dropout: Share of an adapter's inputs that is zero in training.
+        target_modules: What is adapted: shell patterns of paths or of their ends, such as "q_proj". None: every linear
+            of the blocks. A head of its own weight may be named, too: "lm_head".
+        distill: Weight of the teacher, 0 to 1.
+        temperature: T; divides the logits of both.
+        start: Epoch from which on adapters train.
+        target: Path of the network inside the LightningModule; default: the only one.
+        seed: Of the adapters' initial values and of the order of the sets.
+
+    Raises:
+        ValueError: If an argument is out of range, or a file holds no sets.
+        FileNotFoundError: If there is no such file.
+        TypeError: If an argument is of another type.
+    """
+
+    def __init__(
+        self,
+        sets: PlanSet | str | Path,
+        rank: int = 16,
+        alpha: float | None = None,
+        dropout: float = 0.0,
+        target_modules: Sequence[str] | None = None,
+        distill: float = 0.5,
+        temperature: float = 1.0,
+        start: int = 0,
+        target: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            rank,
+            alpha,
+            dropout,
+            target_modules,
+            modules_to_save=(),
+            vectors=False,
+            start=start,
+            target=target,
+            seed=seed,
+        )
+        self.sets = PlanSet.load(sets) if isinstance(sets, str | Path) else sets
+        if not isinstance(self.sets, PlanSet):
+            raise TypeError(f"Expected argument sets to be a PlanSet or the path of its file, but got {sets!r:.60}.")
+        for name, value in (("distill", distill), ("temperature", temperature)):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"Expected argument {name} to be a number, but got {value!r}.")
+        if not 0 <= distill <= 1:
+            raise ValueError(f"Expected argument distill to be between 0 and 1, but got {distill}.")
+        if temperature <= 0:
+            raise ValueError(f"Expected argument temperature to be positive, but got {temperature}.")
+        self.distill, self.temperature = distill, temperature
+        self._step: StepContext | None = None
+        self._student: Student | None = None
+        self._running: WithoutUnits | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Install the ledger; let DDP expect that the blocks of a set get no gradients in its steps.
+
+        Raises:
+            ValueError: With a strategy that shards the model or takes every step for alike.
+        """
+        super().setup(trainer, pl_module, stage)
+        if isinstance(trainer.strategy, DDPStrategy):
+            if trainer.strategy._ddp_kwargs.get("static_graph"):
+                raise ValueError(
+                    "Expected DDP without static_graph=True, as each step leaves out other blocks. Remove it: "
+                    "RoutedLoRARecover has unused parameters found by itself."
+                )
+            trainer.strategy._ddp_kwargs["find_unused_parameters"] = True
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Resume from the ledger of a checkpoint; refuse sets of another model, and what changes it or its loss."""
+        super().on_fit_start(trainer, pl_module)
+        others: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        beside = [type(c).__name__ for c in others if isinstance(c, PruningCallback | DistillRecover)]
+        if beside:
+            raise ValueError(
+                f"Expected no {beside[0]} beside RoutedLoRARecover, which takes blocks out by its sets and distills "
+                "from the whole model. Prune before, in a fit of its own, or recover one set by LoRARecover."
+            )
+        ledger, target = Ledger.of(pl_module), self.network_path(trainer, pl_module)
+        network = unwrap(get_module(pl_module, target))
+        if not is_transformers_model(network) or ledger.plans.get(target):
+            found = "a pruned one" if is_transformers_model(network) else f"a {type(network).__name__}"
+            raise ValueError(
+                f"Expected a language model of transformers as it was loaded at '{target}', but got {found}. Save it "
+                "(save_pruned), load it and plan sets for it."
+            )
+        plain = meta_copy(network)
+        if target in ledger.adapters:
+            merge_adapters(plain, ledger.adapters[target], structure_only=True)
+        for plan in self.sets.plans:
+            if plan.edits:
+                check_source(plain, plan)
+        self._begin(ledger)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Attach to the training step."""
+        super().on_train_start(trainer, pl_module)
+        target = self.network_path(trainer, pl_module)
+        network = unwrap(get_module(pl_module, target))
+
+        def context() -> AbstractContextManager[Any]:
+            if target not in Ledger.of(pl_module).adapters:  # an epoch before `start`
+                self._running = None
+                return nullcontext()
+            number = set_of_step(trainer.global_step, len(self.sets.plans), self.seed)
+            self._running = WithoutUnits(network, self.sets.plans[number].edits)
+            return self._running
+
+        def add_term(module: pl.LightningModule, loss: Tensor, inputs: ModelInputs, output: Any) -> Tensor:
+            return loss if self._running is None else self._with_teacher(module, network, loss, inputs, output)
+
+        self._step = StepContext(pl_module, context)
+        self._student = Student(pl_module, network, add_term, lambda: None) if self.distill else None
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Detach from the training step."""
+        self._detach()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Detach from the training step."""
+        self._detach()
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save the recovered weights and the sets as `routed/` beside the checkpoints."""
+        folder, target = artifact_folder(trainer), self.network_path(trainer, pl_module)
+        if folder is not None and trainer.is_global_zero:
+            ledger = Ledger.of(pl_module)
+            network: nn.Module = ledger.plain_copy(pl_module, target).eval()
+            run = run_of(ledger, target)
+            place = own_place(folder / "routed", run, "routed model")
+            write_routed(RoutedCausalLM(network, self.sets), place, INSIDE, run)
+
+    def _begin(self, ledger: Ledger) -> None:
+        """Note the arguments, or compare them with those of the run that is resumed."""
+        key = f"{type(self).__name__}.0"
+        asked = {
+            "blocks": [sorted(blocks) for blocks in self.sets.blocks],
+            "distill": self.distill,
+            "temperature": self.temperature,
+            "seed": self.seed,
+        }
+        if ledger.from_checkpoint and key in ledger.begun and ledger.begun[key].asked != asked:
+            raise ValueError(
+                f"Expected {type(self).__name__} with the sets and arguments of the run that is resumed "
+                f"({ledger.begun[key].asked}), but got {asked}. Resume with the same ones, or start a new fit from the "
+                "weights."
+            )
+        ledger.begun[key] = ScheduleStart(asked=asked)
+
+    def _with_teacher(
+        self, module: pl.LightningModule, network: nn.Module, loss: Tensor, inputs: ModelInputs, output: Any
+    ) -> Tensor:
+        assert self._running is not None
+        with self._running.paused():
+            teacher = teacher_logits(network, inputs)
+        term = self_distillation_loss(logits_of(output), teacher, inputs, self.temperature)
+        module.log("distillation_loss", term.detach(), batch_size=inputs.n_samples)
+        return (1 - self.distill) * loss + self.distill * term
+
+    def _detach(self) -> None:
+        for attached in (self._student, self._step):
+            if attached is not None:
+                attached.detach()
+        self._student = self._step = self._running = None

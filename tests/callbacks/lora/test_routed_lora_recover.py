@@ -1,0 +1,202 @@
+"""RoutedLoRARecover inside a Trainer: what each step runs and learns, and what is left behind."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.fits.routed_lora import BLOCKS, Language, ManualLanguage, batches, fit, shared, tokens
+from cases.models.language import llama_folder
+from cases.models.routed_language import SETS, sets_of
+from cases.trainers import assert_same
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from transformers import AutoModelForCausalLM
+
+from prunerecover import load_pruned, load_routed
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.model.batches import ModelInputs
+from prunerecover.recipes.tasks.causal_lm import CausalLM
+from prunerecover.recovery.distillation import distillation_loss
+from prunerecover.recovery.lora import has_adapters
+from prunerecover.recovery.shared_lora import WithoutUnits, set_of_step, teacher_logits
+from prunerecover.routing.routed_causal_lm import RoutedCausalLM
+
+IDS = tokens(4)
+
+
+def logits(network: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return network.eval()(input_ids=IDS).logits  # type: ignore[no-any-return]
+
+
+class Calls(pl.Callback):
+    """Notes how many blocks each call of the network runs, and with gradients or not."""
+
+    def __init__(self) -> None:
+        self.depths: list[tuple[int, bool]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        def note(network: Any, args: Any) -> None:
+            self.depths.append((len(network.model.layers), torch.is_grad_enabled()))
+
+        pl_module.net.register_forward_pre_hook(note)
+
+
+@pytest.mark.parametrize("make", [Language, ManualLanguage])
+def test_each_step_leaves_out_a_set_and_the_teacher_has_all_blocks(tmp_path: Path, make: Any) -> None:
+    calls = Calls()
+    fit(tmp_path, calls, module=make(), max_epochs=1)
+    expected = []
+    for step in range(4):
+        gone = len(SETS[set_of_step(step, len(SETS))])
+        expected += [(BLOCKS - gone, True), (BLOCKS, False)]
+    assert calls.depths == expected
+
+
+def test_validation_is_of_the_whole_model(tmp_path: Path) -> None:
+    calls = Calls()
+    module = Language()
+    pl.seed_everything(0, verbose=False)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    runner = pl.Trainer(max_epochs=1, default_root_dir=tmp_path, callbacks=[shared(module.net), calls], **quiet)
+    runner.fit(module, batches(4), batches(4, shuffle=False))
+    assert calls.depths[-1] == (BLOCKS, False)
+
+
+def test_the_loss_is_of_the_sets_model_and_of_the_teacher(tmp_path: Path) -> None:
+    module, network = Language(), Language().net
+    callback = shared(module.net, distill=0.25, temperature=2.0)
+    seen: list[Any] = []
+
+    class Look(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            seen.append((outputs["loss"], batch))
+
+    fit(tmp_path, callback, Look(), module=module, max_epochs=1, limit_train_batches=1)
+    (loss, batch) = seen[0]  # the first step: adapters still change nothing
+    with WithoutUnits(network, sets_of(network).plans[set_of_step(0, 4)].edits):
+        output = network(**batch)
+    teacher = teacher_logits(network, ModelInputs(kwargs=dict(batch)))
+    expected = 0.75 * output.loss + 0.25 * distillation_loss(output.logits, teacher, 2.0)
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_adapters_alone_train(tmp_path: Path) -> None:
+    module, _ = fit(tmp_path)
+    before = Language().net.state_dict()
+    after = {name.replace("base_layer.", ""): value for name, value in module.net.state_dict().items()}
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert all(("lora_" in name) is p.requires_grad for name, p in module.net.named_parameters())
+    moved = [p for name, p in module.net.named_parameters() if "lora_B" in name]
+    assert all(p.abs().sum() for p in moved)
+
+
+def test_head_is_adapted_by_name(tmp_path: Path) -> None:
+    module = Language()
+    fit(tmp_path, shared(module.net, target_modules=["q_proj", "lm_head"]), module=module, max_epochs=1)
+    assert "lm_head" in Ledger.of(module).adapters["net"].modules
+
+
+def test_without_distillation_the_network_is_called_once(tmp_path: Path) -> None:
+    calls, module = Calls(), Language()
+    fit(tmp_path, shared(module.net, distill=0), calls, module=module, max_epochs=1)
+    assert all(with_gradients for _, with_gradients in calls.depths)
+
+
+def test_epochs_before_the_start_train_the_whole_model(tmp_path: Path) -> None:
+    calls, module = Calls(), Language()
+    fit(tmp_path, shared(module.net, start=1), calls, module=module)
+    assert calls.depths[:4] == [(BLOCKS, True)] * 4
+    assert (BLOCKS, False) in calls.depths[4:]
+
+
+def test_the_module_is_as_its_user_wrote_it_afterwards(tmp_path: Path) -> None:
+    module, _ = fit(tmp_path)
+    assert "training_step" not in vars(module)
+    assert len(module.net.model.layers) == BLOCKS
+    assert not module.net._forward_hooks
+
+
+def test_accumulated_batches_are_of_one_set(tmp_path: Path) -> None:
+    calls = Calls()
+    fit(tmp_path, calls, max_epochs=1, accumulate_grad_batches=2)
+    depths = [depth for depth, with_gradients in calls.depths if with_gradients]
+    assert depths == [BLOCKS - len(SETS[set_of_step(step, 4)]) for step in (0, 0, 1, 1)]
+
+
+@pytest.mark.slow
+def test_compiled_network_learns_the_same(tmp_path: Path) -> None:
+    compiled = Language()
+    compiled.net.compile(backend="eager")
+    plain, _ = fit(tmp_path / "plain", max_epochs=1)
+    found, _ = fit(tmp_path / "compiled", module=compiled, max_epochs=1)
+    for left, right in zip(plain.parameters(), found.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+
+
+def test_routed_folder_is_the_live_model(tmp_path: Path) -> None:
+    """Every set routes over the recovered weights as the module with its adapters does."""
+    module, _ = fit(tmp_path)
+    routed = load_routed(tmp_path / "routed")
+    assert not has_adapters(routed)
+    for number, plan in enumerate(sets_of(Language().net).plans):
+        with WithoutUnits(module.net, plan.edits):
+            expected = logits(module.net)
+        torch.testing.assert_close(logits(routed.network(number)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_base_in_the_folder_is_a_standard_model(tmp_path: Path) -> None:
+    module, _ = fit(tmp_path)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "routed" / "model")
+    assert opened.config.num_hidden_layers == BLOCKS
+    torch.testing.assert_close(logits(opened), logits(module.net), rtol=1e-4, atol=1e-4)
+
+
+def test_checkpoint_gives_the_recovered_base(tmp_path: Path) -> None:
+    module, _ = fit(tmp_path)
+    opened = load_pruned(tmp_path / "epoch=1.ckpt")
+    routed = RoutedCausalLM(opened, sets_of(Language().net))
+    torch.testing.assert_close(
+        logits(routed.network(1)), logits(load_routed(tmp_path / "routed").network(1)), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    def run(folder: Path, **more: Any) -> Any:
+        module = Language(attention_dropout=0.1)
+        return fit(folder, shared(module.net, dropout=0.1), module=module, max_epochs=3, **more)[0]
+
+    whole = run(tmp_path / "whole")
+    part = run(tmp_path / "part", resume=tmp_path / "whole" / "epoch=0.ckpt")
+    assert_same(whole, part)
+
+
+def test_resumed_run_writes_its_folder_again(tmp_path: Path) -> None:
+    fit(tmp_path)
+    fit(tmp_path, resume=tmp_path / "epoch=0.ckpt")
+    assert [path.name for path in sorted(tmp_path.glob("routed*"))] == ["routed"]
+
+
+def test_averaged_copies_follow(tmp_path: Path) -> None:
+    module, _ = fit(tmp_path, EMAWeightAveraging(decay=0.5))
+    assert has_adapters(module.net)
+    assert len(module.net.model.layers) == BLOCKS
+
+
+def test_second_fit_goes_on(tmp_path: Path) -> None:
+    module, _ = fit(tmp_path / "first", max_epochs=1)
+    before = copy.deepcopy(module.state_dict())
+    callback = shared(Language().net)
+    fit(tmp_path / "second", callback, module=module, max_epochs=1)
+    assert before.keys() == module.state_dict().keys()
+    assert any(not torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_causal_lm(tmp_path: Path) -> None:
+    module = CausalLM(str(llama_folder(tmp_path / "llama", num_hidden_layers=BLOCKS)))
+    fit(tmp_path / "fit", shared(module.model), module=module, max_epochs=1)
+    assert len(load_routed(tmp_path / "fit" / "routed").sets.plans) == len(SETS)

@@ -1,0 +1,108 @@
+"""Fits of language models on two CPU ranks: language_ranks.py RESULT.json FOLDER SCENARIO ..."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from cases.fits.routed_lora import Language, batches, fit
+from cases.models.routed_language import removing
+from cases.two_ranks import digest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, DistributedSampler
+
+from prunerecover.callbacks import DepthPrune
+
+torch.set_num_threads(1)
+
+
+class Steady(Language):
+    """Plain SGD: what is a rounding error in the gradient stays one in the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.double()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 1e-2, momentum=0.9)
+
+
+def half(rows: int = 32) -> DataLoader[Any]:
+    """Return every other sample, beginning with the rank's own, in order; Lightning itself would shuffle them."""
+    samples: Any = batches(rows).dataset
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    return DataLoader(samples, 4, sampler=DistributedSampler(samples, num_replicas=2, rank=rank, shuffle=False))
+
+
+class Agreement(pl.Callback):
+    """Counts the batches after which the ranks hold the same weights."""
+
+    def __init__(self) -> None:
+        self.steps = self.agreed = 0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        everyone: list[Any] = [None] * trainer.world_size
+        dist.all_gather_object(everyone, digest(pl_module))
+        self.steps += 1
+        self.agreed += all(each == everyone[0] for each in everyone)
+
+
+def shared(folder: Path) -> dict[str, Any]:
+    """Adapters for all sets, plain and with accumulated batches, and resumed."""
+    found = {}
+    for name, more in {
+        "plain": {},
+        "accumulated": {"accumulate_grad_batches": 2},
+        "resumed": {"resume": folder / "plain" / "epoch=0.ckpt"},
+    }.items():
+        agreement, module = Agreement(), Steady()
+        settings = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False, "data": half(), **more}
+        fit(folder / name, agreement, module=module, **settings)  # type: ignore[arg-type]
+        torch.save(module.state_dict(), folder / f"{name}.pt")
+        found[name] = {"steps": agreement.steps, "agreed": agreement.agreed, "digest": digest(module)}
+    return found
+
+
+class Sharded(Steady):
+    """Shards its network in configure_model, as FSDP2 wants it."""
+
+    def configure_model(self) -> None:
+        if not hasattr(self, "sharded"):
+            self.sharded = True
+            mesh = self.device_mesh["data_parallel"]  # type: ignore[index]
+            for layer in self.net.model.layers:  # type: ignore[union-attr]
+                fully_shard(layer, mesh=mesh)
+            fully_shard(self.net, mesh=mesh)
+
+
+def pruned_fit(folder: Path, module: Language, data: Any, **settings: Any) -> None:
+    """Fit without two blocks, by a plan that is known beforehand, and keep a file of every epoch."""
+    pl.seed_everything(7, verbose=False)
+    plan = removing(Language().net, 2, 4)
+    callbacks = [DepthPrune(plan=plan, merge="never"), ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)]
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    runner = pl.Trainer(max_epochs=2, callbacks=callbacks, use_distributed_sampler=False, **{**quiet, **settings})
+    runner.fit(module, data)
+
+
+def sharded(folder: Path) -> None:
+    """FSDP2 of a model that is pruned before it is sharded."""
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, save_distributed_checkpoint=False)
+    pruned_fit(folder, Sharded(), half(), devices=2, strategy=strategy)
+
+
+if __name__ == "__main__":
+    results, where, *scenarios = sys.argv[1:]
+    found = {name: globals()[name](Path(where) / name) for name in scenarios}
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        Path(results).write_text(json.dumps(found))

@@ -1,0 +1,25 @@
+"""Run a script of scenarios on two CPU ranks, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cases.paths import ROOT, TESTS
+
+
+def two_ranks(folder: Path, *scenarios: str, script: str = "two_ranks.py") -> Any:
+    """Return what the scenarios of a script in tests/cases return, by name; the script starts the second rank."""
+    result = folder / "result.json"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PL_", "MASTER_", "LOCAL_RANK"))}
+    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(TESTS / "cases" / script), str(result), str(folder), *scenarios]
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return json.loads(result.read_text())

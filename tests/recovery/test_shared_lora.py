@@ -1,0 +1,151 @@
+"""A training step without the blocks of a set is that of the routed model; the teacher is the dense one."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from cases.fits.routed_lora import tokens
+from cases.models.routed_language import SETS, sets_of
+from cases.models.tiny import tiny_gpt2, tiny_llama, tiny_qwen2
+from torch import Tensor, nn
+
+from prunerecover.model.batches import ModelInputs
+from prunerecover.recovery.distillation import distillation_loss
+from prunerecover.recovery.lora import LoraSettings, inject_adapters, merge_adapters, plan_adapters
+from prunerecover.recovery.shared_lora import (
+    WithoutUnits,
+    self_distillation_loss,
+    set_of_step,
+    teacher_logits,
+    without_adapters,
+)
+from prunerecover.routing.routed_causal_lm import RoutedCausalLM
+
+IDS = tokens(4)
+ADAPTERS = LoraSettings(rank=2, alpha=4, modules_to_save=(), vectors=False)
+MAKES = {
+    "llama": lambda: tiny_llama(num_hidden_layers=6),
+    "gpt2": lambda: tiny_gpt2(n_layer=6),
+    "qwen2": lambda: tiny_qwen2(num_hidden_layers=6, layer_types=["full_attention", "sliding_attention"] * 3),
+}
+
+
+def adapted(network: nn.Module) -> Any:
+    """Inject adapters whose product is not zero."""
+    adapters = plan_adapters(network, ADAPTERS)
+    inject_adapters(network, adapters)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return adapters
+
+
+def logits(network: Any, **more: Any) -> Tensor:
+    return network(input_ids=IDS, **more).logits  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("number", range(len(SETS)))
+def test_logits_are_those_of_the_routed_model(make: Any, number: int) -> None:
+    network = make()
+    sets = sets_of(network)
+    expected = logits(RoutedCausalLM(copy.deepcopy(network), sets).network(number))
+    with WithoutUnits(network, sets.plans[number].edits):
+        torch.testing.assert_close(logits(network), expected, rtol=0, atol=1e-6)
+
+
+def test_the_network_is_as_it_was_afterwards() -> None:
+    network = tiny_llama(num_hidden_layers=6)
+    before, parts, config = logits(network), dict(network.named_modules()), network.config
+    with WithoutUnits(network, sets_of(network).plans[0].edits):
+        assert len(network.model.layers) == 4  # type: ignore[union-attr,arg-type]
+    assert dict(network.named_modules()) == parts
+    assert network.config is config
+    assert config.num_hidden_layers == 6
+    assert torch.equal(logits(network), before)
+
+
+def test_all_blocks_are_back_while_it_is_paused() -> None:
+    network = tiny_llama(num_hidden_layers=6)
+    whole, plan = logits(network), sets_of(network).plans[0]
+    with WithoutUnits(network, plan.edits) as running:
+        without = logits(network)
+        with running.paused():
+            assert torch.equal(logits(network), whole)
+        assert torch.equal(logits(network), without)
+    with running.paused():
+        assert torch.equal(logits(network), whole)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradients_with_checkpointing_are_those_without(reentrant: bool) -> None:
+    """The backward pass runs blocks again, when the others are back."""
+    found = []
+    for checkpointing in (False, True):
+        network: Any = tiny_llama(num_hidden_layers=6).train()
+        if checkpointing:
+            network.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            network.enable_input_require_grads()
+        adapted(network)
+        with WithoutUnits(network, sets_of(tiny_llama(num_hidden_layers=6)).plans[1].edits):
+            loss = logits(network, use_cache=False).square().mean()
+        with without_adapters(network), torch.no_grad():
+            logits(network)
+        loss.backward()
+        found.append({name: p.grad for name, p in network.named_parameters() if p.requires_grad})
+    plain, checkpointed = found
+    gone = {name for name, grad in plain.items() if grad is None}
+    assert {name.split(".")[2] for name in gone} == {"2", "4"}
+    assert gone == {name for name, grad in checkpointed.items() if grad is None}
+    for name in plain.keys() - gone:
+        torch.testing.assert_close(checkpointed[name], plain[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_teacher_is_the_dense_model() -> None:
+    network = tiny_llama(num_hidden_layers=6)
+    dense = logits(network)
+    adapted(network)
+    flags = {name: p.requires_grad for name, p in network.named_parameters()}
+    network.train()
+    assert not torch.allclose(logits(network), dense)
+    assert torch.equal(teacher_logits(network, ModelInputs(kwargs={"input_ids": IDS, "labels": IDS})), dense)
+    assert {name: p.requires_grad for name, p in network.named_parameters()} == flags
+    assert network.training
+
+
+def test_merged_adapters_route_as_unmerged_ones() -> None:
+    network = tiny_llama(num_hidden_layers=6)
+    sets = sets_of(network)
+    adapters = adapted(network)
+    with torch.no_grad():
+        expected = []
+        for plan in sets.plans:
+            with WithoutUnits(network, plan.edits):
+                expected.append(logits(network))
+        merge_adapters(network, adapters)
+        routed = RoutedCausalLM(network, sets)
+        for number, unmerged in enumerate(expected):
+            torch.testing.assert_close(logits(routed.network(number)), unmerged, rtol=1e-4, atol=1e-4)
+
+
+def test_every_set_comes_once_in_a_round() -> None:
+    drawn = [set_of_step(step, 5, seed=3) for step in range(50)]
+    assert set(Counter(drawn).values()) == {10}
+    assert all(len(set(drawn[first : first + 5])) == 5 for first in range(0, 50, 5))
+    assert drawn != [set_of_step(step, 5, seed=4) for step in range(50)]
+    assert len({tuple(drawn[first : first + 5]) for first in range(0, 50, 5)}) > 5
+
+
+def test_padding_is_not_distilled() -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(2, 3, 7, generator=generator) for _ in range(2))
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    found = self_distillation_loss(student, teacher, ModelInputs(kwargs={"attention_mask": mask}))
+    kept = mask.bool()
+    torch.testing.assert_close(found, distillation_loss(student[kept], teacher[kept], 1.0))
