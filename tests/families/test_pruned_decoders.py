@@ -22,10 +22,9 @@ from prunerecover.surgery.transformers_depth import config_edits
 BATCHES = [tiny_inputs("text", batch=8, seed=seed) for seed in (1, 2)]
 IDS = tiny_inputs("text", length=14)["input_ids"]
 RELOADED = """
-import sys
 import transformers
-assert not any(name.startswith("prunerecover") for name in sys.modules)
 model = transformers.AutoModelForCausalLM.from_pretrained({folder!r}).eval()
+assert not any(type(module).__module__.startswith("prunerecover") for module in model.modules())
 held = torch.load({expected!r})
 with torch.no_grad():
     torch.testing.assert_close(model(input_ids=held["ids"]).logits, held["logits"], atol=1e-5, rtol=0)
