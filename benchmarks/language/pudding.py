@@ -124,8 +124,11 @@ def main() -> None:
     reader = PrefixRouter(int(model().config.hidden_size), len(sets.plans), PREFIX)
     seen = kept("features", lambda: prompt_features(reader, model(), learnt, encoding()))
     unseen = kept("test-features", lambda: prompt_features(reader, model(), asked, encoding()))
-    rows = [row for loss in LOSSES for row in routed(loss, sets, seen, likelihoods, learnt, unseen, right, likely)]
-    statics = [static(name, i, right, likely) for i, name in enumerate((*sets.names, *others))]
+    best = int(likelihoods.mean(0).argmax())
+    rows = [
+        row for loss in LOSSES for row in routed(loss, sets, seen, likelihoods, learnt, unseen, right, likely, best)
+    ]
+    statics = [static(name, i, best, right, likely) for i, name in enumerate((*sets.names, *others))]
     found = {"blocks": BLOCKS, "of": DEPTH, "tasks": TASKS, "questions": len(asked), "routed": rows, "static": statics}
     write(NAME, found, markdown(sets, others, statics, rows))
 
@@ -139,6 +142,7 @@ def routed(
     unseen: Tensor,
     right: Tensor,
     likely: Tensor,
+    best: int,
 ) -> list[dict[str, Any]]:
     """Train routers, and return how they do on the test splits; and one that learnt from shuffled labels."""
     found = []
@@ -147,13 +151,13 @@ def routed(
             torch.manual_seed(seed)
             router = PrefixRouter(int(model().config.hidden_size), len(sets.plans), PREFIX)
             labels = likelihoods[torch.randperm(len(likelihoods))] if shuffled else likelihoods
-            how: dict[str, Any] = {"loss": loss, "seed": seed, "enable_progress_bar": False}
+            how: dict[str, Any] = {"loss": loss, "seed": seed, "static": best, "enable_progress_bar": False}
             train_router(router, seen, labels, held_out(learnt, seed=seed), **how)
             with torch.no_grad():
                 picked = router(unseen).argmax(1).tolist()
             n = len(sets.names)
             for metric, scores in (("accuracy", right[:, :n].float()), ("log-likelihood per token", likely[:, :n])):
-                compared = compare_routes(scores, picked, sets.names, metric=metric)
+                compared = compare_routes(scores, picked, sets.names, static=best, metric=metric)
                 found.append({"loss": loss, "seed": seed, "shuffled": shuffled, **described(compared)})
     return found
 
@@ -165,12 +169,12 @@ def described(found: RouteComparison) -> dict[str, Any]:
     return {"metric": found.metric, **values, **gain, "gap_closed": found.gap_closed, "picked": found.picked}
 
 
-def static(name: str, number: int, right: Tensor, likely: Tensor) -> dict[str, Any]:
-    """Return how one set does for every prompt, beside the static one."""
-    found: dict[str, Any] = {"set": name}
+def static(name: str, number: int, best: int, right: Tensor, likely: Tensor) -> dict[str, Any]:
+    """Return how one set does for every prompt, beside the best static one."""
+    found: dict[str, Any] = {"set": name, "best": number == best}
     for metric, scores in (("accuracy", right.double()), ("likelihood", likely.double())):
         own = mean_interval(scores[:, number].numpy())
-        ahead = paired_difference(scores[:, number].numpy(), scores[:, 0].numpy())
+        ahead = paired_difference(scores[:, number].numpy(), scores[:, best].numpy())
         found |= {metric: own.value, f"{metric}_low": own.low, f"{metric}_high": own.high}
         found |= {f"ahead_{metric}": ahead.value, f"ahead_{metric}_low": ahead.low, f"ahead_{metric}_high": ahead.high}
     return found
@@ -183,7 +187,7 @@ def markdown(
     blocks = dict(zip((*sets.names, *others), (*sets.blocks, *others.values()), strict=True))
     cells = [
         (
-            row["set"],
+            row["set"] + (" (best static)" if row["best"] else ""),
             " ".join(map(str, sorted(blocks[row["set"]]))),
             _cell(row, "accuracy", 100, 1),
             _ahead(row, "accuracy", 100, 1),
@@ -192,7 +196,7 @@ def markdown(
         )
         for row in statics
     ]
-    head = ("set", "blocks gone", "accuracy", "static ahead", "log-likelihood per token", "static ahead")
+    head = ("set", "blocks gone", "accuracy", "best static ahead", "log-likelihood per token", "best static ahead")
     lines = [
         "# Prompt-routed depth on SmolLM2-135M",
         "",
@@ -209,7 +213,8 @@ def markdown(
         "",
         "## Routed",
         "",
-        "The router reads the output of the first two blocks. Shuffled: it learnt from labels of other questions.",
+        "The router reads the output of the first two blocks, and is compared with the set that makes right answers "
+        "likeliest on the questions it learns from. Shuffled: it learnt from labels of other questions.",
         "",
     ]
     routed_cells = [
@@ -225,7 +230,7 @@ def markdown(
         )
         for row in rows
     ]
-    names = ("router", "seed", "metric", "static", "routed", "oracle", "routed ahead", "gap closed")
+    names = ("router", "seed", "metric", "best static", "routed", "oracle", "routed ahead", "gap closed")
     return "\n".join([*lines, table(names, routed_cells), ""])
 
 
@@ -235,7 +240,7 @@ def _cell(row: dict[str, Any], name: str, scale: float, digits: int) -> str:
 
 
 def _ahead(row: dict[str, Any], name: str, scale: float, digits: int) -> str:
-    if row["set"] == "static":
+    if row["best"]:
         return ""
     keys = (f"ahead_{name}", f"ahead_{name}_low", f"ahead_{name}_high")
     value, low, high = (f"{scale * row[key]:+.{digits}f}" for key in keys)

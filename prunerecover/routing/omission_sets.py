@@ -2,7 +2,7 @@
 
 PuDDing (Wee et al., arXiv 2502.04348, section 4.1) removes blocks greedily, one set per task and loss, by the negative
 likelihood of right answers, and by its contrastive form. Here one search gives every depth (`Plan.first`), and one more
-set is made on the questions of all tasks together: the best static plan, which a router has to beat.
+set is made on the questions of all tasks together. A router has to beat the best of them all that serves every prompt.
 """
 
 from __future__ import annotations

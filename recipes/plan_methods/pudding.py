@@ -1,8 +1,9 @@
 """`prunerecover plan --method pudding`: prompt-routed depth of a language model (PuDDing, arXiv 2502.04348).
 
 Writes the plan of the best static set, beside it the folder of the routed model (`<plan>.routed`: sets, router, and
-where the base model is) and a page (`<plan>.md`) that says whether routing is worth it. Where it is not ahead of the
-static set on questions kept apart, with the whole interval, the saved model does not route until it is told to.
+where the base model is) and a page (`<plan>.md`) that says whether routing is worth it. The static set is the one that
+makes right answers likeliest on the router's own questions. Where routing is not ahead of it on questions kept apart,
+in likelihood and with the whole interval, or is behind in accuracy, the saved model routes only once it is told to.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class PuddingPlan(PlanMethod):
             seed=self.seed,
         )
         self._found = self._routed(network, sets, asked, encoding)
-        return sets.plans[0]
+        return sets.plans[self._found[0].default]
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the plan, the routed model and the page."""
@@ -138,7 +139,8 @@ class PuddingPlan(PlanMethod):
         features = prompt_features(router, network, asked.router, encoding)
         likelihoods = route_table(network, sets.blocks, asked.router, encoding, batch_size=self.batch_size)
         used = ~asked.reported
-        how: dict[str, Any] = {"loss": self.router_loss, "epochs": self.epochs, "seed": self.seed}
+        static = int(likelihoods[used].mean(0).argmax())  # the best set for all prompts, which the router has to beat
+        how: dict[str, Any] = {"loss": self.router_loss, "epochs": self.epochs, "seed": self.seed, "static": static}
         how["learning_rate"] = 1e-3 if isinstance(router, PrefixRouter) else 1e-5
         train_router(router, features[used], likelihoods[used], asked.chosen[used], **how)
         with torch.no_grad():
@@ -148,10 +150,11 @@ class PuddingPlan(PlanMethod):
         likely = route_table(network, every, apart, encoding, batch_size=self.batch_size)
         right = right_table(network, every, apart, encoding, batch_size=self.batch_size).float()
         compared = [
-            compare_routes(scores[:, :-1], picked, sets.names, dense=scores[:, -1], metric=metric)
+            compare_routes(scores[:, :-1], picked, sets.names, static=static, dense=scores[:, -1], metric=metric)
             for metric, scores in (("log-likelihood per token", likely), ("accuracy", right))
         ]
-        told: dict[str, Any] = {"tokenizer": encoding.tokenizer, "routed": compared[0].worth_it}
+        worth_it = compared[0].worth_it and compared[1].gain.high >= 0
+        told: dict[str, Any] = {"tokenizer": encoding.tokenizer, "default": sets.names[static], "routed": worth_it}
         return RoutedCausalLM(network, sets, router, **told), compared
 
     def _new_router(self, network: nn.Module, sets: PlanSet) -> PrefixRouter | EncoderRouter:

@@ -45,8 +45,9 @@ def test_sets_router_and_report(recipe: list[str], tmp_path: Path) -> None:
     assert "| oracle |" in page
     routed = load_routed(tmp_path / "plan.routed")
     assert routed.sets.names[0] == "static"
-    assert routed.sets.plans[0].edits == plan.edits
-    assert routed.routed == ("Routing is ahead" in page.split("## By accuracy")[0])
+    assert routed.sets.plans[routed.default].edits == plan.edits
+    ahead = "Routing is ahead" in page.split("## By accuracy")[0]
+    assert ahead or not routed.routed
     prompts = torch.tensor([[41, 5, 6], [40, 7, 8]])
     assert routed.generate(prompts, **GREEDY).shape == (2, 6)
 
