@@ -25,6 +25,23 @@ def check_alone(callback: type[pl.Callback], planning: Mapping[str, Any]) -> Non
         )
 
 
+def check_distillation(weight: float, temperature: float, name: str) -> None:
+    """Raise TypeError unless these are numbers, and ValueError unless a teacher can be weighed and softened by them.
+
+    Args:
+        weight: Of the teacher, 0 to 1.
+        temperature: Divides the logits.
+        name: Of the argument with the weight.
+    """
+    for argument, value in ((name, weight), ("temperature", temperature)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"Expected argument {argument} to be a number, but got {value!r}.")
+    if not 0 <= weight <= 1:
+        raise ValueError(f"Expected argument {name} to be between 0 and 1, but got {weight}.")
+    if temperature <= 0:
+        raise ValueError(f"Expected argument temperature to be positive, but got {temperature}.")
+
+
 def check_whole(name: str, value: int, least: int) -> None:
     """Raise TypeError unless an argument is a whole number, and ValueError if it is below the least that makes sense.
 

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
+from prunerecover.callbacks.arguments import check_distillation
 from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.distillation.features import FeatureMatcher
 from prunerecover.callbacks.distillation.student import Student
@@ -52,13 +53,7 @@ class DistillRecover(LedgerCallback):
         features: bool = False,
         target: str | None = None,
     ) -> None:
-        for name, value in (("alpha", alpha), ("temperature", temperature)):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"Expected argument {name} to be a number, but got {value!r}.")
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"Expected argument alpha to be between 0 and 1, but got {alpha}.")
-        if temperature <= 0:
-            raise ValueError(f"Expected argument temperature to be positive, but got {temperature}.")
+        check_distillation(alpha, temperature, "alpha")
         check_flag("features", features)
         self.teacher, self.alpha, self.temperature = teacher, alpha, temperature
         self.features, self.target = features, target

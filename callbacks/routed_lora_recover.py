@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
+from prunerecover.callbacks.arguments import check_distillation
 from prunerecover.callbacks.distill_recover import DistillRecover
 from prunerecover.callbacks.distillation.step_context import StepContext
 from prunerecover.callbacks.distillation.student import Student
@@ -90,13 +91,7 @@ class RoutedLoRARecover(LoRARecover):
         self.sets = PlanSet.load(sets) if isinstance(sets, str | Path) else sets
         if not isinstance(self.sets, PlanSet):
             raise TypeError(f"Expected argument sets to be a PlanSet or the path of its file, but got {sets!r:.60}.")
-        for name, value in (("distill", distill), ("temperature", temperature)):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"Expected argument {name} to be a number, but got {value!r}.")
-        if not 0 <= distill <= 1:
-            raise ValueError(f"Expected argument distill to be between 0 and 1, but got {distill}.")
-        if temperature <= 0:
-            raise ValueError(f"Expected argument temperature to be positive, but got {temperature}.")
+        check_distillation(distill, temperature, "distill")
         self.distill, self.temperature = distill, temperature
         self._step: StepContext | None = None
         self._student: Student | None = None

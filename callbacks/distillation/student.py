@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +9,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from prunerecover.callbacks.distillation.wrapped_method import WrappedMethod
 from prunerecover.model.batches import ModelInputs
 
 AddTerm = Callable[[pl.LightningModule, Tensor, ModelInputs, Any], Tensor]
@@ -34,10 +33,7 @@ class Student:
         self.tap = Tap()
         self._forget = forget
         self._handle = network.register_forward_hook(self.tap, with_kwargs=True)
-        self._name = "training_step" if module.automatic_optimization else "manual_backward"
-        self._previous = vars(module).get(self._name)
-        wrapper = _Step if module.automatic_optimization else _Backward
-        object.__setattr__(module, self._name, wrapper(self, self._previous, add_term))
+        self._wrapper = (_Step if module.automatic_optimization else _Backward)(self, add_term)
 
     def begin_step(self) -> None:
         """Forget what the network computed outside of training steps."""
@@ -47,9 +43,7 @@ class Student:
     def detach(self) -> None:
         """Leave the module as it was."""
         self._handle.remove()
-        vars(self.module).pop(self._name, None)
-        if self._previous is not None:
-            object.__setattr__(self.module, self._name, self._previous)
+        self._wrapper.detach()
 
 
 class Tap:
@@ -76,32 +70,22 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """What a copied network has in the place of the tap."""
 
 
-class _Wrapper:
-    """Stands in for a method on the instance; `__wrapped__` lets Lightning see the signature of the original."""
+class _WithTerm(WrappedMethod):
+    """A method that a loss goes through, by its name."""
 
     name: str
 
-    def __init__(self, student: Student, previous: Any, add_term: AddTerm) -> None:
-        self.student, self.module, self.previous, self.add_term = student, student.module, previous, add_term
-        self.own = getattr(type(self.module), self.name)
-        self.__wrapped__ = inspect.unwrap(self.own)
-
-    def original(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what was there before."""
-        if self.previous is not None:
-            return self.previous(*args, **kwargs)
-        return self.own(self.module, *args, **kwargs)
+    def __init__(self, student: Student, add_term: AddTerm) -> None:
+        super().__init__(student.module, self.name)
+        self.student, self.add_term = student, add_term
 
     def with_term(self, loss: Tensor) -> Tensor:
         """Add the term if the network was called."""
         seen = self.student.tap.take()
         return loss if seen is None else self.add_term(self.module, loss, *seen)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
-        return functools.partial(self.own, memo.get(id(self.module), self.module))
 
-
-class _Step(_Wrapper):
+class _Step(_WithTerm):
     name = "training_step"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +96,7 @@ class _Step(_Wrapper):
         return output if output is None else self.with_term(output)
 
 
-class _Backward(_Wrapper):
+class _Backward(_WithTerm):
     name = "manual_backward"
 
     def __call__(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,43 @@
+"""Stand in for a method of an unmodified LightningModule."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+
+
+class WrappedMethod:
+    """Takes the place of a method on the instance, until `detach`; copies of the module have the plain one.
+
+    `__wrapped__` lets Lightning see the signature of the original. Subclasses say what is done when it is called.
+
+    Args:
+        module: The LightningModule.
+        name: Of the method.
+    """
+
+    def __init__(self, module: pl.LightningModule, name: str) -> None:
+        self.module, self.name = module, name
+        self.own = getattr(type(module), name)
+        self.previous = vars(module).get(name)
+        self.__wrapped__ = inspect.unwrap(self.own)
+        object.__setattr__(module, name, self)
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what was there before."""
+        if self.previous is not None:
+            return self.previous(*args, **kwargs)
+        return self.own(self.module, *args, **kwargs)
+
+    def detach(self) -> None:
+        """Leave the module as it was."""
+        vars(self.module).pop(self.name, None)
+        if self.previous is not None:
+            object.__setattr__(self.module, self.name, self.previous)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        return functools.partial(self.own, memo.get(id(self.module), self.module))
