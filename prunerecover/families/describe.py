@@ -66,9 +66,13 @@ def describe_blocks(model: nn.Module) -> Layout:
     Raises:
         ValueError: If the model is of no supported family, and none of transformers with one list of layers.
     """
-    if not is_supported(model) and (stack := transformers_layers.read_stack(model)) is not None:
-        return stack
-    return describe(model)
+    stack = unnamed_stack(model)
+    return describe(model) if stack is None else stack
+
+
+def unnamed_stack(model: nn.Module) -> Layout | None:
+    """Describe the list of layers of a model of transformers that is of no supported family; None for all others."""
+    return None if is_supported(model) else transformers_layers.read_stack(model)
 
 
 def is_supported(model: nn.Module) -> bool:

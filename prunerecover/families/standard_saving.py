@@ -18,6 +18,7 @@ from torch import nn
 
 from prunerecover.families.constructors import is_described_by_config
 from prunerecover.families.transformers_layers import is_transformers_model
+from prunerecover.model.paths import is_of_peft
 from prunerecover.model.replacements import Replacement, SlopeBias
 
 NAME = "save_pretrained"
@@ -75,7 +76,7 @@ def _checks(network: nn.Module) -> Iterator[tuple[nn.Module, CheckedSave | None]
 def _message(model: nn.Module) -> str:
     name = type(model).__name__
     said = f"from_pretrained will not make this {name} again from what save_pretrained writes: "
-    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+    if any(map(is_of_peft, model.modules())):
         return (
             f"{said}it holds low-rank adapters, and their weights and those under them would be lost. Save what "
             "load_pruned makes of the run's checkpoint or pruned/ folder, load_pruned(path).save_pretrained(folder), "

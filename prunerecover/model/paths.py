@@ -50,10 +50,15 @@ def _inner(model: nn.Module) -> nn.Module | None:
         name = WRAPPERS.get((cls.__module__.partition(".")[0], cls.__name__))
         if name is not None:
             return model.get_submodule(name)
-    if type(model).__module__.startswith("peft.") and hasattr(model, "get_base_model"):
+    if is_of_peft(model) and hasattr(model, "get_base_model"):
         base = cast(Any, model).get_base_model()
         return base if isinstance(base, nn.Module) else None
     return None
+
+
+def is_of_peft(module: nn.Module) -> bool:
+    """Whether a module is one of peft's."""
+    return type(module).__module__.startswith("peft.")
 
 
 def get_module(root: nn.Module, path: str) -> nn.Module:

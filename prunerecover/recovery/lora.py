@@ -19,7 +19,7 @@ from torch.nn import Parameter
 
 from prunerecover.families.standard_saving import check_saving, uncheck_saving
 from prunerecover.model.checks import check_unquantised
-from prunerecover.model.paths import get_module, parent_path, unwrap
+from prunerecover.model.paths import get_module, is_of_peft, parent_path, unwrap
 from prunerecover.plan.records import Source
 from prunerecover.recovery.lora_targets import adaptable, chosen_modules, trained_names
 from prunerecover.surgery.apply_edits import Applied
@@ -204,11 +204,6 @@ def frozen_parameters(network: nn.Module, adapters: Adapters) -> dict[str, Param
 def has_adapters(network: nn.Module) -> bool:
     """Whether any module is one of peft's."""
     return any(map(is_of_peft, network.modules()))
-
-
-def is_of_peft(module: nn.Module) -> bool:
-    """Whether a module is one of peft's."""
-    return type(module).__module__.startswith("peft.")
 
 
 def _check_is(value: object, wanted: type, example: str) -> None:

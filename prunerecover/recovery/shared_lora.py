@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.model.batches import LABELS, ModelInputs, call, logits_of, without_padding
+from prunerecover.model.batches import ModelInputs, call, logits_of, without_labels, without_padding
 from prunerecover.model.evaluation import evaluating
+from prunerecover.model.paths import is_of_peft
 from prunerecover.plan.edits import Edit
 from prunerecover.recovery.distillation import distillation_loss
-from prunerecover.recovery.lora import is_of_peft
 from prunerecover.surgery.apply_edits import Applied, apply_edits, undo
 
 
@@ -97,7 +97,7 @@ def teacher_logits(network: nn.Module, inputs: ModelInputs) -> Tensor:
         network: With all blocks.
         inputs: What the student was called with.
     """
-    asked = ModelInputs(inputs.args, {name: value for name, value in inputs.kwargs.items() if name not in LABELS})
+    asked = ModelInputs(inputs.args, without_labels(inputs.kwargs, network))
     with evaluating(network), without_adapters(network):
         return logits_of(call(network, asked))
 

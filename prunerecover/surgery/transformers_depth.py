@@ -23,9 +23,9 @@ from typing import Any
 
 from torch import nn
 
-from prunerecover.families.describe import describe, describe_blocks, is_supported
+from prunerecover.families.describe import describe, describe_blocks, is_supported, unnamed_stack
 from prunerecover.families.layout import Layout
-from prunerecover.families.transformers_layers import config_of, read_stack
+from prunerecover.families.transformers_layers import config_of
 from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import Replacement
 
@@ -164,7 +164,7 @@ def numbered_after(model: nn.Module, container: str, gone: int) -> list[tuple[st
         Paths of the modules once the block is gone, each with its number then. None for all other models: those of
         supported families are renumbered as a whole.
     """
-    stack = None if is_supported(model) else read_stack(model)
+    stack = unnamed_stack(model)
     if stack is None or stack.container != container:
         return None
     moved = []
@@ -184,7 +184,7 @@ def freed_slots(model: nn.Module) -> list[tuple[str, int]]:
     Returns:
         Paths of the modules, each with its slot; empty for models of supported families: see `renumber`.
     """
-    stack = None if is_supported(model) else read_stack(model)
+    stack = unnamed_stack(model)
     if stack is None:
         return []
     config, depth = config_of(model, stack.container), len(stack.blocks)

@@ -17,9 +17,8 @@ from torch.utils.data import Dataset
 from prunerecover.language.accuracy import EncodedQuestion, choice_batch, encode_question
 from prunerecover.language.likelihood import Encoding, labelled, scored_behind
 from prunerecover.recipes.data.choice_columns import ChoiceColumns, find_choice_columns
-from prunerecover.recipes.data.table_data import TableData
-from prunerecover.recipes.data.text_source import open_text
-from prunerecover.recipes.data.tokenizers import check_named, context_of, open_tokenizer
+from prunerecover.recipes.data.language_data import LanguageData
+from prunerecover.recipes.data.tokenizers import context_of, open_tokenizer
 
 
 class ChoiceQuestions(Dataset[EncodedQuestion]):
@@ -48,7 +47,7 @@ class ChoiceQuestions(Dataset[EncodedQuestion]):
         return choice_batch(questions, self.tokenizer)
 
 
-class ChoiceData(TableData):
+class ChoiceData(LanguageData):
     """Train, validation and test questions.
 
     Args:
@@ -103,6 +102,8 @@ class ChoiceData(TableData):
         super().__init__(
             path,
             name,
+            model=model,
+            tokenizer=tokenizer,
             splits={"train": train_split, "val": val_split, "test": test_split},
             limits={"train": limit_train, "val": limit_val, "test": limit_test},
             val_fraction=val_fraction,
@@ -110,13 +111,8 @@ class ChoiceData(TableData):
             num_workers=num_workers,
             seed=seed,
         )
-        check_named(model, tokenizer)
-        self.model, self.tokenizer, self.chat = model, tokenizer, chat
+        self.chat = chat
         self.columns = (question_column, choices_column, answer_column, passage_column)
-
-    def open_splits(self) -> Any:
-        """Return the questions of every split."""
-        return open_text(self.path, self.name)
 
     def samples(self, rows: Any, role: str) -> ChoiceQuestions:
         """Return the questions of the rows as tokens.
@@ -134,7 +130,5 @@ class ChoiceData(TableData):
     def _encoded(
         self, row: dict[str, Any], number: int, columns: ChoiceColumns, encoding: Encoding, role: str
     ) -> EncodedQuestion:
-        try:
+        with self.naming_row(number, role):
             return encode_question(columns.read(row), encoding, number)
-        except ValueError as error:
-            raise ValueError(f"{error} This is row {number} of the {role} data in {self.path}.") from error

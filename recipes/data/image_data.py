@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from prunerecover.recipes.data.image_source import as_images, find_column
+from prunerecover.recipes.data.image_source import as_images, find_column, type_of
 from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableData
 from prunerecover.recipes.networks.model_names import preprocessing
 
@@ -122,7 +122,7 @@ class ImageData(TableData):
         image = find_column(rows, self.image_column, IMAGE_COLUMNS, "image")
         label = find_column(rows, self.label_column, LABEL_COLUMNS, "label")
         rows = as_images(rows, image)
-        dtype = str(getattr(rows.features[label], "dtype", rows.features[label]))
+        dtype = type_of(rows, label)
         if not dtype.startswith(("int", "uint")):
             raise ValueError(
                 f"Expected whole-number labels in column {label!r}, but got {dtype}. "

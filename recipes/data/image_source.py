@@ -100,6 +100,12 @@ def find_column(rows: Any, name: str | None, usual: Sequence[str], role: str) ->
     )
 
 
+def type_of(rows: Any, column: str) -> str:
+    """Return the type of a column, such as "int64" or "string"."""
+    feature = rows.features[column]
+    return str(getattr(feature, "dtype", feature))
+
+
 def as_images(rows: Any, column: str) -> Any:
     """Return rows whose `column` is decoded to PIL images, also when the file stores bare bytes."""
     from datasets import Image

@@ -18,9 +18,8 @@ from prunerecover.importance.losses import IGNORED
 from prunerecover.language.likelihood import TokenRow, labelled
 from prunerecover.language.responses import chat_row, instruction_messages, instruction_row
 from prunerecover.recipes.data.image_source import find_column
-from prunerecover.recipes.data.table_data import TableData
-from prunerecover.recipes.data.text_source import open_text
-from prunerecover.recipes.data.tokenizers import check_length, check_named, open_tokenizer
+from prunerecover.recipes.data.language_data import LanguageData
+from prunerecover.recipes.data.tokenizers import check_length, open_tokenizer
 
 MESSAGES = ("messages", "conversations", "conversation")
 INSTRUCTIONS = ("instruction", "prompt", "question")
@@ -50,7 +49,7 @@ class LabelledRows(Dataset[TokenRow]):
         return labelled(rows, self.tokenizer)
 
 
-class InstructionData(TableData):
+class InstructionData(LanguageData):
     """Train, validation and test instructions, or chats.
 
     Args:
@@ -106,6 +105,8 @@ class InstructionData(TableData):
         super().__init__(
             path,
             name,
+            model=model,
+            tokenizer=tokenizer,
             splits={"train": train_split, "val": val_split, "test": test_split},
             limits={"train": limit_train, "val": limit_val, "test": limit_test},
             val_fraction=val_fraction,
@@ -113,14 +114,9 @@ class InstructionData(TableData):
             num_workers=num_workers,
             seed=seed,
         )
-        check_named(model, tokenizer)
-        self.model, self.tokenizer, self.length, self.chat = model, tokenizer, length, chat
+        self.length, self.chat = length, chat
         self.messages_column, self.output_column = messages_column, output_column
         self.instruction_column, self.input_column = instruction_column, input_column
-
-    def open_splits(self) -> Any:
-        """Return the samples of every split."""
-        return open_text(self.path, self.name)
 
     def samples(self, rows: Any, role: str) -> LabelledRows:
         """Return the tokens and labels of the rows.
@@ -149,7 +145,7 @@ class InstructionData(TableData):
     def _encoded(
         self, row: dict[str, Any], number: int, columns: tuple[str, ...], tokenizer: Any, role: str
     ) -> TokenRow:
-        try:
+        with self.naming_row(number, role):
             if len(columns) == 1:
                 return chat_row(row[columns[0]], tokenizer)
             instruction, output, *inputs = (row[name] for name in columns)
@@ -157,8 +153,6 @@ class InstructionData(TableData):
             if bool(tokenizer.chat_template) if self.chat is None else self.chat:
                 return chat_row(instruction_messages(instruction, given, output), tokenizer)
             return instruction_row(instruction, given, output, tokenizer)
-        except ValueError as error:
-            raise ValueError(f"{error} This is row {number} of the {role} data in {self.path}.") from error
 
     def _cut(self, rows: Sequence[TokenRow], role: str) -> list[TokenRow]:
         """Return the rows of at most `length` tokens, without those of which nothing is scored then."""

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from prunerecover.recipes.data.image_source import find_column
-from prunerecover.recipes.data.table_data import TableData
-from prunerecover.recipes.data.text_source import open_text
-from prunerecover.recipes.data.tokenizers import check_length, check_named, open_tokenizer
+from prunerecover.recipes.data.image_source import find_column, type_of
+from prunerecover.recipes.data.language_data import LanguageData
+from prunerecover.recipes.data.tokenizers import check_length, open_tokenizer
 
 TEXT_COLUMNS = ("text", "content", "document")
 DOCUMENTS = 1000  # tokenized at a time
@@ -46,7 +45,7 @@ class PackedTokens(Dataset[dict[str, Tensor]]):
         return {"input_ids": tokens, "labels": tokens}
 
 
-class TextData(TableData):
+class TextData(LanguageData):
     r"""Train, validation and test sequences.
 
     Args:
@@ -97,6 +96,8 @@ class TextData(TableData):
         super().__init__(
             path,
             name,
+            model=model,
+            tokenizer=tokenizer,
             splits={"train": train_split, "val": val_split, "test": test_split},
             limits={"train": limit_train, "val": limit_val, "test": limit_test},
             val_fraction=val_fraction,
@@ -106,13 +107,8 @@ class TextData(TableData):
         )
         if length < 2:
             raise ValueError(f"Expected a length of 2 or more tokens, to predict the next one, but got {length}.")
-        check_named(model, tokenizer)
-        self.model, self.tokenizer, self.length = model, tokenizer, length
+        self.length = length
         self.separator, self.text_column = separator, text_column
-
-    def open_splits(self) -> Any:
-        """Return the documents of every split."""
-        return open_text(self.path, self.name)
 
     def samples(self, rows: Any, role: str) -> PackedTokens:
         """Return the sequences of the rows, packed in their order.
@@ -122,7 +118,7 @@ class TextData(TableData):
                 end-of-text token to join documents by, or the model's context is shorter than a sequence.
         """
         column = find_column(rows, self.text_column, TEXT_COLUMNS, "text")
-        dtype = str(getattr(rows.features[column], "dtype", rows.features[column]))
+        dtype = type_of(rows, column)
         if dtype not in ("string", "large_string"):
             raise ValueError(f"Expected text in column {column!r}, but got {dtype[:80]}. Set text_column.")
         tokenizer = open_tokenizer(self.model, self.tokenizer)

@@ -146,9 +146,10 @@ class PuddingPlan(PlanMethod):
         with torch.no_grad():
             picked = router(features[asked.reported]).argmax(1).tolist()
         apart = [q for q, out in zip(asked.router, asked.reported, strict=True) if out]
-        every = (*sets.blocks, frozenset[int]())
-        likely = route_table(network, every, apart, encoding, batch_size=self.batch_size)
-        right = right_table(network, every, apart, encoding, batch_size=self.batch_size).float()
+        dense = (frozenset[int](),)
+        whole = route_table(network, dense, apart, encoding, batch_size=self.batch_size)
+        likely = torch.cat([likelihoods[asked.reported], whole], 1)
+        right = right_table(network, (*sets.blocks, *dense), apart, encoding, batch_size=self.batch_size).float()
         compared = [
             compare_routes(scores[:, :-1], picked, sets.names, static=static, dense=scores[:, -1], metric=metric)
             for metric, scores in (("log-likelihood per token", likely), ("accuracy", right))
@@ -176,7 +177,8 @@ class PuddingPlan(PlanMethod):
                 "there are none left. Lower calibration_questions."
             )
         apart, half = held_out(rest, APART, self.seed), held_out(rest, 0.5, self.seed + 1)
-        parts = {"to train on": ~apart, "to choose by": apart & half, "to report on": apart & ~half}
+        choosing, reported = apart & half, apart & ~half
+        parts = {"to train on": ~apart, "to choose by": choosing, "to report on": reported}
         empty = [name for name, part in parts.items() if not part.any()]
         if empty:
             raise ValueError(
@@ -184,7 +186,7 @@ class PuddingPlan(PlanMethod):
                 f"{len(rest)} besides those that sets are searched on there are none {' and '.join(empty)}. Lower "
                 "calibration_questions, or give more questions."
             )
-        return Asked(searched, rest, apart & half, apart & ~half)
+        return Asked(searched, rest, choosing, reported)
 
     def _questions(self, path: str, name: str | None) -> list[Question]:
         """Return the training questions of a data set, in a seeded order."""

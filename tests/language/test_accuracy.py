@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cases.models.language import word_tokenizer
+from cases.models.questions import answer_by_hand
 from cases.models.tiny import tiny_llama
 
 from prunerecover.language.accuracy import (
@@ -33,16 +34,8 @@ def encoding() -> Encoding:
     return Encoding(word_tokenizer(), context=64)
 
 
-@torch.no_grad()
 def by_hand(llama: torch.nn.Module, question: Question) -> list[float]:
-    """The sum of log-likelihoods of each answer, token by token, without padding."""
-    sums = []
-    for choice in question.choices:
-        ids = [int(word[1:]) for word in f"{question.prompt} {choice}".split()]
-        logs = llama(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-        start = len(question.prompt.split())
-        sums.append(sum(float(logs[t - 1, ids[t]]) for t in range(start, len(ids))))
-    return sums
+    return [sum(answer_by_hand(llama, question, choice)) for choice in question.choices]
 
 
 def share(rights: list[bool]) -> float:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 
 import pytest
 import torch
 from cases.models.language import word_tokenizer
+from cases.models.questions import answer_by_hand
 from cases.models.tiny import tiny_llama
 
 from prunerecover.language.likelihood import (
@@ -34,20 +36,14 @@ def encoding() -> Encoding:
     return Encoding(word_tokenizer(), context=64)
 
 
-def one_by_one(llama: torch.nn.Module, encoding: Encoding, question: Question, number: int) -> float:
-    """The oracle: no padding, a loop over tokens."""
-    before, after = encoding.with_answer(question.prompt, question.choices[number])
-    logs = []
-    for i, token in enumerate(after):
-        logits = llama(input_ids=torch.tensor([[*before, *after[:i]]])).logits[0, -1]
-        logs.append(float(logits.log_softmax(-1)[token]))
-    return sum(logs) / len(logs)
+def one_by_one(llama: torch.nn.Module, question: Question, number: int) -> float:
+    return fmean(answer_by_hand(llama, question, question.choices[number]))
 
 
 @torch.no_grad()
 def test_likelihoods_of_padded_answers_are_those_of_each_alone(llama: torch.nn.Module, encoding: Encoding) -> None:
     (batch,) = answer_batches(QUESTIONS, encoding, contrastive=True)
-    wanted = [one_by_one(llama, encoding, q, n) for q in QUESTIONS for n in range(len(q.choices))]
+    wanted = [one_by_one(llama, q, n) for q in QUESTIONS for n in range(len(q.choices))]
     assert answer_likelihoods(llama, batch).tolist() == pytest.approx(wanted, abs=1e-5)
 
 
@@ -55,7 +51,7 @@ def test_likelihoods_of_padded_answers_are_those_of_each_alone(llama: torch.nn.M
 def test_the_loss_is_the_papers_task_likelihood(llama: torch.nn.Module, encoding: Encoding) -> None:
     batches = answer_batches(QUESTIONS, encoding, batch_size=1)
     found = sum(float(answer_loss(llama, batch)) for batch in batches)
-    assert found == pytest.approx(-sum(one_by_one(llama, encoding, q, q.answer) for q in QUESTIONS), abs=1e-5)
+    assert found == pytest.approx(-sum(one_by_one(llama, q, q.answer) for q in QUESTIONS), abs=1e-5)
 
 
 @torch.no_grad()
@@ -65,7 +61,7 @@ def test_the_contrastive_loss_weighs_the_right_answer_against_all_others(
     (batch,) = answer_batches(QUESTIONS, encoding, contrastive=True)
     total = 0.0
     for q in QUESTIONS:
-        likely = [one_by_one(llama, encoding, q, n) for n in range(len(q.choices))]
+        likely = [one_by_one(llama, q, n) for n in range(len(q.choices))]
         total -= (len(likely) - 1) * likely[q.answer] - sum(likely[: q.answer] + likely[q.answer + 1 :])
     assert float(answer_loss(llama, batch)) * 5 == pytest.approx(total, abs=1e-4)
 

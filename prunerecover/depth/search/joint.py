@@ -138,8 +138,11 @@ class JointSearch:
             while best.reached < 1:
                 found = self._grown(best, advance)
                 best = self._settled(found)
-            while (less := self._without_needless(best)).units != best.units and self._settled(less).reached >= 1:
-                best = self._settled(less)
+            while (less := self._without_needless(best)).units != best.units:
+                settled = self._settled(less)
+                if settled.reached < 1:
+                    break
+                best = settled
         return list(best.units)
 
     def _grown(self, start: State, advance: Callable[[], None]) -> State:

@@ -6,6 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
+from prunerecover.language.questions import Question
+
 TASK = """
 task: {name}
 dataset_path: json
@@ -33,6 +38,17 @@ def question_rows(count: int) -> list[dict[str, Any]]:
         }
         for i in range(count)
     ]
+
+
+@torch.no_grad()
+def answer_by_hand(model: nn.Module, question: Question, choice: str) -> list[float]:
+    """The log-likelihood of each token of an answer: no padding, a run of the model for each."""
+    ids = [int(word[1:]) for word in f"{question.prompt} {choice}".split()]
+    logs = []
+    for place in range(len(question.prompt.split()), len(ids)):
+        logits = model(input_ids=torch.tensor([ids[:place]])).logits[0, -1]
+        logs.append(float(logits.log_softmax(-1)[ids[place]]))
+    return logs
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:

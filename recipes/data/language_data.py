@@ -1,0 +1,43 @@
+"""A DataModule over one table of text, questions or instructions: the part that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prunerecover.recipes.data.table_data import TableData
+from prunerecover.recipes.data.text_source import open_text
+from prunerecover.recipes.data.tokenizers import check_named
+
+
+class LanguageData(TableData):
+    """Train, validation and test rows of one source, for a language model.
+
+    Args:
+        path: A hub id, or local files that `open_text` takes.
+        name: The hub data set's configuration; in a local folder of several data sets, what one is called.
+        model: The language model whose tokenizer is used and whose context is kept to; a path or hub id.
+        tokenizer: Path or hub id of another tokenizer; None takes the model's.
+        table: All other arguments of `TableData`.
+
+    Raises:
+        ValueError: If there is neither a model nor a tokenizer, or an argument is out of range.
+    """
+
+    def __init__(self, path: str, name: str | None, *, model: str | None, tokenizer: str | None, **table: Any) -> None:
+        super().__init__(path, name, **table)
+        check_named(model, tokenizer)
+        self.model, self.tokenizer = model, tokenizer
+
+    def open_splits(self) -> Any:
+        """Return the rows of every split."""
+        return open_text(self.path, self.name)
+
+    @contextmanager
+    def naming_row(self, number: int, role: str) -> Iterator[None]:
+        """Add to what is wrong with a row which row that is."""
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(f"{error} This is row {number} of the {role} data in {self.path}.") from error
