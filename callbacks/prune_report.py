@@ -15,6 +15,7 @@ from prunerecover.callbacks.distillation.teacher import copy_dense
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.logged_history import LoggedHistory, logged_in_training, logged_now
+from prunerecover.callbacks.logged_report import log_report
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.checkpoint.ledger_record import SurgeryEvent
 from prunerecover.model.batches import ModelInputs
@@ -128,8 +129,11 @@ class PruneReport(LedgerCallback):
         logged = logged_metrics(shown, len(events), self._logged.dense)
         report = compare(dense, pruned, inputs, plan=plan, search=search, pairs=self.pairs, details=details)
         report = report.model_copy(update={"logged": logged})
-        report.save(folder, figures=self._figures(plan, events[self._logged.begun :], logged))
+        figures = self._figures(plan, events[self._logged.begun :], logged)
+        report.save(folder, figures=figures)
         plan.save(folder / "plan.json")
+        for logger in trainer.loggers:
+            log_report(logger, report, figures, trainer.global_step)
         rank_zero_info(f"prunerecover: report written to {folder}")
 
     def _shown(self) -> list[str]:

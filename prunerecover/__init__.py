@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from prunerecover.recovery.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
     from prunerecover.recovery.reconstruction import reconstruct as reconstruct
     from prunerecover.report.compare import compare as compare
+    from prunerecover.report.model_card import save_model_card as save_model_card
     from prunerecover.report.report import Report as Report
     from prunerecover.routing.omission_sets import plan_omission_sets as plan_omission_sets
     from prunerecover.routing.plan_set import PlanSet as PlanSet
@@ -86,6 +87,7 @@ _HOME = {
     "plan_width": "prunerecover.width.plan_width",
     "recalibrate_batchnorm": "prunerecover.recovery.batchnorm",
     "reconstruct": "prunerecover.recovery.reconstruction",
+    "save_model_card": "prunerecover.report.model_card",
     "save_pruned": "prunerecover.checkpoint.pruned_folder",
     "save_routed": "prunerecover.routing.routed_folder",
     "trace_graph": "prunerecover.graph.build",
