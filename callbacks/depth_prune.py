@@ -121,7 +121,7 @@ class DepthPrune(PruningCallback):
     @property
     def planning(self) -> dict[str, Any]:
         """What decides which units go, by argument; those that came later are named where they are given."""
-        given = {name: value for name, value in vars(self.config).items() if name != "seed"}
+        given = {name: value for name, value in vars(self.config).items() if name not in ("scores", "seed")}
         return {name: value for name, value in given.items() if value or name not in ("kinds", "include_strided")}
 
     def find(self, pl_module: pl.LightningModule) -> str:

@@ -133,7 +133,7 @@ class WidthPrune(PruningCallback):
         """What decides which units go, by argument; runs of before there were some of them go on without."""
         newer = {"equal_layers": False, "round_to": None}
         unused = (name for name, default in newer.items() if getattr(self.config, name) is default)
-        elsewhere = ("loss", "labels", "rounds", "seed", *unused)
+        elsewhere = ("loss", "labels", "rounds", "scores", "seed", *unused)
         return {name: value for name, value in vars(self.config).items() if name not in elsewhere}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

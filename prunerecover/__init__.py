@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from prunerecover.routing.routed_causal_lm import RoutedCausalLM as RoutedCausalLM
     from prunerecover.routing.routed_folder import load_routed as load_routed
     from prunerecover.routing.routed_folder import save_routed as save_routed
+    from prunerecover.sensitivity_table.sensitivity import Sensitivity as Sensitivity
+    from prunerecover.sensitivity_table.sensitivity import sensitivity as sensitivity
     from prunerecover.surgery.apply_edits import Applied as Applied
     from prunerecover.surgery.merging import merge as merge
     from prunerecover.surgery.optimizer_update import update_optimizer as update_optimizer
@@ -70,6 +72,7 @@ _HOME = {
     "Report": "prunerecover.report.report",
     "RoutedCausalLM": "prunerecover.routing.routed_causal_lm",
     "RoutedLoRARecover": "prunerecover.callbacks",
+    "Sensitivity": "prunerecover.sensitivity_table.sensitivity",
     "Unit": "prunerecover.plan.units",
     "WidthPrune": "prunerecover.callbacks",
     "apply_plan": "prunerecover.apply",
@@ -91,6 +94,7 @@ _HOME = {
     "save_pruned": "prunerecover.checkpoint.pruned_folder",
     "save_routed": "prunerecover.routing.routed_folder",
     "trace_graph": "prunerecover.graph.build",
+    "sensitivity": "prunerecover.sensitivity_table.sensitivity",
     "update_optimizer": "prunerecover.surgery.optimizer_update",
 }
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from pathlib import Path
 
 from torch import nn
 
@@ -12,6 +13,7 @@ from prunerecover.calibration.calibrator import REPLACEMENTS
 from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance, RegisteredImportance, importance_of
+from prunerecover.importance.saved_scores import SavedScores, scores_from
 from prunerecover.model.arguments import check_flag, check_seed, patterns_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
@@ -39,6 +41,7 @@ class DepthConfig:
     kinds: Sequence[str] | None = None
     include_strided: bool = False
     ignore: Sequence[str] = ()
+    scores: str | Path | SavedScores | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -66,6 +69,7 @@ class DepthConfig:
                 f"judges sets of units, but got '{self.registered.name}'. Use search='one_shot'."
             )
         object.__setattr__(self, "ignore", patterns_of(self.ignore))
+        object.__setattr__(self, "scores", scores_from(self.scores))
 
     @property
     def registered(self) -> RegisteredImportance:

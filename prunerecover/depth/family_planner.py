@@ -78,7 +78,7 @@ class FamilyPlanner(DepthPlanner):
             cost, share = budget.share
             check_most(units, cost, share, self._saver(cost), len(describe(self.model).blocks) - 1)
         goal = self._goal(units, budget, self._saved_together)
-        found = JointSearch(self._sets, goal, self.search)
+        found = JointSearch(self._sets, goal, self.search, self._known)
         chosen = found.run()
         return self._decided(found.first, self._sets.choices(chosen), chosen)
 

@@ -72,7 +72,7 @@ class GraphPlanner(DepthPlanner):
     def _choose(self, budget: Budget) -> tuple[dict[str, float], list[Unit]]:
         goal, search = self._goal(self.units, budget, self._saved_by_units), self.search
         if search in SET_SEARCHES:
-            found = JointSearch(self.variants, goal, search)
+            found = JointSearch(self.variants, goal, search, self._known)
             chosen = found.run()
             return found.first, chosen
         scores = self.rank()

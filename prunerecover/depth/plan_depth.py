@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from torch import nn
 
@@ -13,6 +14,7 @@ from prunerecover.depth.planner import DepthPlanner
 from prunerecover.display.progress import progress
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance
+from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches
 from prunerecover.model.checks import check_network
 from prunerecover.model.paths import unwrap
@@ -33,6 +35,7 @@ def plan_depth(
     kinds: str | Sequence[str] | None = None,
     include_strided: bool = False,
     ignore: Sequence[str] = (),
+    scores: str | Path | SavedScores | None = None,
     seed: int = 0,
 ) -> Plan:
     """Decide what to remove within a budget; the model is bit-identical afterwards.
@@ -65,6 +68,8 @@ def plan_depth(
             all in other networks. A budget in units names its kinds itself.
         include_strided: Whether layers that change spatial dimensions may go, too: a pooling takes their place.
         ignore: Shell patterns of unit names that stay, such as "blocks.0.*".
+        scores: Of this network as it is, that `sensitivity` has saved: units are not ranked alone again, whatever the
+            budget; a search still judges them on top of each other.
         seed: Of the held-out split and of everything random.
 
     Returns:
@@ -83,6 +88,7 @@ def plan_depth(
         kinds=kinds,
         include_strided=include_strided,
         ignore=ignore,
+        scores=scores,
         seed=seed,
     )
     with progress("planning depth"):

@@ -16,6 +16,7 @@ from prunerecover.depth.search.goals import Counted, Goal, Share
 from prunerecover.depth.search.selection import count_by_kind, smallest_share
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe, describe_blocks, is_supported
+from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches, as_inputs, listed, split_batches
 from prunerecover.model.checks import check_call, check_plannable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
@@ -81,6 +82,10 @@ class DepthPlanner(ABC):
             with progress("running the dense network"):
                 check_call(self.model, self.example, "batches")
             self._prepare()
+        if isinstance(config.scores, SavedScores):
+            names = [unit.name for unit in self.units]
+            saved = config.scores.of_units(self.model, config.registered.name, names)
+            self._scores = {name: float(value) for name, value in saved.items()}
 
     def plan(self, budget: Budget) -> Plan:
         """Return the plan of one budget; see `plan_depth`."""
@@ -129,8 +134,12 @@ class DepthPlanner(ABC):
             cost: "macs", "params" or "latency", which is measured on the first batch.
         """
         units = [unit for unit in self.units if unit.kind == kind][::2]
+        return self.share_saved(units, cost) / len(units)
+
+    def share_saved(self, units: Sequence[Unit], cost: str) -> float:
+        """Return the share of the model's cost that goes with some units which leave nothing, merged."""
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-            return self._saved_by_units(units, cost) / len(units)
+            return self._saved_by_units(units, cost)
 
     def removed_share(self, plan: Plan, cost: str) -> float:
         """Return the share of the model's cost that goes with a plan, merged; `cost` as of `share_of_one`."""
@@ -177,6 +186,11 @@ class DepthPlanner(ABC):
             lambda alone: saved(alone, counted),
             most_blocks=len(describe(self.model).blocks) - 1 if is_supported(self.model) else None,
         )
+
+    @property
+    def _known(self) -> dict[str, float]:
+        """The divergence of every unit alone, if it is known."""
+        return self._scores or {} if self.config.registered.name == "output_divergence" else {}
 
     def _saver(self, cost: str) -> Callable[[Sequence[Unit]], float]:
         return lambda units: self._saved_by_units(units, cost)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from prunerecover.importance.context import Loss
+from prunerecover.importance.saved_scores import SavedScores, scores_from
 from prunerecover.model.arguments import check_flag, check_seed, patterns_of
 from prunerecover.plan.budget import Budget
 from prunerecover.width.allocation.by_saliency import global_ranking, per_cost, uniform
@@ -136,6 +138,7 @@ class WidthConfig(WidthRule):
     kinds: Sequence[str] = FOUND_KINDS
     ignore: Sequence[str] = ()
     rounds: int = 1
+    scores: str | Path | SavedScores | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -143,6 +146,7 @@ class WidthConfig(WidthRule):
         super().__post_init__()
         object.__setattr__(self, "kinds", (self.kinds,) if isinstance(self.kinds, str) else tuple(self.kinds))
         object.__setattr__(self, "ignore", patterns_of(self.ignore))
+        object.__setattr__(self, "scores", scores_from(self.scores))
         check_kinds(self.kinds)
         check_seed(self.seed)
         check_flag("equal_layers", self.equal_layers)
@@ -160,5 +164,7 @@ class WidthConfig(WidthRule):
             raise ValueError(
                 f"Expected rounds of at least 1, and a budget for several, but got {self.rounds} and {budget}."
             )
+        if self.rounds > 1 and self.scores is not None:
+            raise ValueError(f"Expected no scores for rounds={self.rounds}, each of which scores anew. Leave them out.")
         self.check_budget(budget, self.kinds)
         return self if budget is None else dataclasses.replace(self, kinds=budget.kinds(self.kinds))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from prunerecover.display.progress import progress
 from prunerecover.importance.context import Loss
+from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches, listed
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
@@ -45,6 +47,7 @@ def plan_width(
     round_to: RoundTo | None = None,
     rounds: int = 1,
     ignore: Sequence[str] = (),
+    scores: str | Path | SavedScores | None = None,
     seed: int = 0,
 ) -> Plan:
     """Decide which units go within a budget; the model is bit-identical afterwards.
@@ -83,6 +86,8 @@ def plan_width(
         rounds: The budget is reached in so many steps, scored anew each time, with BatchNorm statistics estimated anew;
             what one takes beyond its part, those after it need not take.
         ignore: Shell patterns of groups that stay, such as "layer4.*".
+        scores: Of this network as it is, saved earlier: the file that `prunerecover plan` writes beside a plan, or that
+            of `sensitivity`. Nothing is scored again, whatever the budget.
         seed: Of everything random.
 
     Returns:
@@ -108,6 +113,7 @@ def plan_width(
         kinds=kinds,
         ignore=ignore,
         rounds=rounds,
+        scores=scores,
         seed=seed,
     ).for_budget(budget)
     with progress("planning width"):

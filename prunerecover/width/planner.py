@@ -15,6 +15,7 @@ from torch import nn
 from prunerecover.display.progress import progress
 from prunerecover.importance.losses import supervised_loss
 from prunerecover.importance.registry import name_of
+from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches, ModelInputs
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.plan.budget import Budget
@@ -87,14 +88,16 @@ class WidthPlanner:
 
     @ordinary_arithmetic()
     def scores(self, *signals: str | WidthImportance) -> tuple[Scores, ...]:
-        """Return signals; those that are not known yet are computed together, in one pass over the batches.
+        """Return signals; those that are not known yet are read, or computed together in one pass over the batches.
 
         Args:
             signals: Names, or callables, each of which is called once.
         """
         wanted = {_key(signal): signal for signal in signals}
         missing = {key: signal for key, signal in wanted.items() if key not in self._scores}
-        if missing:
+        if missing and isinstance(self.config.scores, SavedScores):
+            self._scores |= {key: (signal, self._saved(name_of(signal))) for key, signal in missing.items()}
+        elif missing:
             context = WidthContext(
                 model=self.network.model,
                 groups=self.network.groups_as_they_are,
@@ -106,6 +109,11 @@ class WidthPlanner:
             found = compute_signals(context, list(missing.values()))
             self._scores |= dict(zip(missing, zip(missing.values(), found, strict=True), strict=True))
         return tuple(self._scores[key][1] for key in map(_key, signals))
+
+    def _saved(self, signal: str) -> Scores:
+        assert isinstance(self.config.scores, SavedScores)
+        names = [group.name for group in self.groups]
+        return self.config.scores.of_units(self.network.model, signal, names)
 
     @ordinary_arithmetic()
     def plan(self, budget: Budget | None = None, rule: WidthRule | None = None) -> Plan:

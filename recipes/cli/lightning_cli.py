@@ -21,7 +21,6 @@ from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from prunerecover.callbacks.planning_progress import planning_progress
-from prunerecover.plan.plan import Plan
 from prunerecover.recipes.cli.callback_options import with_callback_options
 from prunerecover.recipes.cli.errors import in_one_line
 from prunerecover.recipes.cli.trainer_commands import CALLBACK_HELP, TRAINER_COMMANDS
@@ -37,6 +36,7 @@ from prunerecover.recipes.plan_methods.depth import DepthPlan
 from prunerecover.recipes.plan_methods.graph import GraphPlan
 from prunerecover.recipes.plan_methods.pudding import PuddingPlan
 from prunerecover.recipes.plan_methods.run import plan_with
+from prunerecover.recipes.plan_methods.sensitivity import SensitivityTable
 from prunerecover.recipes.plan_methods.width import FairPlan, PerCostPlan
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
@@ -64,6 +64,7 @@ CLASSES = {
     "per_cost": PerCostPlan,
     "fair": FairPlan,
     "pudding": PuddingPlan,
+    "sensitivity": SensitivityTable,
 }
 METHOD_OPTIONS = ("--method", "--method.help")
 METHODS = {name: f"{method.__module__}.{method.__qualname__}" for name, method in CLASSES.items()}
@@ -87,7 +88,7 @@ class PlanTrainer(pl.Trainer):
         Args:
             model: The module that holds the network.
             method: How to decide, and how much to remove (`--method depth`, `graph`, `boundary`, `boundary_published`,
-                `per_cost`, `fair`, `pudding`, or the class path of your own).
+                `per_cost`, `fair`, `pudding`, `sensitivity`, or the class path of your own).
             datamodule: Where calibration batches come from; the module's own training loader otherwise.
             output: The plan's file.
             calibration: How many training samples to calibrate on.
@@ -119,18 +120,8 @@ class PlanTrainer(pl.Trainer):
             plan = plan_with(method, model, datamodule, calibration, target, ckpt_path, device, output)
         if self.is_global_zero:
             method.write(plan, output)
-            print(f"Wrote {output}: removes {_removed(plan)}")
+            print(method.written(plan, output))
         self.strategy.barrier()
-
-
-def _removed(plan: Plan) -> str:
-    """Name the units of depth, and count those of width."""
-    groups = plan.kept_groups
-    parts = []
-    for kind, units in plan.removed.items():
-        size = sum(group.size for group in groups if group.kind == kind)
-        parts.append(f"{len(units)} of {size} {kind}s" if size else f"{len(units)} {kind} ({' '.join(units)})")
-    return ", ".join(parts) or "nothing"
 
 
 class RecipeParser(LightningArgumentParser):

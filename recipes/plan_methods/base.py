@@ -50,6 +50,15 @@ class PlanMethod(ABC):
         """Write the plan and whatever there is to look at; on one rank."""
         plan.save(output)
 
+    def written(self, plan: Plan, output: Path) -> str:
+        """Say what `write` has written: units of depth by name, those of width by number."""
+        groups = plan.kept_groups
+        parts = []
+        for kind, units in plan.removed.items():
+            size = sum(group.size for group in groups if group.kind == kind)
+            parts.append(f"{len(units)} of {size} {kind}s" if size else f"{len(units)} {kind} ({' '.join(units)})")
+        return f"Wrote {output}: removes {', '.join(parts) or 'nothing'}"
+
 
 def beside(output: Path, ending: str) -> Path:
     """Return the path of what lies beside a plan, named as `Plan.save` names the fitted tensors.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import lightning.pytorch as pl
@@ -29,6 +30,7 @@ class DepthPlan(PlanMethod):
         search: `joint`, `greedy`, `exact` or `one_shot`; None takes the best that is possible.
         kinds: For a share of a cost: of the units that may go; None: all but `layer` in supported families.
         ignore: Shell patterns of units that stay.
+        scores: File of scores that `--method sensitivity` wrote for the same network: units are not ranked again.
         seed: Of everything random.
     """
 
@@ -44,11 +46,13 @@ class DepthPlan(PlanMethod):
         search: str | None = None,
         kinds: list[str] | None = None,
         ignore: list[str] | None = None,
+        scores: str | None = None,
         seed: int = 0,
     ) -> None:
         budget = budget_from(remove=remove, ratio=ratio, macs=macs, params=params, latency=latency)
         self.planning: dict[str, Any] = {"budget": budget, "importance": importance, "replace": replace}
         self.planning |= {"search": search, "kinds": kinds, "ignore": tuple(ignore or ()), "seed": seed}
+        self.scores = scores
 
     def find(self, module: pl.LightningModule, target: str | None) -> str:
         """Return the path of the network: any will do."""
@@ -57,6 +61,7 @@ class DepthPlan(PlanMethod):
     def make(self, task: PlanTask) -> Plan:
         """Return the plan that `DepthPrune` would make at the start of a fit."""
         prune = DepthPrune(**self.planning, calibration=task.calibration)
+        prune.config = dataclasses.replace(prune.config, scores=self.scores)
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
             return prune.decide(trainer, module, task.target, prune.budget)

@@ -6,6 +6,7 @@ gone.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import lightning.pytorch as pl
@@ -39,6 +40,7 @@ class GraphPlan(PlanMethod):
         search: `joint`, `greedy`, `exact`, `one_shot`, `two_to_one` or `rounds`; None takes the best that is possible.
         include_strided: Whether layers that change spatial dimensions may go, too.
         ignore: Shell patterns of units that stay.
+        scores: File of scores that `--method sensitivity` wrote for the same network: units are not ranked again.
         seed: Of everything random.
     """
 
@@ -53,6 +55,7 @@ class GraphPlan(PlanMethod):
         search: str | None = None,
         include_strided: bool = False,
         ignore: list[str] | None = None,
+        scores: str | None = None,
         seed: int = 0,
     ) -> None:
         self.planning: dict[str, Any] = {
@@ -64,6 +67,7 @@ class GraphPlan(PlanMethod):
             "ignore": tuple(ignore or ()),
             "seed": seed,
         }
+        self.scores = scores
         self._picture: Figure | None = None
 
     def find(self, module: pl.LightningModule, target: str | None) -> str:
@@ -73,6 +77,7 @@ class GraphPlan(PlanMethod):
     def make(self, task: PlanTask) -> Plan:
         """Return the plan that `DepthPrune` would make at the start of a fit."""
         prune = DepthPrune(**self.planning, calibration=task.calibration)
+        prune.config = dataclasses.replace(prune.config, scores=self.scores)
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
             network = unwrap(get_module(module, task.target))

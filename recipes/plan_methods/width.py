@@ -22,6 +22,7 @@ from prunerecover.cost.memory import peak_memory, reset_peak_memory
 from prunerecover.display.style import save_figure
 from prunerecover.files.atomic import write_text
 from prunerecover.importance.registry import name_of
+from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import PlanningCost, SearchEvidence
@@ -37,7 +38,6 @@ from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.unit_slices import Scores, removal_positions
 from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.signals.context import WidthImportance
-from prunerecover.width.signals.score_file import save_scores
 
 
 class WidthPlan(PlanMethod):
@@ -90,7 +90,7 @@ class WidthPlan(PlanMethod):
         plan.save(output)
         figures = {"What every group keeps": beside(output, ".kept.png")}
         plan.plot(figures["What every group keeps"])
-        save_scores(beside(output, ".scores.safetensors"), self._scores)
+        SavedScores(plan.source.weights or "", self._scores).save(beside(output, ".scores.safetensors"))
         if len(self._scores) == 2:
             (removal, low), (protection, high) = self._scores.items()
             order = removal_positions(self._groups, low)
@@ -128,6 +128,7 @@ class PerCostPlan(WidthPlan):
         kinds: Among `channel`, `head`, `neuron` and `expert`; None takes the first three.
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
+        scores: File of scores that was written beside an earlier plan of the same network: nothing is scored again.
         seed: Of everything random.
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
         round_to: What a group keeps is a multiple of this number: `8` for channels and neurons, or one per kind, such
@@ -146,6 +147,7 @@ class PerCostPlan(WidthPlan):
         kinds: list[str] | None = None,
         replace: WidthReplace = "calibrated",
         ignore: list[str] | None = None,
+        scores: str | None = None,
         seed: int = 0,
         equal_layers: bool = False,
         round_to: int | dict[str, int] | None = None,
@@ -157,6 +159,7 @@ class PerCostPlan(WidthPlan):
             replace=replace,
             kinds=kinds or FOUND_KINDS,
             ignore=ignore or (),
+            scores=scores,
             seed=seed,
             equal_layers=equal_layers,
             round_to=round_to,
@@ -183,6 +186,7 @@ class FairPlan(WidthPlan):
         kinds: Among `channel`, `head`, `neuron` and `expert`; None takes the first three.
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
+        scores: File of scores that was written beside an earlier plan of the same network: nothing is scored again.
         seed: Of everything random.
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say.
         round_to: What a group keeps is a multiple of this number: `8` for channels and neurons, or one per kind, such
@@ -202,6 +206,7 @@ class FairPlan(WidthPlan):
         kinds: list[str] | None = None,
         replace: WidthReplace = "calibrated",
         ignore: list[str] | None = None,
+        scores: str | None = None,
         seed: int = 0,
         equal_layers: bool = False,
         round_to: int | dict[str, int] | None = None,
@@ -214,6 +219,7 @@ class FairPlan(WidthPlan):
             replace=replace,
             kinds=kinds or FOUND_KINDS,
             ignore=ignore or (),
+            scores=scores,
             seed=seed,
             equal_layers=equal_layers,
             round_to=round_to,

@@ -40,6 +40,7 @@ ORDER = (
     "prunerecover.depth.family",
     "prunerecover.depth.layers",
     "prunerecover.depth",
+    "prunerecover.sensitivity_table",
     "prunerecover.boundary",
     "prunerecover.checkpoint",
     "prunerecover.report",

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, apply_plan, plan_depth, plan_width
 from prunerecover.display.style import BLUE, LIGHT, VERMILION
+from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Narrow, Remove
 from prunerecover.plan.kept_groups import KeptGroup
@@ -29,7 +30,6 @@ from prunerecover.plan.width_panel import plot_kept
 from prunerecover.report.data import PlanSummary
 from prunerecover.report.render import _what_was_removed
 from prunerecover.width.figure import plot_rankings
-from prunerecover.width.signals.score_file import save_scores
 
 GROUPS = (
     KeptGroup("stem", "channel", 8, 8),
@@ -250,7 +250,7 @@ def test_rankings_of_other_groups_are_refused() -> None:
 
 def test_scores_read_back_exactly(tmp_path: Path) -> None:
     saved = {"u_score": {"a.b": scores(3, 0), "c": scores(2, 1)}, "r_score": {"a.b": scores(3, 2), "c": scores(2, 3)}}
-    save_scores(tmp_path / "scores.safetensors", saved)
+    SavedScores("", saved).save(tmp_path / "scores.safetensors")
     found = load_file(tmp_path / "scores.safetensors")
     assert found.keys() == {"u_score/a.b", "u_score/c", "r_score/a.b", "r_score/c"}
     assert all(

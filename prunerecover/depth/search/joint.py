@@ -13,7 +13,7 @@ others are gone, so what it cost before bounds from below what it costs now.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -115,6 +115,7 @@ class JointSearch:
         goal: How much has to go.
         search: "joint"; "greedy", by which a single set grows unit by unit and nothing is exchanged; or "exact", which
             is greedy and judges every unit anew at each step, and not only those that may be the best.
+        known: Divergence of units alone, by name, that are not judged alone again; none, or all.
         first: Divergence of each unit alone, by name, once the search has begun: on all samples for those that were
             among the best, else on a part of them; infinite for what cannot go.
     """
@@ -122,6 +123,7 @@ class JointSearch:
     judge: Judge
     goal: Goal
     search: str = "joint"
+    known: Mapping[str, float] = field(default_factory=dict)
     first: dict[str, float] = field(default_factory=dict)
     _slopes: dict[Move, float] = field(default_factory=dict)
     _rough: set[Move] = field(default_factory=set)
@@ -184,9 +186,11 @@ class JointSearch:
         moves: list[Move] = [(unit,) for unit in units]
         if self.search == "joint":
             moves += list(of_one_module(units))
-        scores = self.judge.scores((), moves) if self.search == "exact" else self.judge.rough(moves)
-        for move, divergence in zip(moves, scores, strict=True):
-            self._rough.add(move)
+        known = {(unit,): self.known[unit.name] for unit in units if unit.name in self.known}
+        new = [move for move in moves if move not in known]
+        scores = self.judge.scores((), new) if self.search == "exact" else self.judge.rough(new)
+        self._rough |= set(new)
+        for move, divergence in (*known.items(), *zip(new, scores, strict=True)):
             self._slopes[move] = self._slope(State(), move, divergence)
             if len(move) == 1:
                 self.first[move[0].name] = divergence

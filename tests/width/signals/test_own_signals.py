@@ -19,13 +19,13 @@ from torch import Tensor
 from prunerecover import Budget, Plan, plan_width
 from prunerecover.callbacks import WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.recipes.cli.main import main
 from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.signals.context import WidthContext
 from prunerecover.width.signals.first_order import GateTaylor, gate_taylor
 from prunerecover.width.signals.registry import SIGNALS, compute_signals, register_signal
-from prunerecover.width.signals.score_file import save_scores
 from prunerecover.width.signals.streaming import StreamedSignal
 
 
@@ -213,7 +213,7 @@ def test_scores_of_two_signals_of_one_name_are_both_kept(tmp_path: Path) -> None
     method = FairPlan(tolerance=0.5, removal=Favourites(2), protection=Favourites(3))
     method._plan(WidthPlanner(vit(), batches=labelled_batches()))
     assert list(method._scores) == ["Favourites, removal", "Favourites, protection"]
-    save_scores(tmp_path / "scores.safetensors", method._scores)
+    SavedScores("", method._scores).save(tmp_path / "scores.safetensors")
 
 
 # What is refused

@@ -1,0 +1,207 @@
+"""Score every unit of depth and every group of width, with what they save: a table, a picture, and saved scores.
+
+The scores are those that planning computes anyway: the output divergence of each unit alone (`plan_depth`) and the
+saliency of each channel, head, neuron or expert (`plan_width`). Saved, they serve every later budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.depth.arguments import DepthConfig, kinds_of
+from prunerecover.depth.plan_depth import planner_for
+from prunerecover.display.markdown import table
+from prunerecover.display.progress import progress
+from prunerecover.importance.context import Loss
+from prunerecover.importance.registry import name_of
+from prunerecover.importance.saved_scores import SavedScores
+from prunerecover.model.batches import Batches, listed
+from prunerecover.model.checks import check_network
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.kinds import DEPTH_KINDS, WIDTH_KINDS
+from prunerecover.sensitivity_table.rows import PARTS, GroupRow, UnitRow
+from prunerecover.width.arguments import WidthConfig
+from prunerecover.width.groups.discovery import FOUND_KINDS
+from prunerecover.width.planner import WidthPlanner
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SMALLEST = 0.5  # a budget that nothing is planned for; planners want one
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What each unit costs and what it matters.
+
+    Attributes:
+        units: Of depth, in order of depth.
+        groups: Of width, likewise.
+        saved: The scores, for `plan_depth` and `plan_width`; `save` writes them.
+        refused: Why depth or width has no rows, by dimension.
+    """
+
+    units: tuple[UnitRow, ...]
+    groups: tuple[GroupRow, ...]
+    saved: SavedScores
+    refused: Mapping[str, str]
+
+    def to_markdown(self) -> str:
+        """Return both tables, what matters least for what it saves first."""
+        parts = ["# Sensitivity"]
+        if self.units:
+            parts += ["## Depth", _DEPTH, table(_DEPTH_HEAD, map(_depth_cells, sorted(self.units, key=_per_cost)))]
+        if self.groups:
+            ranked = sorted(self.groups, key=lambda row: row.saliency[1] / max(row.macs, row.params, 1e-12))
+            parts += ["## Width", _WIDTH, table(_WIDTH_HEAD, map(_width_cells, ranked))]
+        parts += [f"No {dimension}: {reason}" for dimension, reason in self.refused.items()]
+        return "\n\n".join(parts) + "\n"
+
+    def plot(self) -> Figure:
+        """Return a figure: divergence beside saved cost for every unit, and saliency beside depth for every group."""
+        from prunerecover.sensitivity_table.figure import plot_sensitivity
+
+        return plot_sensitivity(self.units, self.groups)
+
+    def save(self, path: str | Path) -> None:
+        """Write the scores: `plan_depth(..., scores=path)` and `plan_width(..., scores=path)` take them."""
+        self.saved.save(path)
+
+
+_DEPTH = (
+    "Each unit alone, with the best that can stand in its place: how far the output is from the dense network's, and "
+    "what goes. Units interact: a search judges them on top of each other."
+)
+_DEPTH_HEAD = ("unit", "kind", "parameters", "MACs", "divergence", "per 1% of the MACs")
+_WIDTH = (
+    "What goes with half of a group's units, and which share of the saliency of all groups its lowest quarter, half "
+    "and three quarters hold."
+)
+_WIDTH_HEAD = ("group", "units", "parameters", "MACs", *(f"lowest {part:.0%}" for part in PARTS))
+
+
+def sensitivity(
+    model: nn.Module,
+    *,
+    batches: Batches,
+    kinds: Sequence[str] | None = None,
+    loss: Loss | None = None,
+    protection: str = "gate_taylor",
+    replace: str = "calibrated",
+    ignore: Sequence[str] = (),
+    seed: int = 0,
+) -> Sensitivity:
+    """Score all that can go; the model is bit-identical afterwards.
+
+    Args:
+        model: Any network, wrapped or not.
+        batches: Calibration batches, as of `plan_depth` and `plan_width`: labelled for width, unless `loss` reads
+            labels from elsewhere.
+        kinds: Of depth ("block", "attention", "mlp", "activation", "layer") and of width ("channel", "head", "neuron",
+            "expert"); None: those that `plan_depth` and `plan_width` take. What is named must be there.
+        loss: `loss(model, batch) -> scalar` for width; None: cross-entropy, or what the model returns.
+        protection: Signal of the saliency; see `plan_width`.
+        replace: What stands in the place of a unit of depth; see `plan_depth`.
+        ignore: Shell patterns of units and groups that stay; each must match something in every dimension scored.
+        seed: Of everything random.
+
+    Raises:
+        ValueError: If a kind is unknown, one that is named is not there, or nothing can go at all.
+    """
+    network, batches = unwrap(model), listed(batches)
+    check_network(network)
+    depth_kinds, width_kinds = _by_dimension(network, kinds)
+    scores, refused = dict[str, Mapping[str, Tensor]](), dict[str, str]()
+    units, groups = tuple[UnitRow, ...](), tuple[GroupRow, ...]()
+    with progress("scoring all that can go"):
+        try:
+            if depth_kinds:
+                config = DepthConfig(kinds=depth_kinds, replace=replace, ignore=ignore, seed=seed)
+                units, by_unit = _depth(network, batches, config)
+                scores["output_divergence"] = by_unit
+        except ValueError as error:
+            refused["depth"] = _unless_named(error, kinds)
+        try:
+            if width_kinds:
+                arguments = WidthConfig(kinds=width_kinds, protection=protection, loss=loss, ignore=ignore, seed=seed)
+                groups, by_group = _width(network, batches, arguments)
+                scores[name_of(protection)] = by_group
+        except ValueError as error:
+            refused["width"] = _unless_named(error, kinds)
+    if not scores:
+        raise ValueError(" ".join(f"No {dimension}: {reason}" for dimension, reason in refused.items()))
+    return Sensitivity(units, groups, SavedScores.of(network, scores), refused)
+
+
+def _by_dimension(network: nn.Module, kinds: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the kinds of depth and those of width."""
+    if kinds is None:
+        return kinds_of(network, None, None), FOUND_KINDS
+    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    known = (*DEPTH_KINDS, *WIDTH_KINDS)
+    unknown = next((kind for kind in kinds if kind not in known), None if kinds else ())
+    if unknown is not None:
+        raise ValueError(f"Expected kinds among {', '.join(known)}, but got {unknown}.")
+    return tuple(k for k in kinds if k in DEPTH_KINDS), tuple(k for k in kinds if k in WIDTH_KINDS)
+
+
+def _unless_named(error: ValueError, kinds: Sequence[str] | None) -> str:
+    """Return why a dimension has no rows; raise the error if its kinds were asked for by name."""
+    if kinds is not None:
+        raise error
+    return str(error)
+
+
+def _depth(network: nn.Module, batches: Batches, config: DepthConfig) -> tuple[tuple[UnitRow, ...], dict[str, Tensor]]:
+    planner = planner_for(network, Budget(macs=SMALLEST), batches, config)
+    scores = planner.rank()
+    rows = []
+    with progress("measuring what units save", len(planner.units)) as advance:
+        for unit in planner.units:
+            params, macs = (planner.share_saved([unit], cost) for cost in ("params", "macs"))
+            rows.append(UnitRow(unit.name, unit.kind, params, macs, scores[unit.name]))
+            advance()
+    return tuple(rows), {name: torch.tensor(value, dtype=torch.float64) for name, value in scores.items()}
+
+
+def _width(network: nn.Module, batches: Batches, config: WidthConfig) -> tuple[tuple[GroupRow, ...], dict[str, Tensor]]:
+    planner = WidthPlanner(network, batches=batches, config=config)
+    (scores,) = planner.scores(*config.signals)
+    total = sum(float(values.clamp_min(0).sum()) for values in scores.values())
+    full, rows = planner.costs.full, []
+    for group in planner.groups:
+        left = planner.costs.total({group.name: group.size - group.size // 2})
+        lowest = scores[group.name].clamp_min(0).sort().values
+        held = tuple(float(lowest[: int(part * group.size)].sum()) / (total or 1.0) for part in PARTS)
+        shares = 1 - left.params / full.params, 1 - left.macs / full.macs
+        rows.append(GroupRow(group.name, group.kind, group.size, *shares, held))
+    return tuple(rows), scores
+
+
+def _per_cost(row: UnitRow) -> float:
+    return row.divergence / row.macs if row.macs > 0 else math.inf
+
+
+def _depth_cells(row: UnitRow) -> tuple[str, ...]:
+    per_cost = _per_cost(row) / 100
+    return (
+        f"`{row.name}`",
+        row.kind,
+        f"{row.params:.1%}",
+        f"{row.macs:.1%}",
+        f"{row.divergence:.3g}" if math.isfinite(row.divergence) else "cannot go",
+        f"{per_cost:.3g}" if math.isfinite(per_cost) else "",
+    )
+
+
+def _width_cells(row: GroupRow) -> tuple[str, ...]:
+    size = f"{row.size} {row.kind}s"
+    return (f"`{row.name}`", size, f"{row.params:.1%}", f"{row.macs:.1%}", *(f"{share:.2%}" for share in row.saliency))

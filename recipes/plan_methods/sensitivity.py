@@ -1,0 +1,78 @@
+"""`prunerecover plan --method sensitivity`: what each unit and group costs and matters, before anything is decided.
+
+No plan is written. `<output>.md` is the table, `<output>.png` the picture, and `<output>.scores.safetensors` what later
+plans of the same network take: `--method depth --method.scores ...`, and the methods of width alike.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+
+from prunerecover.callbacks.calibration.width_inputs import width_inputs
+from prunerecover.callbacks.ledger.target import find_network
+from prunerecover.callbacks.trials.nested import at_start_of_fit
+from prunerecover.display.style import save_figure
+from prunerecover.files.atomic import write_text
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.plan import Plan
+from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
+from prunerecover.sensitivity_table.sensitivity import Sensitivity, sensitivity
+
+
+class SensitivityTable(PlanMethod):
+    """Score every unit of depth and every group of width, and measure what they save (`sensitivity`).
+
+    Args:
+        kinds: Among `block`, `attention`, `mlp`, `activation` and `layer`, `channel`, `head`, `neuron` and `expert`;
+            None: those that the methods of depth and width take.
+        protection: The signal that says how much a channel, head, neuron or expert matters.
+        replace: What units of depth leave: `calibrated`, `zero` or `identity`.
+        ignore: Shell patterns of units and groups that stay.
+        seed: Of everything random.
+    """
+
+    def __init__(
+        self,
+        kinds: list[str] | None = None,
+        protection: str = "gate_taylor",
+        replace: str = "calibrated",
+        ignore: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.kinds, self.protection, self.replace = kinds, protection, replace
+        self.ignore, self.seed = tuple(ignore or ()), seed
+
+    def find(self, module: pl.LightningModule, target: str | None) -> str:
+        """Return the path of the network: any will do."""
+        return find_network(module, target)
+
+    def make(self, task: PlanTask) -> Plan:
+        """Score; nothing goes."""
+
+        def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Sensitivity:
+            inputs = width_inputs(trainer, module, task.target, task.calibration, self.seed)
+            return sensitivity(
+                unwrap(get_module(module, task.target)),
+                batches=inputs.batches,
+                kinds=self.kinds,
+                loss=inputs.loss,
+                protection=self.protection,
+                replace=self.replace,
+                ignore=self.ignore,
+                seed=self.seed,
+            )
+
+        self._found = at_start_of_fit(task.module, task.datamodule, decide, self.seed)
+        return Plan()
+
+    def write(self, plan: Plan, output: Path) -> None:
+        """Write the table, the picture and the scores."""
+        write_text(beside(output, ".md"), self._found.to_markdown())
+        save_figure(self._found.plot(), beside(output, ".png"))
+        self._found.save(beside(output, ".scores.safetensors"))
+
+    def written(self, plan: Plan, output: Path) -> str:
+        """Name the files."""
+        return f"Wrote {beside(output, '.md')}, its picture, and the scores for --method.scores"

@@ -1,0 +1,146 @@
+"""Sensitivity: every figure of the table against the network without the unit, and what refuses."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from cases.models.habits import tiny_vit
+from cases.models.tiny import tiny_llama
+from torch import Tensor, nn
+
+from prunerecover import (
+    Budget,
+    Sensitivity,
+    apply_plan,
+    find_groups,
+    find_units,
+    merge,
+    plan_depth,
+    plan_width,
+    sensitivity,
+)
+from prunerecover.cost.macs import count_macs
+from prunerecover.sensitivity_table.rows import PARTS
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def labelled(count: int = 16) -> Batches:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(count, 1, 8, 8, generator=generator)
+    return [(images, torch.arange(count) % 4)]
+
+
+@pytest.fixture(scope="module")
+def vit() -> nn.Module:
+    torch.manual_seed(0)
+    return tiny_vit().eval()
+
+
+@pytest.fixture(scope="module")
+def found(vit: nn.Module) -> Sensitivity:
+    return sensitivity(vit, batches=labelled())
+
+
+def without(network: nn.Module, kind: str, name: str) -> nn.Module:
+    """The network without one unit, merged, with nothing in its place."""
+    others = [unit.name for unit in find_units(network, (kind,)) if unit.name != name]
+    plan = plan_depth(network, remove={kind: 1}, ignore=others, batches=labelled(), replace="identity")
+    pruned = copy.deepcopy(network)
+    apply_plan(pruned, plan)
+    merge(pruned)
+    return pruned
+
+
+def test_every_unit_and_group_has_a_row(vit: nn.Module, found: Sensitivity) -> None:
+    assert {row.name for row in found.units} == {unit.name for unit in find_units(vit)}
+    assert {row.name for row in found.groups} == {group.name for group in find_groups(vit, labelled()[0][0]).groups}
+    assert not found.refused
+
+
+@pytest.mark.parametrize("kind", ["activation", "block"])
+def test_savings_are_those_of_the_network_without_it(vit: nn.Module, found: Sensitivity, kind: str) -> None:
+    row = next(row for row in found.units if row.kind == kind)
+    pruned, image = without(vit, kind, row.name), labelled()[0][0][:1]
+    dense = sum(p.numel() for p in vit.parameters())
+    assert row.params == pytest.approx(1 - sum(p.numel() for p in pruned.parameters()) / dense)
+    assert row.macs == pytest.approx(1 - count_macs(pruned, image) / count_macs(vit, image))
+
+
+def test_divergences_are_those_that_planning_ranks_by(vit: nn.Module, found: Sensitivity) -> None:
+    plan = plan_depth(vit, remove={"attention": 1}, batches=labelled(), search="one_shot")
+    importance = plan.evidence["importance"]
+    rows = {row.name: row.divergence for row in found.units}
+    assert {name: rows[name] for name in importance} == pytest.approx(importance)
+
+
+def test_saliency_is_a_share_of_that_of_all_groups(found: Sensitivity) -> None:
+    by_group = found.saved.scores["gate_taylor"]
+    total = sum(float(values.sum()) for values in by_group.values())
+    for row in found.groups:
+        lowest = sorted(by_group[row.name].tolist())
+        wanted = [sum(lowest[: int(part * row.size)]) / total for part in PARTS]
+        assert list(row.saliency) == pytest.approx(wanted)
+
+
+def test_half_of_a_group_saves_what_a_narrowed_network_saves(vit: nn.Module, found: Sensitivity) -> None:
+    row = next(row for row in found.groups if row.kind == "neuron")
+    others = [group.name for group in found.groups if group.kind == "neuron" and group is not row]
+    half = Budget(remove={"neuron": row.size // 2})
+    plan = plan_width(vit, half, batches=labelled(), ignore=others, replace="zero")
+    pruned, image = copy.deepcopy(vit), labelled()[0][0][:1]
+    apply_plan(pruned, plan)
+    assert row.macs == pytest.approx(1 - count_macs(pruned, image) / count_macs(vit, image))
+
+
+def test_the_model_stays_as_it_is(vit: nn.Module) -> None:
+    before = {name: value.clone() for name, value in vit.state_dict().items()}
+    sensitivity(vit, batches=labelled(), kinds=("block", "neuron"))
+    assert all(torch.equal(value, before[name]) for name, value in vit.state_dict().items())
+
+
+def test_the_table_has_what_costs_least_for_what_it_saves_first(found: Sensitivity) -> None:
+    lines = [line for line in found.to_markdown().splitlines() if line.startswith("| `")]
+    assert len(lines) == len(found.units) + len(found.groups)
+    best = min(found.units, key=lambda row: row.divergence / row.macs if row.macs else float("inf"))
+    assert lines[0].startswith(f"| `{best.name}` | {best.kind} | {best.params:.1%} | {best.macs:.1%}")
+
+
+def test_the_figure_has_a_panel_for_each_dimension(found: Sensitivity) -> None:
+    assert len(found.plot().axes) == 2
+    assert len(Sensitivity(found.units, (), found.saved, {}).plot().axes) == 1
+
+
+def test_without_labels_there_is_depth_alone_and_the_reason(vit: nn.Module) -> None:
+    found = sensitivity(vit, batches=[labelled()[0][0]])
+    assert found.units
+    assert not found.groups
+    assert "Expected labelled batches" in found.refused["width"]
+    assert "No width: Expected labelled batches" in found.to_markdown()
+
+
+def test_a_language_model_is_scored_by_its_own_loss() -> None:
+    ids = torch.arange(3, 99).reshape(8, 12) % 60
+    found = sensitivity(tiny_llama(), batches=[{"input_ids": ids, "labels": ids}], kinds=("block", "neuron"))
+    assert {row.kind for row in found.units} == {"block"}
+    assert {row.kind for row in found.groups} == {"neuron"}
+
+
+def test_kinds_that_are_named_must_be_there() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    with pytest.raises(ValueError, match="attention"):
+        sensitivity(network, batches=labelled(), kinds=("attention",))
+
+
+def test_nothing_that_can_go_is_an_error() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    with pytest.raises(ValueError, match="No depth: .* No width: "):
+        sensitivity(network, batches=labelled())
+
+
+@pytest.mark.parametrize(("kinds", "named"), [(("wheel",), "wheel"), ((), r"\(\)")])
+def test_unknown_kinds_are_refused(vit: nn.Module, kinds: tuple[str, ...], named: str) -> None:
+    with pytest.raises(ValueError, match=f"Expected kinds among block, .*expert, but got {named}"):
+        sensitivity(vit, batches=labelled(), kinds=kinds)
