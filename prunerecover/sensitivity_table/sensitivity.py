@@ -66,7 +66,7 @@ class Sensitivity:
         return "\n\n".join(parts) + "\n"
 
     def plot(self) -> Figure:
-        """Return a figure: divergence beside saved cost for every unit, and saliency beside depth for every group."""
+        """Return a figure over depth: what every unit and every group matters for what it saves."""
         from prunerecover.sensitivity_table.figure import plot_sensitivity
 
         return plot_sensitivity(self.units, self.groups)

@@ -53,11 +53,15 @@ def expected_files() -> set[str]:
 @pytest.fixture(scope="module", params=["symlink", pytest.param("text", marks=pytest.mark.slow)])
 def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = copy_tree(tmp_path_factory.mktemp("tree"), request.param)
-    output = tmp_path_factory.mktemp("wheel")
-    build = f"from setuptools import build_meta; build_meta.build_wheel({str(output)!r})"
+    return built(tree, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def built(tree: Path, what: str, output: Path) -> Path:
+    """Build a wheel or an sdist."""
+    build = f"from setuptools import build_meta; build_meta.build_{what}({str(output)!r})"
     result = subprocess.run([sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    return next(output.glob("*.whl"))
+    return next(output.iterdir())
 
 
 def test_wheel_holds_every_module_recipe_and_marker(wheel: Path) -> None:
@@ -79,6 +83,30 @@ def test_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["prunerecover.plan.budget", "DepthPrune"]
+
+
+def wheel_of_the_sdist(folder: Path) -> Path:
+    """Build an sdist, and a wheel of what it holds."""
+    sdist = built(copy_tree(folder / "tree", "symlink"), "sdist", folder / "sdist")
+    shutil.unpack_archive(sdist, folder / "unpacked", filter="data")
+    (tree,) = (folder / "unpacked").iterdir()
+    return built(tree, "wheel", folder / "wheel")
+
+
+def test_the_sdist_holds_everything(tmp_path: Path) -> None:
+    names = zipfile.ZipFile(wheel_of_the_sdist(tmp_path)).namelist()
+    assert {n for n in names if ".dist-info/" not in n} == expected_files()
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs_from_the_sdist_outside_the_checkout(tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel_of_the_sdist(tmp_path)).extractall(tmp_path / "site")
+    script = "from prunerecover.recipes.cli.main import main; import sys; sys.exit(main(['quickstart']))"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    command = [sys.executable, "-P", "-c", script]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    assert "Before and after pruning" in next(tmp_path.rglob("report.md")).read_text()
 
 
 def test_links_of_the_source_tree_are_relative() -> None:
