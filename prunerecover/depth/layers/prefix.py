@@ -1,9 +1,9 @@
 """Run variants of one network on the same batches, and compute only what comes after their first change.
 
 A network is cut into pieces: calls of modules that hold a small part of its layers each. The outputs of a base network
-are kept per piece and batch; a variant that differs from it first at some node is run with all pieces before that node
-answering from what was kept. Any control flow, residual and long connections included: nothing is assumed but that the
-pieces before the change compute what they did.
+are kept per piece and batch, as long as there is room; a variant that differs from it first at some node is run with all
+pieces before that node answering from what was kept. Any control flow, residual and long connections included: nothing
+is assumed but that the pieces before the change compute what they did.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.model.paths import get_module
 
 PARTS = 24  # into about so many pieces a network is cut
+MOST_KEPT = 1 << 30  # bytes of outputs of pieces; batches beyond are run as a whole
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,22 @@ class PrefixRunner:
         self._copies = any(node.in_place for node in graph.nodes)
         self._kept: list[dict[str, Any]] = [{} for _ in range(batches)]
 
-    def keep(self, network: nn.Module, first: int = 0) -> list[Tensor]:
-        """Make a network the base, and return what running it gave.
+    def keep(self, network: nn.Module, first: int = 0) -> Iterator[Tensor]:
+        """Make a network the base, and yield what running it gives, batch by batch; it is the base after the last.
 
         Args:
             network: That later variants are compared with.
             first: Index of the first node in which it differs from the base before.
         """
-        outputs = []
-        for number in range(len(self._kept)):
+        room = MOST_KEPT
+        for number, kept in enumerate(self._kept):
+            self._count(first, number)
             with self._answering(network, number, first), self._keeping(network, number, first):
-                outputs.append(self._run(network, number))
-        self._count(first, len(self._kept))
-        return outputs
+                output = self._run(network, number)
+            room -= sum(leaf.nbytes for leaf in tree_leaves(kept) if isinstance(leaf, Tensor))
+            if room < 0:
+                kept.clear()
+            yield output
 
     def run(self, network: nn.Module, first: int, numbers: Sequence[int]) -> Iterator[Tensor]:
         """Yield what running a variant on some batches gives.
@@ -80,14 +84,15 @@ class PrefixRunner:
             first: Index of the first node in which it differs from the base.
             numbers: Of the batches.
         """
-        self._count(first, len(numbers))
         for number in numbers:
+            self._count(first, number)
             with self._answering(network, number, first):
                 yield self._run(network, number)
 
-    def _count(self, first: int, batches: int) -> None:
-        skipped = sum(piece.layers for piece in self.pieces if piece.last < first)
-        self.layers_run += (self._layers - skipped) * batches
+    def _count(self, first: int, batch: int) -> None:
+        known = self._kept[batch]
+        skipped = sum(piece.layers for piece in self.pieces if piece.last < first and piece.path in known)
+        self.layers_run += self._layers - skipped
 
     @contextmanager
     def _answering(self, network: nn.Module, batch: int, first: int) -> Iterator[None]:

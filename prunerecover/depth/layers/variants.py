@@ -56,7 +56,7 @@ class Variants:
         self._known: dict[frozenset[str], float] = {frozenset(): 0.0}
         self._twin = share_copy(removals.model).eval()
         self._base = _Base(frozenset(), _signature(self._twin, Applied()))
-        objective.start(self.runner.keep(self._twin))
+        objective.start(removals.model, self.runner.keep(self._twin))
 
     def divergence(self, units: Sequence[Unit]) -> float:
         """Return how much worse the network is without some units, by the objective.
@@ -92,7 +92,8 @@ class Variants:
         """Compare variants with the network without these units from now on: they share what comes first with it."""
         if names_of(units) != self._base.key:
             with self._without(units) as signature:
-                self.runner.keep(self._twin, self._first_change(signature))
+                for _ in self.runner.keep(self._twin, self._first_change(signature)):
+                    pass
             self._base = _Base(names_of(units), signature)
 
     def _measured(self, units: Sequence[Unit], numbers: Sequence[int]) -> float:

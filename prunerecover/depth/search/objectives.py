@@ -13,6 +13,7 @@ from prunerecover.importance.context import Loss
 from prunerecover.importance.losses import check_loss
 from prunerecover.model.batches import CalibrationSet, as_inputs, call, on_device, predictions_of
 
+MOST_KEPT = 1 << 30  # bytes of the dense network's outputs
 PART = 4  # of so many batches, a rough score reads one
 
 
@@ -36,8 +37,8 @@ class Objective(Protocol):
     def run(self, network: nn.Module, number: int) -> Tensor:
         """Run a network on one batch, and return what is judged of it."""
 
-    def start(self, dense: Sequence[Tensor]) -> None:
-        """Take what `run` gave for the dense network."""
+    def start(self, dense: nn.Module, found: Iterable[Tensor]) -> None:
+        """Take the dense network, which stays as it is, and what `run` gives for it, batch by batch."""
 
     def judge(self, numbers: Sequence[int], found: Iterable[Tensor]) -> float:
         """Return how much worse than the dense network a network is, from what `run` gave for some batches."""
@@ -56,19 +57,28 @@ class OutputDivergence:
         self.batches = samples.all_samples
         self.all = range(len(self.batches))
         self.few = self.all[-len(samples.held_out) :]
-        self._dense: Sequence[Tensor] = ()
+        self._network: nn.Module = nn.Identity()
+        self._kept: dict[int, Tensor] = {}
 
     def run(self, network: nn.Module, number: int) -> Tensor:
         """Return the output."""
         return predictions_of(call(network, self.batches[number]))
 
-    def start(self, dense: Sequence[Tensor]) -> None:
-        """Take the dense network's outputs."""
-        self._dense = dense
+    def start(self, dense: nn.Module, found: Iterable[Tensor]) -> None:
+        """Keep the dense network's outputs as long as there is room; others are computed again each time."""
+        self._network, room = dense, MOST_KEPT
+        for number, output in enumerate(found):
+            room -= output.nbytes
+            if room >= 0:
+                self._kept[number] = output
 
     def judge(self, numbers: Sequence[int], found: Iterable[Tensor]) -> float:
         """Return the mean divergence."""
-        return mean_divergence((self.batches[i] for i in numbers), (self._dense[i] for i in numbers), found)
+        return mean_divergence((self.batches[i] for i in numbers), map(self._dense, numbers), found)
+
+    def _dense(self, number: int) -> Tensor:
+        known = self._kept.get(number)
+        return self.run(self._network, number) if known is None else known
 
 
 class LossIncrease:
@@ -93,9 +103,9 @@ class LossIncrease:
         """Return the loss of one batch."""
         return check_loss(self.loss(network, self.batches[number]))
 
-    def start(self, dense: Sequence[Tensor]) -> None:
+    def start(self, dense: nn.Module, found: Iterable[Tensor]) -> None:
         """Take the dense network's losses."""
-        self._dense = dense
+        self._dense = list(found)
 
     def judge(self, numbers: Sequence[int], found: Iterable[Tensor]) -> float:
         """Return the difference of the losses."""

@@ -1,0 +1,67 @@
+"""What a search keeps of a network's runs: bounded, however many samples there are, and the same answers without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+from prunerecover import plan_depth
+from prunerecover.depth.layers import prefix
+from prunerecover.depth.search import objectives
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(part for _ in range(6) for part in (nn.Linear(16, 16), nn.Tanh())), nn.Linear(16, 5)).eval()
+
+
+def batches(count: int = 6) -> list[torch.Tensor]:
+    return list(torch.randn(count, 8, 16, generator=torch.Generator().manual_seed(1)))
+
+
+@pytest.mark.parametrize("room", [0, 3000])  # none, and enough for a few batches
+def test_nothing_kept_finds_the_same(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = plan_depth(network(), remove={"layer": 2}, batches=batches())
+    monkeypatch.setattr(prefix, "MOST_KEPT", room)
+    monkeypatch.setattr(objectives, "MOST_KEPT", room)
+    found = plan_depth(network(), remove={"layer": 2}, batches=batches())
+    assert found.edits == wanted.edits
+    assert found.evidence["divergence"] == pytest.approx(wanted.evidence["divergence"])
+
+
+PEAK = """
+    import resource, sys
+    import torch
+    from torch import nn
+    from prunerecover import plan_depth
+    from prunerecover.depth.layers import prefix
+    from prunerecover.depth.search import objectives
+
+    prefix.MOST_KEPT = objectives.MOST_KEPT = 1 << 24
+    torch.manual_seed(0)
+    layers = [part for _ in range(4) for part in (nn.Linear(64, 64), nn.Tanh())]
+    network = nn.Sequential(nn.Embedding(4000, 64), *layers, nn.Linear(64, 4000)).eval()
+    batches = list(torch.randint(4000, (int(sys.argv[1]), 2, 128)))
+    plan_depth(network, remove={"layer": 1}, batches=batches, search="greedy")
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_tokens() -> None:
+    """Dense outputs of 96 batches are 393 MB."""
+    few, many = (peak_of(count) for count in (12, 96))
+    assert many - few < 60 << 10
+
+
+def peak_of(count: int) -> int:
+    """KiB at the peak of a search over so many batches."""
+    command = [sys.executable, "-c", textwrap.dedent(PEAK), str(count)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return int(result.stdout.split()[-1])
