@@ -1,7 +1,7 @@
 """Run variants of one network on the same batches, and compute only what comes after their first change.
 
 A network is cut into pieces: calls of modules that hold a small part of its layers each. The outputs of a base network
-are kept per piece and batch, as long as there is room; a variant that differs from it first at some node is run with all
+are kept per piece and batch, while there is room; a variant that differs from it first at some node is run with all
 pieces before that node answering from what was kept. Any control flow, residual and long connections included: nothing
 is assumed but that the pieces before the change compute what they did.
 """
