@@ -174,5 +174,7 @@ class DepthPrune(PruningCallback):
             budget: How much of the network, as it is now, goes.
         """
         batches = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
-        config = dataclasses.replace(self.config, loss=self.config.loss or training_loss(trainer, pl_module))
+        config = self.config
+        if config.reads_loss:
+            config = dataclasses.replace(config, loss=config.loss or training_loss(trainer, pl_module))
         return plan_depth(unwrap(get_module(pl_module, target)), budget, batches=batches, **vars(config))

@@ -52,6 +52,11 @@ class DepthConfig:
                 f"Expected argument loss to be a callable f(model, batch), but got {type(self.loss).__name__}. "
                 "Pass the function itself."
             )
+        if self.loss is not None and not self.reads_loss:
+            raise ValueError(
+                f"Expected no loss for importance='{self.registered.name}', which reads none, but got one. Leave it "
+                "out, or set importance='cross_entropy' to keep the loss low."
+            )
         check_seed(self.seed)
         check_flag("include_strided", self.include_strided)
         if self.kinds is not None:
@@ -75,6 +80,11 @@ class DepthConfig:
     def registered(self) -> RegisteredImportance:
         """The importance, with what planning must know of it."""
         return importance_of(self.importance)
+
+    @property
+    def reads_loss(self) -> bool:
+        """Whether the importance reads a loss; a callable may."""
+        return self.registered.needs_loss or not isinstance(self.importance, str)
 
     @property
     def by_loss(self) -> bool:

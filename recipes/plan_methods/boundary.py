@@ -124,9 +124,10 @@ class BoundaryPlan(PlanMethod):
 
         def start(trainer: pl.Trainer, module: pl.LightningModule) -> FamilyPlanner:
             batches = capture_inputs(trainer, module, task.target, task.calibration, self.depth.seed)
-            config = dataclasses.replace(self.depth, loss=training_loss(trainer, module))
+            loss = training_loss(trainer, module) if self.depth.reads_loss else None
+            config = dataclasses.replace(self.depth, loss=loss)
             planner = FamilyPlanner(unwrap(get_module(module, task.target)), TYPES, batches=batches, config=config)
-            if config.registered.needs_loss:
+            if config.reads_loss:
                 planner.rank()  # while there is a training step to ask
             return planner
 

@@ -53,6 +53,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"remove": {"attention": 1}, "importance": "taylor"},
         r"loss=f\(model, batch\) for importance='taylor'",
     ),
+    "a loss that nothing reads": (
+        {"remove": {"attention": 1}, "loss": lambda model, batch: model(batch).sum()},
+        "no loss for importance='output_divergence', .* set importance='cross_entropy' to keep the loss low",
+    ),
     "greedy by magnitude": (
         {"budget": Budget(macs=0.1), "search": "greedy", "importance": "magnitude"},
         "one of output_divergence, cross_entropy for search='greedy', .* but got 'magnitude'. Use",
