@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from prunerecover.width.tracing.dimension_ids import DimensionIds, Maps, Operand, aligned, varying
@@ -31,7 +32,7 @@ class Chain:
 
     Attributes:
         product: Number of the product, in `Trace.products`.
-        seen: The output of the last module on the way that has parameters of its own.
+        seen: The output of the last module on the way that has parameters of its own, or norms.
     """
 
     product: int
@@ -204,11 +205,14 @@ class Trace:
         self._modules.append((path, args[0] if args else None))
 
     def leave(self, module: nn.Module, output: Any) -> None:
-        """Note that a module returned; if it has parameters or buffers of its own, its output can be seen there."""
+        """Note that a module returned; if it has parameters or buffers of its own, its output can be seen there.
+
+        That of a norm can in any case: what goes into it has no scale, and so no gradient along itself.
+        """
         path, _ = self._modules.pop()
         own = [t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
         first = output[0] if isinstance(output, tuple) and output else output
-        if not own or not isinstance(first, Tensor):
+        if not (own or isinstance(module, _NormBase)) or not isinstance(first, Tensor):
             return
         info = self.info(first)
         single = [ids for ids in info.maps if len(varying(ids)) == 1]

@@ -50,7 +50,8 @@ def narrowed(model: nn.Module, found: FoundGroups, keep: Keep) -> nn.Module:
             tensor.data = tensor.data.index_select(dim, mask.nonzero().flatten())
     for group, units in keep.items():
         for setting in group.settings:
-            setattr(get_module(new, setting.module), setting.attribute, setting.per_unit * len(units))
+            holder, lost = get_module(new, setting.module), setting.per_unit * (group.size - len(units))
+            setattr(holder, setting.attribute, getattr(holder, setting.attribute) - lost)
     for module in new.modules():
         _sync(module)
     return new
