@@ -32,6 +32,7 @@ ORDER = (
     "prunerecover.recovery",
     "prunerecover.graph",
     "prunerecover.width.tracing",
+    "prunerecover.width.rewrites",
     "prunerecover.width.groups",
     "prunerecover.width.signals",
     "prunerecover.width.allocation",

@@ -19,10 +19,10 @@ width (`nn.MultiheadAttention`, torchvision's Swin).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -40,7 +40,8 @@ from prunerecover.width.groups.assembly import assemble
 from prunerecover.width.groups.counted import CountedGroup
 from prunerecover.width.groups.dry_run import try_out
 from prunerecover.width.groups.experts import find_experts
-from prunerecover.width.groups.padded_shortcuts import PaddedShortcut, as_convolutions, find_padded_shortcuts
+from prunerecover.width.groups.refusals import counting, nothing_found, reasons
+from prunerecover.width.rewrites.padded_shortcuts import PaddedShortcut, as_convolutions, find_padded_shortcuts
 from prunerecover.width.tracing.tracer import trace_model
 
 FOUND_KINDS = ("channel", "head", "neuron")
@@ -101,7 +102,7 @@ def find_groups(
     linked = tuple(one for one in watched.linked if all(group.kind in kinds for group in one))
     counted = tuple(one for one in watched.counted if one.group.kind in kinds)
     if not groups and not linked:
-        raise ValueError(_nothing_found(model, kinds, found, watched.unknown, counted))
+        raise ValueError(nothing_found(model, kinds, found, watched.why(kinds), counted))
     ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     kept, together = _without_ignored(groups, linked, counted, ignore)
     tensors = {part.tensor for group in chain(kept, *together) for part in group.slices}
@@ -126,7 +127,7 @@ class _Watched:
 
     groups: tuple[Group, ...] = ()
     rewrites: tuple[PaddedShortcut, ...] = ()
-    unknown: frozenset[str] = frozenset()
+    why: Callable[[Sequence[str]], tuple[str, ...]] = lambda kinds: ()
     counted: tuple[CountedGroup, ...] = ()
     linked: tuple[tuple[Group, ...], ...] = ()
 
@@ -143,24 +144,7 @@ def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
         found = assemble(twin, trace, inputs.n_samples)
         tried = try_out(twin, inputs, found.groups, found.linked, trace)
     counted = (*found.counted, *tried.counted)
-    return _Watched(tried.groups, rewrites, frozenset(trace.unknown), counted, tried.linked)
-
-
-def _nothing_found(
-    model: nn.Module,
-    kinds: Sequence[str],
-    found: Sequence[Group],
-    unknown: frozenset[str],
-    counted: Sequence[CountedGroup],
-) -> str:
-    counts = ", ".join(f"{n} of kind {kind}" for kind, n in Counter(group.kind for group in found).items())
-    why = f" Operations that are not understood: {', '.join(sorted(unknown))}." if unknown else ""
-    if counted:
-        why += _counting(counted)
-    return (
-        f"Expected {type(model).__name__} to have groups of kind {', '.join(kinds)}, but it has "
-        f"{counts or 'none: no product with weights makes units that only other products read'}.{why}"
-    )
+    return _Watched(tried.groups, rewrites, partial(reasons, trace, failed=tried.failed), counted, tried.linked)
 
 
 def _without_ignored(
@@ -183,13 +167,9 @@ def _without_ignored(
         ignored = len(named) - len(left)
         raise ValueError(
             f"Expected some groups outside ignore={list(ignore)}, but all {ignored} are ignored."
-            f"{_counting(left) if left else ''}"
+            f"{counting(left) if left else ''}"
         )
     return kept, together
-
-
-def _counting(counted: Sequence[CountedGroup]) -> str:
-    return f" Operations that count units: {', '.join(sorted({one.operation for one in counted}))}."
 
 
 def _ignored(group: Group, patterns: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from cases.models.image_to_image import VolumeUNet, generator
+from cases.layers.image_to_image import VolumeUNet, generator
 from cases.width.round_trip import RoundTrip
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
