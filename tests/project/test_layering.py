@@ -21,6 +21,7 @@ ORDER = (
     "prunerecover.files",
     "prunerecover.display",
     "prunerecover.model",
+    "prunerecover.model.narrow",
     "prunerecover.plan",
     "prunerecover.families",
     "prunerecover.cost",

@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from prunerecover.model.narrow.attention import sizes_heads
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS
 from prunerecover.plan.groups import Group, Setting, Site, Slice
@@ -151,8 +152,7 @@ def _kind(model: nn.Module, trace: Trace, units: AlikeUnits, dense: list[Product
     """Tell heads, channels and neurons apart; a residual stream that attention reads, or that is normed, is none."""
     attentions = [a for a in trace.attentions if units.touch(a.ids)]
     if attentions:
-        whole = any(isinstance(get_module(model, a.path), nn.MultiheadAttention) for a in attentions)
-        return None if whole else "head"
+        return None if any(sizes_heads(get_module(model, a.path)) for a in attentions) else "head"
     if units.marked("stream"):
         return None
     if any(p.op == "conv" for p in dense):

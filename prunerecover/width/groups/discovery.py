@@ -14,13 +14,13 @@ Routed experts are not found by watching, for which of them are visited depends 
 Not units, besides: those that an operation counts (a mean over channels that is no norm, a division by their number),
 for a network with fewer of them would compute something else than with some set to zero; `FoundGroups.counted` lists
 them. And the residual stream of transformers, the model's outputs, and heads in code that computes their size from the
-width (`nn.MultiheadAttention`, torchvision's Swin).
+width (torchvision's Swin).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
 from itertools import chain
@@ -33,7 +33,9 @@ from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.model.checks import called_with
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
-from prunerecover.model.paths import unwrap
+from prunerecover.model.narrow.attention import attentions_in, free_heads
+from prunerecover.model.paths import parent_path, unwrap
+from prunerecover.plan.edits import FreeHeads, Rewrite
 from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.width.groups.assembly import assemble
@@ -54,6 +56,7 @@ class FoundGroups:
     Attributes:
         groups: In order of depth.
         rewrites: Shortcuts that must become convolutions first; slices name their weights as if they were already.
+        attentions: Paths of those that must become a `NarrowAttention` first.
         counted: Groups that stay because an operation counts their units, apart from those that are ignored.
         linked: Groups that lie in equal parts of one tensor (`x.chunk(2, 1)`): those of a tuple must lose equally many
             units. None of them is among `groups`.
@@ -63,6 +66,26 @@ class FoundGroups:
     rewrites: tuple[PaddedShortcut, ...] = ()
     counted: tuple[CountedGroup, ...] = ()
     linked: tuple[tuple[Group, ...], ...] = ()
+    attentions: tuple[str, ...] = ()
+
+    @property
+    def edits(self) -> tuple[Rewrite | FreeHeads, ...]:
+        """What must be done to the model before any of its groups is narrowed."""
+        shortcuts = (
+            Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)
+            for s in self.rewrites
+        )
+        return (*shortcuts, *(FreeHeads(unit=path) for path in self.attentions))
+
+    def without_freed_heads(self) -> FoundGroups:
+        """Return the same without heads for which an attention must become another module."""
+        kept = (g for g in self.groups if g.kind != "head" or _attention_of(g) not in self.attentions)
+        return replace(self, groups=tuple(kept), attentions=())
+
+
+def _attention_of(group: Group) -> str:
+    """The module that holds the first tensor of heads: PyTorch's own attention holds its projections itself."""
+    return parent_path(group.slices[0].tensor)
 
 
 @ordinary_arithmetic()
@@ -71,9 +94,8 @@ def find_groups(
 ) -> FoundGroups:
     """Find the groups of a model.
 
-    Heads of `nn.MultiheadAttention` are left out: its code cuts queries, keys and values out of one weight by
-    `embed_dim`, which is the width of its input and output at once, and takes a head's size for a share of it; with
-    fewer heads none of this would hold. Attentions that multiply heads by a size of their own can be narrowed.
+    `nn.MultiheadAttention` computes the size of a head from `embed_dim`, so one whose heads may go must become a
+    `NarrowAttention` first (`FoundGroups.attentions`). Subclasses of it keep their heads.
 
     Args:
         model: Any module, wrapped or not; it is bit-identical afterwards.
@@ -106,11 +128,13 @@ def find_groups(
     ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     kept, together = _without_ignored(groups, linked, counted, ignore)
     tensors = {part.tensor for group in chain(kept, *together) for part in group.slices}
+    headed = {_attention_of(group) for group in kept if group.kind == "head"}
     return FoundGroups(
         kept,
         tuple(r for r in watched.rewrites if f"{r.path}.weight" in tensors),
         tuple(one for one in counted if not _ignored(one.group, ignore)),
         together,
+        tuple(path for path in watched.attentions if path in headed),
     )
 
 
@@ -130,6 +154,7 @@ class _Watched:
     why: Callable[[Sequence[str]], tuple[str, ...]] = lambda kinds: ()
     counted: tuple[CountedGroup, ...] = ()
     linked: tuple[tuple[Group, ...], ...] = ()
+    attentions: tuple[str, ...] = ()
 
 
 def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
@@ -140,11 +165,15 @@ def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
         with called_with(model, "example_inputs"):
             rewrites = find_padded_shortcuts(twin, inputs)
         as_convolutions(twin, rewrites)
+        attentions = attentions_in(twin)
+        free_heads(twin, attentions)
         trace = trace_model(twin, inputs)
         found = assemble(twin, trace, inputs.n_samples)
         tried = try_out(twin, inputs, found.groups, found.linked, trace)
     counted = (*found.counted, *tried.counted)
-    return _Watched(tried.groups, rewrites, partial(reasons, trace, failed=tried.failed), counted, tried.linked)
+    return _Watched(
+        tried.groups, rewrites, partial(reasons, twin, trace, failed=tried.failed), counted, tried.linked, attentions
+    )
 
 
 def _without_ignored(

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from torch import Tensor, nn
 
+from prunerecover.model.narrow.attention import sizes_heads
+from prunerecover.model.paths import get_module
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.counted import CountedGroup
 from prunerecover.width.tracing.dimension_ids import RIGID
@@ -54,10 +56,11 @@ def counting(counted: Sequence[CountedGroup]) -> str:
     return f" Operations that count units: {', '.join(sorted({one.operation for one in counted}))}."
 
 
-def reasons(trace: Trace, kinds: Sequence[str], failed: Mapping[Group, str]) -> tuple[str, ...]:
+def reasons(model: nn.Module, trace: Trace, kinds: Sequence[str], failed: Mapping[Group, str]) -> tuple[str, ...]:
     """Say what keeps units of some kinds, a few reasons at most, with the modules that would make them.
 
     Args:
+        model: What was traced.
         trace: Of the model.
         kinds: That were asked for.
         failed: Groups that cannot be narrowed, and why their code fails then.
@@ -66,6 +69,9 @@ def reasons(trace: Trace, kinds: Sequence[str], failed: Mapping[Group, str]) -> 
     for group, error in failed.items():
         if group.kind in kinds:
             kept[f"code that fails with fewer of them ({error})"].append(group.name)
+    for attention in trace.attentions if "head" in kinds else ():
+        if sizes_heads(get_module(model, attention.path)):
+            kept["a size of heads that nn.MultiheadAttention computes from their number"].append(attention.path)
     for name, pin in _pinned(trace, kinds):
         kept[f"{pin.operation} (`{pin.line}`)" if pin.line else _named(pin)].append(name)
     inside = {why: names for why, names in kept.items() if why != OUTPUT} or kept
