@@ -22,7 +22,7 @@ from prunerecover.model.arguments import check_flag, patterns_of
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import Narrow, Rewrite
+from prunerecover.plan.edits import NARROWING, Narrow
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery import reconstruction
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
@@ -259,7 +259,7 @@ def _check_units(budget: Budget | None) -> None:
 
 
 def _only_narrows(plan: Plan) -> bool:
-    return all(isinstance(edit, Narrow | Rewrite) for edit in plan.edits)
+    return all(isinstance(edit, NARROWING) for edit in plan.edits)
 
 
 def _take_from_first(trainer: pl.Trainer, tensors: dict[str, Tensor]) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from prunerecover.depth.units import find_units as find_units
     from prunerecover.graph.build import trace_graph as trace_graph
     from prunerecover.graph.computation_graph import ComputationGraph as ComputationGraph
+    from prunerecover.model.narrow.attention import NarrowAttention as NarrowAttention
     from prunerecover.plan.budget import Budget as Budget
     from prunerecover.plan.groups import Group as Group
     from prunerecover.plan.plan import Plan as Plan
@@ -65,6 +66,7 @@ _HOME = {
     "LoRARecover": "prunerecover.callbacks",
     "MapPoint": "prunerecover.boundary.map_points",
     "Measurement": "prunerecover.cost.measurement",
+    "NarrowAttention": "prunerecover.model.narrow.attention",
     "Plan": "prunerecover.plan.plan",
     "PlanSet": "prunerecover.routing.plan_set",
     "PruneReport": "prunerecover.callbacks",

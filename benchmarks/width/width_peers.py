@@ -38,8 +38,8 @@ from prunerecover.model.batches import as_inputs
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
 from prunerecover.recovery.batchnorm import batchnorms
 from prunerecover.width.arguments import WidthConfig, WidthRule
-from prunerecover.width.groups.padded_shortcuts import as_convolutions, find_padded_shortcuts
 from prunerecover.width.planner import WidthPlanner
+from prunerecover.width.rewrites.padded_shortcuts import as_convolutions, find_padded_shortcuts
 
 SCORED = 256
 STEPS = 12  # of the bisection that meets a budget

@@ -12,8 +12,7 @@ A model on the meta device is counted without weights and without computing anyt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Self
 
@@ -74,7 +73,7 @@ def _counted(network: nn.Module, example_inputs: Any, tracker: ModuleTracker) ->
     """Run a network once under PyTorch's counter."""
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     counter.mod_tracker = tracker
-    with every_kernel_visible(), evaluating(network), counter:
+    with uncompiled(), evaluating(network), counter:
         if device_of(network).type == "meta":
             _call_without_values(network, as_inputs(example_inputs))
         else:
@@ -136,18 +135,6 @@ def _by_canonical_path(network: nn.Module, counted: dict[str, int]) -> dict[str,
         if path and not macs[path]:
             macs[path] = sum(n for child, n in macs.items() if child and parent_path(child) == path)
     return {path: macs[path] for path in canonical.values()}
-
-
-@contextmanager
-def every_kernel_visible() -> Iterator[None]:
-    """Keep PyTorch from fusing layers (`nn.MultiheadAttention`) or graphs into kernels that hide their products."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with uncompiled():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 def _formulas() -> dict[Any, Formula]:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from prunerecover.cost.macs import every_kernel_visible
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.evaluation import evaluating
+from prunerecover.model.evaluation import evaluating, uncompiled
 
 
 class Observer(Protocol):
@@ -58,7 +57,7 @@ def watch(model: nn.Module, inputs: ModelInputs, *observers: Observer) -> Any:
     Returns:
         What the model returned.
     """
-    with evaluating(model), every_kernel_visible(), _calls(model, observers), _Watch(observers):
+    with evaluating(model), uncompiled(), _calls(model, observers), _Watch(observers):
         return call(model, inputs)
 
 

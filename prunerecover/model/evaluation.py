@@ -50,12 +50,19 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Run compiled modules eagerly, so that their operations can be seen one by one."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled then, and importing it takes a second
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    """Run compiled modules and fused layers eagerly, so that their operations can be seen one by one.
+
+    PyTorch's own encoders nest padded tokens for their fused kernels, which no hook could read.
+    """
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with ExitStack() as stack:
+            if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes a second
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 @contextmanager

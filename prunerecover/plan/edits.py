@@ -32,16 +32,6 @@ class _Edit(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-def number_of_block(path: str) -> int | None:
-    """Return the number at the end of a path.
-
-    >>> number_of_block("blocks.3"), number_of_block("blocks.x")
-    (3, None)
-    """
-    found = re.fullmatch(r"(?:.*\.)?([0-9]{1,9})", path)
-    return None if found is None else int(found[1])
-
-
 def split_call(name: str) -> tuple[str, int | None]:
     """Split the name of a call in a module's forward, or of an operand of one, from the operand's number.
 
@@ -268,6 +258,17 @@ class Rewrite(_Edit):
         return self
 
 
+class FreeHeads(_Edit):
+    """An `nn.MultiheadAttention` becomes a `NarrowAttention`, whose heads can go; it computes the same.
+
+    Attributes:
+        unit: Path of the module, which stays the same object.
+    """
+
+    op: Literal["free_heads"] = "free_heads"
+    unit: str
+
+
 class Reroute(_Edit):
     """A module's own forward goes without some of its calls, which hand their first tensor on.
 
@@ -291,7 +292,9 @@ class Reroute(_Edit):
 
 
 Edit = Annotated[
-    Remove | Replace | Merge | Config | Narrow | Rewrite | Bypass | Patch | Reroute, Field(discriminator="op")
+    Remove | Replace | Merge | Config | Narrow | Rewrite | FreeHeads | Bypass | Patch | Reroute,
+    Field(discriminator="op"),
 ]
-OPS = ("remove", "replace", "merge", "config", "narrow", "rewrite", "bypass", "patch", "reroute")
+OPS = ("remove", "replace", "merge", "config", "narrow", "rewrite", "free_heads", "bypass", "patch", "reroute")
 FITTED = (Replace, Narrow)  # what may need tensors
+NARROWING = (Narrow, Rewrite, FreeHeads)  # what plans of width are made of

@@ -7,14 +7,25 @@ started from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prunerecover.plan.edits import Bypass, Config, Edit, Narrow, Remove, Replace, number_of_block
+from prunerecover.plan.edits import Bypass, Config, Edit, Narrow, Remove, Replace
 from prunerecover.plan.evidence import DepthEvidence
 
 LISTED = 8  # units of one group; beyond, they are counted
+
+
+def number_of_block(path: str) -> int | None:
+    """Return the number at the end of a path.
+
+    >>> number_of_block("blocks.3"), number_of_block("blocks.x")
+    (3, None)
+    """
+    found = re.fullmatch(r"(?:.*\.)?([0-9]{1,9})", path)
+    return None if found is None else int(found[1])
 
 
 @dataclass(frozen=True)

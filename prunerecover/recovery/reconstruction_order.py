@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from prunerecover.calibration.moments import LARGEST
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.paths import get_module
-from prunerecover.plan.edits import Narrow, Rewrite
+from prunerecover.plan.edits import NARROWING, Narrow
 from prunerecover.plan.plan import Plan
 
 
@@ -24,7 +24,7 @@ def kept_rows(dense: nn.Module, plan: Plan) -> dict[str, Tensor]:
     """
     kept: dict[str, Tensor] = {}
     for edit in plan.edits:
-        if not isinstance(edit, Narrow | Rewrite):
+        if not isinstance(edit, NARROWING):
             raise ValueError(
                 f"Expected a plan that only narrows, but it has an edit '{edit.op}'. Apply it in two plans, and "
                 "reconstruct after the one that narrows, against the network it was applied to."

@@ -11,10 +11,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from prunerecover.files.atomic import write_text
 from prunerecover.files.json_file import read_json
-from prunerecover.plan.edits import number_of_block
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.records import Record
-from prunerecover.plan.removed_units import leave_nothing
+from prunerecover.plan.removed_units import leave_nothing, number_of_block
 
 SCHEMA = "prunerecover.plan_set/1"
 

@@ -190,7 +190,8 @@ def _check_settings(model: nn.Module, plan: Plan) -> None:
 
 def _difference(model: nn.Module, plan: Plan) -> str:
     units = f"The plan removes {', '.join(shortened(unit for names in plan.removed.values() for unit in names))}"
-    planning = {"narrow": "width", "rewrite": "width", "bypass": "depth", "patch": "depth", "reroute": "depth"}
+    planning = {"bypass": "depth", "patch": "depth", "reroute": "depth"}
+    planning |= {"narrow": "width", "rewrite": "width", "free_heads": "width"}
     if all(edit.op in planning for edit in plan.edits):
         found = "depth" if any(planning[edit.op] == "depth" for edit in plan.edits) else "width"
         return (

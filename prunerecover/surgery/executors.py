@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import singledispatch
-from itertools import chain
 
 import torch
 from pydantic import BaseModel
@@ -31,6 +30,7 @@ from prunerecover.plan.edits import (
     PARAMETERS,
     Bypass,
     Config,
+    FreeHeads,
     Merge,
     Narrow,
     Patch,
@@ -38,12 +38,12 @@ from prunerecover.plan.edits import (
     Replace,
     Reroute,
     Rewrite,
-    number_of_block,
 )
+from prunerecover.plan.removed_units import number_of_block
 from prunerecover.surgery.folding import merged_linear
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.module_sizes import settings_without_fusion
-from prunerecover.surgery.narrowing import Cuts, narrow
+from prunerecover.surgery.narrowing import Cuts, free_heads, narrow
 
 
 @dataclass
@@ -150,7 +150,7 @@ def _(edit: Narrow, context: EditContext) -> None:
 @execute.register
 def _(edit: Rewrite, context: EditContext) -> None:
     shortcut = get_module(context.model, edit.unit)
-    held = [name for name, _ in chain(shortcut.named_parameters(), shortcut.named_buffers())]
+    held = [name for name, _ in (*shortcut.named_parameters(), *shortcut.named_buffers())]
     if held:
         raise ValueError(
             f"Expected '{edit.unit}' to be a shortcut without parameters, but this {type(shortcut).__name__} holds "
@@ -165,6 +165,11 @@ def _(edit: Rewrite, context: EditContext) -> None:
     like = next((p for p in context.model.parameters() if p.is_floating_point()), torch.empty(0))
     new = ChannelMap(edit.in_channels, edit.out_channels, edit.stride, edit.first, like.device, like.dtype)
     context.replace_module(edit.unit, new)
+
+
+@execute.register
+def _(edit: FreeHeads, context: EditContext) -> None:
+    free_heads(context.model, edit, context.journal)
 
 
 @execute.register
@@ -263,9 +268,7 @@ def _matrix_and_vector(module: nn.Module) -> tuple[Parameter, Parameter]:
 
 def _compensation(context: EditContext, edit: Narrow) -> dict[str, Tensor]:
     """Return what weights take over, by their paths."""
-    if context.tensors is None:
-        return {}
-    return {key.partition(".")[2]: context.tensors[key] for key in edit.tensors}
+    return {} if context.tensors is None else {key.partition(".")[2]: context.tensors[key] for key in edit.tensors}
 
 
 def _values(context: EditContext, edit: Replace) -> dict[str, Tensor]:

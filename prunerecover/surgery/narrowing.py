@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from prunerecover.model.narrow.attention import NarrowAttention
 from prunerecover.model.paths import get_module, holder_of, parent_path
 from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS
-from prunerecover.plan.edits import Narrow
+from prunerecover.plan.edits import FreeHeads, Narrow
 from prunerecover.plan.groups import Slice
 from prunerecover.surgery.compensation import absorb, entries_per_unit
 from prunerecover.surgery.journal import Journal
-from prunerecover.surgery.module_sizes import check_norm_groups, sizes_of
+from prunerecover.surgery.module_sizes import check_norm_groups, settings_without_fusion, sizes_of
 from prunerecover.surgery.routing import check_routing
 
 STRIDED = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -98,6 +99,28 @@ def narrow(
     for (path, name), value in attributes.items():
         journal.set_attribute(model, path, name, value)
     return made
+
+
+def free_heads(model: nn.Module, edit: FreeHeads, journal: Journal) -> None:
+    """Let an attention's heads keep their size, and PyTorch's encoders around it call it instead of a fused kernel.
+
+    Args:
+        model: Unwrapped.
+        edit: Which attention.
+        journal: Where each change is noted.
+
+    Raises:
+        ValueError: If it is no `nn.MultiheadAttention`.
+    """
+    attention = get_module(model, edit.unit)
+    if type(attention) is not nn.MultiheadAttention:
+        raise ValueError(
+            f"Expected '{edit.unit}' to be an nn.MultiheadAttention, but it is a {type(attention).__name__}. Was the "
+            "plan applied before, or made for another model?"
+        )
+    journal.set_attribute(model, edit.unit, "__class__", NarrowAttention)
+    for path, attribute, value in settings_without_fusion(model, [edit.unit]):
+        journal.set_attribute(model, path, attribute, value)
 
 
 def _compensated(
@@ -257,7 +280,9 @@ def _check_heads_follow(model: nn.Module, edit: Narrow) -> None:
     told = {(setting.module, setting.attribute) for setting in edit.settings}
     layers = dict.fromkeys(parent_path(part.tensor) for part in edit.group)
     tables = {layer for layer in layers if isinstance(get_module(model, layer), nn.Embedding)}  # of position biases
-    for path in dict.fromkeys(parent_path(layer) for layer in layers if layer not in tables):
+    itself = {layer for layer in layers if isinstance(get_module(model, layer), nn.MultiheadAttention)}
+    holders = (layer if layer in itself else parent_path(layer) for layer in layers if layer not in tables)
+    for path in dict.fromkeys(holders):
         for name, count in vars(get_module(model, path)).items():
             counts = name in (*HEADS, *KEY_VALUE_HEADS) and type(count) is int and count and count % edit.of == 0
             if counts and (path, name) not in told:

@@ -25,6 +25,7 @@ from prunerecover.calibration.moments import LARGEST, Moments
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.narrow.attention import attentions_in, with_free_heads
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.plan.groups import Group, Slice
@@ -89,7 +90,10 @@ def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[Mo
     readers = [reader for reader in readers if _can_take_over(model, reader)]
     moments: dict[Reader, Moments] = {}
     shown = progress("measuring what weights read", len(batches))
-    with ordinary_arithmetic(), evaluating(model), uncompiled(), _collected(model, readers, moments), shown as advance:
+    heads = {parent_path(reader.module) for reader in readers if reader.kind == "head"}
+    free = with_free_heads(model, (path for path in attentions_in(model) if path in heads))
+    watched = _collected(model, readers, moments)
+    with ordinary_arithmetic(), evaluating(model), uncompiled(), free, watched, shown as advance:
         for inputs in batches if readers else ():  # experts have none
             call(model, inputs)
             advance()

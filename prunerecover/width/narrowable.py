@@ -21,7 +21,7 @@ from prunerecover.model.batches import Batches, ModelInputs, as_inputs, with_sam
 from prunerecover.model.checks import check_differentiable, check_plannable
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of
-from prunerecover.model.paths import unwrap
+from prunerecover.model.paths import parent_path, unwrap
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.groups import Group
 from prunerecover.surgery.apply_edits import apply_edits
@@ -53,6 +53,7 @@ class NarrowableNetwork:
         example: The first sample.
         groups: What may be narrowed, in order of depth.
         rewrites: Edits without which groups could not be narrowed.
+        attentions: Paths of attentions whose heads can be seen only by `with_free_heads`.
         costs: What every unit costs.
     """
 
@@ -70,10 +71,8 @@ class NarrowableNetwork:
                 "in equal parts of one tensor and must lose as many as others. Remove whole layers with plan_depth."
             )
         self.groups: tuple[Group, ...] = with_a_gate(found.groups) if config.gates else found.groups
-        self.rewrites: tuple[Rewrite, ...] = tuple(
-            Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)
-            for s in found.rewrites
-        )
+        self.rewrites = found.edits
+        self.attentions = found.attentions
         rewritten = share_copy(self.model)
         apply_edits(rewritten, self.rewrites)
         self.costs: CostModel = cost_model(rewritten, self.groups, self.example)
@@ -90,7 +89,7 @@ class NarrowableNetwork:
     @property
     def groups_as_they_are(self) -> list[Group]:
         """The groups without the weights that rewritten shortcuts are yet to get."""
-        rewritten = tuple(f"{edit.unit}." for edit in self.rewrites)
+        rewritten = tuple(f"{edit.unit}." for edit in self.rewrites if isinstance(edit, Rewrite))
         return [
             dataclasses.replace(
                 group, slices=tuple(part for part in group.slices if not part.tensor.startswith(rewritten))
@@ -108,7 +107,9 @@ class NarrowableNetwork:
     def edits(self, removed: Removed) -> tuple[Edit, ...]:
         """Return the edits that take units out; none if none goes."""
         narrowed = narrow_edits(self.groups, removed)
-        return (*self.rewrites, *narrowed) if narrowed else ()
+        headed = {parent_path(part.tensor) for edit in narrowed if edit.kind == "head" for part in edit.group}
+        rewrites = (edit for edit in self.rewrites if isinstance(edit, Rewrite) or edit.unit in headed)
+        return (*rewrites, *narrowed) if narrowed else ()
 
     def compensated(self, edits: Sequence[Edit], replace: WidthReplace) -> tuple[list[Edit], dict[str, Tensor]]:
         """Return the edits with what reading weights take over."""

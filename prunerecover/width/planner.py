@@ -18,6 +18,7 @@ from prunerecover.importance.registry import name_of
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches, ModelInputs
 from prunerecover.model.evaluation import ordinary_arithmetic
+from prunerecover.model.narrow.attention import with_free_heads
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.evidence import WidthEvidence
@@ -106,7 +107,8 @@ class WidthPlanner:
                 labels=self.config.labels,
                 seed=self.config.seed,
             )
-            found = compute_signals(context, list(missing.values()))
+            with with_free_heads(self.network.model, self.network.attentions):
+                found = compute_signals(context, list(missing.values()))
             self._scores |= dict(zip(missing, zip(missing.values(), found, strict=True), strict=True))
         return tuple(self._scores[key][1] for key in map(_key, signals))
 

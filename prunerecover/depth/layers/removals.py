@@ -166,17 +166,14 @@ class Removals:
     @cached_property
     def _groups(self) -> FoundGroups | None:
         try:
-            return find_groups(self.model, self.example)
+            return find_groups(self.model, self.example).without_freed_heads()
         except ValueError:  # nothing in it can be narrowed: layers of one width can still go
             return None
 
     @cached_property
     def _rewrites(self) -> tuple[Rewrite, ...]:
         """Shortcuts that become convolutions before anything around them is narrowed."""
-        return tuple(
-            Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)
-            for s in (self._groups.rewrites if self._groups else ())
-        )
+        return tuple(edit for edit in (self._groups.edits if self._groups else ()) if isinstance(edit, Rewrite))
 
     def _layer(self, path: str, blocks: Sequence[str], macs: Mapping[str, int]) -> Unit:
         node = self.graph.by_module[path][0]

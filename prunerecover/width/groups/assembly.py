@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
+from prunerecover.model.narrow.attention import sizes_heads
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS
 from prunerecover.plan.groups import Group, Setting, Site, Slice
@@ -150,8 +152,7 @@ def _kind(model: nn.Module, trace: Trace, units: AlikeUnits, dense: list[Product
     """Tell heads, channels and neurons apart; a residual stream that attention reads, or that is normed, is none."""
     attentions = [a for a in trace.attentions if units.touch(a.ids)]
     if attentions:
-        whole = any(isinstance(get_module(model, a.path), nn.MultiheadAttention) for a in attentions)
-        return None if whole else "head"
+        return None if any(sizes_heads(get_module(model, a.path)) for a in attentions) else "head"
     if units.marked("stream"):
         return None
     if any(p.op == "conv" for p in dense):
@@ -193,9 +194,12 @@ def _settings(model: nn.Module, trace: Trace, units: AlikeUnits) -> tuple[Settin
     """Find the attributes that count the group's units."""
     settings = []
     for count in trace.counts:
-        value = getattr(get_module(model, count.path), count.attribute, None)
-        if isinstance(value, int) and value % units.size == 0 and (units.at(count.ids) >= 0).all():
-            settings.append(Setting(module=count.path, attribute=count.attribute, per_unit=value // units.size))
+        value = _counted(get_module(model, count.path), count.attribute)
+        unit_of = units.at(count.ids)
+        among = np.bincount(unit_of[unit_of >= 0], minlength=units.size) * value  # others may be counted, too
+        if among.any() and (among == among[0]).all() and among[0] % len(unit_of) == 0:
+            each = int(among[0]) // len(unit_of)
+            settings.append(Setting(module=count.path, attribute=count.attribute, per_unit=each))
     for attention in trace.attentions:
         if not units.touch(attention.ids):
             continue
@@ -203,6 +207,14 @@ def _settings(model: nn.Module, trace: Trace, units: AlikeUnits) -> tuple[Settin
             if name in (*HEADS, *KEY_VALUE_HEADS, *SIZES) and type(value) is int and value % units.size == 0:
                 settings.append(Setting(module=attention.path, attribute=name, per_unit=value // units.size))
     return tuple(dict.fromkeys(settings))
+
+
+def _counted(module: nn.Module, attribute: str) -> int:
+    """The attribute's value, 0 if there is none; `num_features` also is the width of models, and no norm's."""
+    if attribute == "num_features" and not isinstance(module, _NormBase):
+        return 0
+    value = getattr(module, attribute, 0)
+    return value if isinstance(value, int) else 0
 
 
 def _repeated(model: nn.Module, kind: WidthKind, slices: tuple[Slice, ...], size: int) -> tuple[Setting, ...]:

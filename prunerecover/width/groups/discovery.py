@@ -14,15 +14,15 @@ Routed experts are not found by watching, for which of them are visited depends 
 Not units, besides: those that an operation counts (a mean over channels that is no norm, a division by their number),
 for a network with fewer of them would compute something else than with some set to zero; `FoundGroups.counted` lists
 them. And the residual stream of transformers, the model's outputs, and heads in code that computes their size from the
-width (`nn.MultiheadAttention`, torchvision's Swin).
+width (torchvision's Swin).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -33,14 +33,17 @@ from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.model.checks import called_with
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
-from prunerecover.model.paths import unwrap
+from prunerecover.model.narrow.attention import attentions_in, free_heads
+from prunerecover.model.paths import parent_path, unwrap
+from prunerecover.plan.edits import FreeHeads, Rewrite
 from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.width.groups.assembly import assemble
 from prunerecover.width.groups.counted import CountedGroup
 from prunerecover.width.groups.dry_run import try_out
 from prunerecover.width.groups.experts import find_experts
-from prunerecover.width.groups.padded_shortcuts import PaddedShortcut, as_convolutions, find_padded_shortcuts
+from prunerecover.width.groups.refusals import counting, nothing_found, reasons
+from prunerecover.width.rewrites.padded_shortcuts import PaddedShortcut, as_convolutions, find_padded_shortcuts
 from prunerecover.width.tracing.tracer import trace_model
 
 FOUND_KINDS = ("channel", "head", "neuron")
@@ -53,6 +56,7 @@ class FoundGroups:
     Attributes:
         groups: In order of depth.
         rewrites: Shortcuts that must become convolutions first; slices name their weights as if they were already.
+        attentions: Paths of those that must become a `NarrowAttention` first.
         counted: Groups that stay because an operation counts their units, apart from those that are ignored.
         linked: Groups that lie in equal parts of one tensor (`x.chunk(2, 1)`): those of a tuple must lose equally many
             units. None of them is among `groups`.
@@ -62,6 +66,26 @@ class FoundGroups:
     rewrites: tuple[PaddedShortcut, ...] = ()
     counted: tuple[CountedGroup, ...] = ()
     linked: tuple[tuple[Group, ...], ...] = ()
+    attentions: tuple[str, ...] = ()
+
+    @property
+    def edits(self) -> tuple[Rewrite | FreeHeads, ...]:
+        """What must be done to the model before any of its groups is narrowed."""
+        shortcuts = (
+            Rewrite(unit=s.path, in_channels=s.in_channels, out_channels=s.out_channels, stride=s.stride, first=s.first)
+            for s in self.rewrites
+        )
+        return (*shortcuts, *(FreeHeads(unit=path) for path in self.attentions))
+
+    def without_freed_heads(self) -> FoundGroups:
+        """Return the same without heads for which an attention must become another module."""
+        kept = (g for g in self.groups if g.kind != "head" or _attention_of(g) not in self.attentions)
+        return replace(self, groups=tuple(kept), attentions=())
+
+
+def _attention_of(group: Group) -> str:
+    """The module that holds the first tensor of heads: PyTorch's own attention holds its projections itself."""
+    return parent_path(group.slices[0].tensor)
 
 
 @ordinary_arithmetic()
@@ -70,9 +94,8 @@ def find_groups(
 ) -> FoundGroups:
     """Find the groups of a model.
 
-    Heads of `nn.MultiheadAttention` are left out: its code cuts queries, keys and values out of one weight by
-    `embed_dim`, which is the width of its input and output at once, and takes a head's size for a share of it; with
-    fewer heads none of this would hold. Attentions that multiply heads by a size of their own can be narrowed.
+    `nn.MultiheadAttention` computes the size of a head from `embed_dim`, so one whose heads may go must become a
+    `NarrowAttention` first (`FoundGroups.attentions`). Subclasses of it keep their heads.
 
     Args:
         model: Any module, wrapped or not; it is bit-identical afterwards.
@@ -101,15 +124,17 @@ def find_groups(
     linked = tuple(one for one in watched.linked if all(group.kind in kinds for group in one))
     counted = tuple(one for one in watched.counted if one.group.kind in kinds)
     if not groups and not linked:
-        raise ValueError(_nothing_found(model, kinds, found, watched.unknown, counted))
+        raise ValueError(nothing_found(model, kinds, found, watched.why(kinds), counted))
     ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     kept, together = _without_ignored(groups, linked, counted, ignore)
     tensors = {part.tensor for group in chain(kept, *together) for part in group.slices}
+    headed = {_attention_of(group) for group in kept if group.kind == "head"}
     return FoundGroups(
         kept,
         tuple(r for r in watched.rewrites if f"{r.path}.weight" in tensors),
         tuple(one for one in counted if not _ignored(one.group, ignore)),
         together,
+        tuple(path for path in watched.attentions if path in headed),
     )
 
 
@@ -126,9 +151,10 @@ class _Watched:
 
     groups: tuple[Group, ...] = ()
     rewrites: tuple[PaddedShortcut, ...] = ()
-    unknown: frozenset[str] = frozenset()
+    why: Callable[[Sequence[str]], tuple[str, ...]] = lambda kinds: ()
     counted: tuple[CountedGroup, ...] = ()
     linked: tuple[tuple[Group, ...], ...] = ()
+    attentions: tuple[str, ...] = ()
 
 
 def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
@@ -139,27 +165,14 @@ def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
         with called_with(model, "example_inputs"):
             rewrites = find_padded_shortcuts(twin, inputs)
         as_convolutions(twin, rewrites)
+        attentions = attentions_in(twin)
+        free_heads(twin, attentions)
         trace = trace_model(twin, inputs)
         found = assemble(twin, trace, inputs.n_samples)
         tried = try_out(twin, inputs, found.groups, found.linked, trace)
     counted = (*found.counted, *tried.counted)
-    return _Watched(tried.groups, rewrites, frozenset(trace.unknown), counted, tried.linked)
-
-
-def _nothing_found(
-    model: nn.Module,
-    kinds: Sequence[str],
-    found: Sequence[Group],
-    unknown: frozenset[str],
-    counted: Sequence[CountedGroup],
-) -> str:
-    counts = ", ".join(f"{n} of kind {kind}" for kind, n in Counter(group.kind for group in found).items())
-    why = f" Operations that are not understood: {', '.join(sorted(unknown))}." if unknown else ""
-    if counted:
-        why += _counting(counted)
-    return (
-        f"Expected {type(model).__name__} to have groups of kind {', '.join(kinds)}, but it has "
-        f"{counts or 'none: no product with weights makes units that only other products read'}.{why}"
+    return _Watched(
+        tried.groups, rewrites, partial(reasons, twin, trace, failed=tried.failed), counted, tried.linked, attentions
     )
 
 
@@ -183,13 +196,9 @@ def _without_ignored(
         ignored = len(named) - len(left)
         raise ValueError(
             f"Expected some groups outside ignore={list(ignore)}, but all {ignored} are ignored."
-            f"{_counting(left) if left else ''}"
+            f"{counting(left) if left else ''}"
         )
     return kept, together
-
-
-def _counting(counted: Sequence[CountedGroup]) -> str:
-    return f" Operations that count units: {', '.join(sorted({one.operation for one in counted}))}."
 
 
 def _ignored(group: Group, patterns: Sequence[str]) -> bool:

@@ -25,7 +25,7 @@ from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.counted import CountedGroup, named_operation
 from prunerecover.width.groups.equal_parts import units_that_moved
-from prunerecover.width.groups.numbers import changed_numbers, data_numbers, same_numbers
+from prunerecover.width.groups.numbers import arithmetic_of, changed_numbers, data_numbers, same_numbers
 from prunerecover.width.groups.trial_copies import (
     Stays,
     masked_copy,
@@ -45,6 +45,8 @@ from prunerecover.width.groups.trial_sizes import (
 from prunerecover.width.tracing.trace import Arithmetic, Trace
 from prunerecover.width.tracing.tracer import trace_model
 
+LONGEST = 100  # characters of an error
+
 
 @dataclass(frozen=True)
 class Tried:
@@ -54,11 +56,13 @@ class Tried:
         groups: That can be narrowed together.
         linked: Groups that can, too, if they lose equally many units.
         counted: That cannot, because an operation counts their units.
+        failed: That cannot, because code fails with fewer of them, and the error.
     """
 
     groups: tuple[Group, ...]
     linked: tuple[tuple[Group, ...], ...] = ()
     counted: tuple[CountedGroup, ...] = ()
+    failed: Mapping[Group, str] = field(default_factory=dict)
 
 
 def try_out(
@@ -78,7 +82,7 @@ def try_out(
     trials = _Trials(model, inputs, dense)
     kept = trials.that_narrow(groups)
     counted = tuple(CountedGroup(g, trials.counted[g]) for g in groups if g in trials.counted and g not in kept)
-    return Tried(kept, trials.that_narrow_linked(linked, kept), counted)
+    return Tried(kept, trials.that_narrow_linked(linked, kept), counted, trials.failed)
 
 
 @dataclass
@@ -87,6 +91,7 @@ class _Trials:
 
     Attributes:
         counted: What counts the units of groups that were tried on their own.
+        failed: The error of others that were.
         found: What came of each trial.
     """
 
@@ -94,6 +99,7 @@ class _Trials:
     inputs: ModelInputs
     dense: Trace
     counted: dict[Group, str] = field(default_factory=dict)
+    failed: dict[Group, str] = field(default_factory=dict)
     found: dict[tuple[Group, ...], tuple[Group, ...] | None] = field(default_factory=dict)
 
     def that_narrow(self, groups: Sequence[Group]) -> tuple[Group, ...]:
@@ -137,8 +143,9 @@ class _Trials:
         lose, is seen with all of them narrowed by other numbers. If one does, each is tried alone after all.
         """
         if family[0].kind == "head" and not self._that_survive(family[:1]):
-            if family[0] in self.counted:
-                self.counted |= dict.fromkeys(family, self.counted[family[0]])
+            for why in (self.counted, self.failed):
+                if family[0] in why:
+                    why |= dict.fromkeys(family, why[family[0]])
             return ()
         alike: dict[int | None, list[Group]] = defaultdict(list)  # last parts of tensors that code cuts up, ...
         for group, later in zip(family, later_in_tensor(family), strict=True):
@@ -199,7 +206,9 @@ class _Trials:
         try:
             narrowed = narrow_copy(self.model, kept, stays)
             trace = trace_model(narrowed, self.inputs)
-        except Exception:  # whatever code raises when its sizes do not fit
+        except Exception as error:  # whatever code raises when its sizes do not fit
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"
+            self.failed |= dict.fromkeys(kept, why) if len(kept) == 1 else {}
             return None
         if not _trains(narrowed, self.inputs) and self._model_trains:
             return None
@@ -240,21 +249,13 @@ class _Trials:
         """Return the first operation with a number that follows that of units, not the data; None: there is none."""
         if same_numbers(self.dense.arithmetic, narrowed):
             return None
-        masked = _arithmetic(masked_copy(self.model, stays), self.inputs)
+        masked = arithmetic_of(masked_copy(self.model, stays), self.inputs)
         changed = changed_numbers(narrowed, masked)
         if not changed:
             return None
-        others = (_arithmetic(copy, self.inputs) for copy in reweighted_copies(self.model, stays))
+        others = (arithmetic_of(copy, self.inputs) for copy in reweighted_copies(self.model, stays))
         data = data_numbers(masked, (self.dense.arithmetic, *others))
         return next((narrowed[i] for i, j in changed.items() if j not in data), None)
-
-
-def _arithmetic(model: nn.Module, inputs: ModelInputs) -> Sequence[Arithmetic]:
-    """Return what a model computes with Python numbers; nothing if it fails, as some do that detect nothing."""
-    try:
-        return trace_model(model, inputs).arithmetic
-    except Exception:  # whatever code raises
-        return ()
 
 
 def _trains(model: nn.Module, inputs: ModelInputs) -> bool:

@@ -11,8 +11,11 @@ from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
 import numpy as np
+from torch import nn
 
+from prunerecover.model.batches import ModelInputs
 from prunerecover.width.tracing.trace import Arithmetic
+from prunerecover.width.tracing.tracer import trace_model
 
 Kind = tuple[str, str, int]
 SAME = 1e-5  # relative: numbers that data give, such as a largest value, are rounded
@@ -47,6 +50,19 @@ def changed_numbers(narrowed: Sequence[Arithmetic], masked: Sequence[Arithmetic]
         blocks = SequenceMatcher(None, kinds, others, autojunk=False).get_matching_blocks()
         pairs = [(block.a + i, block.b + i) for block in blocks for i in range(block.size)]
     return {i: j for i, j in pairs if not _alike(narrowed[i], masked[j])}
+
+
+def arithmetic_of(model: nn.Module, inputs: ModelInputs) -> Sequence[Arithmetic]:
+    """Return what a model computes with Python numbers; nothing if it fails, as some do that detect nothing.
+
+    Args:
+        model: Is left as it was.
+        inputs: One batch.
+    """
+    try:
+        return trace_model(model, inputs).arithmetic
+    except Exception:  # whatever code raises
+        return ()
 
 
 def data_numbers(masked: Sequence[Arithmetic], copies: Iterable[Sequence[Arithmetic]]) -> set[int]:

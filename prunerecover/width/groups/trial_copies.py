@@ -57,7 +57,8 @@ def narrow_copy(model: nn.Module, kept: Mapping[Group, int], stays: Stays) -> nn
     twin = _copy_with(model, stays, without)
     for group, units in kept.items():
         for setting in group.settings:
-            setattr(get_module(twin, setting.module), setting.attribute, setting.per_unit * units)
+            holder, lost = get_module(twin, setting.module), setting.per_unit * (group.size - units)
+            setattr(holder, setting.attribute, getattr(holder, setting.attribute) - lost)
     for path, module in twin.named_modules():
         _follow(path, module)
     return twin

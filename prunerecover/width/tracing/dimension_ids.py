@@ -39,11 +39,13 @@ class DimensionIds:
         owners: In order of their ids.
         marks: DimensionIds by what was noticed of them.
         count: How many ids there are, `RIGID` included.
+        pinned: DimensionIds that were tied to `RIGID`, or all to each other, since this was last emptied.
     """
 
     owners: list[Owner] = field(default_factory=list)
     marks: dict[str, list[Tensor]] = field(default_factory=dict)
     count: int = 1
+    pinned: list[Tensor] = field(default_factory=list)
     _ties: list[Tensor] = field(default_factory=list)
 
     def of_tensor(self, name: str, tensor: Tensor) -> Maps:
@@ -62,6 +64,9 @@ class DimensionIds:
         pairs = torch.stack([(a + 0 * b).flatten(), (b + 0 * a).flatten()])
         pairs = pairs[:, pairs[0] != pairs[1]]
         if pairs.numel():
+            rigid = pairs[:, (pairs == RIGID).any(0)]
+            if rigid.numel():
+                self.pinned.append(rigid.max(0).values)
             self._ties.append(torch.unique(pairs, dim=1) if pairs.shape[1] > self.count else pairs)
 
     def pin(self, *maps: Tensor) -> None:
@@ -94,15 +99,22 @@ class DimensionIds:
                 return ()
             first = ids.narrow(dim, 0, 1)
             self.tie(ids, first)
+            self.pinned.append(ids.flatten())
             ids = first
         return (ids,) if varying(ids) else ()
 
-    def components(self) -> np.ndarray:
-        """Number the sets of ids that are tied to each other: one number per id, 0 for what is rigid."""
+    def components(self, *, pinned: bool = True) -> np.ndarray:
+        """Number the sets of ids that are tied to each other: one number per id, 0 for what is rigid.
+
+        Args:
+            pinned: Whether what is tied to `RIGID` counts as tied to each other; else only `RIGID` itself is rigid.
+        """
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
         pairs = torch.cat([*self._ties, torch.empty(2, 0, dtype=torch.long)], dim=1).numpy()
+        if not pinned:
+            pairs = pairs[:, (pairs != RIGID).all(0)]
         graph = coo_array((np.ones(pairs.shape[1], dtype=bool), (pairs[0], pairs[1])), shape=(self.count, self.count))
         _, numbers = connected_components(graph, directed=False)
         return np.where(numbers == numbers[RIGID], 0, numbers.astype(np.int64) + 1)

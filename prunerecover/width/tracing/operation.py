@@ -95,7 +95,6 @@ def unknown(trace: Trace, operation: Operation) -> None:
     """Fix everything that an operation without a rule touches."""
     maps = [m for t in operation.tensors for m in trace.info(t).maps]
     if maps:
-        trace.unknown.add(operation.name)
         trace.ids.pin(*maps)
     for out in operation.outputs:
         record_output(trace, operation, (), out=out)

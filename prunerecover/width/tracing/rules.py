@@ -19,6 +19,7 @@ from prunerecover.width.tracing import (
     rules_products as products,
 )
 from prunerecover.width.tracing.operation import Operation, Rule, unknown
+from prunerecover.width.tracing.running_line import running_line
 from prunerecover.width.tracing.statistics import follow_statistics, note_numbers, statistics_read
 from prunerecover.width.tracing.trace import Trace
 
@@ -39,6 +40,8 @@ def follow(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     rule = RULES.get(plain) or (elementwise.pointwise if torch.Tag.pointwise in func.tags else unknown)
     before = statistics_read(trace, operation)  # operations in place overwrite what is known
     rule(trace, operation)
+    if trace.ids.pinned:
+        trace.record_pins(plain, running_line())
     follow_statistics(trace, operation, before, carries=rule in CARRYING)
     note_numbers(trace, operation, elementwise=rule in ELEMENTWISE)
 

@@ -92,12 +92,17 @@ def vectors(trace: Trace, tensors: Iterable[Tensor | None], ndim: int) -> list[O
 
 
 def batch_norm(trace: Trace, operation: Operation) -> None:
-    """With running statistics each element is on its own; else they are over all dimensions but dimension 1."""
-    data = operation.args[0]
+    """With running statistics each element is on its own; else they are over all dimensions but dimension 1.
+
+    InstanceNorm is this, too: it lays all channels of all samples along dimension 1.
+    """
+    data, *vectors_of_norm = operation.args[:5]
     own = trace.operand(data, data.ndim, only=(1,))
+    if not any(isinstance(vector, Tensor) for vector in vectors_of_norm):  # no tensor shows how many channels there are
+        trace.counts.extend(Count(trace.path, "num_features", m.flatten()) for m in own.maps if varying(m) == (1,))
     if operation.argument(5, "training") is True:
         trace.ids.mark("normalised", *(m for m in own.maps if 1 not in varying(m)))
-    propagate(trace, operation, unify(trace.ids, [own, *vectors(trace, operation.args[1:5], data.ndim)]))
+    propagate(trace, operation, unify(trace.ids, [own, *vectors(trace, vectors_of_norm, data.ndim)]))
 
 
 def layer_norm(trace: Trace, operation: Operation) -> None:

@@ -118,13 +118,21 @@ def concatenated(trace: Trace, operation: Operation) -> None:
     maps = unify(trace.ids, beside)
     along = [next((m for m in o.maps if m.shape[dim] > 1), None) for o in operands]
     if any(m is not None for m in along):
-        rigid = torch.zeros((1,) * out.ndim, dtype=torch.long)
-        parts = [rigid if m is None else m for m in along]
+        others = {varying(m)[0] for m in along if m is not None and len(varying(m)) > 1} - {dim}
+        parts = [
+            _without_units_along(o, others, out.ndim) if m is None else m for o, m in zip(operands, along, strict=True)
+        ]
         shape = [max(p.shape[d] for p in parts) for d in range(out.ndim)]
         sized = [p.expand(*shape[:dim], t.shape[dim], *shape[dim + 1 :]) for p, t in zip(parts, tensors, strict=True)]
         maps = unify(trace.ids, [Operand(maps), Operand((compact(torch.cat(sized, dim)),))])
     trace.record_addends(*(trace.info(t).chain for t in tensors))
     record_output(trace, operation, maps)
+
+
+def _without_units_along(operand: Operand, others: set[int], ndim: int) -> Tensor:
+    """The map of a part that has none along a concatenation: that of whole heads, where other parts cut heads apart."""
+    whole = (m for m in operand.maps if len(varying(m)) == 1 and set(varying(m)) == others)
+    return next(whole, torch.zeros((1,) * ndim, dtype=torch.long))
 
 
 def stacked(trace: Trace, operation: Operation) -> None:

@@ -157,7 +157,7 @@ def attention(trace: Trace, operation: Operation) -> None:
     bias = [t for t in (*operation.args[3:], *operation.kwargs.values()) if isinstance(t, Tensor) and t.ndim == 4]
     maps = unify(trace.ids, [*sides, *(trace.operand(t, 4, only=(1,)) for t in bias)])
     macs = query.shape[0] * query.shape[2] * key.shape[2] * (query.shape[3] + value.shape[3])
-    trace.attentions.extend(Attention(trace.path, m.flatten(), macs) for m in maps)
+    trace.attentions.extend(Attention(trace.path, m.flatten(), macs) for m in maps or (NONE,))
     record_output(trace, operation, maps)
 
 

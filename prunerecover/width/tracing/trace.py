@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from prunerecover.width.tracing.dimension_ids import DimensionIds, Maps, Operand, aligned, varying
@@ -31,7 +33,7 @@ class Chain:
 
     Attributes:
         product: Number of the product, in `Trace.products`.
-        seen: The output of the last module on the way that has parameters of its own.
+        seen: The output of the last module on the way that has parameters of its own, or norms.
     """
 
     product: int
@@ -86,7 +88,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Attention:
-    """A product of activations with activations: `ids` of its heads, MACs of each, and where it happened."""
+    """A product of activations with activations: `ids` of its heads if any, MACs of each, and where it happened."""
 
     path: str
     ids: Tensor
@@ -123,6 +125,16 @@ class Arithmetic:
     numbers: tuple[float, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Pin:
+    """What keeps units from going one by one: `ids` of theirs, the operation, its module, and the line that ran it."""
+
+    ids: Tensor
+    operation: str
+    path: str
+    line: str = ""
+
+
 @dataclass
 class Trace:
     """Everything noted during one forward pass.
@@ -134,10 +146,10 @@ class Trace:
         readers: Inputs of modules that read them by a product, with the ids of the weights that do.
         attentions: Products of activations with each other.
         counts: Attributes that must follow.
-        unknown: Names of operations that no rule covers and that met ids.
         statistics: Over units, that serve for more than to norm these units.
         arithmetic: With Python numbers, in order of execution.
         splits: Of tensors whose units lie along one dimension.
+        pins: In order of execution.
     """
 
     ids: DimensionIds = field(default_factory=DimensionIds)
@@ -146,17 +158,17 @@ class Trace:
     readers: list[tuple[Location, Tensor]] = field(default_factory=list)
     attentions: list[Attention] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
-    unknown: set[str] = field(default_factory=set)
     statistics: list[Statistic] = field(default_factory=list)
     arithmetic: list[Arithmetic] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
+    pins: list[Pin] = field(default_factory=list)
     _infos: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
     _modules: list[tuple[str, Any]] = field(default_factory=list)
 
     @property
     def path(self) -> str:
         """The innermost module that is being called."""
-        return self._modules[-1][0]
+        return self._modules[-1][0] if self._modules else ""
 
     def info(self, tensor: Tensor) -> Info:
         """Return what is known of a tensor; of the model's inputs that is nothing."""
@@ -184,6 +196,17 @@ class Trace:
         solid = () if info.blank else tuple(own - covered)
         return Operand(maps, solid if only is None else tuple(d for d in solid if d in only))
 
+    def record_pins(self, operation: str, line: str = "") -> None:
+        """Note that what was pinned since the last time was pinned by an operation.
+
+        Args:
+            operation: Its name.
+            line: Of the code that ran it.
+        """
+        if self.ids.pinned:
+            self.pins.append(Pin(torch.cat(self.ids.pinned), operation, self.path, line))
+            self.ids.pinned.clear()
+
     def record_addends(self, *chains: Chain | None) -> None:
         """Note that chains were added up, concatenated or read."""
         for chain in chains:
@@ -204,11 +227,14 @@ class Trace:
         self._modules.append((path, args[0] if args else None))
 
     def leave(self, module: nn.Module, output: Any) -> None:
-        """Note that a module returned; if it has parameters or buffers of its own, its output can be seen there."""
+        """Note that a module returned; if it has parameters or buffers of its own, its output can be seen there.
+
+        That of a norm can in any case: what goes into it has no scale, and so no gradient along itself.
+        """
         path, _ = self._modules.pop()
         own = [t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
         first = output[0] if isinstance(output, tuple) and output else output
-        if not own or not isinstance(first, Tensor):
+        if not (own or isinstance(module, _NormBase)) or not isinstance(first, Tensor):
             return
         info = self.info(first)
         single = [ids for ids in info.maps if len(varying(ids)) == 1]

@@ -13,6 +13,8 @@ from prunerecover.model.batches import ModelInputs
 from prunerecover.width.tracing.rules import follow
 from prunerecover.width.tracing.trace import Info, Trace
 
+OUTPUT = "the model's output"
+
 
 @dataclass(frozen=True)
 class _Follower:
@@ -46,4 +48,5 @@ def trace_model(model: nn.Module, inputs: ModelInputs) -> Trace:
         if isinstance(leaf, Tensor):
             trace.ids.pin(*trace.info(leaf).maps)
             trace.statistics.extend(trace.info(leaf).statistics)
+    trace.record_pins(OUTPUT)
     return trace

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from prunerecover.model.narrow.attention import free_heads
 from prunerecover.model.paths import get_module, set_module
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.discovery import FoundGroups
@@ -27,11 +28,12 @@ def thirty_percent(found: FoundGroups, seed: int = 0) -> dict[Group, Tensor]:
 
 
 def rewritten(model: nn.Module, found: FoundGroups) -> nn.Module:
-    """Copy a model, with convolutions for padded shortcuts."""
+    """Copy a model, with convolutions for padded shortcuts, and attentions whose heads can go."""
     new = copy.deepcopy(model)
     like = next(new.parameters())
     for shortcut in found.rewrites:
         set_module(new, shortcut.path, shortcut.as_conv().to(like))
+    free_heads(new, found.attentions)
     return new
 
 
@@ -50,7 +52,8 @@ def narrowed(model: nn.Module, found: FoundGroups, keep: Keep) -> nn.Module:
             tensor.data = tensor.data.index_select(dim, mask.nonzero().flatten())
     for group, units in keep.items():
         for setting in group.settings:
-            setattr(get_module(new, setting.module), setting.attribute, setting.per_unit * len(units))
+            holder, lost = get_module(new, setting.module), setting.per_unit * (group.size - len(units))
+            setattr(holder, setting.attribute, getattr(holder, setting.attribute) - lost)
     for module in new.modules():
         _sync(module)
     return new

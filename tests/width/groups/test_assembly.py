@@ -18,7 +18,7 @@ from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.groups import Group, Setting, Site, Slice
 from prunerecover.width.groups.assembly import named_apart
 from prunerecover.width.groups.discovery import find_groups
-from prunerecover.width.groups.padded_shortcuts import PaddedShortcut, find_padded_shortcuts
+from prunerecover.width.rewrites.padded_shortcuts import PaddedShortcut, find_padded_shortcuts
 
 
 def group_named(name: str, family: str, kind: str = "") -> Group:

@@ -1,0 +1,117 @@
+"""Why a model has no groups of some kinds: which operation pins what would be their units."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from torch import Tensor, nn
+
+from prunerecover.model.narrow.attention import sizes_heads
+from prunerecover.model.paths import get_module
+from prunerecover.plan.groups import Group
+from prunerecover.width.groups.counted import CountedGroup
+from prunerecover.width.tracing.dimension_ids import RIGID
+from prunerecover.width.tracing.trace import Pin, Trace
+from prunerecover.width.tracing.tracer import OUTPUT
+
+NAMED = 3  # reasons, and modules by each
+KINDS = {"conv": "channel", "linear": "neuron"}
+
+
+def nothing_found(
+    model: nn.Module,
+    kinds: Sequence[str],
+    found: Sequence[Group],
+    why: Sequence[str],
+    counted: Sequence[CountedGroup],
+) -> str:
+    """Return the message of an error: there is no group of some kinds.
+
+    Args:
+        model: That was watched.
+        kinds: That were asked for.
+        found: Groups of other kinds.
+        why: What keeps units of these kinds; see `reasons`.
+        counted: Groups of these kinds that stay because their units are counted.
+    """
+    counts = ", ".join(f"{n} of kind {kind}" for kind, n in Counter(group.kind for group in found).items())
+    message = (
+        f"Expected {type(model).__name__} to have groups of kind {', '.join(kinds)}, but it has "
+        f"{counts or 'none: no product with weights makes units that only other products read'}."
+    )
+    if why:
+        message += f" What keeps them: {'; '.join(why)}."
+    if counted:
+        message += counting(counted)
+    if "expert" not in kinds and any(group.kind == "expert" for group in found):
+        message += " Weights of routed experts are fused, so whole experts can go, but none of their neurons: pass "
+        message += 'kinds="expert".'
+    return message
+
+
+def counting(counted: Sequence[CountedGroup]) -> str:
+    """Say which operations count units."""
+    return f" Operations that count units: {', '.join(sorted({one.operation for one in counted}))}."
+
+
+def reasons(model: nn.Module, trace: Trace, kinds: Sequence[str], failed: Mapping[Group, str]) -> tuple[str, ...]:
+    """Say what keeps units of some kinds, a few reasons at most, with the modules that would make them.
+
+    Args:
+        model: What was traced.
+        trace: Of the model.
+        kinds: That were asked for.
+        failed: Groups that cannot be narrowed, and why their code fails then.
+    """
+    kept: dict[str, list[str]] = defaultdict(list)
+    for group, error in failed.items():
+        if group.kind in kinds:
+            kept[f"code that fails with fewer of them ({error})"].append(group.name)
+    for attention in trace.attentions if "head" in kinds else ():
+        if sizes_heads(get_module(model, attention.path)):
+            kept["a size of heads that nn.MultiheadAttention computes from their number"].append(attention.path)
+    for name, pin in _pinned(trace, kinds):
+        kept[f"{pin.operation} (`{pin.line}`)" if pin.line else _named(pin)].append(name)
+    inside = {why: names for why, names in kept.items() if why != OUTPUT} or kept
+    most = sorted(inside.items(), key=lambda one: -len(one[1]))[:NAMED]
+    return tuple(f"{_listed(list(dict.fromkeys(names)))} by {why}" for why, names in most)
+
+
+def _pinned(trace: Trace, kinds: Sequence[str]) -> Iterator[tuple[str, Pin]]:
+    """Yield what would make units of some kinds, and what pins it first; residual streams are none of these kinds."""
+    tied, units = trace.ids.components(pinned=False), trace.ids.components()
+    streams = tied[trace.ids.marked("stream") | trace.ids.marked("normalised")]
+    pins = [(pin, np.unique(tied[pin.ids.numpy()])) for pin in trace.pins]
+    for path, ids in _would_make(trace, kinds):
+        own = ids.numpy()
+        stays = len(own) > 1 and ((units[own] == 0).any() or (units[own] == units[own[0]]).all())
+        if stays and not np.isin(tied[own], streams).any():
+            found = (pin for pin, pinned in pins if np.isin(tied[own[own != RIGID]], pinned).any())
+            if (pin := next(found, None)) is not None:
+                yield path, pin
+
+
+def _would_make(trace: Trace, kinds: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the modules that would make units of some kinds, and the ids of these."""
+    for product in trace.products:
+        if KINDS.get(product.op) in kinds:
+            yield product.path, product.made
+    for attention in trace.attentions if "head" in kinds else ():
+        if len(attention.ids):
+            yield attention.path, attention.ids
+        for product in () if len(attention.ids) else trace.products:  # nothing is left of what projections make
+            if product.path.startswith(f"{attention.path}."):
+                yield attention.path, product.made
+
+
+def _named(pin: Pin) -> str:
+    if pin.operation == OUTPUT:
+        return OUTPUT
+    return f"{pin.operation} in '{pin.path}'" if pin.path else f"{pin.operation} in the model itself"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(f"'{name}'" if name else "the model itself" for name in names[:NAMED]) + more

@@ -1,0 +1,1 @@
+"""Modules that are rewritten before their units can go: padded shortcuts, and attentions whose code fixes sizes."""

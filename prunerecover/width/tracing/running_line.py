@@ -1,0 +1,27 @@
+"""The line of a model's code that is running, for messages: who wrote `torch.fft.fft2(x)` knows no `_fft_c2c`."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from types import FrameType
+
+LONGEST = 80  # characters
+
+
+def running_line() -> str:
+    """Return the innermost running line of the model that is being watched; "" if that is a library's, or not there."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _package(frame) == "prunerecover":  # what watches the operation
+        frame = frame.f_back
+    while frame is not None and _package(frame) == "torch":
+        frame = frame.f_back
+    if frame is None or _package(frame) == "prunerecover":  # what called the model
+        return ""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+
+
+def _package(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]

@@ -1,0 +1,117 @@
+"""What must hold of every network once 30% of the units of all its groups are gone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from cases.width.groups import assert_equal, outputs
+from cases.width.oracle import masked, thirty_percent
+from torch import Tensor, nn
+
+from prunerecover import find_groups, load_pruned, save_pruned
+from prunerecover.model.batches import as_inputs, call
+from prunerecover.model.evaluation import uncompiled
+from prunerecover.plan.plan import Plan
+from prunerecover.surgery.apply_edits import Applied, apply_edits, undo
+from prunerecover.surgery.provenance import plan_for
+from prunerecover.width.groups.discovery import FoundGroups
+from prunerecover.width.narrow_edits import narrow_edits
+
+
+@dataclass(frozen=True, eq=False)
+class RoundTrip:
+    """A network, its inputs, and a plan that takes 30% of the units of each group.
+
+    Args:
+        build: Makes the network, always the same.
+        inputs: One batch.
+        kinds: Of the groups.
+    """
+
+    build: Callable[[], nn.Module]
+    inputs: Any
+    kinds: tuple[str, ...] = ("channel", "head", "neuron")
+
+    @cached_property
+    def found(self) -> FoundGroups:
+        return find_groups(self.build(), self.inputs, self.kinds)
+
+    @cached_property
+    def plan(self) -> Plan:
+        keep = thirty_percent(self.found)
+        gone = {g.name: torch.tensor([u for u in range(g.size) if u not in k]) for g, k in keep.items()}
+        edits = (*self.found.edits, *narrow_edits(self.found.groups, gone))
+        return plan_for(self.build(), edits, method="test")
+
+    def pruned(self) -> nn.Module:
+        return self.applied()[0]
+
+    def applied(self) -> tuple[nn.Module, Applied]:
+        model = self.build()
+        return model, apply_edits(model, self.plan.edits)
+
+    @torch.no_grad()
+    def given(self, model: nn.Module) -> list[Tensor]:
+        with uncompiled():  # fused encoder layers put zeros where tokens are padding
+            return outputs(model.eval(), self.inputs)
+
+    def assert_masked_equals_narrowed(self, tolerance: float = 1e-5) -> None:
+        """What makes a unit at zero in the dense network computes what the network without it does."""
+        dense = self.build()
+        zeroed = masked(dense, self.found, thirty_percent(self.found))
+        assert_equal(self.given(self.pruned()), self.given(zeroed), tolerance)
+        changes = [(a - b).abs().max() for a, b in zip(self.given(zeroed), self.given(dense), strict=True)]
+        assert max(changes) > 1e-3
+
+    def assert_undone(self) -> None:
+        """Afterwards the network is bit by bit what it was."""
+        model, applied = self.applied()
+        undo(model, applied.journal)
+        dense = self.build()
+        assert [str(module) for module in model.modules()] == [str(module) for module in dense.modules()]
+        assert all(torch.equal(a, b) for a, b in zip(self.given(model), self.given(dense), strict=True))
+
+    def assert_trains(self) -> None:
+        """A step of an optimizer changes every parameter, and the network copies as any other does."""
+        model = self.pruned().train()
+        before = copy.deepcopy(model)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        results = outputs(model, self.inputs)
+        sum(t.square().sum() for t in results if t.is_floating_point()).backward()
+        optimizer.step()
+        still = [n for (n, a), b in zip(model.named_parameters(), before.parameters(), strict=True) if a.equal(b)]
+        assert not [name for name in still if not name.endswith("bias")]  # a norm behind may take a bias away
+
+    def assert_saved(self, folder: Path) -> None:
+        """The saved network opens as the same one."""
+        model = self.pruned()
+        again = load_pruned(save_pruned(model, self.plan, folder / "pruned"), self.build())
+        assert all(torch.equal(a, b) for a, b in zip(self.given(again), self.given(model), strict=True))
+
+    def assert_exported(self) -> None:
+        """`torch.export` takes the network, and what it makes computes the same."""
+        model, given = self.pruned().eval(), as_inputs(self.inputs)
+        program = torch.export.export(model, given.args, dict(given.kwargs)).module()
+        with torch.no_grad():
+            assert_equal(outputs(program, self.inputs), self.given(model), 1e-5)
+
+    def assert_in_onnx(self, folder: Path) -> None:
+        """Onnxruntime computes the same."""
+        import onnxruntime
+
+        model, path = self.pruned().eval(), str(folder / "model.onnx")
+        given = as_inputs(self.inputs)
+        torch.onnx.export(model, given.args, path, dynamo=True, external_data=False, verbose=False)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        feeds = dict(zip((i.name for i in session.get_inputs()), (a.numpy() for a in given.args), strict=True))
+        found = [torch.from_numpy(one) for one in session.run(None, feeds)]
+        assert_equal(found, self.given(model), 1e-3)
+
+    def run(self, model: nn.Module) -> Any:
+        return call(model, as_inputs(self.inputs))

@@ -1,0 +1,209 @@
+"""Heads of PyTorch's own attention, which becomes a `NarrowAttention` so that some can go."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.engine import unchanged
+from cases.layers.attentions import (
+    IMAGES,
+    PADDING,
+    TOKENS,
+    Across,
+    across,
+    both,
+    decoder,
+    encoder,
+    padded,
+    seeded,
+    targets,
+    vision_transformer,
+)
+from cases.width.round_trip import RoundTrip
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from prunerecover import Budget, NarrowAttention, Plan, apply_plan, find_groups, load_pruned, plan_depth, plan_width
+from prunerecover.callbacks import WidthPrune
+from prunerecover.plan.edits import FreeHeads
+from prunerecover.surgery.apply_edits import apply_edits
+
+HEADS = ("head",)
+LABELS = torch.arange(16) % 3
+BATCHES = [(torch.randn(16, 3, 16, 16, generator=torch.Generator().manual_seed(2)), LABELS)] * 2
+
+NETWORKS = {
+    "ViT of torchvision": RoundTrip(vision_transformer, IMAGES, HEADS),
+    "encoder": RoundTrip(encoder, TOKENS, HEADS),
+    "encoder, padded": RoundTrip(encoder, padded(), HEADS),
+    "encoder, length first": RoundTrip(lambda: encoder(False, norm_first=True), TOKENS.transpose(0, 1), HEADS),
+    "decoder": RoundTrip(decoder, targets(), HEADS),
+    "across": RoundTrip(across, both(), HEADS),
+}
+each = pytest.mark.parametrize("name", NETWORKS)
+
+
+def test_each_attention_is_a_group_of_heads() -> None:
+    assert [[g.size for g in NETWORKS[name].found.groups] for name in NETWORKS] == [[4] * n for n in (2, 2, 2, 2, 4, 1)]
+
+
+@each
+def test_narrowed_equals_masked(name: str) -> None:
+    NETWORKS[name].assert_masked_equals_narrowed()
+
+
+@each
+def test_undone(name: str) -> None:
+    NETWORKS[name].assert_undone()
+
+
+@each
+def test_pruned_network_trains(name: str) -> None:
+    NETWORKS[name].assert_trains()
+
+
+@each
+def test_saved_and_opened(name: str, tmp_path: Path) -> None:
+    NETWORKS[name].assert_saved(tmp_path)
+
+
+@each
+def test_exported(name: str) -> None:
+    NETWORKS[name].assert_exported()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ViT of torchvision", "encoder"])
+def test_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
+    NETWORKS[name].assert_in_onnx(tmp_path)
+
+
+def test_finding_and_planning_leave_the_attention_as_it_is() -> None:
+    model = vision_transformer()
+    with unchanged(model):
+        find_groups(model, IMAGES)
+        plan_width(model, Budget(macs=0.2), batches=BATCHES)
+    assert {type(m) for m in model.modules() if isinstance(m, nn.MultiheadAttention)} == {nn.MultiheadAttention}
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_kernel_for_whole_layers_is_not_used(gradients: bool) -> None:
+    """It knows no size of heads; PyTorch takes it in evaluation without gradients, and nests padded tokens for it."""
+    pruned = NETWORKS["encoder, padded"].pruned()
+    with torch.set_grad_enabled(gradients):
+        found = pruned(TOKENS, src_key_padding_mask=PADDING)
+    reference = NETWORKS["encoder, padded"].pruned().train()
+    for module in reference.modules():
+        if isinstance(module, nn.Dropout | nn.MultiheadAttention):
+            module.eval()
+    for layer in reference.layers:
+        layer.dropout1.p = layer.dropout2.p = layer.dropout.p = 0.0
+    torch.testing.assert_close(found, reference(TOKENS, src_key_padding_mask=PADDING), atol=1e-5, rtol=1e-5)
+
+
+def test_plan_scores_heads_and_lets_projections_take_over() -> None:
+    model = vision_transformer()
+    layer = "encoder.layers.encoder_layer_0.self_attention"
+    model.get_parameter(f"{layer}.out_proj.weight").data[:, 4:8] *= 1e-3  # hardly read
+    plan = plan_width(model, Budget(remove={"head": 1}), batches=BATCHES)
+    assert plan.removed == {"head": (f"{layer}[1]",)}
+    assert [edit.op for edit in plan.edits] == ["free_heads", "narrow"]
+    assert plan.needed_tensors == (f"e1.{layer}.out_proj.weight",)
+
+
+@pytest.mark.parametrize("signal", ["u_score", "r_score", "fisher", "magnitude", "random"])
+def test_heads_are_scored_by_every_signal(signal: str) -> None:
+    plan = plan_width(vision_transformer(), Budget(remove={"head": 2}), batches=BATCHES, protection=signal)
+    assert len(plan.removed["head"]) == 2
+
+
+def test_plan_counts_what_is_left() -> None:
+    model = vision_transformer()
+    plan = plan_width(model, Budget(macs=0.3), batches=BATCHES)
+    apply_plan(model, plan)
+    assert sum(p.numel() for p in model.parameters()) == plan.result.params
+
+
+def test_plan_is_read_from_its_file(tmp_path: Path) -> None:
+    plan = NETWORKS["encoder"].plan
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_heads_go_in_two_rounds() -> None:
+    model = vision_transformer()
+    plan = plan_width(model, Budget(params=0.3), batches=BATCHES, rounds=2)
+    apply_plan(model, plan)
+    assert model(IMAGES).shape == (2, 3)
+
+
+def test_rewriting_twice_is_refused() -> None:
+    model = vision_transformer()
+    edit = FreeHeads(unit="encoder.layers.encoder_layer_0.self_attention")
+    apply_edits(model, [edit])
+    with pytest.raises(ValueError, match="to be an nn.MultiheadAttention, but it is a NarrowAttention. Was the plan"):
+        apply_edits(model, [edit])
+
+
+def test_subclasses_keep_their_heads() -> None:
+    class Own(nn.MultiheadAttention):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    model = seeded(Across())
+    model.attention = Own(16, 4, batch_first=True, kdim=12, vdim=12).eval()
+    with pytest.raises(ValueError, match="What keeps them: 'attention' by a size of heads that"):
+        find_groups(model, both(), HEADS)
+
+
+def test_heads_whose_mean_weights_are_put_out_stay() -> None:
+    class Seen(Across):
+        def forward(self, tokens: Tensor, others: Tensor) -> Any:
+            return self.attention(tokens, others, others)
+
+    with pytest.raises(ValueError, match="Operations that count units: mean in 'attention'"):
+        find_groups(seeded(Seen()), both(), HEADS)
+
+
+def test_depth_of_pytorchs_encoders_is_as_before() -> None:
+    model = vision_transformer()
+    plan = plan_depth(model, remove={"attention": 1}, batches=BATCHES)
+    assert all(edit.op != "free_heads" for edit in plan.edits)
+
+
+def test_pruned_network_is_pickled() -> None:
+    pruned = NETWORKS["encoder"].pruned()
+    again = pickle.loads(pickle.dumps(pruned))
+    assert torch.equal(again(TOKENS), pruned(TOKENS))
+
+
+class Classifier(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = vision_transformer()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), 1e-3)
+
+
+def test_vision_transformer_is_pruned_in_a_fit(tmp_path: Path) -> None:
+    module = Classifier()
+    data = DataLoader(TensorDataset(*BATCHES[0]), batch_size=8)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = pl.Trainer(max_epochs=2, callbacks=[WidthPrune(Budget(macs=0.4))], default_root_dir=tmp_path, **quiet)
+    trainer.fit(module, data)
+    attentions = [m for m in module.net.modules() if isinstance(m, NarrowAttention)]
+    assert attentions
+    assert all(m.in_proj_weight.shape[0] == 3 * 4 * m.num_heads for m in attentions)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    again = load_pruned(tmp_path / "last.ckpt", vision_transformer())
+    assert torch.equal(again.eval()(IMAGES), module.net.eval()(IMAGES))

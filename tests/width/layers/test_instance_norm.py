@@ -1,0 +1,159 @@
+"""Width of networks with InstanceNorm, whose channels go with the convolution before it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.layers.image_to_image import VolumeUNet, generator
+from cases.width.round_trip import RoundTrip
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from prunerecover import Budget, plan_width
+from prunerecover.callbacks import WidthPrune
+from prunerecover.cost.macs import count_macs
+
+IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+VOLUMES = torch.randn(2, 1, 8, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def seeded(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a network whose vectors are not the zeros and ones that they begin as."""
+    torch.manual_seed(0)
+    network = build()
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.is_floating_point() and tensor.ndim < 2:
+            tensor.data.add_(torch.rand_like(tensor))
+    return network.eval()
+
+
+def with_statistics() -> nn.Module:
+    return generator(norm=partial(nn.InstanceNorm2d, affine=True, track_running_stats=True))
+
+
+def sequence() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv1d(3, 8, 3), nn.InstanceNorm1d(8, affine=True), nn.ReLU(), nn.Conv1d(8, 4, 3), nn.Flatten()
+    )
+
+
+NETWORKS = {
+    "nnU-Net": RoundTrip(partial(seeded, VolumeUNet), VOLUMES),
+    "CycleGAN": RoundTrip(partial(seeded, generator), IMAGES),
+    "running statistics": RoundTrip(partial(seeded, with_statistics), IMAGES),
+    "sequence": RoundTrip(partial(seeded, sequence), IMAGES[..., 0]),
+}
+each = pytest.mark.parametrize("name", NETWORKS)
+
+
+def test_every_convolution_but_the_last_ones_loses_channels() -> None:
+    assert [len(NETWORKS[name].found.groups) for name in NETWORKS] == [7, 4, 4, 1]
+
+
+@each
+def test_narrowed_equals_masked(name: str) -> None:
+    NETWORKS[name].assert_masked_equals_narrowed()
+
+
+@each
+def test_pruned_network_calls_its_norms_without_a_warning(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NETWORKS[name].run(NETWORKS[name].pruned())
+
+
+def test_norm_without_weights_follows() -> None:
+    pruned = NETWORKS["CycleGAN"].pruned()
+    norms = [module for module in pruned.modules() if isinstance(module, nn.InstanceNorm2d)]
+    assert [norm.num_features for norm in norms] == [3, 6, 6, 6, 3]
+
+
+@each
+def test_undone(name: str) -> None:
+    NETWORKS[name].assert_undone()
+
+
+@each
+def test_pruned_network_trains(name: str) -> None:
+    NETWORKS[name].assert_trains()
+
+
+@each
+def test_saved_and_opened(name: str, tmp_path: Path) -> None:
+    NETWORKS[name].assert_saved(tmp_path)
+
+
+@each
+def test_exported(name: str) -> None:
+    NETWORKS[name].assert_exported()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nnU-Net", "CycleGAN"])
+def test_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
+    NETWORKS[name].assert_in_onnx(tmp_path)
+
+
+def test_units_are_scored_behind_a_norm_without_weights() -> None:
+    """In front of it the norm takes their scale away, and so what a gradient along them says."""
+    sites = [site.module for group in NETWORKS["CycleGAN"].found.groups for site in group.sites]
+    assert sites == ["2", "5", "7.body.6", "7.body.2", "9"]
+
+
+def test_channel_that_the_next_layer_hardly_reads_goes_first() -> None:
+    network = seeded(generator)
+    network[4].weight.data[:, 2] *= 1e-3  # what reads the first convolution
+    plan = plan_width(network, Budget(remove={"channel": 1}), batches=[IMAGES], loss=squares, replace="zero")
+    assert plan.removed == {"channel": ("1[2]",)}
+
+
+def squares(network: nn.Module, batch: Tensor) -> Tensor:
+    return network(batch).square().mean()
+
+
+def test_two_norms_of_groups_over_a_concatenation_follow() -> None:
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.norm, self.last = (
+                nn.Conv2d(3, 8, 1),
+                nn.Conv2d(3, 8, 1),
+                nn.GroupNorm(4, 16),
+                nn.Conv2d(16, 4, 1),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.norm(torch.cat([self.a(x), self.b(x)], 1)).relu())
+
+    trip = RoundTrip(partial(seeded, Joined), IMAGES)
+    trip.assert_masked_equals_narrowed()
+    assert trip.pruned().norm.num_groups == 2
+
+
+class Translation(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = seeded(generator)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return (self.net(batch) - batch).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), 1e-3)
+
+
+def test_generator_is_pruned_in_a_fit(tmp_path: Path) -> None:
+    module = Translation()
+    dense = count_macs(module.net, IMAGES)
+    data = DataLoader(IMAGES.repeat(8, 1, 1, 1), batch_size=4)  # type: ignore[arg-type]
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    pl.Trainer(max_epochs=2, callbacks=[WidthPrune(Budget(macs=0.3))], default_root_dir=tmp_path, **quiet).fit(
+        module, data
+    )
+    assert count_macs(module.net, IMAGES) < 0.75 * dense
