@@ -23,6 +23,7 @@ from prunerecover.checkpoint.lightning_module import load_class, load_instance
 from prunerecover.checkpoint.replay import dense_of, end_of, prune_and_fill
 from prunerecover.checkpoint.weights_file import Weights, read_weights, save_weights
 from prunerecover.families.constructors import constructor_of
+from prunerecover.families.transformers_layers import is_transformers_model
 from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
 from prunerecover.model.hashing import tensors_hash
@@ -87,9 +88,9 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
     Args:
         path: A folder of `save_pruned`, or a checkpoint that a Trainer with one of our callbacks saved: a file, or the
             folder of a distributed checkpoint (FSDPStrategy, ModelParallelStrategy).
-        model: None: the dense model is rebuilt from the plan (timm, transformers); a warning says if the checkpoint
-            holds weights beside that network, such as a decoder's. A dense network: it is pruned in
-            place and gets the weights, on its device. A LightningModule class, for checkpoints: it is built as
+        model: None: the dense model is rebuilt from the plan (timm, transformers, torchvision, ultralytics); a warning
+            says if the checkpoint holds weights beside that network, such as a decoder's. A dense network: it is pruned
+            in place and gets the weights, on its device. A LightningModule class, for checkpoints: it is built as
             `load_from_checkpoint` builds it, from the file's hyperparameters, and pruned just before its weights load.
             A LightningModule, for checkpoints: built as before the fit, where its class takes arguments that are no
             plain data (a network, an optimizer's class); it is pruned in place.
@@ -198,8 +199,7 @@ def _check_free(path: Path) -> None:
 
 def _save_config(model: Any, folder: Path) -> None:
     """Make the folder one that `from_pretrained` opens, if the model is still a standard one of transformers."""
-    constructor = constructor_of(model)
-    if constructor is None or "transformers" not in constructor:
+    if not is_transformers_model(model) or constructor_of(model) is None:
         return
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]

@@ -7,12 +7,14 @@ from pathlib import Path
 from torch import nn
 
 from prunerecover.checkpoint.weights_file import Weights, check_fit, fill
-from prunerecover.families.constructors import build
+from prunerecover.families.constructors import build, library_of
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.settings import data_hash, differing_settings, settings_of
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters, has_adapters, inject_adapters, merge_adapters
 from prunerecover.surgery.apply_edits import apply_and_check, check_source, undo
+
+YOLO = "ultralytics.nn."
 
 
 def end_of(plan: Plan) -> str:
@@ -30,7 +32,8 @@ def dense_of(plan: Plan, path: Path) -> nn.Module:
     if source.constructor is None:
         raise ValueError(
             f"Expected a plan that says how to build its dense model, but that of {path} does not "
-            f"({source.class_ or 'unknown class'}). Build the dense model and pass it: load_pruned(path, model)."
+            f"({source.class_ or 'unknown class'}). Build the dense model and pass it: load_pruned(path, model). "
+            f"In one line: {_line(source.class_, path)}"
         )
     if source.constructed not in (None, data_hash(source.constructor)):
         raise ValueError(
@@ -41,9 +44,16 @@ def dense_of(plan: Plan, path: Path) -> nn.Module:
     if tensors_hash(model) != source.tensors:
         raise ValueError(
             f"Expected the {source.class_} that the plan of {path} starts from, but the installed version builds "
-            "another. Install the timm or transformers that it was made with, or pass the dense model."
+            f"another. Install the {library_of(source.constructor)} that it was made with, or pass the dense model."
         )
     return model
+
+
+def _line(name: str, path: Path) -> str:
+    """Return the call that opens a file whose dense model only its owner can build."""
+    cls = name.rpartition(".")[2] or "YourNetwork"
+    dense = "YOLO('the weights or the YAML that it was made from').model" if name.startswith(YOLO) else f"{cls}(...)"
+    return f"model = load_pruned({str(path)!r}, {dense})"
 
 
 def prune_and_fill(

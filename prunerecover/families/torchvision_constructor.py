@@ -1,0 +1,151 @@
+"""Constructors of torchvision models: the name that `torchvision.models.get_model` takes, and a few arguments.
+
+torchvision's models do not know their name. Every builder says which class it returns, so the few names of the model's
+own class are built without memory, and those with the same tensors are candidates. The number of classes is read off
+the tensors that depend on it, in heads of any kind. Detectors with pretrained weights have frozen norms in their
+backbone, which their builders make only where weights are fetched: they are put in afterwards.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, get_args, get_type_hints
+
+from torch import nn
+
+from prunerecover.families.empty_models import on_meta_if_possible
+from prunerecover.families.timm_constructor import check_arguments
+
+ARGUMENTS = frozenset(
+    {"num_classes", "num_keypoints", "aux_loss", "aux_logits", "init_weights", "transform_input", "image_size"}
+    | {"min_size", "max_size"}
+    | {f"rpn_{which}_nms_top_n_{when}" for which in ("pre", "post") for when in ("train", "test")}
+)
+NO_WEIGHTS = ("weights", "weights_backbone")
+PROBED = 2  # a number of classes, to see which tensors depend on it
+
+Arguments = dict[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def torchvision_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
+    """Return the call that builds a torchvision model, without weights.
+
+    Raises:
+        ValueError: If it is not the name of one, or an argument does more than shape it.
+    """
+    import torchvision
+
+    name, kwargs = constructor["torchvision"], dict(constructor.get("kwargs") or {})
+    if not isinstance(name, str) or name not in torchvision.models.list_models():
+        raise ValueError(
+            f"Expected the name of a model of torchvision {torchvision.__version__}, but got {name!r}. Is torchvision "
+            "too old, or was the module that registers it not imported yet?"
+        )
+    check_arguments(name, kwargs, ARGUMENTS)
+    return lambda: _built(name, kwargs, constructor.get("frozen_norms"))
+
+
+def torchvision_candidates(model: Any) -> Iterator[dict[str, Any]]:
+    """Yield the names of the model's class whose tensors are the model's but for the number of classes."""
+    if not type(model).__module__.startswith("torchvision."):
+        return
+    eps, own = _frozen_eps(model), _shapes(model)
+    norms = {} if eps is None else {"frozen_norms": eps}
+    for sizes in ({}, _image_sizes(model)):
+        for name in _names_of(type(model)):
+            kwargs = _arguments(model, name)
+            classes = _classes(own, _probe(name, tuple(kwargs.items()), eps))
+            if classes is not None:
+                yield {"torchvision": name, "kwargs": {**kwargs, **classes, **sizes}, **norms}
+
+
+def _built(name: str, kwargs: Mapping[str, Any], eps: float | None) -> nn.Module:
+    """Build a model without weights of its own or of a backbone; with an `eps`, its backbone has frozen norms."""
+    from torchvision.models import get_model
+    from torchvision.ops import FrozenBatchNorm2d
+
+    model: Any = get_model(name, **{key: None for key in NO_WEIGHTS if key in _parameters(name)}, **kwargs)
+    norms = [] if eps is None else [p for p, m in model.backbone.named_modules() if type(m) is nn.BatchNorm2d]
+    for path in norms:
+        new = FrozenBatchNorm2d(model.backbone.get_submodule(path).num_features, eps)
+        model.backbone.set_submodule(path, new)
+    return model  # type: ignore[no-any-return]
+
+
+def _frozen_eps(model: nn.Module) -> float | None:
+    from torchvision.ops import FrozenBatchNorm2d
+
+    return next((module.eps for module in model.modules() if isinstance(module, FrozenBatchNorm2d)), None)
+
+
+def _names_of(cls: type) -> tuple[str, ...]:
+    """Names in the registry whose builders say that they return this class."""
+    from torchvision.models import list_models
+
+    return tuple(name for name in list_models() if cls in _returned(name))
+
+
+@lru_cache(maxsize=512)
+def _returned(name: str) -> tuple[Any, ...]:
+    from torchvision.models import get_model_builder
+
+    try:
+        hint = get_type_hints(get_model_builder(name)).get("return")
+    except Exception:  # a builder that a user has registered may have any annotations
+        return ()
+    return (hint, *get_args(hint))
+
+
+def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    from torchvision.models import get_model_builder
+
+    return inspect.signature(get_model_builder(name)).parameters
+
+
+def _arguments(model: Any, name: str) -> Arguments:
+    """Read off the model what its builder takes beside the number of classes and the sizes of images of a detector."""
+    found: Arguments = {}
+    if "aux_loss" in _parameters(name) and getattr(model, "aux_classifier", None) is not None:
+        found["aux_loss"] = True
+    if isinstance(getattr(model, "aux_logits", None), bool):
+        found |= {"aux_logits": model.aux_logits, "init_weights": False, "transform_input": model.transform_input}
+    if isinstance(getattr(model, "image_size", None), int):
+        found["image_size"] = model.image_size
+    if "num_keypoints" in _parameters(name):
+        found["num_keypoints"] = model.roi_heads.keypoint_predictor.kps_score_lowres.out_channels
+    for when, stage in {"train": "training", "test": "testing"}.items() if hasattr(model, "rpn") else ():
+        found[f"rpn_pre_nms_top_n_{when}"] = model.rpn._pre_nms_top_n[stage]
+        found[f"rpn_post_nms_top_n_{when}"] = model.rpn._post_nms_top_n[stage]
+    return found
+
+
+def _image_sizes(model: Any) -> Arguments:
+    sizes = vars(getattr(model, "transform", model)).get("min_size", ())
+    return {"min_size": sizes[0], "max_size": model.transform.max_size} if len(sizes) == 1 else {}
+
+
+def _classes(own: Shapes, probe: Shapes | None) -> Arguments | None:
+    """Return the one number of classes with which a builder may give these shapes; None if there is none."""
+    if probe is None:  # it takes no number of classes
+        return {}
+    if probe.keys() != own.keys():
+        return None
+    pairs = [(own[key], probe[key]) for key in probe if own[key] != probe[key]]
+    found = {shape[0] * PROBED // probed[0] if shape and probed else 0 for shape, probed in pairs} or {PROBED}
+    return {"num_classes": found.pop()} if len(found) == 1 else None
+
+
+@lru_cache(maxsize=512)
+def _probe(name: str, kwargs: tuple[tuple[str, Any], ...], eps: float | None) -> Shapes | None:
+    """Shapes of a model of `PROBED` classes; None if its builder takes no number of classes."""
+    try:
+        return _shapes(on_meta_if_possible(lambda: _built(name, {**dict(kwargs), "num_classes": PROBED}, eps)))
+    except TypeError:
+        return None
+
+
+def _shapes(model: nn.Module) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
