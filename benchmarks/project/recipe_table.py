@@ -38,6 +38,7 @@ TASKS = {
     "DigitsClassifier": "Without a download",
     "ImageClassifier": "Images",
     "ImageSegmenter": "Segmentation",
+    "ObjectDetector": "Detection",
     "CausalLM": "Language",
 }
 

@@ -25,6 +25,7 @@ from prunerecover.recipes.cli.callback_options import with_callback_options
 from prunerecover.recipes.cli.errors import in_one_line
 from prunerecover.recipes.cli.trainer_commands import CALLBACK_HELP, TRAINER_COMMANDS
 from prunerecover.recipes.data.choice_data import ChoiceData
+from prunerecover.recipes.data.coco_data import CocoData
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.data.image_data import ImageData
 from prunerecover.recipes.data.instruction_data import InstructionData
@@ -41,6 +42,7 @@ from prunerecover.recipes.plan_methods.width import FairPlan, PerCostPlan
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
+from prunerecover.recipes.tasks.object_detector import ObjectDetector
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
 
 # Imported so that recipes can name them without their module.
@@ -49,6 +51,8 @@ ADDRESSABLE = (
     ImageData,
     ImageSegmenter,
     SegmentationData,
+    ObjectDetector,
+    CocoData,
     CausalLM,
     TextData,
     ChoiceData,

@@ -51,7 +51,7 @@ def open_hub(path: str, name: str | None = None) -> Any:
     except (ConnectionError, FileNotFoundError) as error:
         raise ValueError(
             f"Expected {path!r} to be a local path or a hub data set that can be reached, but got: {error}. "
-            "Check the spelling and the network, and HF_TOKEN for gated data."
+            "Check the spelling and the network (HF_TOKEN for gated data), or pass the folder of a local copy."
         ) from error
 
 

@@ -55,6 +55,7 @@ ORDER = (
     "prunerecover.callbacks",
     "prunerecover.callbacks.trials",
     "prunerecover.recipes.networks",
+    "prunerecover.recipes.networks.detectors",
     "prunerecover.recipes.data",
     "prunerecover.recipes.tasks",
     "prunerecover.recipes.plan_methods",

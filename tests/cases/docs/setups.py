@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from cases.detection.networks import write_coco
 from cases.models.language import documents, llama_folder, tokenizer_of, write_jsonl
 from cases.models.questions import question_rows, write_rows, write_task
 from cases.models.tiny import tiny_bert, tiny_timm
@@ -47,16 +48,22 @@ def without_lightning() -> dict[str, Any]:
     return {"model": model, "loader": own_loader(), "optimizer": torch.optim.AdamW(model.parameters())}
 
 
+def with_scenes() -> dict[str, Any]:
+    write_coco(Path("coco"))
+    return {}
+
+
 GIVEN: dict[str, Given] = {
     "README.md": {"prunerecover": in_a_trainer, "Without Lightning": without_lightning},
     "docs/index.md": {"prunerecover": in_a_trainer},
+    "docs/detection.md": {"From Python": with_scenes},
 }
 # What the reader does next, or looks at.
 TAIL = {
     "README.md": "trainer.fit(type(your_module)(), your_data)",
     "docs/lightning_module.md": "assert all(map(os.path.exists, ['report/report.md', 'checkpoints/plan.json']))",
 }
-SLOW = {"docs/language_models.md", "docs/methods/pudding.md"}
+SLOW = {"docs/detection.md", "docs/language_models.md", "docs/methods/pudding.md"}
 # Headings whose code needs more than is installed with the tests.
 NEEDS = {"With lm-evaluation-harness": "lm_eval", "Quantise": "torchao"}
 LLAMA = {"HuggingFaceTB/SmolLM2-135M": "llama"}

@@ -139,7 +139,7 @@ def test_every_recipe_opens_with_its_command(name: str) -> None:
     command, *lines = (CONFIGS / f"{name}.yaml").read_text().splitlines()
     about = " ".join(line.removeprefix("# ") for line in itertools.takewhile("#".__ne__, lines))
     assert command == f"# prunerecover fit --config {name}"
-    assert re.match(r"Expected (val|test)_(top1|miou|perplexity|acc_norm): ", about)
+    assert re.match(r"Expected (val|test)_(top1|miou|map|perplexity|acc_norm): ", about)
     assert re.search(r"docs/results|not (measured|repeated) by us|not measured", about)
     assert re.search(r"Hardware: .*(hour|minute)", about, re.IGNORECASE)
 

@@ -1,0 +1,279 @@
+"""Images with boxes: COCO's own layout, or tables in COCO's schema from the hub or parquet files, as a DataModule.
+
+Batches are lists, since images differ in size and objects in number: images `(3, H, W)` in [0, 1] and, for each, a
+mapping of `boxes` `(K, 4)` as x1 y1 x2 y2 in pixels, `labels` `(K,)`, `area` and `iscrowd`. Labels count the categories
+from 0 on in the order of their ids, which COCO numbers with gaps from 1 to 90; `categories` keeps ids and names.
+Does not cover masks and keypoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from prunerecover.recipes.data.coco_layout import is_coco_layout, open_coco_layout
+from prunerecover.recipes.data.image_source import as_images, find_column
+from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableData
+from prunerecover.recipes.networks.model_names import expand
+
+OBJECTS = ("objects", "annotations", "object")
+FIELDS = {
+    "bbox": ("bbox", "boxes", "bboxes"),
+    "category": ("category", "category_id", "label", "labels", "categories"),
+    "area": ("area",),
+    "iscrowd": ("iscrowd", "is_crowd"),
+}
+Scene = tuple[Tensor, dict[str, Tensor]]
+
+
+class Scenes(Dataset[Scene]):
+    """Rows of a `datasets` table as (image, objects).
+
+    Args:
+        rows: Of the table.
+        image: Its column of images.
+        objects: Its column of objects.
+        target_of: Makes boxes and labels of a row's objects.
+        transform: Of both.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        image: str,
+        objects: str,
+        target_of: Callable[[Any], dict[str, Tensor]],
+        transform: Callable[[Any, dict[str, Tensor]], Scene],
+    ) -> None:
+        self.rows, self.image, self.objects = rows, image, objects
+        self.target_of, self.transform = target_of, transform
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Scene:
+        row = self.rows[index]
+        return self.transform(row[self.image].convert("RGB"), self.target_of(row[self.objects]))
+
+    def collate(self, scenes: Sequence[Scene]) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+        """Return images and objects, a list of each."""
+        images, targets = zip(*scenes, strict=True)
+        return list(images), list(targets)
+
+
+class CocoData(TableData):
+    """Train, validation and test scenes.
+
+    Args:
+        path: A folder in COCO's layout (`annotations/instances_<split>.json` beside `<split>/` or `images/<split>/`), a
+            hub id, a parquet file, or a folder of parquet files.
+        name: The hub data set's configuration.
+        image_size: Longest side that images are brought to, in pixels, to save memory; None leaves them as they are, as
+            the network resizes them anyway, and scores are those of COCO's protocol.
+        bbox_format: What a table's boxes are: `xywh` as COCO has them, or `xyxy`. COCO's own layout is always xywh.
+        augment: Flip, crop and colour training scenes at random.
+        train_split: Name of the training split; None guesses.
+        val_split: Name of the validation split; None guesses.
+        test_split: Name of the test split; None guesses, and falls back to the validation split.
+        val_fraction: Share of the training split to set aside for validation (seeded), instead of a split of its own.
+        image_column: Name of the image column; None guesses.
+        objects_column: Name of the column of objects; None guesses.
+        limit_train: Use this many training scenes, drawn with `seed`.
+        limit_val: Use this many validation scenes, drawn with `seed`.
+        limit_test: Use this many test scenes, drawn with `seed`.
+        batch_size: Per device.
+        num_workers: Loader processes.
+        seed: Of the subsets and of `val_fraction`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        image_size: int | None = None,
+        bbox_format: Literal["xywh", "xyxy"] = "xywh",
+        augment: bool = True,
+        train_split: str | None = None,
+        val_split: str | None = None,
+        test_split: str | None = None,
+        val_fraction: float = 0.0,
+        image_column: str | None = None,
+        objects_column: str | None = None,
+        limit_train: int | None = None,
+        limit_val: int | None = None,
+        limit_test: int | None = None,
+        batch_size: int = 8,
+        num_workers: int = 2,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            path,
+            name,
+            splits={"train": train_split, "val": val_split, "test": test_split},
+            limits={"train": limit_train, "val": limit_val, "test": limit_test},
+            val_fraction=val_fraction,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        if bbox_format not in ("xywh", "xyxy"):
+            raise ValueError(f"Expected bbox_format to be 'xywh' or 'xyxy', but got {bbox_format!r}.")
+        self.image_size, self.bbox_format, self.augment = image_size, bbox_format, augment
+        self.image_column, self.objects_column = image_column, objects_column
+        self.categories: dict[int, str] = {}
+        self._opened: Any = None
+
+    def open_splits(self) -> Any:
+        """Return the `datasets.DatasetDict` at `path`, and learn its categories."""
+        if self._opened is None:
+            folder = Path(expand(self.path))
+            if folder.is_dir() and is_coco_layout(folder):
+                self._opened, self.categories = open_coco_layout(folder)
+            else:
+                self._opened = super().open_splits()
+        return self._opened
+
+    def samples(self, rows: Any, role: str) -> Scenes:
+        """Return (image, objects) of each row.
+
+        Raises:
+            ValueError: If there are no rows, no such column, or no boxes and categories in it.
+        """
+        if not len(rows):
+            raise ValueError(f"Expected images in the {role} split of {self.path}, but it is empty. Name another.")
+        image = find_column(rows, self.image_column, IMAGE_COLUMNS, "image")
+        objects = find_column(rows, self.objects_column, OBJECTS, "objects")
+        fields = _fields(rows.features[objects], objects)
+        if not self.categories:
+            self.categories = _categories(self.open_splits(), objects, fields["category"])
+        target_of = Targets(fields, {number: label for label, number in enumerate(self.categories)}, self.bbox_format)
+        transform = SceneTransform(self.image_size, role == "train" and self.augment)
+        return Scenes(as_images(rows, image), image, objects, target_of, transform)
+
+
+class Targets:
+    """Makes boxes and labels of the objects in a row.
+
+    Args:
+        fields: What the table calls bounding boxes, categories, areas and crowds.
+        labels: By the id of the category.
+        bbox_format: Of the boxes.
+    """
+
+    def __init__(self, fields: Mapping[str, str], labels: Mapping[int, int], bbox_format: str) -> None:
+        self.fields, self.labels, self.bbox_format = fields, labels, bbox_format
+
+    def __call__(self, objects: Any) -> dict[str, Tensor]:
+        """Return the tensors of a row.
+
+        Raises:
+            ValueError: If it names a category that the data set does not have.
+        """
+        from torchvision.ops import box_area, box_convert
+
+        listed = {field: _values(objects, name) for field, name in self.fields.items()}
+        unknown = [number for number in listed["category"] if number not in self.labels]
+        if unknown:
+            raise ValueError(
+                f"Expected categories among {_some(self.labels)}, but an object is of {unknown[0]}. Is the split "
+                "annotated as the others are?"
+            )
+        boxes = torch.tensor(listed["bbox"], dtype=torch.float32).reshape(-1, 4)
+        boxes = box_convert(boxes, self.bbox_format, "xyxy")
+        labels = torch.tensor([self.labels[number] for number in listed["category"]], dtype=torch.long)
+        area = torch.tensor(listed["area"], dtype=torch.float32) if "area" in listed else box_area(boxes)
+        crowd = torch.tensor(listed["iscrowd"]) if "iscrowd" in listed else torch.zeros(len(labels))
+        return {"boxes": boxes, "labels": labels, "area": area, "iscrowd": crowd.long()}
+
+
+class SceneTransform:
+    """Makes tensors of images, and moves boxes with them.
+
+    Args:
+        image_size: Longest side; None leaves images as they are.
+        training: Flip, crop and colour at random.
+    """
+
+    def __init__(self, image_size: int | None, training: bool) -> None:
+        import torchvision.transforms.v2 as v2
+
+        random = [
+            v2.RandomPhotometricDistort(p=0.5),
+            v2.RandomApply([v2.RandomIoUCrop()], p=0.5),
+            v2.RandomHorizontalFlip(),
+            v2.SanitizeBoundingBoxes(labels_getter=_per_object),
+        ]
+        resize = [] if image_size is None else [v2.Resize(None, max_size=image_size, antialias=True)]
+        self.steps = v2.Compose([v2.ToImage(), *resize, *(random if training else []), v2.ToDtype(torch.float32, True)])
+
+    def __call__(self, image: Any, target: dict[str, Tensor]) -> Scene:
+        """Return the image `(3, H, W)` in [0, 1] and its objects, areas in the pixels of that image."""
+        from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
+
+        boxes = BoundingBoxes(
+            target["boxes"],
+            format=BoundingBoxFormat.XYXY,
+            canvas_size=(image.height, image.width),
+            clamping_mode=None,
+        )
+        pixels, moved = self.steps(image, {**target, "boxes": boxes})
+        scale = max(pixels.shape[-2:]) / max(image.height, image.width)
+        area = moved["area"] if pixels.shape[-2:] == boxes.canvas_size else moved["area"] * scale**2
+        plain = {name: value.as_subclass(Tensor) for name, value in moved.items()}
+        return pixels.as_subclass(Tensor), {**plain, "area": area}
+
+
+def _per_object(scene: tuple[Any, dict[str, Tensor]]) -> tuple[Tensor, ...]:
+    """Return what goes with a box."""
+    return scene[1]["labels"], scene[1]["area"], scene[1]["iscrowd"]
+
+
+def _fields(feature: Any, column: str) -> dict[str, str]:
+    """Return what a table calls the fields of its objects.
+
+    Raises:
+        ValueError: If they have no boxes or no categories.
+    """
+    inside = _inside(feature)
+    known = list(inside) if isinstance(inside, Mapping) else []
+    found = {field: next((name for name in usual if name in known), None) for field, usual in FIELDS.items()}
+    for field in ("bbox", "category"):
+        if found[field] is None:
+            raise ValueError(
+                f"Expected objects with {' or '.join(FIELDS[field])} in column {column!r}, as COCO has them, but it "
+                f"has {', '.join(known) or feature}. Set objects_column, or rename them."
+            )
+    return {field: name for field, name in found.items() if name is not None}
+
+
+def _inside(feature: Any) -> Any:
+    """Return what a feature is a list of, or itself."""
+    if isinstance(feature, list):
+        return feature[0]
+    inside = getattr(feature, "feature", None)
+    return feature if inside is None else inside
+
+
+def _values(objects: Any, name: str) -> list[Any]:
+    """Return one field of all objects, from a mapping of lists or a list of mappings."""
+    return list(objects[name]) if isinstance(objects, Mapping) else [entry[name] for entry in objects]
+
+
+def _categories(splits: Any, column: str, field: str) -> dict[int, str]:
+    """Return the names of categories by id: of a `ClassLabel`, else the numbers that occur."""
+    first = next(iter(splits.values()))
+    names = getattr(_inside(_inside(first.features[column])[field]), "names", None)
+    if names:
+        return dict(enumerate(names))
+    found = {n for rows in splits.values() for objects in rows[column] for n in _values(objects, field)}
+    return {number: str(number) for number in sorted(found)}
+
+
+def _some(labels: Mapping[int, int]) -> str:
+    known = list(map(str, labels))
+    return ", ".join(known) if len(known) < 8 else f"{', '.join(known[:3])} ... {known[-1]}"

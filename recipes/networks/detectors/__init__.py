@@ -1,0 +1,1 @@
+"""Detectors of torchvision, transformers and ultralytics behind one interface."""

@@ -1,0 +1,131 @@
+"""The interface by which one LightningModule trains, prunes and evaluates detectors of any library.
+
+A detector's own forward resizes, computes, matches and suppresses, returns losses in training and a varying number of
+boxes in evaluation. Here these are separate: `forward` is what is pruned, distilled and exported, from one tensor of
+pixels to raw predictions whose shapes follow the pixels alone; what comes before and after it is `prepare`, `losses`
+and `detections`. Losses are the same function in training and in evaluation, as planning needs it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the name everyone uses)
+
+Target = dict[str, Tensor]  # boxes (K, 4) as x1 y1 x2 y2 in pixels, labels (K,), and what else the data say
+Size = tuple[int, int]  # height, width
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch as the network takes it.
+
+    Attributes:
+        pixels: `(N, 3, H, W)`, normalised.
+        sizes: Of each image within the pixels: what is right of it or below is padding.
+        original: Of each image as it was given.
+        targets: Boxes and labels of each image, in the coordinates of the pixels; None if there are none.
+    """
+
+    pixels: Tensor
+    sizes: tuple[Size, ...]
+    original: tuple[Size, ...]
+    targets: list[Target] | None
+
+
+class Detector(nn.Module, ABC):
+    """A network that detects.
+
+    Attributes:
+        model: Of its library: the same weights, with all that the library can do.
+        classes: How many the head scores, the background included if it is one of them.
+        background: 1 if class 0 is the background, else 0.
+    """
+
+    model: Any
+    classes: int
+    background: int
+
+    @abstractmethod
+    def prepare(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Prepared:
+        """Resize and normalise.
+
+        Args:
+            images: Each `(3, H, W)` in [0, 1], of any size.
+            targets: Boxes in their pixels, and the head's class indices.
+        """
+
+    @abstractmethod
+    def forward(self, pixels: Tensor) -> Mapping[str, Any]:
+        """Return raw predictions of pixels `(N, 3, H, W)`: `logits`, `(N, boxes, classes)`, first where there are."""
+
+    @abstractmethod
+    def losses(self, output: Mapping[str, Any], batch: Prepared) -> dict[str, Tensor]:
+        """Return the parts of the loss, each a mean over the batch, of what `forward` gave for its pixels."""
+
+    @abstractmethod
+    def detections(self, output: Mapping[str, Any], batch: Prepared) -> list[dict[str, Tensor]]:
+        """Return `boxes`, `(K, 4)` in pixels of the original image, `scores` and `labels`, `(K,)`, of each image."""
+
+
+def scale_of(size: Size, original: Size) -> Tensor:
+    """Return the factors `(4,)` by which boxes follow an image's change of size.
+
+    >>> scale_of((10, 30), (20, 20))
+    tensor([1.5000, 0.5000, 1.5000, 0.5000])
+    """
+    y, x = size[0] / original[0], size[1] / original[1]
+    return torch.tensor([x, y, x, y])
+
+
+def fitted(
+    images: Sequence[Tensor], targets: Sequence[Target] | None, size: int, *, keep_shape: bool, fill: float = 0.0
+) -> Prepared:
+    """Bring images of any size to squares, and their boxes with them.
+
+    Args:
+        images: Each `(3, H, W)`.
+        targets: Of each image, or None.
+        size: Of the squares, in pixels.
+        keep_shape: Whether what is missing is filled up on the right or below; otherwise images are stretched.
+        fill: Value of what is filled up.
+    """
+    from torchvision.transforms.v2.functional import resize
+
+    original = tuple((int(image.shape[-2]), int(image.shape[-1])) for image in images)
+    sizes = tuple(_inside(given, size) if keep_shape else (size, size) for given in original)
+    squares = [
+        F.pad(resize(image, list(inside), antialias=True), (0, size - inside[1], 0, size - inside[0]), value=fill)
+        for image, inside in zip(images, sizes, strict=True)
+    ]
+    if targets is None:
+        return Prepared(torch.stack(squares), sizes, original, None)
+    moved = [
+        {**target, "boxes": target["boxes"] * scale_of(inside, given).to(target["boxes"])}
+        for target, inside, given in zip(targets, sizes, original, strict=True)
+    ]
+    return Prepared(torch.stack(squares), sizes, original, moved)
+
+
+def _inside(given: Size, size: int) -> Size:
+    """Return the size of an image whose longer side is as long as a square's.
+
+    >>> _inside((100, 200), 64)
+    (32, 64)
+    """
+    scale = size / max(given)
+    return max(1, round(given[0] * scale)), max(1, round(given[1] * scale))
+
+
+def relative_centres(boxes: Tensor, size: Size) -> Tensor:
+    """Return boxes `(K, 4)` as centre, width and height, as shares of an image's width and height."""
+    from torchvision.ops import box_convert
+
+    height, width = size
+    found: Tensor = box_convert(boxes, "xyxy", "cxcywh") / boxes.new_tensor([width, height, width, height])
+    return found

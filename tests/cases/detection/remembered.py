@@ -1,0 +1,57 @@
+"""A detector that detects what it was told, for tests of how detections are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.recipes.networks.detectors.detector import Detector, Prepared, Target, fitted
+
+
+class Remembered(Detector):
+    """Gives detections in turn.
+
+    Args:
+        found: Of every image, in order.
+        classes: Of the head.
+    """
+
+    background = 0
+
+    def __init__(self, found: Sequence[dict[str, Tensor]], classes: int) -> None:
+        super().__init__()
+        self.model = nn.Linear(1, 1)
+        self.found, self.classes, self.next = list(found), classes, 0
+
+    def prepare(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Prepared:
+        return fitted(images, targets, 8, keep_shape=True)
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.model(pixels.mean((1, 2, 3))[:, None])}
+
+    def losses(self, output: Mapping[str, Any], batch: Prepared) -> dict[str, Tensor]:
+        return {"loss": output["logits"].sum()}
+
+    def detections(self, output: Mapping[str, Any], batch: Prepared) -> list[dict[str, Tensor]]:
+        start, self.next = self.next, self.next + len(batch.sizes)
+        return self.found[start : self.next]
+
+
+def guessed(targets: Sequence[Target], classes: Sequence[int], generator: torch.Generator) -> list[dict[str, Tensor]]:
+    """Detections around the objects of each image: moved a little, some of another class, and some of nothing."""
+    found = []
+    for target in targets:
+        boxes = target["boxes"].repeat(2, 1)
+        boxes = boxes + torch.randn(boxes.shape, generator=generator) * 0.08 * (boxes[:, 2:] - boxes[:, :2]).repeat(
+            1, 2
+        )
+        corner = torch.rand(3, 2, generator=generator) * 60
+        boxes = torch.cat([boxes, torch.cat([corner, corner + 20], 1)])
+        labels = torch.tensor(classes)[torch.randint(len(classes), (len(boxes),), generator=generator)]
+        right = torch.rand(len(target["labels"]) * 2, generator=generator) < 0.8
+        labels[: len(right)][right] = target["labels"].repeat(2)[right]
+        found.append({"boxes": boxes, "labels": labels, "scores": torch.rand(len(boxes), generator=generator)})
+    return found

@@ -1,0 +1,39 @@
+"""The recipes of detection: one runs on real scenes from the command line to its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prunerecover.recipes.cli.main import main
+
+SMALL = {
+    "data.num_workers": 0,
+    "data.batch_size": 4,
+    "data.limit_train": 12,
+    "data.limit_val": 8,
+    "data.val_fraction": 0,
+    "model.pretrained": "false",
+    "trainer.accelerator": "cpu",
+    "trainer.max_epochs": 2,
+    "trainer.logger": "false",
+    "trainer.enable_progress_bar": "false",
+    "trainer.callbacks.WidthPrune.schedule": 1,
+    "trainer.callbacks.WidthPrune.calibration": 8,
+    "trainer.callbacks.PruneReport.pairs": 2,
+    "trainer.callbacks.PruneReport.samples": 2,
+}
+
+
+@pytest.mark.data
+def test_a_recipe_ends_in_a_report(data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["prunerecover"])
+    options = [f"--{name}={value}" for name, value in SMALL.items()]
+    path = f"--data.path={data_root}/data/coco128"
+    assert main(["fit", "--config", "ssdlite_width_coco", path, *options]) == 0
+    report = (tmp_path / "report" / "report.md").read_text()
+    assert "MACs per sample" in report
+    assert "val_map" in report
+    assert (tmp_path / "checkpoints" / "pruned" / "model.safetensors").is_file()
