@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from prunerecover.routing.routed_causal_lm import RoutedCausalLM as RoutedCausalLM
     from prunerecover.routing.routed_folder import load_routed as load_routed
     from prunerecover.routing.routed_folder import save_routed as save_routed
+    from prunerecover.shared_budget.plan_pruning import plan_pruning as plan_pruning
     from prunerecover.surgery.apply_edits import Applied as Applied
     from prunerecover.surgery.merging import merge as merge
     from prunerecover.surgery.optimizer_update import update_optimizer as update_optimizer
@@ -83,6 +84,7 @@ _HOME = {
     "plan_boundary": "prunerecover.boundary.plan_boundary",
     "plan_depth": "prunerecover.depth.plan_depth",
     "plan_omission_sets": "prunerecover.routing.omission_sets",
+    "plan_pruning": "prunerecover.shared_budget.plan_pruning",
     "plan_width": "prunerecover.width.plan_width",
     "recalibrate_batchnorm": "prunerecover.recovery.batchnorm",
     "reconstruct": "prunerecover.recovery.reconstruction",

@@ -41,6 +41,7 @@ ORDER = (
     "prunerecover.depth.layers",
     "prunerecover.depth",
     "prunerecover.boundary",
+    "prunerecover.shared_budget",
     "prunerecover.checkpoint",
     "prunerecover.report",
     "prunerecover.apply",
