@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from prunerecover.callbacks import DepthPrune as DepthPrune
     from prunerecover.callbacks import DistillRecover as DistillRecover
     from prunerecover.callbacks import LoRARecover as LoRARecover
+    from prunerecover.callbacks import Prune as Prune
     from prunerecover.callbacks import PruneReport as PruneReport
     from prunerecover.callbacks import PruneSchedule as PruneSchedule
     from prunerecover.callbacks import RoutedLoRARecover as RoutedLoRARecover
@@ -65,6 +66,7 @@ _HOME = {
     "Measurement": "prunerecover.cost.measurement",
     "Plan": "prunerecover.plan.plan",
     "PlanSet": "prunerecover.routing.plan_set",
+    "Prune": "prunerecover.callbacks",
     "PruneReport": "prunerecover.callbacks",
     "PruneSchedule": "prunerecover.callbacks",
     "Report": "prunerecover.report.report",

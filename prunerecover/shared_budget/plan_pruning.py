@@ -97,10 +97,11 @@ class SplitSearch:
         """Return the plan of the best split.
 
         Raises:
-            ValueError: If no split can be planned.
+            ValueError: If no split can be planned, or labels are missing.
         """
         if not self.wanted:
             return Plan()
+        self.planner.score_width()
         if self.planner.why_no_depth or self.planner.why_no_width:
             self._try(WIDTH if self.planner.why_no_depth else DEPTH)
         else:

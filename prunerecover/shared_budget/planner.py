@@ -8,7 +8,7 @@ does), and is bit for bit as it was afterwards.
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from itertools import chain
@@ -40,6 +40,7 @@ from prunerecover.surgery.apply_edits import edited
 from prunerecover.surgery.merging import merge_edits
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.saved_cost import DenseCost
+from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.narrowed_output import NarrowedOutput
 from prunerecover.width.planner import WidthPlanner
@@ -63,8 +64,10 @@ class SharedBudgetPlanner:
         why_no_width: Why no unit of width can go; empty if some can.
         counted: The cost that parts of a budget are planned in: MACs for a latency, which is measured at the end.
 
+        depth_config: Of planning in depth.
+
     Raises:
-        ValueError: If neither can go, a pattern in `ignore` matches nothing, or labels are missing.
+        ValueError: If neither can go, or a pattern in `ignore` matches nothing.
     """
 
     def __init__(self, model: nn.Module, cost: str, batches: Batches, config: SharedBudgetConfig) -> None:
@@ -78,12 +81,9 @@ class SharedBudgetPlanner:
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             check_call(self.model, self._example, "batches")
         self._kinds = config.width_kinds(self.model, cost)
-        patterns = self._patterns_of_depth()
+        self.depth_config = config.depth(config.depth_kinds(), self._patterns_of_depth())
         self._width, self.why_no_width = _possible(self._width_of_dense)
-        if self._width is not None:
-            with self._merged():
-                self._width.scores(*self._width.config.signals)  # before errors mean that structure forbids a budget
-        self._depth, self.why_no_depth = _possible(lambda: self._depth_planner(patterns))
+        self._depth, self.why_no_depth = _possible(self._depth_planner)
         if self._depth is None and self._width is None:
             raise ValueError(
                 f"Expected {type(self.model).__name__} to have units of depth or width that may go, but there are "
@@ -92,6 +92,20 @@ class SharedBudgetPlanner:
         self._costs: dict[str, DenseCost] = {}
         self._output: NarrowedOutput | None = None
         self._together: list[tuple[tuple[Edit, ...], float, Plan]] = []  # by what goes in depth, and what is left
+
+    def score_width(self) -> None:
+        """Score the units of width of the dense network, while errors do not mean yet that a budget cannot be met.
+
+        Raises:
+            ValueError: If labels are missing.
+        """
+        if self._width is not None:
+            with self._merged():
+                self._width.scores(*self._width.config.signals)
+
+    def width_config(self, part: Plan) -> WidthConfig:
+        """Return the arguments of planning in width, while the network is pruned by a plan in depth."""
+        return self.config.width(self._kinds, self._groups_that_stay(part))
 
     @ordinary_arithmetic()
     def alone(self, depth: bool, share: float) -> Plan:
@@ -156,11 +170,10 @@ class SharedBudgetPlanner:
             raise ValueError(self.why_no_depth)
         return self._depth.plan(budget, in_part=in_part)
 
-    def _depth_planner(self, ignore: Sequence[str]) -> DepthPlanner:
-        kinds = self.config.depth_kinds()
-        if kinds == ():
+    def _depth_planner(self) -> DepthPlanner:
+        if self.depth_config.kinds == ():
             raise ValueError(f"Expected kinds of depth, but got kinds={self.config.kinds}.")
-        return planner_for(self.model, budget_of(self.cost, 0.0), self.batches, self.config.depth(kinds, ignore))
+        return planner_for(self.model, budget_of(self.cost, 0.0), self.batches, self.depth_config)
 
     def _width_of_dense(self) -> WidthPlanner:
         if not self._kinds:
@@ -169,8 +182,7 @@ class SharedBudgetPlanner:
             return self._width_planner(Plan())
 
     def _width_planner(self, part: Plan) -> WidthPlanner:
-        config = self.config.width(self._kinds, self._groups_that_stay(part))
-        return WidthPlanner(self.model, batches=self.batches, config=config)
+        return WidthPlanner(self.model, batches=self.batches, config=self.width_config(part))
 
     def _narrowed(self, part: Plan, budget: Budget) -> Plan:
         """Return a plan in depth and the one in width that takes the budget of what it leaves."""
