@@ -3,6 +3,7 @@
 from prunerecover.callbacks.depth_prune import DepthPrune
 from prunerecover.callbacks.distill_recover import DistillRecover
 from prunerecover.callbacks.lora_recover import LoRARecover
+from prunerecover.callbacks.prune import Prune
 from prunerecover.callbacks.prune_report import PruneReport
 from prunerecover.callbacks.routed_lora_recover import RoutedLoRARecover
 from prunerecover.callbacks.schedule import PruneSchedule
@@ -12,6 +13,7 @@ __all__ = [
     "DepthPrune",
     "DistillRecover",
     "LoRARecover",
+    "Prune",
     "PruneReport",
     "PruneSchedule",
     "RoutedLoRARecover",

@@ -8,24 +8,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from prunerecover.callbacks.arguments import check_alone
-from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
+from prunerecover.callbacks.calibration.capture import CapturedInputs
 from prunerecover.callbacks.calibration.width_inputs import width_inputs
-from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.callbacks.ledger.target import find_network
-from prunerecover.callbacks.pruning import SHARDED, PruningCallback
+from prunerecover.callbacks.pruning import SHARDED
+from prunerecover.callbacks.reconstructing import ReconstructingCallback
 from prunerecover.callbacks.schedule import PruneSchedule
-from prunerecover.model.arguments import check_flag, patterns_of
-from prunerecover.model.copies import deep_copy
+from prunerecover.model.arguments import patterns_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import NARROWING, Narrow
 from prunerecover.plan.plan import Plan
-from prunerecover.recovery import reconstruction
-from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
 from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.feasible import check_feasible
@@ -36,7 +32,7 @@ from prunerecover.width.plan_width import plan_width
 from prunerecover.width.signals.context import WidthImportance
 
 
-class WidthPrune(PruningCallback):
+class WidthPrune(ReconstructingCallback):
     """Prune the width of a network inside any LightningModule, and keep training it.
 
     As with `DepthPrune`, the surgery happens at the start of an epoch, checkpoints hold what was done, and optimizers
@@ -113,7 +109,6 @@ class WidthPrune(PruningCallback):
         if plan is not None:
             check_alone(WidthPrune, {**planning, "loss": loss, "labels": labels})
         self.config = WidthConfig(**planning, loss=loss, labels=labels, seed=seed)
-        check_flag("reconstruct", reconstruct)
         if plan is None:
             _check_units(budget)
             self.config.check_budget(budget, self.config.kinds)
@@ -125,8 +120,8 @@ class WidthPrune(PruningCallback):
             calibration=calibration,
             merge=merge,
             seed=seed,
+            reconstruct=reconstruct,
         )
-        self.reconstruct = reconstruct
 
     @property
     def planning(self) -> dict[str, Any]:
@@ -186,68 +181,6 @@ class WidthPrune(PruningCallback):
         config = dataclasses.replace(self.config, loss=inputs.loss, labels=inputs.labels)
         return plan_width(network, budget, batches=inputs.batches, **vars(config))
 
-    def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
-        """Return a copy of the network, which the narrowed one is reconstructed after."""
-        narrowed = any(isinstance(edit, Narrow) and edit.kind != "expert" for edit in plan.edits)
-        wanted = bool(batchnorms(network)) if self.reconstruct is None else self.reconstruct
-        return deep_copy(network) if wanted and narrowed and _only_narrows(plan) else None
-
-    def after_surgery(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
-    ) -> None:
-        """Reconstruct the weights, estimate BatchNorm statistics anew; all ranks and averages take the first's.
-
-        Args:
-            trainer: In the middle of the fit.
-            pl_module: Its LightningModule.
-            target: Path of the network.
-            plan: What was done.
-            before: A copy of the network from before, which `keep` made; None: nothing is reconstructed.
-        """
-        network = unwrap(get_module(pl_module, target))
-        if before is None and not batchnorms(network):
-            return
-        inputs = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
-        inputs = several_samples(inputs) or inputs
-        if before is None:
-            recalibrate_batchnorm(network, inputs)
-        else:
-            self._reconstruct(trainer, pl_module, target, plan, before, inputs)
-        statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
-        _take_from_first(trainer, statistics)
-        for average in averaged_copies(pl_module):  # an average of old statistics is one of other activations
-            averaged = dict(unwrap(get_module(average, target)).named_buffers())
-            for name, value in statistics.items():
-                averaged[name].copy_(value)
-
-    def _reconstruct(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        target: str,
-        plan: Plan,
-        before: nn.Module,
-        inputs: list[CapturedInputs],
-    ) -> None:
-        """Reconstruct the network; averages of what it was move along."""
-        network, averages = unwrap(get_module(pl_module, target)), averaged_copies(pl_module)
-        narrowed = {name: p.detach().clone() for name, p in network.named_parameters()} if averages else {}
-        reconstruction.reconstruct(network, before, plan, inputs, seed=self.seed)
-        _take_from_first(trainer, dict(network.named_parameters()))
-        for average in averages:
-            averaged = dict(unwrap(get_module(average, target)).named_parameters())
-            for name, parameter in network.named_parameters():
-                averaged[name].data += (parameter.detach() - narrowed[name]).to(averaged[name].device)
-
-    def after_surgery_without_data(self, network: nn.Module) -> None:
-        """Say that nothing is reconstructed, nor BatchNorm recalibrated, without training data."""
-        if batchnorms(network):
-            rank_zero_warn(
-                "The plan was applied without recalibrating BatchNorm, whose statistics are still those of the dense "
-                "network, and without reconstruction: scores will be low until it is trained. Fit first on one device "
-                "or with DDP, or call recalibrate_batchnorm(network, batches)."
-            )
-
 
 def _check_units(budget: Budget | None) -> None:
     if isinstance(budget, Budget) and budget.in_units and budget.kinds(()) != ("expert",):
@@ -260,11 +193,3 @@ def _check_units(budget: Budget | None) -> None:
 
 def _only_narrows(plan: Plan) -> bool:
     return all(isinstance(edit, NARROWING) for edit in plan.edits)
-
-
-def _take_from_first(trainer: pl.Trainer, tensors: dict[str, Tensor]) -> None:
-    """Give all ranks the values of the first."""
-    if trainer.world_size > 1:
-        values = trainer.strategy.broadcast({name: tensor.detach().cpu() for name, tensor in tensors.items()})
-        for name, value in values.items():
-            tensors[name].data.copy_(value)

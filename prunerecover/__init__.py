@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from prunerecover.callbacks import DepthPrune as DepthPrune
     from prunerecover.callbacks import DistillRecover as DistillRecover
     from prunerecover.callbacks import LoRARecover as LoRARecover
+    from prunerecover.callbacks import Prune as Prune
     from prunerecover.callbacks import PruneReport as PruneReport
     from prunerecover.callbacks import PruneSchedule as PruneSchedule
     from prunerecover.callbacks import RoutedLoRARecover as RoutedLoRARecover
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from prunerecover.routing.routed_folder import save_routed as save_routed
     from prunerecover.sensitivity_table.sensitivity import Sensitivity as Sensitivity
     from prunerecover.sensitivity_table.sensitivity import sensitivity as sensitivity
+    from prunerecover.shared_budget.plan_pruning import plan_pruning as plan_pruning
     from prunerecover.surgery.apply_edits import Applied as Applied
     from prunerecover.surgery.merging import merge as merge
     from prunerecover.surgery.optimizer_update import update_optimizer as update_optimizer
@@ -69,6 +71,7 @@ _HOME = {
     "NarrowAttention": "prunerecover.model.narrow.attention",
     "Plan": "prunerecover.plan.plan",
     "PlanSet": "prunerecover.routing.plan_set",
+    "Prune": "prunerecover.callbacks",
     "PruneReport": "prunerecover.callbacks",
     "PruneSchedule": "prunerecover.callbacks",
     "Report": "prunerecover.report.report",
@@ -89,6 +92,7 @@ _HOME = {
     "plan_boundary": "prunerecover.boundary.plan_boundary",
     "plan_depth": "prunerecover.depth.plan_depth",
     "plan_omission_sets": "prunerecover.routing.omission_sets",
+    "plan_pruning": "prunerecover.shared_budget.plan_pruning",
     "plan_width": "prunerecover.width.plan_width",
     "recalibrate_batchnorm": "prunerecover.recovery.batchnorm",
     "reconstruct": "prunerecover.recovery.reconstruction",

@@ -87,11 +87,16 @@ class DepthPlanner(ABC):
             saved = config.scores.of_units(self.model, config.registered.name, names)
             self._scores = {name: float(value) for name, value in saved.items()}
 
-    def plan(self, budget: Budget) -> Plan:
-        """Return the plan of one budget; see `plan_depth`."""
+    def plan(self, budget: Budget, *, in_part: bool = False) -> Plan:
+        """Return the plan of one budget.
+
+        Args:
+            budget: See `plan_depth`.
+            in_part: Whether something else removes what units of depth leave of a larger budget: excess is no matter.
+        """
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             decided = self._decide(budget)
-            removed = self._removed_by(decided.edits, budget) if decided.edits else {}
+            removed = self._removed_by(decided.edits, budget, in_part) if decided.edits else {}
             order = self._steps(decided)
         found = DepthEvidence(
             importance=decided.importance, samples=self.samples.n_samples, divergence=decided.divergence
@@ -209,7 +214,7 @@ class DepthPlanner(ABC):
             steps.append(RemovalStep(unit=unit.name, config=config, result=result))
         return DepthEvidence(order=tuple(steps)).to_dict() if steps else {}
 
-    def _removed_by(self, edits: Sequence[Edit], budget: Budget) -> dict[str, Any]:
+    def _removed_by(self, edits: Sequence[Edit], budget: Budget, in_part: bool) -> dict[str, Any]:
         """Measure what goes before and after `merge`, and warn if it is more than units make necessary."""
         if budget.share is None or budget.share[0] == "latency":
             return {}
@@ -217,7 +222,7 @@ class DepthPlanner(ABC):
         dense = self.dense_cost(cost)
         live, merged = (dense.removed_share(edits, merged=merged) for merged in (False, True))
         smallest = smallest_share(self.units, self._saver(cost), cost)
-        if merged - asked > smallest:
+        if merged - asked > smallest and not in_part:
             warnings.warn(
                 f"The plan removes {merged:.1%} of the {cost} for a budget of {asked:.1%}, although the smallest unit "
                 f"holds {smallest:.1%}: what comes nearer was not found, or changes the output more. Ignore fewer "

@@ -170,6 +170,34 @@ class BoundaryEvidence(_Evidence):
     predicted: PredictedSplit | None = None
 
 
+class TriedSplit(_Record):
+    """A split of one budget between depth and width, and how the network without both was.
+
+    Attributes:
+        depth: Share of the budget that depth was asked to take.
+        divergence: Of the output on held-out samples; None: it cannot be compared, or nothing had to be.
+        refused: Why there is no such plan; empty if there is one.
+    """
+
+    depth: float
+    divergence: float | None = None
+    refused: str = ""
+
+
+class SplitEvidence(_Evidence):
+    """What planning depth and width for one budget says.
+
+    Attributes:
+        splits: That were tried, in order.
+        depth_share: Of the one that is planned.
+        saved: The share of the cost that goes with the plan, once merged; of latency as it was measured.
+    """
+
+    splits: tuple[TriedSplit, ...] = ()
+    depth_share: float | None = None
+    saved: float | None = None
+
+
 class PlanningCost(_Record):
     """What it took to find a plan.
 

@@ -125,6 +125,19 @@ class DenseNames:
             yield f"{group}[{units[number]}]"
 
 
+def names_after(edits: Iterable[Edit]) -> DenseNames:
+    """Return what translates names after some edits to those before them.
+
+    >>> names_after([Remove(unit="blocks.3", kind="block")]).dense_name("blocks.3.attn")
+    'blocks.4.attn'
+    """
+    names = DenseNames()
+    for edit in edits:
+        if isinstance(edit, Remove) and edit.kind == "block":
+            names.remove_block(names.dense_name(edit.unit))
+    return names
+
+
 def first_units(edits: Sequence[Edit], evidence: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Return edits, result and evidence of the plan that removes the units which went first; see `Plan.first`.
 

@@ -146,14 +146,15 @@ def temporarily_applied(model: nn.Module, edit: Edit, tensors: Mapping[str, Tens
 
 
 @contextmanager
-def edited(model: nn.Module, edits: Iterable[Edit]) -> Iterator[Applied]:
+def edited(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, Tensor] | None = None) -> Iterator[Applied]:
     """Have edits in a model inside a `with` block; yields what they did. Afterwards it is as it was.
 
     Args:
         model: Unwrapped.
-        edits: As of `apply_edits`, without fitted tensors.
+        edits: As of `apply_edits`.
+        tensors: As of `apply_edits`; costs do not depend on them.
     """
-    applied = apply_edits(model, edits)
+    applied = apply_edits(model, edits, tensors)
     try:
         yield applied
     finally:

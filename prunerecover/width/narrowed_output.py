@@ -1,4 +1,4 @@
-"""Output divergence of a narrowed copy from the dense model, on a few calibration samples."""
+"""Output divergence of a pruned copy from the dense model, on a few calibration samples."""
 
 from __future__ import annotations
 
@@ -18,16 +18,24 @@ SAMPLES = 64
 
 
 class NarrowedOutput:
-    """Narrows copies of a model and compares their outputs with its own.
+    """Prunes copies of a model and compares their outputs with its own.
+
+    Args:
+        model: Unwrapped.
+        batches: About 64 of their samples are run.
+        recalibration: What BatchNorm is recalibrated on; None: what is run.
 
     Attributes:
         comparable: Whether the model returns as many outputs as there are samples; a detector's boxes are others for
             every copy.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[ModelInputs]) -> None:
+    def __init__(
+        self, model: nn.Module, batches: Sequence[ModelInputs], recalibration: Sequence[ModelInputs] | None = None
+    ) -> None:
         self.model = model
         self.batches = subsample(batches, SAMPLES)
+        self.recalibration = several_samples(self.batches if recalibration is None else recalibration)
         try:
             self.dense = outputs(model, self.batches)
         except TypeError:  # no tensor to compare
@@ -40,10 +48,9 @@ class NarrowedOutput:
         """Return the mean divergence over samples once edits are applied to a copy, BatchNorm recalibrated."""
         network = share_copy(self.model)
         apply_edits(network, edits, tensors)
-        several = several_samples(self.batches)
-        if several and batchnorms(network):
+        if self.recalibration and batchnorms(network):
             network = deep_copy(network)  # whose statistics are not the model's own
-            recalibrate_batchnorm(network, several)
+            recalibrate_batchnorm(network, self.recalibration)
         return mean_divergence(self.batches, self.dense, outputs(network, self.batches))
 
 

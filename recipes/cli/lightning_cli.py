@@ -35,6 +35,7 @@ from prunerecover.recipes.plan_methods.base import PlanMethod
 from prunerecover.recipes.plan_methods.boundary import BoundaryPlan, PublishedBoundaryPlan
 from prunerecover.recipes.plan_methods.depth import DepthPlan
 from prunerecover.recipes.plan_methods.graph import GraphPlan
+from prunerecover.recipes.plan_methods.joint import JointPlan
 from prunerecover.recipes.plan_methods.pudding import PuddingPlan
 from prunerecover.recipes.plan_methods.run import plan_with
 from prunerecover.recipes.plan_methods.sensitivity import SensitivityTable
@@ -67,6 +68,7 @@ CLASSES = {
     "boundary_published": PublishedBoundaryPlan,
     "per_cost": PerCostPlan,
     "fair": FairPlan,
+    "joint": JointPlan,
     "pudding": PuddingPlan,
     "sensitivity": SensitivityTable,
 }
@@ -92,7 +94,7 @@ class PlanTrainer(pl.Trainer):
         Args:
             model: The module that holds the network.
             method: How to decide, and how much to remove (`--method depth`, `graph`, `boundary`, `boundary_published`,
-                `per_cost`, `fair`, `pudding`, `sensitivity`, or the class path of your own).
+                `per_cost`, `fair`, `joint`, `pudding`, `sensitivity`, or the class path of your own).
             datamodule: Where calibration batches come from; the module's own training loader otherwise.
             output: The plan's file.
             calibration: How many training samples to calibrate on.

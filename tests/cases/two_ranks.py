@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
-from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, WidthPrune, load_pruned, plan_depth
+from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, Prune, WidthPrune, load_pruned, plan_depth
 from prunerecover.callbacks import depth_prune
 from prunerecover.callbacks.ledger.ledger import Ledger
 
@@ -143,6 +143,11 @@ def narrowed(folder):
     surgeon = WidthPrune(Budget(macs=0.3), calibration=16, schedule={"start": 1}, merge="never")
     found["width_prune"] = fit(folder / "width_prune", seeded(Cnn), surgeon=surgeon)
     return found
+
+
+def depth_and_width(folder):
+    surgeon = Prune(Budget(macs=0.2), kinds=("attention", "neuron"), calibration=16, schedule=1, merge="never")
+    return fit(folder, seeded(), surgeon=surgeon)
 
 
 def adapted(folder):

@@ -44,6 +44,7 @@ ORDER = (
     "prunerecover.depth",
     "prunerecover.sensitivity_table",
     "prunerecover.boundary",
+    "prunerecover.shared_budget",
     "prunerecover.checkpoint",
     "prunerecover.report",
     "prunerecover.apply",

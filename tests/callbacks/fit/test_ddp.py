@@ -6,7 +6,10 @@ import pytest
 from cases.fits.ranks import two_ranks
 
 pytestmark = pytest.mark.slow  # starting two ranks takes longer than anything they do
-SCENARIOS = ("progressive", "reducers", "manual", "averaged", "resumed", "narrowed", "adapted", "local_data", "sharded")
+SCENARIOS = (
+    *("progressive", "reducers", "manual", "averaged", "resumed", "narrowed", "depth_and_width", "adapted"),
+    *("local_data", "sharded"),
+)
 
 
 def agreed(result: dict, surgeries: list[int]) -> None:
@@ -50,6 +53,10 @@ def test_resumed_equals_uninterrupted(results):
     for part in parts:
         agreed(part, [1])
         assert part["digest"] == whole["digest"]
+
+
+def test_depth_and_width(results):
+    agreed(results["depth_and_width"], [1])
 
 
 def test_adapted(results):

@@ -12,7 +12,7 @@ from cases.sampling import one_in
 from cases.trainers import assert_same
 
 from prunerecover import Budget
-from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, PruneReport, WidthPrune
+from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, Prune, PruneReport, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 
 SETTINGS = {"calibration": 16, "merge": "never"}
@@ -27,6 +27,10 @@ def width(start=1):
     return WidthPrune(Budget(macs=0.2), schedule={"start": start}, **SETTINGS)
 
 
+def both():
+    return Prune(Budget(macs=0.2), kinds=("attention", "neuron"), schedule={"start": 1}, **SETTINGS)
+
+
 def lora():
     return LoRARecover(rank=2, dropout=0.1, start=1)
 
@@ -34,6 +38,7 @@ def lora():
 ALL = {
     "depth": lambda: [depth()],
     "width": lambda: [width()],
+    "depth and width": lambda: [both()],
     "lora": lambda: [lora()],
     "distill": lambda: [DistillRecover(features=True), depth()],
     "all": lambda: [lora(), depth(), width(start=2), DistillRecover(features=True), PruneReport(pairs=2)],
@@ -56,7 +61,7 @@ def test_from_any_step_and_epoch(name: str, tmp_path: Path) -> None:
     resumed_equals_uninterrupted(tmp_path, name, "*.ckpt", EPOCHS * STEPS + EPOCHS)
 
 
-@pytest.mark.parametrize("name", one_in(3, ["depth", "width", "all"]))
+@pytest.mark.parametrize("name", one_in(3, ["depth", "width", "depth and width", "all"]))
 def test_from_the_last_step_of_an_epoch_with_an_ordinary_loader(name: str, tmp_path: Path) -> None:
     resumed_equals_uninterrupted(tmp_path, name, "step=[369].ckpt", EPOCHS, data=loader(8 * STEPS))
 

@@ -1,0 +1,215 @@
+"""The natural call of each callback at one budget: depth, width and both, on real DeiT-Tiny and ResNet-56.
+
+    PRUNERECOVER_DATA=... python -m benchmarks.end_to_end.natural_call
+    PRUNERECOVER_DATA=... python -m benchmarks.end_to_end.natural_call --subject resnet56 --budgets 0.33 --costs macs
+
+Every callback is given a budget and nothing else, in a fit of one short epoch with distillation: 1,000 images of
+tiny_imagenet for DeiT-Tiny, 5,000 of CIFAR-10 for ResNet-56. The network is scored right after the surgery
+(prune_only) and at the end (recovered), on all 5,000 and 10,000 test images. Shares of cost are those of the merged
+network; latency is the median of interleaved pairs on the threads that PyTorch uses, so nothing else should run.
+Resumable: rows that are in the results are not made again. A row of DeiT-Tiny takes between a quarter of an hour and an
+hour on two cores, most of it planning.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+from rich.progress import track
+from torch import Tensor, nn
+
+from benchmarks.data.real import accuracy, commands_so_far, made_by, parser, stored, write
+from benchmarks.end_to_end.natural_call_subjects import SUBJECTS, Subject
+from prunerecover import Budget, merge
+from prunerecover.boundary.feasible import TYPES
+from prunerecover.callbacks import DepthPrune, DistillRecover, Prune, WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.pruning import PruningCallback
+from prunerecover.cost.latency import latency_ratio
+from prunerecover.cost.macs import count_macs
+from prunerecover.depth.family_planner import FamilyPlanner
+from prunerecover.display.markdown import table
+
+NAME = "natural_call"
+BUDGETS, COSTS = (0.20, 0.33, 0.50), ("macs", "latency")
+PAIRS = 40
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+Row = dict[str, Any]
+
+
+def even_split(subject: Subject, budget: Budget) -> DepthPrune:
+    """Remove as many attentions as activations: the least number whose parts of the cost add up to the budget."""
+    assert budget.share is not None
+    cost, share = budget.share
+    planner = FamilyPlanner(subject.dense(), TYPES, batches=[subject.example])
+    pair = sum(planner.share_of_one(kind, cost) for kind in TYPES)
+    return DepthPrune(remove=dict.fromkeys(TYPES, max(1, -int(-share // pair))))
+
+
+METHODS: Mapping[str, Callable[[Subject, Budget], PruningCallback]] = {
+    "Prune (joint)": lambda _, budget: Prune(budget),
+    "WidthPrune default": lambda _, budget: WidthPrune(budget),
+    "DepthPrune default": lambda _, budget: DepthPrune(budget),
+    "one-shot": lambda _, budget: DepthPrune(budget, search="one_shot"),
+    "even split by remove=": even_split,
+    "whole blocks": lambda _, budget: DepthPrune(budget, kinds="block"),
+}
+NOT_FOR = {"resnet56": ("even split by remove=",)}  # it has no attention
+
+
+class Watch(pl.Callback):
+    """Counts passes through blocks while others plan, and keeps the network as the surgery leaves it.
+
+    Two of these stand around the callback that prunes: the one before starts, the one behind ends.
+
+    Args:
+        subject: What is pruned.
+        before: The one that stands before; None: this is it.
+    """
+
+    def __init__(self, subject: Subject, before: Watch | None = None) -> None:
+        self.subject, self.before = subject, before
+        self.seen, self._own = 0, subject.block.forward
+        self.network: nn.Module | None = None
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start counting, or end it."""
+        if self.before is not None:
+            self.subject.block.forward = self.before._own  # type: ignore[method-assign]
+            self.network = Ledger.of(pl_module).plain_copy(pl_module, self.subject.target)
+            return
+        watch, own = self, self._own
+
+        def forward(block: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            watch.seen += len(x)
+            return own(block, x, *args, **kwargs)
+
+        self.subject.block.forward = forward  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Make the rows that are missing."""
+    command_line = parser(__doc__)
+    command_line.add_argument("--subject", nargs="*", default=list(SUBJECTS), choices=list(SUBJECTS))
+    command_line.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    command_line.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
+    command_line.add_argument("--costs", nargs="*", default=COSTS, choices=COSTS)
+    command_line.add_argument("--seed", type=int, default=0)
+    options = command_line.parse_args()
+    rows = stored(NAME)
+    wanted = [
+        (name, method, budget, cost)
+        for name in options.subject
+        for cost in options.costs
+        for budget in options.budgets
+        for method in options.methods
+        if method not in NOT_FOR.get(name, ())
+    ]
+    for name in dict.fromkeys(name for name, *_ in wanted):
+        if not done(rows, SUBJECTS[name].model, "dense", 0.0, "", 0):
+            rows.append(scored(SUBJECTS[name], SUBJECTS[name].dense(), "dense", 0.0, "", "prune_only", 0))
+            save(rows)
+    for name, method, budget, cost in track(wanted, "pruning and recovering"):
+        if not done(rows, SUBJECTS[name].model, method, budget, cost, options.seed):
+            rows += measured(SUBJECTS[name], method, budget, cost, options.seed)
+            save(rows)
+
+
+def done(rows: list[Row], model: str, method: str, budget: float, cost: str, seed: int) -> bool:
+    """Whether there are rows of this kind."""
+    asked = {"model": model, "method": method, "budget": budget, "cost": cost, "seed": seed}
+    return any(all(row[key] == value for key, value in asked.items()) for row in rows)
+
+
+def measured(subject: Subject, method: str, budget: float, cost: str, seed: int) -> list[Row]:
+    """Prune and recover in one fit, and score both."""
+    pl.seed_everything(seed, verbose=False)
+    asked: dict[str, Any] = {cost: budget}
+    surgeon = METHODS[method](subject, Budget(**asked))
+    module, loader = subject.module(subject.dense(), seed)
+    before = Watch(subject)
+    behind = Watch(subject, before)
+    callbacks = [before, surgeon, behind, DistillRecover()]
+    trainer = pl.Trainer(max_epochs=1, accelerator="cpu", callbacks=callbacks, **QUIET, **subject.precision)
+    trainer.fit(module, train_dataloaders=loader)
+    ledger = Ledger.of(module)
+    blocks = sum(isinstance(part, subject.block) for part in subject.dense().modules())
+    plan = ledger.plans[subject.target]
+    what = {
+        "passes": before.seen / (blocks * surgeon.calibration),
+        "planning_seconds": sum(event.seconds or 0.0 for event in ledger.events),
+        "removed": {kind: len(names) for kind, names in plan.removed.items()},
+        "depth_share": plan.evidence.get("depth_share"),
+    }
+    assert behind.network is not None
+    stages = {"prune_only": behind.network, "recovered": ledger.plain_copy(module, subject.target)}
+    return [
+        {**scored(subject, network, method, budget, cost, stage, seed), **what} for stage, network in stages.items()
+    ]
+
+
+def scored(subject: Subject, network: nn.Module, method: str, budget: float, cost: str, stage: str, seed: int) -> Row:
+    """Score a network, and measure what it costs once merged."""
+    dense, merged = subject.dense(), copy.deepcopy(network).eval()
+    merge(merged)
+    share = latency_ratio(dense, merged, subject.example, pairs=PAIRS, warmup=5).ratio.value if cost else 1.0
+    return {
+        "model": subject.model,
+        "method": method,
+        "budget": budget,
+        "cost": cost,
+        "stage": stage,
+        "macs_share": count_macs(merged, subject.example) / count_macs(dense, subject.example),
+        "latency_share": share,
+        **accuracy(subject.hits(network)),
+        "seed": seed,
+        "passes": 0.0,
+    }
+
+
+def save(rows: list[Row]) -> None:
+    """Write JSON and Markdown."""
+    commands = commands_so_far(NAME)
+    write(NAME, {"commands": commands, "rows": rows}, markdown(rows, commands))
+
+
+HEAD = ("method", "stage", "MACs share", "latency share", "top-1 (95%)", "in depth", "passes", "planning, min")
+
+
+def markdown(rows: list[Row], commands: list[str]) -> str:
+    """Render the rows, by network, cost and budget."""
+    lines = [
+        "# One budget, one argument: depth, width and both",
+        "",
+        *made_by(commands),
+        "Each callback with a budget and its defaults, in one short epoch with distillation. Passes: images through "
+        "all blocks while planning, timed ones included, per calibration image. In depth: of Prune's budget.",
+    ]
+    for dense in (row for row in rows if row["method"] == "dense"):
+        lines += ["", f"## {dense['model']}", "", f"Dense: {dense['top1']:.2f}."]
+        own = [row for row in rows if row["model"] == dense["model"] and row["cost"]]
+        for cost, budget in sorted({(row["cost"], row["budget"]) for row in own}):
+            chosen = [row for row in own if (row["cost"], row["budget"]) == (cost, budget)]
+            chosen.sort(key=lambda row: (row["stage"], -row["top1"]))
+            lines += ["", f"### {budget:.0%} of the {cost}", "", table(HEAD, map(_cells, chosen))]
+    return "\n".join(lines)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row["method"],
+        row["stage"],
+        f"{row['macs_share']:.3f}",
+        f"{row['latency_share']:.3f}",
+        f"{row['top1']:.2f} ({row['ci_low']:.2f}-{row['ci_high']:.2f})",
+        "" if row.get("depth_share") is None else f"{row['depth_share']:.1%}",
+        f"{row['passes']:.1f}",
+        f"{row['planning_seconds'] / 60:.1f}",
+    )
+
+
+if __name__ == "__main__":
+    main()

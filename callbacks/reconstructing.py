@@ -1,0 +1,125 @@
+"""The part of a Trainer's run that callbacks share which narrow: reconstruction, and statistics of BatchNorm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+
+from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
+from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
+from prunerecover.callbacks.pruning import PruningCallback
+from prunerecover.model.arguments import check_flag
+from prunerecover.model.copies import deep_copy
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.edits import Edit, Narrow, Rewrite
+from prunerecover.plan.plan import Plan
+from prunerecover.recovery import reconstruction
+from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
+from prunerecover.surgery.apply_edits import apply_edits
+
+
+class ReconstructingCallback(PruningCallback):
+    """Base: fits what is left to what the network gave before it was narrowed.
+
+    Args:
+        budget: How much goes.
+        reconstruct: Whether weights are fitted; None: of networks with BatchNorm.
+        arguments: As of `PruningCallback`.
+    """
+
+    def __init__(self, budget: Budget | None, *, reconstruct: bool | None = None, **arguments: Any) -> None:
+        check_flag("reconstruct", reconstruct)
+        super().__init__(budget, **arguments)
+        self.reconstruct = reconstruct
+
+    def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
+        """Return a copy of the network without units of depth, which the narrowed one is reconstructed after."""
+        others, narrowing = _parts(plan)
+        narrowed = any(isinstance(edit, Narrow) and edit.kind != "expert" for edit in narrowing)
+        wanted = bool(batchnorms(network)) if self.reconstruct is None else self.reconstruct
+        if not (wanted and narrowed):
+            return None
+        before = deep_copy(network)
+        apply_edits(before, others, plan.tensors)
+        return before
+
+    def after_surgery(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
+    ) -> None:
+        """Reconstruct the weights, estimate BatchNorm statistics anew; all ranks and averages take the first's.
+
+        Args:
+            trainer: In the middle of the fit.
+            pl_module: Its LightningModule.
+            target: Path of the network.
+            plan: What was done.
+            before: What `keep` returned; None: nothing is reconstructed.
+        """
+        network = unwrap(get_module(pl_module, target))
+        if before is None and not batchnorms(network):
+            return
+        inputs = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
+        inputs = several_samples(inputs) or inputs
+        if before is None:
+            recalibrate_batchnorm(network, inputs)
+        else:
+            self._reconstruct(trainer, pl_module, target, plan, before, inputs)
+        statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
+        _take_from_first(trainer, statistics)
+        for average in averaged_copies(pl_module):  # an average of old statistics is one of other activations
+            averaged = dict(unwrap(get_module(average, target)).named_buffers())
+            for name, value in statistics.items():
+                averaged[name].copy_(value)
+
+    def _reconstruct(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        target: str,
+        plan: Plan,
+        before: nn.Module,
+        inputs: list[CapturedInputs],
+    ) -> None:
+        """Reconstruct the network; averages of what it was move along."""
+        network, averages = unwrap(get_module(pl_module, target)), averaged_copies(pl_module)
+        narrowed = {name: p.detach().clone() for name, p in network.named_parameters()} if averages else {}
+        narrowing = plan.model_copy(update={"edits": tuple(_parts(plan)[1])})
+        reconstruction.reconstruct(network, before, narrowing, inputs, seed=self.seed)
+        _take_from_first(trainer, dict(network.named_parameters()))
+        for average in averages:
+            averaged = dict(unwrap(get_module(average, target)).named_parameters())
+            for name, parameter in network.named_parameters():
+                averaged[name].data += (parameter.detach() - narrowed[name]).to(averaged[name].device)
+
+    def after_surgery_without_data(self, network: nn.Module) -> None:
+        """Say that nothing is reconstructed, nor BatchNorm recalibrated, without training data."""
+        if batchnorms(network):
+            rank_zero_warn(
+                "The plan was applied without recalibrating BatchNorm, whose statistics are still those of the dense "
+                "network, and without reconstruction: scores will be low until it is trained. Fit first on one device "
+                "or with DDP, or call recalibrate_batchnorm(network, batches)."
+            )
+
+
+def _parts(plan: Plan) -> tuple[list[Edit], list[Edit]]:
+    """Return the edits before width was planned, and those that narrow at the end."""
+    start = len(plan.edits)
+    while start and _narrows(plan.edits[start - 1]):
+        start -= 1
+    return list(plan.edits[:start]), list(plan.edits[start:])
+
+
+def _narrows(edit: Edit) -> bool:
+    return isinstance(edit, Rewrite) or (isinstance(edit, Narrow) and not edit.serves)
+
+
+def _take_from_first(trainer: pl.Trainer, tensors: dict[str, Tensor]) -> None:
+    """Give all ranks the values of the first."""
+    if trainer.world_size > 1:
+        values = trainer.strategy.broadcast({name: tensor.detach().cpu() for name, tensor in tensors.items()})
+        for name, value in values.items():
+            tensors[name].data.copy_(value)

@@ -1,0 +1,116 @@
+"""Arguments of planning depth and width for one budget: spelled once, and checked before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from prunerecover.depth.arguments import DepthConfig
+from prunerecover.importance.context import Loss
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.kinds import DEPTH_KINDS, KINDS, WIDTH_KINDS
+from prunerecover.width.arguments import WidthConfig
+from prunerecover.width.groups.discovery import FOUND_KINDS
+from prunerecover.width.groups.experts import find_experts
+from prunerecover.width.groups.rounding import RoundTo
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedBudgetConfig:
+    """All arguments of `plan_pruning` but the model, the budget and the batches; checked when they are put together.
+
+    Raises:
+        ValueError: If a kind is unknown, or an argument does not go with another.
+        TypeError: If an argument is of another type.
+    """
+
+    loss: Loss | None = None
+    kinds: Sequence[str] | None = None
+    equal_layers: bool = False
+    round_to: RoundTo | None = None
+    ignore: Sequence[str] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the arguments, and take a single kind or pattern for a list of one."""
+        if self.kinds is not None:
+            object.__setattr__(self, "kinds", (self.kinds,) if isinstance(self.kinds, str) else tuple(self.kinds))
+            unknown = [kind for kind in self.kinds if kind not in KINDS]
+            if unknown or not self.kinds:
+                raise ValueError(f"Expected kinds among {', '.join(KINDS)}, but got {unknown or 'none'}.")
+        object.__setattr__(self, "ignore", self.width(FOUND_KINDS, self.ignore).ignore)
+
+    def said(self) -> dict[str, Any]:
+        """Return what a plan records of the arguments, as JSON primitives: those that were set."""
+        kinds = None if self.kinds is None else list(self.kinds)
+        round_to = dict(self.round_to) if isinstance(self.round_to, Mapping) else self.round_to
+        given = {"kinds": kinds, "equal_layers": self.equal_layers, "round_to": round_to, "ignore": list(self.ignore)}
+        return {name: value for name, value in given.items() if value}
+
+    def depth_kinds(self) -> tuple[str, ...] | None:
+        """Return the kinds of depth that were asked for; None: those that are usual."""
+        return None if self.kinds is None else tuple(kind for kind in self.kinds if kind in DEPTH_KINDS)
+
+    def width_kinds(self, model: nn.Module, cost: str) -> tuple[str, ...]:
+        """Return the kinds of width that may go: those asked for, or the usual ones, and experts where they save any.
+
+        Args:
+            model: Unwrapped.
+            cost: Of the budget; experts save parameters alone.
+        """
+        if self.kinds is not None:
+            return tuple(kind for kind in self.kinds if kind in WIDTH_KINDS)
+        return (*FOUND_KINDS, "expert") if cost == "params" and find_experts(model) else FOUND_KINDS
+
+    def depth(self, kinds: Sequence[str] | None, ignore: Sequence[str]) -> DepthConfig:
+        """Return the arguments of planning in depth.
+
+        Args:
+            kinds: Of the units; None: those that are usual.
+            ignore: Patterns of those that stay.
+        """
+        return DepthConfig(kinds=kinds, ignore=ignore, seed=self.seed)
+
+    def width(self, kinds: Sequence[str], ignore: Sequence[str]) -> WidthConfig:
+        """Return the arguments of planning in width; see `depth`."""
+        return WidthConfig(
+            loss=self.loss,
+            kinds=kinds,
+            equal_layers=self.equal_layers,
+            round_to=self.round_to,
+            ignore=ignore,
+            seed=self.seed,
+        )
+
+
+def check_share(budget: object) -> tuple[str, float]:
+    """Return the cost and the share of it that have to go.
+
+    Raises:
+        TypeError: If this is no budget.
+        ValueError: If it is one in units.
+    """
+    if not isinstance(budget, Budget):
+        raise TypeError(
+            f"Expected argument budget to be a Budget, but got {type(budget).__name__}. Use Budget(macs=0.3)."
+        )
+    if budget.share is None:
+        raise ValueError(
+            f"Expected a share of the MACs, parameters or latency for depth and width together, but got "
+            f"{budget.to_dict()}: units of different kinds have no number in common. Remove units of depth with "
+            "plan_depth or DepthPrune, and experts with plan_width or WidthPrune."
+        )
+    return budget.share
+
+
+def budget_of(cost: str, share: float) -> Budget:
+    """Return the budget of a share of a cost.
+
+    >>> budget_of("macs", 0.25).macs
+    0.25
+    """
+    given: dict[str, Any] = {cost: share}
+    return Budget(**given)

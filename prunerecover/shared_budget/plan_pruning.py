@@ -1,0 +1,220 @@
+"""Plan depth and width together for one budget: which splits are tried, and which of them is planned."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+from torch import nn
+
+from prunerecover.display.progress import progress
+from prunerecover.importance.context import Loss
+from prunerecover.model.batches import Batches
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.evidence import DepthEvidence, SplitEvidence, TriedSplit
+from prunerecover.plan.plan import Plan
+from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_share
+from prunerecover.shared_budget.planner import SharedBudgetPlanner
+from prunerecover.width.groups.rounding import RoundTo
+
+WIDTH, DEPTH = 0.0, 1.0  # shares of the budget that depth takes where one of both goes alone
+MIXED = (0.25, 0.5, 0.75)
+FINER = 0.125  # on either side of the best of them
+MOST = 0.99  # of the MACs
+TRIES = 3  # to meet the budget, once it is measured that the plan does not
+NEAR = 0.01  # of the cost: widths meet a budget within so much, and clocks do not agree any better
+
+
+def plan_pruning(
+    model: nn.Module,
+    budget: Budget,
+    *,
+    batches: Batches,
+    loss: Loss | None = None,
+    kinds: str | Sequence[str] | None = None,
+    equal_layers: bool = False,
+    round_to: RoundTo | None = None,
+    ignore: Sequence[str] = (),
+    seed: int = 0,
+) -> Plan:
+    """Decide what goes in depth and in width within one budget; the model is bit-identical afterwards.
+
+    Depth alone, width alone, and a quarter, half and three quarters of the budget by depth with the rest by width are
+    planned, and two more around the best; the plan whose output is nearest to the dense network's, on samples that
+    depth is not fitted to, is returned. Where units of one of both cannot go at all, the other takes the budget.
+
+    Args:
+        model: Any network, wrapped or not.
+        budget: A share of the MACs, parameters or latency of the model once it is merged. Latency is measured again
+            once all is planned; a plan that misses it is made anew for more, and a warning says if it still does.
+        batches: Calibration batches, labelled unless `loss` reads labels from elsewhere; see `plan_width`. Every 4th
+            sample is held out from what depth leaves, and to compare.
+        loss: See `plan_width`.
+        kinds: Of the units that may go, in depth and width; None: all that are usual in `plan_depth` and `plan_width`,
+            and experts for a share of the parameters.
+        equal_layers: See `plan_width`.
+        round_to: See `plan_width`.
+        ignore: Shell patterns of names of units and groups that stay, such as "blocks.0.*".
+        seed: Of the held-out split and of everything random.
+
+    Returns:
+        One plan, of depth first and width second; its evidence holds the `splits` that were tried.
+
+    Raises:
+        ValueError: If the budget is in units or cannot be met, an argument is unknown, labels are missing, or nothing
+            can go.
+        TypeError: If an argument is of another type.
+    """
+    cost, _ = check_share(budget)
+    config = SharedBudgetConfig(
+        loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed
+    )
+    with progress("planning depth and width"):
+        return SplitSearch(SharedBudgetPlanner(model, cost, batches, config), budget).run()
+
+
+class SplitSearch:
+    """Tries splits of one budget and plans the best.
+
+    Args:
+        planner: Of the budget's cost.
+        budget: A share of it.
+
+    Attributes:
+        tried: In order.
+    """
+
+    def __init__(self, planner: SharedBudgetPlanner, budget: Budget) -> None:
+        self.planner, self.budget = planner, budget
+        self.cost, self.wanted = check_share(budget)
+        self.tried: list[TriedSplit] = []
+        self._plans: dict[float, Plan] = {}
+        self._warnings: dict[float, list[Warning | str]] = {}
+        self._reach = {WIDTH: self.wanted, DEPTH: self.wanted}
+
+    def run(self) -> Plan:
+        """Return the plan of the best split.
+
+        Raises:
+            ValueError: If no split can be planned, or labels are missing.
+        """
+        if not self.wanted:
+            return Plan()
+        self.planner.score_width()
+        if self.planner.why_no_depth or self.planner.why_no_width:
+            self._try(WIDTH if self.planner.why_no_depth else DEPTH)
+        else:
+            self._try_splits()
+        best = self._best()
+        for message in self._warnings[best]:
+            warnings.warn(message, stacklevel=3)
+        return self._described(best, *self._met(best))
+
+    def _try_splits(self) -> None:
+        with progress("trying splits", len(MIXED) + 4) as advance:
+            for share in (WIDTH, DEPTH):
+                self._try(share)
+                self._learn_reach(share)
+                advance()
+            for share in MIXED:
+                self._try(share)
+                advance()
+            best = self._best()
+            for share in (best - FINER, best + FINER):
+                if WIDTH < share < DEPTH:
+                    self._try(share)
+                advance()
+
+    def _learn_reach(self, share: float) -> None:
+        """Note how many of the MACs depth or width alone takes out to save as much latency as is wanted."""
+        if self.cost == "latency" and share in self._plans:
+            macs, saved = (self.planner.removed_share(self._plans[share], cost) for cost in ("macs", "latency"))
+            if macs > 0 and saved > 0:
+                self._reach[share] = min(macs * self.wanted / saved, MOST)
+
+    def _try(self, share: float) -> None:
+        """Plan a split, and compare its output if there are others."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                plan = self._planned(share, self.wanted)
+            except ValueError as refusal:
+                self.tried.append(TriedSplit(depth=share, refused=str(refusal)))
+                return
+        alone = self.planner.why_no_depth or self.planner.why_no_width
+        self.tried.append(TriedSplit(depth=share, divergence=None if alone else self._divergence(plan)))
+        self._plans[share], self._warnings[share] = plan, [warning.message for warning in caught]
+
+    def _planned(self, share: float, aim: float) -> Plan:
+        """Return the plan of a split that is to save a share of the cost."""
+        if share in (WIDTH, DEPTH):
+            return self.planner.alone(share == DEPTH, aim)
+        depth, width = (min(reach * aim / self.wanted, MOST) for reach in (self._reach[DEPTH], self._reach[WIDTH]))
+        return self.planner.together(depth, width, share)
+
+    def _divergence(self, plan: Plan) -> float | None:
+        same = next((share for share, other in self._plans.items() if other.edits == plan.edits), None)
+        if same is not None:
+            return next(one.divergence for one in self.tried if one.depth == same)
+        found = self.planner.divergence(plan)
+        return found if found is not None and math.isfinite(found) else None
+
+    def _best(self) -> float:
+        able = sorted((one for one in self.tried if not one.refused), key=lambda one: one.depth)
+        if not able:
+            reasons = " ".join(dict.fromkeys(one.refused for one in self.tried))
+            raise ValueError(
+                f"Expected a budget that depth and width can meet, but {self.budget.to_dict()} is not one. {reasons}"
+            )
+        return min(able, key=lambda one: math.inf if one.divergence is None else one.divergence).depth
+
+    def _met(self, share: float) -> tuple[Plan, float]:
+        """Return the plan of a split and what it saves; made anew while it is measured to miss the budget."""
+        plan, aim = self._plans[share], self.wanted
+        saved = self.planner.removed_share(plan, self.cost)
+        found = [(saved, plan)]
+        for _ in range(TRIES if plan.edits else 0):
+            if self._is_met(saved):
+                break
+            aim = 1 - (1 - aim) * (1 - self.wanted) / (1 - saved)
+            try:
+                plan = self._planned(share, aim)
+            except ValueError:
+                break
+            if any(plan.edits == other.edits for _, other in found):
+                break
+            saved = self.planner.removed_share(plan, self.cost)
+            found.append((saved, plan))
+        enough = [one for one in found if one[0] >= self.wanted - NEAR]
+        saved, plan = min(enough, key=_saved) if enough else max(found, key=_saved)
+        if not enough:
+            warnings.warn(
+                f"The plan saves {saved:.1%} of the {self.cost} for a budget of {self.wanted:.1%}, and what was "
+                "planned for more saves no more. Is the machine busy? Ask for a larger budget, or plan on an idle one.",
+                stacklevel=4,
+            )
+        return plan, saved
+
+    def _is_met(self, saved: float) -> bool:
+        """Whether so much is near to what is wanted; what is counted may exceed it by a unit, whatever is aimed at."""
+        excess = saved - self.wanted
+        return excess >= -NEAR and (excess <= NEAR or self.cost != "latency")
+
+    def _described(self, share: float, plan: Plan, saved: float) -> Plan:
+        """Return the plan as one for the whole budget."""
+        if not plan.edits:
+            return plan
+        arguments = {"budget": self.budget.to_dict(), "depth_share": share, **self.planner.config.said()}
+        made_by = plan.made_by.model_copy(update={"method": "joint", "arguments": arguments})
+        found = SplitEvidence(splits=tuple(self.tried), depth_share=share, saved=saved)
+        evidence = {**plan.evidence, **found.to_dict()}
+        if (part := DepthEvidence.of(evidence).removed_share) is not None:
+            live = self.planner.removed_share(plan, self.cost, merged=False)
+            whole = part.model_copy(update={"live": live, "merged": saved, "asked": self.wanted})
+            evidence |= DepthEvidence(removed_share=whole).to_dict()
+        return plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(plan.tensors)
+
+
+def _saved(found: tuple[float, Plan]) -> float:
+    return found[0]

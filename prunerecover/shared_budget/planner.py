@@ -1,0 +1,255 @@
+"""Planner of one budget over depth and width: a plan in depth for a part of it, and one in width for what is left.
+
+Width is planned on the network without the units of depth, merged as it will be: neurons between two linears that
+become one save nothing. The network itself is pruned for as long, for a loss may know it by reference (a training step
+does), and is bit for bit as it was afterwards.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from itertools import chain
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from prunerecover.depth.arguments import kinds_of
+from prunerecover.depth.plan_depth import planner_for
+from prunerecover.depth.planner import DepthPlanner
+from prunerecover.depth.units import find_units
+from prunerecover.model.batches import (
+    Batches,
+    as_inputs,
+    listed,
+    with_samples,
+    without_labels,
+)
+from prunerecover.model.checks import check_call, check_network, check_plannable
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.edits import Edit, Merge
+from prunerecover.plan.plan import Plan
+from prunerecover.plan.removed_units import names_after
+from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
+from prunerecover.surgery.apply_edits import edited
+from prunerecover.surgery.merging import merge_edits
+from prunerecover.surgery.provenance import plan_for
+from prunerecover.surgery.saved_cost import DenseCost
+from prunerecover.width.arguments import WidthConfig
+from prunerecover.width.groups.discovery import find_groups
+from prunerecover.width.narrowed_output import NarrowedOutput
+from prunerecover.width.planner import WidthPlanner
+
+T = TypeVar("T")
+
+
+class SharedBudgetPlanner:
+    """Plans splits of budgets in one cost for one model, and computes once what they share.
+
+    The model must have the same weights at every `plan`.
+
+    Args:
+        model: See `plan_pruning`.
+        cost: "macs", "params" or "latency".
+        batches: See `plan_pruning`.
+        config: All other arguments of `plan_pruning`.
+
+    Attributes:
+        why_no_depth: Why no unit of depth can go; empty if some can.
+        why_no_width: Why no unit of width can go; empty if some can.
+        counted: The cost that parts of a budget are planned in: MACs for a latency, which is measured at the end.
+
+        depth_config: Of planning in depth.
+
+    Raises:
+        ValueError: If neither can go, or a pattern in `ignore` matches nothing.
+    """
+
+    def __init__(self, model: nn.Module, cost: str, batches: Batches, config: SharedBudgetConfig) -> None:
+        self.model, self.cost, self.config = unwrap(model), cost, config
+        self.counted = "macs" if cost == "latency" else cost
+        check_network(self.model)
+        check_plannable(self.model)
+        self.batches = with_samples(listed(batches))
+        self._first = as_inputs(without_labels(self.batches[0], self.model)).to(device_of(self.model))
+        self._example = self._first.select(torch.tensor([0]))
+        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
+            check_call(self.model, self._example, "batches")
+        self._kinds = config.width_kinds(self.model, cost)
+        self.depth_config = config.depth(config.depth_kinds(), self._patterns_of_depth())
+        self._width, self.why_no_width = _possible(self._width_of_dense)
+        self._depth, self.why_no_depth = _possible(self._depth_planner)
+        if self._depth is None and self._width is None:
+            raise ValueError(
+                f"Expected {type(self.model).__name__} to have units of depth or width that may go, but there are "
+                f"none. Depth: {self.why_no_depth} Width: {self.why_no_width}"
+            )
+        self._costs: dict[str, DenseCost] = {}
+        self._output: NarrowedOutput | None = None
+        self._together: list[tuple[tuple[Edit, ...], float, Plan]] = []  # by what goes in depth, and what is left
+
+    def score_width(self) -> None:
+        """Score the units of width of the dense network, while errors do not mean yet that a budget cannot be met.
+
+        Raises:
+            ValueError: If labels are missing.
+        """
+        if self._width is not None:
+            with self._merged():
+                self._width.scores(*self._width.config.signals)
+
+    def width_config(self, part: Plan) -> WidthConfig:
+        """Return the arguments of planning in width, while the network is pruned by a plan in depth."""
+        return self.config.width(self._kinds, self._groups_that_stay(part))
+
+    @ordinary_arithmetic()
+    def alone(self, depth: bool, share: float) -> Plan:
+        """Return the plan of depth or of width alone.
+
+        Args:
+            depth: Whether it is depth.
+            share: Of the cost, that has to go.
+
+        Raises:
+            ValueError: If the network cannot be pruned so.
+        """
+        budget = budget_of(self.cost, share)
+        return self._depth_plan(budget) if depth else self._narrowed(Plan(), budget)
+
+    @ordinary_arithmetic()
+    def together(self, depth: float, width: float, part: float) -> Plan:
+        """Return the plan of a part in depth, and of the rest in width.
+
+        Args:
+            depth: Share of the MACs (or parameters) that would meet the budget in depth alone.
+            width: The same of width alone: for a latency another one, as narrow layers are not as fast.
+            part: Of the budget, that depth takes.
+
+        Raises:
+            ValueError: If the network cannot be pruned so.
+        """
+        first = self._depth_plan(budget_of(self.counted, part * depth), in_part=True)
+        gone = self.removed_share(first, self.counted)
+        left = width * (1 - gone / depth) / (1 - gone)
+        if left <= 0:
+            return first
+        known = (whole for edits, share, whole in self._together if edits == first.edits and share == left)
+        plan = next(known, None) or self._narrowed(first, budget_of(self.counted, left))
+        self._together.append((first.edits, left, plan))
+        return plan
+
+    def removed_share(self, plan: Plan, cost: str, *, merged: bool = True) -> float:
+        """Return the share of a cost that goes with a plan, once it is merged or not; latency is measured.
+
+        Args:
+            plan: For the model.
+            cost: "macs", "params" or "latency".
+            merged: Whether the network without what goes is merged.
+        """
+        if cost not in self._costs:
+            run = self._first if cost == "latency" else self._example
+            self._costs[cost] = DenseCost(self.model, cost, run, self.config.seed)
+        return self._costs[cost].removed_share(plan.edits, merged=merged) if plan.edits else 0.0
+
+    @ordinary_arithmetic()
+    def divergence(self, plan: Plan) -> float | None:
+        """Return the output divergence on held-out samples, BatchNorm recalibrated; None: it cannot be compared."""
+        if self._output is None:
+            assert self._depth is not None, "one plan alone is not compared"
+            samples = self._depth.samples
+            self._output = NarrowedOutput(self.model, samples.held_out, samples.fit)
+        return self._output.divergence(plan.edits, plan.tensors) if self._output.comparable else None
+
+    def _depth_plan(self, budget: Budget, *, in_part: bool = False) -> Plan:
+        if self._depth is None:
+            raise ValueError(self.why_no_depth)
+        return self._depth.plan(budget, in_part=in_part)
+
+    def _depth_planner(self) -> DepthPlanner:
+        if self.depth_config.kinds == ():
+            raise ValueError(f"Expected kinds of depth, but got kinds={self.config.kinds}.")
+        return planner_for(self.model, budget_of(self.cost, 0.0), self.batches, self.depth_config)
+
+    def _width_of_dense(self) -> WidthPlanner:
+        if not self._kinds:
+            raise ValueError(f"Expected kinds of width, but got kinds={self.config.kinds}.")
+        with self._merged():
+            return self._width_planner(Plan())
+
+    def _width_planner(self, part: Plan) -> WidthPlanner:
+        return WidthPlanner(self.model, batches=self.batches, config=self.width_config(part))
+
+    def _narrowed(self, part: Plan, budget: Budget) -> Plan:
+        """Return a plan in depth and the one in width that takes the budget of what it leaves."""
+        if self._width is None:
+            raise ValueError(self.why_no_width)
+        with edited(self.model, part.edits, part.tensors):
+            with self._merged():
+                found = (self._width_planner(part) if part.edits else self._width).plan(budget)
+            made_by = found.made_by
+            narrowing = plan_for(
+                self.model,
+                found.edits,
+                method=made_by.method,
+                arguments=made_by.arguments,
+                seed=made_by.seed,
+                tensors=found.tensors,
+                example=self._example,
+                evidence=found.evidence,
+            )
+        return part + narrowing
+
+    @contextmanager
+    def _merged(self) -> Iterator[None]:
+        """Have linears merged inside a `with` block; emptied blocks stay, so that the others keep their names."""
+        with edited(self.model, [edit for edit in merge_edits(self.model) if isinstance(edit, Merge)]):
+            yield
+
+    def _patterns_of_depth(self) -> tuple[str, ...]:
+        """Return the patterns in `ignore` that match units of depth.
+
+        Raises:
+            ValueError: If one matches neither such a unit nor a group of width.
+        """
+        if not self.config.ignore:
+            return ()
+        kinds = kinds_of(self.model, None, self.config.depth_kinds())
+        units, _ = _possible(lambda: [unit.name for unit in find_units(self.model, kinds, self._first)])
+        groups, _ = _possible(self._group_names)
+        for pattern in self.config.ignore:
+            names = [*(units or ()), *(groups or ())]
+            if not any(fnmatch(name, pattern) for name in names):
+                raise ValueError(
+                    f"Expected argument ignore to match units of depth or groups of width"
+                    f"{f' such as {names[0]}' if names else ''}, but '{pattern}' matches none. List the names with "
+                    "find_units and find_groups."
+                )
+        return tuple(pattern for pattern in self.config.ignore if any(fnmatch(name, pattern) for name in units or ()))
+
+    def _group_names(self) -> list[str]:
+        found = find_groups(self.model, self._first, self._kinds)
+        return [group.name for group in (*found.groups, *chain(*found.linked), *(one.group for one in found.counted))]
+
+    def _groups_that_stay(self, part: Plan) -> tuple[str, ...]:
+        """Return patterns of the groups that `ignore` names in the dense model, as a plan in depth leaves them."""
+        if not self.config.ignore:
+            return ()
+        names = names_after(part.edits)
+        return tuple(
+            glob.escape(name)
+            for name in self._group_names()
+            if any(fnmatch(names.dense_name(name), pattern) for pattern in self.config.ignore)
+        )
+
+
+def _possible(make: Callable[[], T]) -> tuple[T | None, str]:
+    """Return what is made, or why it cannot be."""
+    try:
+        return make(), ""
+    except ValueError as refusal:
+        return None, str(refusal)

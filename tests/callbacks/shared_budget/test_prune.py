@@ -1,0 +1,173 @@
+"""Prune inside a Trainer: depth and width go within one budget, training goes on, and files resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases.shared_budget.networks import cnn
+from cases.width.width_prune import Classifier, fit, rows, trainer
+
+from prunerecover import Budget, Plan, load_pruned, merge
+from prunerecover.callbacks import DistillRecover, Prune, WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.cost.macs import count_macs
+from prunerecover.plan.edits import Bypass, Narrow
+from prunerecover.recipes.networks.cifar_resnet import CifarResNet
+from prunerecover.shared_budget.arguments import SharedBudgetConfig
+from prunerecover.shared_budget.planner import SharedBudgetPlanner
+
+THIRD = Budget(macs=0.3)
+KINDS = ("attention", "neuron")
+IMAGE = torch.zeros(1, 3, 16, 16)
+
+
+def prune(**arguments: Any) -> Prune:
+    return Prune(**{"budget": THIRD, "calibration": 24, "schedule": {"start": 1}, "kinds": KINDS, **arguments})
+
+
+@pytest.fixture(scope="module")
+def pruned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Classifier]:
+    """A fit with a surgery at the start of its second epoch."""
+    folder = tmp_path_factory.mktemp("pruned")
+    return folder, fit(folder, prune(), network="vit", epochs=3)
+
+
+@pytest.fixture(scope="module")
+def both() -> Plan:
+    """A plan of both for the module's network, made beforehand."""
+    network, batches = Classifier("vit").net.eval(), list(rows(False))
+    return SharedBudgetPlanner(network, "macs", batches, SharedBudgetConfig(kinds=KINDS)).together(0.3, 0.3, 0.5)
+
+
+def test_budget_goes_and_training_goes_on(pruned: tuple[Path, Classifier]) -> None:
+    folder, module = pruned
+    (event,) = Ledger.of(module).events
+    assert (event.by, event.epoch) == ("Prune.0", 1)
+    assert Ledger.of(module).plans["net"].made_by.method == "joint"
+    assert all(p.requires_grad for p in module.net.parameters())
+    opened = load_pruned(folder / "files" / "pruned", model=Classifier("vit").net)
+    assert 0.6 < count_macs(opened, IMAGE) / count_macs(Classifier("vit").net, IMAGE) < 0.72
+    assert Plan.load(folder / "files" / "plan.json").removed == Ledger.of(module).plans["net"].removed
+
+
+def test_resumed_equals_uninterrupted(pruned: tuple[Path, Classifier], tmp_path: Path) -> None:
+    folder, whole = pruned
+    for epoch in (0, 1):
+        file = folder / "files" / f"epoch={epoch}.ckpt"
+        resumed = fit(tmp_path / str(epoch), prune(), network="vit", epochs=3, ckpt=file)
+        for name, value in whole.state_dict().items():
+            assert torch.equal(resumed.state_dict()[name], value), name
+
+
+def test_less_pruned_files_are_tested_as_they_were(tmp_path: Path) -> None:
+    module = fit(tmp_path, prune(), network="vit", epochs=2)
+    removed = Ledger.of(module).removed_units
+    runner = trainer(tmp_path, prune())
+    dense = runner.test(module, rows(False), ckpt_path=tmp_path / "files" / "epoch=0.ckpt", weights_only=False)[0]
+    assert not Ledger.of(module).removed_units
+    again = runner.test(module, rows(False), ckpt_path=tmp_path / "files" / "last.ckpt", weights_only=False)[0]
+    assert Ledger.of(module).removed_units == removed > 0
+    assert dense != again
+
+
+def test_given_plan_is_applied_before_test(both: Plan, tmp_path: Path) -> None:
+    module = Classifier("vit")
+    trainer(tmp_path, Prune(plan=both.save(tmp_path / "plan.json"))).test(module, rows(False), verbose=False)
+    assert Ledger.of(module).plans["net"].edits == both.edits
+
+
+def test_given_plan_is_fitted_to_what_was_trained_since(both: Plan, tmp_path: Path) -> None:
+    module = fit(tmp_path, Prune(plan=both, calibration=24, schedule=1), DistillRecover(), network="vit")
+    assert Ledger.of(module).plans["net"].removed == both.removed
+
+
+def test_where_no_depth_can_go_it_is_width_prune(tmp_path: Path) -> None:
+    found = []
+    for callback in (Prune, WidthPrune):
+        module = Classifier()
+        module.net = cnn().train()
+        surgeon = callback(THIRD, calibration=24, schedule=1, merge="never")
+        with pytest.warns(UserWarning, match="The plan removes"):  # units are large
+            trainer(tmp_path / callback.__name__, surgeon).fit(module, rows(False), rows(False))
+        found.append(module.state_dict())
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+@pytest.mark.slow
+def test_surgeries_divide_the_budget(tmp_path: Path) -> None:
+    steps = prune(schedule={"every": 1, "times": 2}, budget=Budget(macs=0.2))
+    module = fit(tmp_path, steps, network="vit", epochs=2)
+    assert [event.epoch for event in Ledger.of(module).events] == [0, 1]
+    merge(module.net)
+    assert 0.75 < count_macs(module.net, IMAGE) / count_macs(Classifier("vit").net, IMAGE) < 0.82
+
+
+def mixed(network: torch.nn.Module) -> Plan:
+    config = SharedBudgetConfig(kinds=("block", "channel"))
+    return SharedBudgetPlanner(network, "macs", list(rows(False)), config).together(0.5, 0.5, 0.5)
+
+
+def test_network_with_batchnorm_is_reconstructed_after_depth() -> None:
+    torch.manual_seed(0)
+    network = CifarResNet(blocks=2, num_classes=4).eval()
+    plan = mixed(network)
+    assert isinstance(plan.edits[0], Bypass)
+    assert isinstance(plan.edits[-1], Narrow)
+    before = prune().keep(network, plan)
+    assert before is not None
+    assert sum(p.numel() for p in before.parameters()) < sum(p.numel() for p in network.parameters())
+
+
+def test_depth_and_width_of_a_network_with_batchnorm(tmp_path: Path) -> None:
+    module = Classifier()
+    module.net = CifarResNet(blocks=2, num_classes=4)
+    plan = mixed(module.net)
+    trainer(tmp_path, Prune(plan=plan, calibration=24), epochs=2).fit(module, rows(), rows(False))
+    assert {"block", "channel"} <= set(Ledger.of(module).plans["net"].removed)
+    opened = load_pruned(tmp_path / "files" / "pruned", model=CifarResNet(blocks=2, num_classes=4))
+    images = next(iter(rows(False)))[0]
+    assert torch.equal(opened.eval()(images), module.net.eval()(images))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, r"Expected exactly one of budget and plan, e.g. Prune\(Budget\(latency=0.3\)\)"),
+        ({"budget": THIRD, "plan": Plan()}, "Expected exactly one of budget and plan"),
+        (
+            {"budget": Budget(remove={"attention": 1})},
+            "Expected a share .* with plan_depth or DepthPrune, .*",
+        ),
+        ({"budget": THIRD, "kinds": ("heads",)}, r"Expected kinds among block, .* but got \['heads'\]"),
+        ({"budget": THIRD, "round_to": 0}, "round_to of at least 1, but got 0"),
+        ({"plan": Plan(), "kinds": "head"}, r"Expected no kinds beside a plan, which says already what goes"),
+        ({"plan": Plan(), "schedule": {"every": 1}}, "Expected a budget with schedule every=1"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Prune(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"ignore": "layer9.*"}, r"Expected argument ignore to match units .*, but 'layer9.\*' matches none"),
+        ({"kinds": "attention", "budget": Budget(macs=0.9)}, "Expected units that hold 90.0% of the macs, but all 3"),
+        ({"kinds": "neuron", "budget": Budget(macs=0.9)}, "Expected a budget that the groups can meet, 90.0% of the"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_training(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    module = Classifier("vit")
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, prune(schedule=2, **arguments)).fit(module, rows(), rows(False))
+    assert not list((tmp_path / "files").glob("*.ckpt"))
+
+
+def test_budget_before_test_warns(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="Prune with a budget decides during a fit"):
+        trainer(tmp_path, prune()).test(Classifier("vit"), rows(False), verbose=False)

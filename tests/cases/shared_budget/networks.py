@@ -1,0 +1,41 @@
+"""Tiny networks whose depth and width share a budget, and batches for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from cases.models.tiny import stir, tiny_images
+from torch import Tensor, nn
+
+from prunerecover.cost.macs import count_macs
+from prunerecover.surgery.merging import merge
+
+IMAGE = torch.zeros(1, 3, 16, 16)
+
+
+def vit(**changes: Any) -> nn.Module:
+    """Three small blocks."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    shape = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 4}
+    torch.manual_seed(0)
+    return stir(VisionTransformer(**{**shape, **changes}))
+
+
+def cnn() -> nn.Module:
+    """Every convolution changes the number of channels or the size: no layer can go."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(12 * 144, 4)).eval()
+
+
+def images(batches: int = 2, samples: int = 8) -> list[tuple[Tensor, Tensor]]:
+    """Labelled images."""
+    return [(tiny_images(samples, seed=seed), torch.arange(samples) % 4) for seed in range(batches)]
+
+
+def left(dense: nn.Module, pruned: nn.Module) -> float:
+    """Return the share of the MACs that the merged network has; it is merged in place."""
+    merge(pruned)
+    return count_macs(pruned, IMAGE) / count_macs(dense, IMAGE)

@@ -1,0 +1,88 @@
+"""`prunerecover plan --method joint`: what it writes, that `Prune` decides alike, and how it says no."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import yaml
+from cases.width.command_line import QUIET, command, run
+
+from prunerecover import Budget
+from prunerecover.callbacks import Prune
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.plan.evidence import SplitEvidence
+from prunerecover.recipes.cli.main import main
+from prunerecover.recipes.data.digits import DigitsData
+from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
+
+NETWORK = {"depth": 2, "embed_dim": 16}
+RECIPE: dict[str, Any] = {
+    "trainer": {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "limit_train_batches": 1, **QUIET},
+    "model": {"class_path": "DigitsClassifier", "init_args": NETWORK},
+    "data": {"class_path": "DigitsData"},
+}
+OPTIONS = ("--method=joint", "--method.macs=0.3", "--method.kinds=[attention,neuron]")
+
+
+@pytest.fixture(autouse=True)
+def _no_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["prunerecover"])
+
+
+def test_plan_is_written_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = run(tmp_path, "--method=joint", "--method.macs=0.3", "--method.kinds=[neuron]", recipe=RECIPE)
+    assert plan.made_by.method == "joint"
+    assert SplitEvidence.of(plan.evidence).depth_share == 0
+    gone, size = len(plan.removed["neuron"]), sum(group.size for group in plan.kept_groups)
+    assert f"Wrote {tmp_path / 'plan.json'}: removes {gone} of {size} neurons" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_prune_decides_alike(tmp_path: Path) -> None:
+    plan = run(tmp_path, *OPTIONS, recipe=RECIPE)
+    assert len(SplitEvidence.of(plan.evidence).splits) >= 5
+    pl.seed_everything(1, verbose=False)
+    module = DigitsClassifier(**NETWORK)
+    prune = Prune(Budget(macs=0.3), kinds=("attention", "neuron"), calibration=48, merge="never")
+    settings = {**RECIPE["trainer"], "enable_checkpointing": False}
+    pl.Trainer(callbacks=[prune], default_root_dir=tmp_path, **settings).fit(module, datamodule=DigitsData())
+    (decided,) = Ledger.of(module).plans.values()
+    assert decided.edits == plan.edits
+
+
+@pytest.mark.slow
+def test_callback_is_known_by_its_name(tmp_path: Path) -> None:
+    callback = {
+        "class_path": "Prune",
+        "init_args": {
+            "budget": {"class_path": "prunerecover.Budget", "init_args": {"macs": 0.3}},
+            "calibration": 48,
+            "kinds": ["attention", "neuron"],
+        },
+    }
+    report = {"class_path": "PruneReport", "init_args": {"pairs": 0}}
+    trainer = {**RECIPE["trainer"], "callbacks": [callback, report], "default_root_dir": str(tmp_path)}
+    (tmp_path / "fit.yaml").write_text(yaml.safe_dump({**RECIPE, "trainer": trainer}))
+    assert main(["fit", "--config", str(tmp_path / "fit.yaml")]) == 0
+    assert "Planned by `joint`" in (tmp_path / "report" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method=joint"], "Expected exactly one of remove, ratio, macs, params, latency, but got none"),
+        (["--method=joint", "--method.macs=0.3", "--method.params=0.3"], "Expected exactly one of remove"),
+        ([*OPTIONS, "--method.ignore=['layer9.*']"], r"'layer9.\*' matches none"),
+    ],
+)
+def test_wrong_options_leave_no_file(
+    tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, *options, recipe=RECIPE) == 2
+    assert re.search(f"^prunerecover: error: .*{message}", capsys.readouterr().err, re.MULTILINE)
+    assert {file.name for file in tmp_path.iterdir()} == {"recipe.yaml"}

@@ -1,0 +1,77 @@
+"""A share of the latency is measured once all is planned, and what misses it is planned anew."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cases.shared_budget.networks import images, vit
+from torch import nn
+
+from prunerecover import Budget, Plan, plan_pruning
+from prunerecover.cost.macs import count_macs
+from prunerecover.plan.evidence import SplitEvidence
+from prunerecover.shared_budget.arguments import SharedBudgetConfig
+from prunerecover.shared_budget.plan_pruning import SplitSearch
+from prunerecover.shared_budget.planner import SharedBudgetPlanner
+from prunerecover.surgery import saved_cost
+
+KINDS = ("attention", "neuron")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have time follow the MACs, on top of what always passes."""
+
+    def ratio(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Any:
+        times = [_seconds(model, example) for model in (dense, pruned)]
+        return SimpleNamespace(ratio=SimpleNamespace(value=times[1] / times[0]))
+
+    monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
+
+
+def _seconds(model: nn.Module, example: Any) -> float:
+    return 0.1 * count_macs(vit(depth=2), example) + count_macs(model, example)
+
+
+@pytest.mark.usefixtures("clock")
+def test_latency_is_met_as_it_is_measured() -> None:
+    plan = plan_pruning(vit(depth=2), Budget(latency=0.2), batches=images(), kinds=KINDS)
+    found = SplitEvidence.of(plan.evidence)
+    assert found.saved is not None
+    assert 0.19 <= found.saved <= 0.3
+    assert len(found.splits) >= 5
+
+
+class Missing(SharedBudgetPlanner):
+    """Plans save a little less than they should."""
+
+    asked: list[float]
+    exact = True
+
+    def alone(self, depth: bool, share: float) -> Plan:
+        """Remember what was asked for."""
+        self.asked = [*getattr(self, "asked", []), share]
+        return super().alone(depth, share)
+
+    def removed_share(self, plan: Plan, cost: str, *, merged: bool = True) -> float:
+        """Measure less than is counted, or always the same."""
+        found = super().removed_share(plan, "macs", merged=merged)
+        return 0.8 * found if self.exact else 0.05
+
+
+def test_missed_latency_is_aimed_at_again(clock: None) -> None:
+    planner = Missing(vit(depth=2), "latency", images(), SharedBudgetConfig(kinds="neuron"))
+    plan = SplitSearch(planner, Budget(latency=0.1)).run()
+    assert planner.asked[0] == 0.1
+    assert planner.asked[1] > 0.1
+    assert SplitEvidence.of(plan.evidence).saved >= 0.09
+
+
+def test_latency_that_is_still_missed_is_told(clock: None) -> None:
+    planner = Missing(vit(depth=2), "latency", images(), SharedBudgetConfig(kinds="neuron"))
+    planner.exact = False
+    with pytest.warns(UserWarning, match="The plan saves 5.0% of the latency for a budget of 10.0%, and what was"):
+        SplitSearch(planner, Budget(latency=0.1)).run()
+    assert len(planner.asked) <= 4

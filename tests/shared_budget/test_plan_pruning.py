@@ -1,0 +1,172 @@
+"""One budget over depth and width: it is met, the best split is taken, and the plan is one like any other."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases.models.tiny import tiny_llama, tiny_mixture
+from cases.shared_budget.networks import IMAGE, cnn, images, left, vit
+from cases.width.experts import text
+from torch import nn
+
+from prunerecover import Budget, Plan, apply_plan, load_pruned, plan_depth, plan_pruning, plan_width, save_pruned
+from prunerecover.apply import refit_plan
+from prunerecover.plan.evidence import SplitEvidence
+from prunerecover.shared_budget.arguments import SharedBudgetConfig
+from prunerecover.shared_budget.planner import SharedBudgetPlanner
+
+HALF = Budget(macs=0.5)
+
+
+@pytest.fixture(scope="module")
+def both() -> Plan:
+    """A plan in which half of the budget goes in depth, and the other half in width."""
+    planner = SharedBudgetPlanner(vit(), "macs", images(), SharedBudgetConfig())
+    return planner.together(0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A model, what it was before it was planned for, and its plan."""
+
+    model: nn.Module
+    before: dict[str, tuple[int, torch.Tensor]]
+    modules: list[int]
+    plan: Plan
+
+
+@pytest.fixture(scope="module")
+def planned() -> Planned:
+    """Plan with the default arguments."""
+    model = vit(depth=2).train()
+    before = {name: (id(value), value.detach().clone()) for name, value in model.named_parameters()}
+    modules, state = [id(module) for module in model.modules()], torch.get_rng_state()
+    plan = plan_pruning(model, HALF, batches=images())
+    assert torch.equal(torch.get_rng_state(), state)
+    return Planned(model, before, modules, plan)
+
+
+def test_budget_is_met_by_the_merged_network(planned: Planned) -> None:
+    pruned = copy.deepcopy(planned.model)
+    apply_plan(pruned, planned.plan)
+    assert 0.4 < left(planned.model, pruned) < 0.51
+    assert planned.plan.made_by.method == "joint"
+    assert planned.plan.made_by.arguments["budget"] == {"macs": 0.5}
+
+
+def test_splits_that_were_tried_are_told_and_the_best_is_planned(planned: Planned) -> None:
+    found = SplitEvidence.of(planned.plan.evidence)
+    shares = [one.depth for one in found.splits]
+    assert shares[:5] == [0.0, 1.0, 0.25, 0.5, 0.75]
+    best = min(found.splits, key=lambda one: (math.inf if one.divergence is None else one.divergence, one.depth))
+    assert found.depth_share == best.depth
+    assert set(shares[5:]) <= {0.125, 0.375, 0.625, 0.875}
+
+
+def test_model_is_bit_identical_afterwards(planned: Planned) -> None:
+    model, now = planned.model, dict(planned.model.named_parameters())
+    assert [id(module) for module in model.modules()] == planned.modules
+    assert {name: id(value) for name, value in now.items()} == {n: i for n, (i, _) in planned.before.items()}
+    assert all(torch.equal(value, planned.before[name][1]) for name, value in now.items())
+    assert model.training
+
+
+@pytest.mark.filterwarnings("ignore:The plan removes")  # units are large
+def test_width_alone_where_no_depth_can_go() -> None:
+    plan, width = (make(cnn(), Budget(macs=0.3), batches=images()) for make in (plan_pruning, plan_width))
+    assert plan.edits == width.edits
+    assert all(torch.equal(plan.tensors[key], width.tensors[key]) for key in width.tensors)
+    assert plan.result == width.result
+    assert SplitEvidence.of(plan.evidence).depth_share == 0
+
+
+def test_depth_alone_where_no_width_may_go() -> None:
+    plan = plan_pruning(vit(), Budget(macs=0.3), batches=images(), kinds=("attention", "activation"))
+    depth = plan_depth(vit(), Budget(macs=0.3), batches=images(), kinds=("attention", "activation"))
+    assert plan.edits == depth.edits
+    assert SplitEvidence.of(plan.evidence).depth_share == 1
+
+
+def test_ends_are_the_plans_of_width_and_of_depth() -> None:
+    kinds: Any = (plan_depth, {"kinds": ("attention", "activation")}), (plan_width, {"kinds": ("neuron",)})
+    config = SharedBudgetConfig(kinds=("attention", "activation", "neuron"))
+    planner = SharedBudgetPlanner(vit(depth=2), "macs", images(), config)
+    depth, width = (make(vit(depth=2), Budget(macs=0.3), batches=images(), **how) for make, how in kinds)
+    assert planner.alone(True, 0.3).edits == depth.edits
+    assert planner.alone(False, 0.3).edits == width.edits
+
+
+def test_half_by_depth_and_half_by_width_is_one_plan(both: Plan) -> None:
+    assert {"head", "neuron"} & set(both.removed)
+    assert {"block", "attention", "mlp", "activation"} & set(both.removed)
+    assert both.kept_groups
+    model = vit()
+    apply_plan(model, both)
+    assert sum(p.numel() for p in model.parameters()) == both.result.params
+    assert 0.4 < left(vit(), model) < 0.52
+
+
+def test_plan_of_both_is_drawn(both: Plan) -> None:
+    assert len(both.plot().axes) >= 2
+
+
+def test_plan_of_both_is_saved_and_read(both: Plan, tmp_path: Path) -> None:
+    assert Plan.load(both.save(tmp_path / "plan.json")) == both
+
+
+def test_pruned_by_both_opens_again(both: Plan, tmp_path: Path) -> None:
+    model = vit()
+    apply_plan(model, both)
+    save_pruned(model, both, tmp_path / "pruned")
+    opened = load_pruned(tmp_path / "pruned", model=vit())
+    batch = images(1)[0][0]
+    assert torch.equal(opened.eval()(batch), model(batch))
+
+
+def test_plan_of_both_is_fitted_to_other_weights(both: Plan) -> None:
+    other = vit()
+    with torch.no_grad():
+        other.head.weight.mul_(1.5)
+    apply_plan(other, refit_plan(other, both, images()))
+    assert other(IMAGE).isfinite().all()
+
+
+def test_neurons_of_linears_that_become_one_stay(both: Plan) -> None:
+    planner = SharedBudgetPlanner(vit(), "macs", images(), SharedBudgetConfig(kinds=("activation", "neuron")))
+    plan = planner.together(0.3, 0.3, 0.5)
+    gone = {name.removesuffix(".act") for name in plan.removed["activation"]}
+    assert gone
+    assert not [name for name in plan.removed["neuron"] if name.partition(".fc1")[0] in gone]
+
+
+def test_experts_go_for_a_share_of_the_parameters() -> None:
+    model = tiny_mixture("mixtral")
+    assert "expert" in SharedBudgetConfig().width_kinds(model, "params")
+    assert "expert" not in SharedBudgetConfig().width_kinds(model, "macs")
+    config = SharedBudgetConfig(kinds=("attention", "expert"))
+    plan = SharedBudgetPlanner(model, "params", text(2), config).together(0.2, 0.2, 0.25)
+    assert plan.removed["attention"]
+    assert plan.removed["expert"]
+    dense = sum(p.numel() for p in model.parameters())
+    apply_plan(model, plan)
+    assert 0.7 < plan.result.params / dense < 0.81
+
+
+def test_blocks_and_equal_widths_leave_a_standard_llama(tmp_path: Path) -> None:
+    import transformers
+
+    model = tiny_llama()
+    config = SharedBudgetConfig(kinds=("block", "neuron"), equal_layers=True)
+    plan = SharedBudgetPlanner(model, "params", text(2), config).together(0.4, 0.4, 0.5)
+    assert plan.removed["block"]
+    apply_plan(model, plan)
+    save_pruned(model, plan, tmp_path)
+    opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert len(opened.model.layers) == len(model.model.layers)
+    assert opened.config.intermediate_size == model.config.intermediate_size < 48
