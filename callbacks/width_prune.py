@@ -20,7 +20,7 @@ from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.model.arguments import patterns_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import NARROWING, Narrow
+from prunerecover.plan.edits import NARROWING
 from prunerecover.plan.plan import Plan
 from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.arguments import WidthConfig, WidthReplace

@@ -17,7 +17,7 @@ from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import unwrap
-from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove, Replace
+from prunerecover.plan.edits import Config, Edit, Fold, Merge, Narrow, Remove, Replace
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, apply_edits, check_source, check_tensors
@@ -109,11 +109,12 @@ def _fit_stage(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet,
     narrowing = [edit for edit in stage if isinstance(edit, Narrow)]
     if any(edit.tensors for edit in narrowing):
         return _fit_narrowing(model, narrowing, samples)
-    keys = {edit.unit: edit.tensors for edit in stage if isinstance(edit, Replace) and edit.tensors}
+    keys = {edit.unit: edit.tensors for edit in stage if isinstance(edit, Replace | Fold) and edit.tensors}
     if not keys:
         return {}
     gone = {unit.name: unit for unit in removed_units(stage)}
     leaves = {name: "zero" if unit.kind == "block" else unit.leaves for name, unit in gone.items()}
+    leaves |= {edit.unit: "map" for edit in stage if isinstance(edit, Fold)}
     units = [u for u in find_units(model) if u.name in gone]
     chosen = Calibrator(model, samples, units, "calibrated", seed).choose(units, leaves)
     values = {choice.unit.name: choice.candidate.values for choice in chosen}

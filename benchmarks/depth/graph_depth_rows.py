@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,15 @@ PLANS = CHECKPOINTS / NAME
 Row = dict[str, Any]
 
 
-def rows_so_far(**where: Any) -> list[Row]:
-    """Return the rows that earlier runs left, with these entries."""
-    lines = ROWS.read_text().splitlines() if ROWS.is_file() else []
+def rows_so_far(path: Path = ROWS, **where: Any) -> list[Row]:
+    """Return the rows that earlier runs left in a file, with these entries."""
+    lines = path.read_text().splitlines() if path.is_file() else []
     return [row for row in map(json.loads, lines) if all(row.get(key) == value for key, value in where.items())]
 
 
-def add(row: Row) -> Row:
-    """Append a row, with the command that made it."""
-    with ROWS.open("a") as file:  # one write of one line: processes may append side by side
+def add(row: Row, path: Path = ROWS) -> Row:
+    """Append a row to a file, with the command that made it."""
+    with path.open("a") as file:  # one write of one line: processes may append side by side
         file.write(json.dumps({**row, "command": command()}) + "\n")
     return row
 
@@ -99,10 +100,10 @@ def shares(dense: nn.Module, other: nn.Module, example: Any) -> Row:
     return {"params_share": params[1] / params[0], "macs_share": macs[1] / macs[0]}
 
 
-def saved_plan(name: str, make: Callable[[], Plan]) -> Plan:
-    """Return the plan that an earlier run kept under a name, or make it."""
-    PLANS.mkdir(parents=True, exist_ok=True)
-    return kept_plan(PLANS / f"{name}.json", make)
+def saved_plan(name: str, make: Callable[[], Plan], folder: Path = PLANS) -> Plan:
+    """Return the plan that an earlier run kept under a name in a folder, or make it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return kept_plan(folder / f"{name}.json", make)
 
 
 def _parameters(network: nn.Module) -> int:

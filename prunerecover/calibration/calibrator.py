@@ -9,28 +9,28 @@ least-squares fit of an attention is better locally than zero, and worse for the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor, nn
 
 from prunerecover.calibration.candidates import Candidate, Fit, fit_of, named_candidate
 from prunerecover.calibration.divergence import mean_divergence
+from prunerecover.calibration.hidden_states import Hidden, HiddenStates, moved_on, run_watched
+from prunerecover.calibration.run_maps import RunFit
 from prunerecover.calibration.token_weights import token_weights
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
-from prunerecover.model.batches import CalibrationSet, ModelInputs, without_padding
+from prunerecover.model.batches import CalibrationSet, without_padding
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.copies import share_copy
-from prunerecover.model.hooks import recording
-from prunerecover.model.paths import get_module
-from prunerecover.plan.edits import Remove, Replace
+from prunerecover.plan.edits import Edit, Fold, Remove, Replace
 from prunerecover.plan.kinds import KINDS, TRAITS
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import temporarily_applied
 
 REPLACEMENTS = ("calibrated", "zero", "identity")
-Hidden = list[Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -40,28 +40,6 @@ class Choice:
     unit: Unit
     candidate: Candidate
     divergence: float
-
-
-@dataclass
-class _HiddenStates:
-    """Hidden states that enter block number `at`, per batch; None enters the first.
-
-    Attributes:
-        fit: Of the pruned model on the fitting samples.
-        dense: Of the dense model on the same.
-        held_out: Of the pruned model on the held-out samples.
-        same: Whether the pruned model is still the dense one up to here.
-        after_fit: What leaves the block, where it has been run already; emptied when the block changes.
-        after_dense: The same of the dense model.
-    """
-
-    fit: Hidden
-    dense: Hidden
-    held_out: Hidden
-    same: bool
-    at: int = 0
-    after_fit: Hidden = field(default_factory=list)
-    after_dense: Hidden = field(default_factory=list)
 
 
 class Calibrator:
@@ -85,12 +63,16 @@ class Calibrator:
         self.fits = replace == "calibrated" and samples.enough and any(TRAITS[u.kind].fitted for u in units)
         if self.fits:
             self._dense = BlockRunner(share_copy(model), self.layout.container)
-            self._weights = token_weights(self.runner, samples.fit, seed)
+
+    @cached_property
+    def _weights(self) -> list[list[Tensor]]:
+        """Token weights of each block's output, for each fitting batch."""
+        return token_weights(self._dense, self.samples.fit, self.seed)
 
     def score(self, units: Sequence[Unit], present: Sequence[Choice] = ()) -> dict[str, Choice]:
         """Fit and judge each unit alone, on top of the `present` choices: the best stand-in and its divergence."""
         scores: dict[str, Choice] = {}
-        front = self._front(same=not present)
+        front = self._front(same=not present, fitting=any(unit.kind != "block" for unit in units))
         with ExitStack() as stack, progress("ranking units", len(units)) as advance:
             for choice in present:
                 stack.enter_context(self._in_place(choice.candidate))
@@ -98,7 +80,7 @@ class Calibrator:
                 self._advance(front, index)
                 fits = self._pass(index, front, here)
                 for unit in here:
-                    scores[unit.name] = self._best(index, front, unit, fits)
+                    scores[unit.name] = self._best(front, unit, self._candidates(index, unit, fits, None))
                     advance()
         return scores
 
@@ -116,7 +98,7 @@ class Calibrator:
             for candidate in present:
                 stack.enter_context(self._in_place(candidate))
             for index, here in self._by_block(list(stand_ins)):
-                hidden, at = _moved(self.runner, batches, at, index, hidden, []), index
+                hidden, at = moved_on(self.runner, batches, at, index, hidden, []), index
                 for unit in here:
                     with self._in_place(stand_ins[unit]):
                         found[unit.name] = self._divergence(index, hidden)
@@ -137,25 +119,74 @@ class Calibrator:
         chosen: list[Choice] = []
         front = self._front(same=True)
         with ExitStack() as stack, progress("fitting what units leave", len(units)) as advance:
-            for index, here in self._by_block(units):
+            for index, together in self._in_order(units):
                 self._advance(front, index)
-                for unit in here:
-                    if unit.name not in kept:
-                        kept.clear()
-                    choice = kept.get(unit.name) or self._fitted(index, front, unit, leaves)
+                if any(unit.name not in kept for unit in together):
+                    kept.clear()
+                for choice in [kept[unit.name] for unit in together if kept] or self._fitted(front, together, leaves):
                     stack.enter_context(self._in_place(choice.candidate))
-                    front.same, front.after_fit = False, []
                     chosen.append(choice)
                     advance()
+                front.same, front.after_fit = False, []
         return chosen
 
-    def _fitted(self, index: int, front: _HiddenStates, unit: Unit, leaves: Mapping[str, str] | None) -> Choice:
-        fits = self._pass(index, front, [unit])
-        return self._best(index, front, unit, fits, None if leaves is None else leaves[unit.name])
+    def _in_order(self, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
+        """Yield the units that are fitted together, and the first block that may change: a run's is the one before."""
+        run: list[Unit] = []
+        for index, here in self._by_block(units):
+            if run and (here[0].kind != "block" or self.layout.block_of(run[-1].name) != index - 1):
+                yield self._before(run[0]), run
+                run = []
+            if here[0].kind == "block":
+                run = [*run, *here]
+            else:
+                yield from ((index, [unit]) for unit in here)
+        if run:
+            yield self._before(run[0]), run
 
-    def _front(self, same: bool) -> _HiddenStates:
+    def _before(self, unit: Unit) -> int:
+        return max(self.layout.block_of(unit.name) - (1 if self.fits else 0), 0)
+
+    def _fitted(self, front: HiddenStates, together: Sequence[Unit], leaves: Mapping[str, str] | None) -> list[Choice]:
+        """Choose what a run of blocks, or one other unit, leaves."""
+        *inner, last = together
+        wanted, index = None if leaves is None else leaves[last.name], front.at
+        if last.kind != "block":
+            return [self._best(front, last, self._candidates(index, last, self._pass(index, front, together), wanted))]
+        choices = list[Choice]()
+        with ExitStack() as stack:
+            for unit in inner:
+                choices.append(self._best(front, unit, [named_candidate(self.model, unit, "zero", None)]))
+                stack.enter_context(self._in_place(choices[-1].candidate))
+            return [*choices, self._best(front, last, self._of_run(front, together, wanted))]
+
+    def _of_run(self, front: HiddenStates, run: Sequence[Unit], wanted: str | None) -> list[Candidate]:
+        """Return what a run of blocks may leave: nothing, and maps that are folded into the block before it."""
+        first, last = (self.layout.block_of(unit.name) for unit in (run[0], run[-1]))
+        bare = named_candidate(self.model, run[-1], "zero", None)
+        if wanted not in (None, "map") or not self.fits or first == 0:
+            return [bare]
+        fit = RunFit(self.model, describe(self.model).blocks[first - 1])
+        for i, batch in enumerate(self.samples.fit):
+            seen, out = run_watched(self.runner, front.at, batch, front.fit[i], set(fit.paths))
+            if i == 0:
+                fit.find_place(seen, out)
+            if fit.reason:
+                break
+            target = self._dense.advance(batch, front.at, front.dense[i], last + 1)
+            fit.add(seen, target, self._weights[last][i])
+        maps = fit.candidates(run[-1])
+        if wanted == "map" and not maps:
+            raise ValueError(
+                f"Expected a linear before '{run[0].name}' that a map can be folded into, but {fit.reason}. Plan anew "
+                "for this model."
+            )
+        return maps if wanted == "map" else [bare, *maps]
+
+    def _front(self, same: bool, fitting: bool = True) -> HiddenStates:
         n = len(self.samples.fit)
-        return _HiddenStates([None] * n, [None] * n, [None] * len(self.samples.held_out), same)
+        held_out: Hidden = [None] * len(self.samples.held_out)
+        return HiddenStates([None] * n, [None] * n, held_out, same, fitting=fitting and self.fits)
 
     def _by_block(self, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
         """Yield each block that holds a unit, with its units in the order in which they go."""
@@ -163,47 +194,45 @@ class Calibrator:
         for index in sorted(set(homes.values())):
             yield index, sorted((u for u in units if homes[u.name] == index), key=lambda u: KINDS.index(u.kind))
 
-    def _pass(self, index: int, front: _HiddenStates, units: Sequence[Unit]) -> dict[str, Fit]:
+    def _pass(self, index: int, front: HiddenStates, units: Sequence[Unit]) -> dict[str, Fit]:
         """Run one block on the fitting samples, dense and pruned, and sum up what the units' fits need."""
-        if not self.fits:
+        if not front.fitting:
             return {}
         block = self.layout.blocks[index]
-        fits = {u.name: fit_of(self.model, block, u) for u in units if TRAITS[u.kind].fitted}
+        fits = {u.name: fit_of(self.model, block, u) for u in units if u.kind != "block"}
         targets = {path for f in fits.values() for path in (*f.branch.before, f.branch.last)}
         paths = {path for f in fits.values() for path in f.paths}
         front.after_fit, front.after_dense = [], []
         for i, batch in enumerate(self.samples.fit):
-            seen, out = _watched(self._dense, index, batch, front.dense[i], targets | paths)
+            seen, out = run_watched(self._dense, index, batch, front.dense[i], targets | paths)
             after = {f.branch.kind: f.branch.state_after(seen) for f in fits.values()}
             front.after_dense.append(out)
             if not front.same:
-                seen, out = _watched(self.runner, index, batch, front.fit[i], paths)
+                seen, out = run_watched(self.runner, index, batch, front.fit[i], paths)
             front.after_fit.append(out)
             for fit in fits.values():
                 fit.add(seen, after[fit.branch.kind], self._weights[index][i])
         return fits
 
-    def _advance(self, front: _HiddenStates, to: int) -> None:
+    def _advance(self, front: HiddenStates, to: int) -> None:
         """Move the front on to block `to`; what `_pass` has left is not computed again."""
         if to == front.at:
             return
-        if self.fits:
-            front.dense = _moved(self._dense, self.samples.fit, front.at, to, front.dense, front.after_dense)
+        if front.fitting:
+            front.dense = moved_on(self._dense, self.samples.fit, front.at, to, front.dense, front.after_dense)
             if front.same:
                 front.fit = front.dense
             else:
-                front.fit = _moved(self.runner, self.samples.fit, front.at, to, front.fit, front.after_fit)
-        front.held_out = _moved(self.runner, self.samples.held_out, front.at, to, front.held_out, [])
+                front.fit = moved_on(self.runner, self.samples.fit, front.at, to, front.fit, front.after_fit)
+        front.held_out = moved_on(self.runner, self.samples.held_out, front.at, to, front.held_out, [])
         front.at, front.after_fit, front.after_dense = to, [], []
 
-    def _best(
-        self, index: int, front: _HiddenStates, unit: Unit, fits: Mapping[str, Fit], leaves: str | None = None
-    ) -> Choice:
+    def _best(self, front: HiddenStates, unit: Unit, candidates: Sequence[Candidate]) -> Choice:
         """Return the candidate of least output divergence; ties go to the first."""
         choices = []
-        for candidate in self._candidates(index, unit, fits, leaves):
+        for candidate in candidates:
             with self._in_place(candidate):
-                choices.append(Choice(unit, candidate, self._divergence(index, front.held_out)))
+                choices.append(Choice(unit, candidate, self._divergence(front.at, front.held_out)))
         return min(choices, key=lambda choice: choice.divergence)
 
     def _candidates(self, index: int, unit: Unit, fits: Mapping[str, Fit], leaves: str | None) -> list[Candidate]:
@@ -234,29 +263,16 @@ class Calibrator:
         """Have a stand-in in the model inside a `with` block. Removed blocks are skipped, so that no path changes."""
         edit = candidate.edit
         if isinstance(edit, Remove) and edit.kind == "block":
-            with self.runner.skipping([self.layout.block_of(edit.unit)]):
+            with ExitStack() as stack:
+                stack.enter_context(self.runner.skipping([self.layout.block_of(edit.unit)]))
+                if candidate.fold is not None:
+                    stack.enter_context(self._applied(candidate.fold, candidate.values))
                 yield
             return
-        if isinstance(edit, Replace):
-            edit = edit.model_copy(update={"tensors": tuple(candidate.values)})
-        with temporarily_applied(self.model, edit, candidate.values):
+        with self._applied(edit, candidate.values):
             yield
 
-
-def _moved(
-    runner: BlockRunner, batches: Sequence[ModelInputs], start: int, stop: int, hidden: Hidden, after: Hidden
-) -> Hidden:
-    """Return what enters block `stop`, given what enters `start` and, if it is known, what leaves it."""
-    if after:
-        start, hidden = start + 1, after
-    if start == stop:
-        return hidden
-    return [runner.advance(b, start, h, stop) for b, h in zip(batches, hidden, strict=True)]
-
-
-def _watched(
-    runner: BlockRunner, index: int, batch: ModelInputs, hidden: Tensor | None, paths: set[str]
-) -> tuple[dict[str, Tensor], Tensor]:
-    with recording({path: get_module(runner.model, path) for path in paths}) as seen:
-        out = runner.advance(batch, index, hidden, index + 1)
-    return seen, out
+    def _applied(self, edit: Edit, values: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        if isinstance(edit, Replace | Fold):
+            edit = edit.model_copy(update={"tensors": tuple(values)})
+        return temporarily_applied(self.model, edit, values)

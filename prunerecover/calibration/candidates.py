@@ -17,7 +17,7 @@ from prunerecover.calibration.regression import AffineRegression, ChannelRegress
 from prunerecover.families.layout import Block, Branch, FeedForward
 from prunerecover.model.linears import linear_shape, matrix_and_bias
 from prunerecover.model.paths import get_module
-from prunerecover.plan.edits import Edit, Remove, Replace
+from prunerecover.plan.edits import Edit, Fold, Remove, Replace
 from prunerecover.plan.units import Unit
 
 RIDGES = (0.3, 3.0)  # relative to the mean variance of the regressors; chosen on held-out samples
@@ -26,14 +26,23 @@ Recorded = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to replace a unit: the edit without its tensor keys, and the fitted values by parameter name."""
+    """One way to replace a unit: the edit without its tensor keys, and the fitted values by parameter name.
+
+    Attributes:
+        edit: Of the unit.
+        values: Of what the unit leaves, or of the map that is folded.
+        fold: Of the last block of a run: the edit that folds a map for all of the run, without its tensor keys.
+    """
 
     edit: Edit
     values: dict[str, Tensor] = field(default_factory=dict)
+    fold: Fold | None = None
 
     @property
     def leaves(self) -> str:
-        """What stays in the unit's place."""
+        """What stays in the unit's place; "map" for one that is folded elsewhere."""
+        if self.fold is not None:
+            return "map"
         assert isinstance(self.edit, Remove | Replace)
         return self.edit.leaves
 

@@ -62,17 +62,20 @@ class AffineRegression:
         wx = w[:, None] * x
         self._sums.add(w=w.sum(), x=wx.sum(0), y=w @ y, xx=wx.T @ x, yx=y.T @ wx)
 
-    def solve(self, ridge: float, prior: Tensor) -> tuple[Tensor, Tensor]:
+    def solve(self, ridge: float, prior: Tensor, *, constant: bool = True) -> tuple[Tensor, Tensor]:
         """Return W `(D, C)` and b `(D,)` in double precision.
 
         Args:
             ridge: Strength relative to the mean variance of X; infinity returns the prior's W.
             prior: W0, `(D, C)`.
+            constant: Whether there may be one; False: b is zero, and moments are about zero.
         """
         s, (origin_x, origin_y) = self._sums.means()
-        weight = prior.to(s["xx"])
+        weight, mean_x, mean_y = prior.to(s["xx"]), origin_x + s["x"], origin_y + s["y"]
         if ridge != float("inf"):
-            among = covariance(s)
+            among, cross = covariance(s), covariance(s, "y", "x")
+            if not constant:
+                among, cross = among + torch.outer(mean_x, mean_x), cross + torch.outer(mean_y, mean_x)
             penalty = ridge * among.diagonal().mean() + 1e-12
-            weight = weight + solve_ridge(among, covariance(s, "y", "x") - weight @ among, penalty)
-        return weight, origin_y + s["y"] - weight @ (origin_x + s["x"])
+            weight = weight + solve_ridge(among, cross - weight @ among, penalty)
+        return weight, mean_y - weight @ mean_x if constant else torch.zeros_like(mean_y)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -11,7 +11,9 @@ from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.family.calibrated_sets import CalibratedSets
 from prunerecover.depth.family.edits import edits_of, saving_if_left
 from prunerecover.depth.family.one_shot import one_shot
+from prunerecover.depth.family.runs import nearest_runs
 from prunerecover.depth.planner import Decision, DepthPlanner
+from prunerecover.depth.search.goals import Goal
 from prunerecover.depth.search.joint import JointSearch
 from prunerecover.depth.search.selection import check_most
 from prunerecover.depth.units import find_units
@@ -79,8 +81,25 @@ class FamilyPlanner(DepthPlanner):
             check_most(units, cost, share, self._saver(cost), len(describe(self.model).blocks) - 1)
         goal = self._goal(units, budget, self._saved_together)
         found = JointSearch(self._sets, goal, self.search, self._known)
-        chosen = found.run()
+        chosen = self._or_a_run(found.run(), goal, found.first)
         return self._decided(found.first, self._sets.choices(chosen), chosen)
+
+    def _or_a_run(self, chosen: list[Unit], goal: Goal, first: Mapping[str, float]) -> list[Unit]:
+        """Return the blocks chosen one by one, or a contiguous run of as many, if with its map the output changes less.
+
+        Args:
+            chosen: By the search.
+            goal: That a run has to meet, too.
+            first: Divergence of each unit alone: the order of a run.
+        """
+        if not (self.calibrator.fits and len(chosen) > 1 and all(unit.kind == "block" for unit in chosen)):
+            return chosen
+        may_go = [unit for unit in goal.units_to_score() if unit.kind == "block"]
+        runs = nearest_runs(self.calibrator, may_go, len(chosen))
+        sets = [sorted(run, key=lambda unit: first[unit.name]) for run in runs if goal.reached(run) >= 1]
+        for units in (chosen, *sets):
+            self._sets.settle(units)
+        return min((chosen, *sets), key=self._sets.divergence)
 
     def _decided(self, scores: dict[str, float], choices: Sequence[Choice], order: Sequence[Unit]) -> Decision:
         edits, tensors = edits_of(self.model, ((choice.unit, choice.candidate) for choice in choices))

@@ -24,6 +24,18 @@ def matrix_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor]:
     return weight, bias
 
 
+def matrix_and_vector(module: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
+    """Return a module's first matrix and first vector, which new parameters are made like; without one, the matrix."""
+    parameters = list(module.parameters())
+    matrix = next(p for p in parameters if p.ndim > 1)
+    return matrix, next((p for p in parameters if p.ndim == 1), matrix)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is an `nn.Linear`, or transformers' `Conv1D`, and nothing derived from these."""
+    return type(module) is nn.Linear or is_transposed(module)
+
+
 def check_plain(path: str, module: nn.Module) -> None:
     """Raise ValueError if a module computes its weight or bias from other tensors: these would be lost.
 

@@ -6,12 +6,13 @@ Edits are sequential: each names things as they are just before it.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainSerializer,
     SerializerFunctionWrapHandler,
     field_serializer,
     model_serializer,
@@ -114,6 +115,13 @@ class StandIn(BaseModel):
         return self
 
 
+def _without_defaults(modules: dict[str, StandIn]) -> dict[str, Any]:
+    return {path: stand_in.model_dump(mode="json", exclude_defaults=True) for path, stand_in in modules.items()}
+
+
+StandIns = Annotated[dict[str, StandIn], PlainSerializer(_without_defaults)]
+
+
 class Bypass(_Edit):
     """A unit goes, and so do the modules that serve it alone; stand-ins hand on what they get.
 
@@ -124,17 +132,13 @@ class Bypass(_Edit):
     op: Literal["bypass"] = "bypass"
     unit: str
     kind: Literal["block", "attention", "mlp", "activation", "layer"]
-    modules: dict[str, StandIn]
+    modules: StandIns
 
     @property
     def leaves(self) -> str:
         """What stands in the unit's place, in one word."""
         held = {stand_in.leaves for stand_in in self.modules.values()}
         return next((leaves for leaves in ("pool", "zero", "zeros") if leaves in held), "identity")
-
-    @field_serializer("modules")
-    def _without_defaults(self, modules: dict[str, StandIn]) -> dict[str, Any]:
-        return {path: stand_in.model_dump(mode="json", exclude_defaults=True) for path, stand_in in modules.items()}
 
 
 class Patch(_Edit):
@@ -145,11 +149,7 @@ class Patch(_Edit):
     """
 
     op: Literal["patch"] = "patch"
-    modules: dict[str, StandIn]
-
-    @field_serializer("modules")
-    def _without_defaults(self, modules: dict[str, StandIn]) -> dict[str, Any]:
-        return {path: stand_in.model_dump(mode="json", exclude_defaults=True) for path, stand_in in modules.items()}
+    modules: StandIns
 
 
 class Merge(_Edit):
@@ -167,6 +167,20 @@ class Merge(_Edit):
     from_: tuple[str, ...] = Field(validation_alias="from", serialization_alias="from")
     norm: str | None = None
     scale: str | None = None
+
+
+class Fold(_Edit):
+    """The linear before a run of blocks takes in a map that stands for them: W becomes T W, b becomes T b + t.
+
+    Attributes:
+        unit: The last block of the run, which goes later in the plan; `into` is the path of the linear.
+        tensors: Keys of T, "weight", and of t, "bias", which only a linear with a bias has.
+    """
+
+    op: Literal["fold"] = "fold"
+    unit: str
+    into: str
+    tensors: tuple[str, ...] = ()
 
 
 class Config(_Edit):
@@ -291,10 +305,8 @@ class Reroute(_Edit):
         return self
 
 
-Edit = Annotated[
-    Remove | Replace | Merge | Config | Narrow | Rewrite | FreeHeads | Bypass | Patch | Reroute,
-    Field(discriminator="op"),
-]
-OPS = ("remove", "replace", "merge", "config", "narrow", "rewrite", "free_heads", "bypass", "patch", "reroute")
-FITTED = (Replace, Narrow)  # what may need tensors
+_AnyEdit = Remove | Replace | Merge | Config | Narrow | Rewrite | FreeHeads | Bypass | Patch | Reroute | Fold
+Edit = Annotated[_AnyEdit, Field(discriminator="op")]
+OPS = tuple(edit.model_fields["op"].default for edit in get_args(_AnyEdit))
+FITTED = (Replace, Narrow, Fold)  # what may need tensors
 NARROWING = (Narrow, Rewrite, FreeHeads)  # what plans of width are made of

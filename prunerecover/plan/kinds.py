@@ -19,7 +19,7 @@ class KindTraits:
         dimension: Of the network in which they are pruned.
         edits: Operations of plans that take them out; none for a kind that nothing removes yet.
         holds: Kinds of units inside, which go along.
-        fitted: Whether something can be fitted in their place.
+        fitted: Whether something can be fitted in their place, or, for blocks, before it.
         composite: Whether a unit is several features at once, so that its scores do not compare with single ones.
         color: Of bars of the kind in figures.
         ink: Of text on that colour.
@@ -36,7 +36,9 @@ class KindTraits:
 
 # In the order in which the units of one block are removed.
 TRAITS: dict[str, KindTraits] = {
-    "block": KindTraits("depth", edits=("remove", "bypass"), holds=("attention", "mlp", "activation", "layer")),
+    "block": KindTraits(
+        "depth", edits=("remove", "bypass"), holds=("attention", "mlp", "activation", "layer"), fitted=True
+    ),
     "attention": KindTraits("depth", edits=("remove", "replace", "bypass"), fitted=True),
     "mlp": KindTraits("depth", edits=("remove", "replace", "bypass"), holds=("activation", "layer"), fitted=True),
     "activation": KindTraits("depth", edits=("replace", "bypass"), fitted=True),

@@ -141,6 +141,8 @@ class Plan(Record):
     def first(self, count: int) -> Plan:
         """Return the plan that removes only the units that went first: one search gives every depth.
 
+        Maps folded for runs of blocks were fitted to all that goes, and are left out: plan anew to have them.
+
         Args:
             count: How many units it removes; 0 gives the plan of nothing.
 
@@ -156,7 +158,7 @@ class Plan(Record):
             return self
         found = first_units(self.edits, self.evidence, count)
         made_by = self.made_by.model_copy(update={"arguments": {**self.made_by.arguments, "first": count}})
-        return self.model_copy(update={**found, "made_by": made_by, "sidecar": None})
+        return self.model_copy(update={**found, "made_by": made_by, "sidecar": None}).with_tensors({})
 
     def plot(self, path: str | Path | None = None, **how: Any) -> Any:
         """Draw which units went; write a PNG if `path` is given. Returns a matplotlib Figure.

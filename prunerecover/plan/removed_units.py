@@ -7,25 +7,15 @@ started from.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prunerecover.plan.edits import Bypass, Config, Edit, Narrow, Remove, Replace
+from prunerecover.plan.edits import Bypass, Config, Edit, Fold, Narrow, Remove, Replace
 from prunerecover.plan.evidence import DepthEvidence
+from prunerecover.plan.units import number_of_block
 
 LISTED = 8  # units of one group; beyond, they are counted
-
-
-def number_of_block(path: str) -> int | None:
-    """Return the number at the end of a path.
-
-    >>> number_of_block("blocks.3"), number_of_block("blocks.x")
-    (3, None)
-    """
-    found = re.fullmatch(r"(?:.*\.)?([0-9]{1,9})", path)
-    return None if found is None else int(found[1])
 
 
 @dataclass(frozen=True)
@@ -166,15 +156,18 @@ def first_units(edits: Sequence[Edit], evidence: Mapping[str, Any], count: int) 
 
 
 def leave_nothing(edits: Sequence[Edit]) -> bool:
-    """Whether units go without a trace, so that each stays removable without the others."""
-    return all(isinstance(edit, Remove | Config) for edit in edits)
+    """Whether units leave nothing in their place, so that each stays removable without the others.
+
+    Maps that are folded before runs of blocks are left out then: they were fitted to all that goes.
+    """
+    return all(isinstance(edit, Remove | Config | Fold) for edit in edits)
 
 
 def edits_without_others(edits: Sequence[Edit], units: Sequence[str], config: dict[str, Any]) -> tuple[Edit, ...]:
     """Return the edits that remove some units alone.
 
     Args:
-        edits: Of `Remove` and `Config`; blocks go from the end, so that each is named as in the dense model.
+        edits: Of `Remove`, `Config` and `Fold`; blocks go from the end, so that each is named as in the dense model.
         units: Names of those that go.
         config: What a transformers config says then; empty for none.
     """

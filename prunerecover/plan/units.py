@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,3 +33,13 @@ class Unit:
 def names_of(units: Iterable[Unit]) -> frozenset[str]:
     """Return the names of some units, whatever their order."""
     return frozenset(unit.name for unit in units)
+
+
+def number_of_block(path: str) -> int | None:
+    """Return the number at the end of a path.
+
+    >>> number_of_block("blocks.3"), number_of_block("blocks.x")
+    (3, None)
+    """
+    found = re.fullmatch(r"(?:.*\.)?([0-9]{1,9})", path)
+    return None if found is None else int(found[1])

@@ -13,7 +13,8 @@ from prunerecover.files.atomic import write_text
 from prunerecover.files.json_file import read_json
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.records import Record
-from prunerecover.plan.removed_units import leave_nothing, number_of_block
+from prunerecover.plan.removed_units import leave_nothing
+from prunerecover.plan.units import number_of_block
 
 SCHEMA = "prunerecover.plan_set/1"
 
@@ -47,7 +48,7 @@ class PlanSet(Record):
         if len({plan.source.tensors for plan in self.plans if plan.edits}) > 1:
             raise ValueError("Expected plans for one model, but they start from different ones. Plan them anew.")
         for name, plan in zip(self.names, self.plans, strict=True):
-            if not leave_nothing(plan.edits) or set(plan.removed) - {"block"}:
+            if plan.needed_tensors or not leave_nothing(plan.edits) or set(plan.removed) - {"block"}:
                 raise ValueError(
                     f"Expected plans that remove whole blocks, but '{name}' does something else ("
                     f"{', '.join(sorted({edit.op for edit in plan.edits}))} of {', '.join(plan.removed)}). Use "

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from prunerecover.families.describe import describe, describe_blocks
 from prunerecover.families.layout import Branch
 from prunerecover.model.hooks import carry_hooks
-from prunerecover.model.linears import check_plain, linear_shape, through_last_matrix, without_affine
+from prunerecover.model.linears import check_plain, linear_shape, matrix_and_vector, through_last_matrix, without_affine
 from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import (
     Affine,
@@ -30,6 +30,7 @@ from prunerecover.plan.edits import (
     PARAMETERS,
     Bypass,
     Config,
+    Fold,
     FreeHeads,
     Merge,
     Narrow,
@@ -39,8 +40,8 @@ from prunerecover.plan.edits import (
     Reroute,
     Rewrite,
 )
-from prunerecover.plan.removed_units import number_of_block
-from prunerecover.surgery.folding import merged_linear
+from prunerecover.plan.units import number_of_block
+from prunerecover.surgery.folding import folded_map, merged_linear
 from prunerecover.surgery.journal import Journal
 from prunerecover.surgery.module_sizes import settings_without_fusion
 from prunerecover.surgery.narrowing import Cuts, free_heads, narrow
@@ -99,9 +100,8 @@ class EditContext:
 
     def replace_by_identity(self, paths: Iterable[str]) -> None:
         """Turn modules that have nothing left to do into identities."""
-        for path in paths:
-            if not isinstance(get_module(self.model, path), nn.Identity):
-                self.replace_module(path, nn.Identity())
+        for path in (path for path in paths if not isinstance(get_module(self.model, path), nn.Identity)):
+            self.replace_module(path, nn.Identity())
 
 
 @singledispatch
@@ -145,6 +145,15 @@ def _(edit: Narrow, context: EditContext) -> None:
     made = narrow(context.model, edit, context.journal, _compensation(context, edit))
     context.cuts |= made
     context.likes |= {new: old for new, (old, _) in made.items()}
+
+
+@execute.register
+def _(edit: Fold, context: EditContext) -> None:
+    for name, value in folded_map(context.model, edit, context.tensors).items():
+        old = get_module(context.model, edit.into).get_parameter(name)
+        new = Parameter(value.to(old.dtype).contiguous(), requires_grad=old.requires_grad)
+        context.journal.replace_tensor(context.model, [(edit.into, name)], new)
+        context.likes[new], context.cuts[new] = old, (old, ())
 
 
 @execute.register
@@ -243,7 +252,7 @@ def _replace_activation(context: EditContext, edit: Replace) -> None:
 
 def _replace_branch(context: EditContext, edit: Replace) -> None:
     branch = _branch(context.model, edit.unit, edit.kind)
-    matrix, vector = _matrix_and_vector(get_module(context.model, branch.path))
+    matrix, vector = matrix_and_vector(get_module(context.model, branch.path))
     stand_in: nn.Module
     if edit.leaves == "identity":
         stand_in = PassThrough(branch.returns)
@@ -260,12 +269,6 @@ def _replace_branch(context: EditContext, edit: Replace) -> None:
         context.replace_by_identity(branch.then if edit.leaves == "affine" else branch.followers)
 
 
-def _matrix_and_vector(module: nn.Module) -> tuple[Parameter, Parameter]:
-    parameters = list(module.parameters())
-    matrix = next(p for p in parameters if p.ndim > 1)
-    return matrix, next((p for p in parameters if p.ndim == 1), matrix)
-
-
 def _compensation(context: EditContext, edit: Narrow) -> dict[str, Tensor]:
     """Return what weights take over, by their paths."""
     return {} if context.tensors is None else {key.partition(".")[2]: context.tensors[key] for key in edit.tensors}
@@ -274,13 +277,13 @@ def _compensation(context: EditContext, edit: Narrow) -> dict[str, Tensor]:
 def _values(context: EditContext, edit: Replace) -> dict[str, Tensor]:
     if context.tensors is None:
         return {}
-    named = sorted(key.rpartition(".")[2] for key in edit.tensors)
-    if named and named != sorted(PARAMETERS[edit.leaves]):
+    named = [key.rpartition(".")[2] for key in edit.tensors]
+    if named and sorted(named) != sorted(PARAMETERS[edit.leaves]):
         raise ValueError(
             f"Expected keys of the fitted {', '.join(PARAMETERS[edit.leaves])} of '{edit.unit}', but got "
             f"{', '.join(edit.tensors)}. Was the plan edited?"
         )
-    return {key.rpartition(".")[2]: context.tensors[key] for key in edit.tensors}
+    return {name: context.tensors[key] for name, key in zip(named, edit.tensors, strict=True)}
 
 
 @execute.register
@@ -288,7 +291,7 @@ def _(edit: Merge, context: EditContext) -> None:
     new = merged_linear(context.model, edit)
     places = list(filter(None, dict.fromkeys((edit.into, *edit.from_, edit.norm, edit.scale))))
     before = {path: get_module(context.model, path) for path in places}
-    matrix, vector = _matrix_and_vector(before[edit.into])
+    matrix, vector = matrix_and_vector(before[edit.into])
     context.register(new, {"weight": matrix, "bias": vector}, dict(new.named_parameters()))
     context.replace_module(edit.into, new)
     context.replace_by_identity(path for path in edit.from_ if path != edit.into)

@@ -1,13 +1,18 @@
-"""Fold adjacent linear maps into one: W2 (s * (W1 x + b1) + t) + b2 as W x + b, in double precision."""
+"""Fold adjacent linear maps into one, in double precision.
+
+W2 (s * (W1 x + b1) + t) + b2 becomes W x + b, and a linear takes in a map of its output: T (W x + b) + t.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
-from prunerecover.model.linears import check_plain, is_transposed, matrix_and_bias, norm_affine
+from prunerecover.model.linears import check_plain, is_linear, is_transposed, linear_shape, matrix_and_bias, norm_affine
 from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import Affine, PassThrough, SlopeBias
-from prunerecover.plan.edits import Merge
+from prunerecover.plan.edits import Fold, Merge
 
 
 def merged_linear(model: nn.Module, edit: Merge) -> nn.Module:
@@ -41,6 +46,48 @@ def merged_linear(model: nn.Module, edit: Merge) -> nn.Module:
         gamma = get_module(model, edit.scale).get_parameter("gamma").detach().double()
         weight, bias = gamma[:, None] * weight, gamma * bias
     return _linear_like(first, weight, bias)
+
+
+def folded_map(model: nn.Module, edit: Fold, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return what a linear's parameters become, by name; the model is not changed.
+
+    Args:
+        model: Unwrapped.
+        edit: Names the linear, and the keys of T `(D, D)` and, if it has a bias, of t `(D,)`.
+        tensors: By key. None: only the structure is wanted, which stays; nothing is returned.
+
+    Raises:
+        ValueError: If there is no plain linear of this width there.
+    """
+    linear = get_module(model, edit.into)
+    if not is_linear(linear):
+        raise ValueError(
+            f"Expected a linear at '{edit.into}', to fold a map into, but it is a {type(linear).__name__}. Was the "
+            "plan made for another model?"
+        )
+    check_plain(edit.into, linear)
+    shared = sum(p is linear.weight for m in model.modules() for p in m._parameters.values())
+    if shared > 1:
+        raise ValueError(
+            f"Expected '{edit.into}' to have a weight of its own, to fold a map into, but {shared} modules share it. "
+            "Plan with replace='zero'."
+        )
+    if tensors is None:
+        return {}
+    names = ("weight", "bias") if isinstance(linear.bias, Tensor) else ("weight",)
+    weight, bias = matrix_and_bias(linear)
+    values = {key.rpartition(".")[2]: tensors[key].to(weight) for key in edit.tensors}
+    width = linear_shape(linear)[1]
+    shapes = {"weight": (width, width), "bias": (width,)}
+    if sorted(values) != sorted(names) or any(values[name].shape != shapes[name] for name in names):
+        raise ValueError(
+            f"Expected the {' and '.join(names)} of a map of {width} channels for '{edit.into}', but got "
+            f"{', '.join(f'{name} {tuple(value.shape)}' for name, value in values.items())}. Does the .safetensors "
+            "file belong to the plan?"
+        )
+    weight, bias = values["weight"] @ weight, values["weight"] @ bias + values.get("bias", 0)
+    new = {"weight": weight.T if is_transposed(linear) else weight, "bias": bias}
+    return {name: new[name] for name in names}
 
 
 def _check_linear(path: str, module: nn.Module) -> None:

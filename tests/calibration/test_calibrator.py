@@ -261,7 +261,9 @@ def test_known_choices_spare_fits_and_change_nothing(new: int, monkeypatch: pyte
         known = calibrator.choose([u for u in units if u is not units[new]])
         fitted: list[str] = []
         fit = calibrator._fitted
-        monkeypatch.setattr(calibrator, "_fitted", lambda *args: fitted.append(args[2].name) or fit(*args))
+        monkeypatch.setattr(
+            calibrator, "_fitted", lambda *args: fitted.extend(unit.name for unit in args[1]) or fit(*args)
+        )
         found = calibrator.choose(units, known=known)
     assert fitted == [choice.unit.name for choice in anew[new:]]
     for one, other in zip(anew, found, strict=True):

@@ -192,7 +192,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "newer, nameless": ({"schema": "prunerecover.plan/7"}, "prunerecover of unknown version; install that version"),
     "unknown op": (
         {**GOOD, "edits": [{"op": "rotate"}], "made_by": {"version": "9.1"}},
-        r"operations remove, .*, rewrite, .*, reroute of prunerecover .*, but the plan \(made by 9\.1\) has 'rotate'",
+        r"operations remove, .*, rewrite, .*, fold of prunerecover .*, but the plan \(made by 9\.1\) has 'rotate'",
     ),
     "edit is no object": ({**GOOD, "edits": ["remove"]}, "Expected a valid plan, but got one with 1 errors"),
     "edit without op": ({**GOOD, "edits": [{"unit": "a"}]}, "Expected a valid plan, but got one with 1 errors"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from prunerecover.calibration.calibrator import Calibrator, Choice
 from prunerecover.calibration.candidates import Candidate
@@ -112,4 +113,4 @@ class CalibratedSets:
 def _light(stand_in: Candidate) -> Candidate:
     """Return a stand-in that holds half the memory: it serves to judge other units, and nothing else."""
     values = {name: value.bfloat16() if value.ndim > 1 else value for name, value in stand_in.values.items()}
-    return Candidate(stand_in.edit, values)
+    return replace(stand_in, values=values)

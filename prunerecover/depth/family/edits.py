@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from prunerecover.calibration.candidates import Candidate
 from prunerecover.families.describe import describe
-from prunerecover.plan.edits import Edit, Remove, Replace
+from prunerecover.plan.edits import Edit, Fold, Remove, Replace
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.saved_cost import DenseCost
@@ -23,8 +23,10 @@ def edits_of(model: nn.Module, chosen: Iterable[tuple[Unit, Candidate]]) -> tupl
         edit = candidate.edit
         if unit.kind == "block":
             blocks.append(describe(model).block_of(unit.name))
-            continue
-        if isinstance(edit, Replace) and candidate.values:
+            if candidate.fold is None:
+                continue
+            edit = candidate.fold
+        if isinstance(edit, Replace | Fold) and candidate.values:
             keyed = {f"e{len(edits)}.{name}": value for name, value in candidate.values.items()}
             tensors |= {key: value.detach().float().cpu() for key, value in keyed.items()}
             edit = edit.model_copy(update={"tensors": tuple(keyed)})

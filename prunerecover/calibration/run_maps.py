@@ -1,0 +1,128 @@
+"""Linear maps that stand for runs of removed blocks, folded into the linear before the run.
+
+With M the output of the branch before the run, x the stream that it is added to, and h the dense stream after the run,
+T = argmin sum_t w_t |x_t + s T M_t - h_t|^2 + ridge |T - I|^2 (ReplaceMe, Shopkhoev et al. 2025, arXiv 2505.02819,
+eq. 5, which has neither the weights nor T = I, the run removed with nothing left, as what the map shrinks towards). The
+stream is the pruned network's, so that each map also corrects what earlier ones left. T moves into the linear's weight:
+no parameter is added. Not covered: what is scaled or normalised between the linear and the stream (LayerScale, the
+norms of Gemma 2 and OLMo 2), and norms after the addition (BERT): there blocks leave nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.calibration.candidates import Candidate
+from prunerecover.calibration.regression import AffineRegression
+from prunerecover.families.layout import Block
+from prunerecover.model.paths import get_module
+from prunerecover.plan.edits import Fold, Remove
+from prunerecover.plan.units import Unit
+from prunerecover.surgery.folding import folded_map
+
+RIDGES = (0.1, 0.3, 1.0)  # relative to the mean square of the branch's output; chosen on held-out samples
+ROUNDING = 0.02  # relative difference of sums in half precision
+
+
+class RunFit:
+    """Sums over calibration tokens from which the map in the place of a run of blocks is solved.
+
+    Args:
+        model: Unwrapped.
+        block: The one before the run, as it is now.
+
+    Attributes:
+        reason: Why no linear can take a map in; "" if one can, or before the first batch was added.
+    """
+
+    def __init__(self, model: nn.Module, block: Block) -> None:
+        self.branch = block.mlp or block.attention
+        self._model, self._into, self._sums = model, "", AffineRegression()
+        self._linears = self._plain_linears()
+        self.reason = "" if self._linears else f"'{block.path}' has no branch with a plain linear left"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Modules whose inputs and outputs `add` reads, as `<path>.in` and `<path>.out`."""
+        return () if self.branch is None else (*self.branch.before, self.branch.last, *self._linears)
+
+    def find_place(self, seen: Mapping[str, Tensor], after: Tensor) -> None:
+        """Find the linear whose output is what is added to the stream, or note the reason why none takes a map in.
+
+        Args:
+            seen: Inputs and outputs of the modules in `paths` in the pruned model, `(N, ..., C)`.
+            after: What leaves the block in the pruned model, `(N, ..., C)`.
+        """
+        if self.branch is not None and not self.reason:
+            self._into = self._find_linear(seen, seen[f"{self.branch.last}.out"])
+            self.reason = self._reason(seen, after)
+
+    def add(self, seen: Mapping[str, Tensor], target: Tensor, weight: Tensor) -> None:
+        """Add one batch; the place of the map is known.
+
+        Args:
+            seen: As of `find_place`.
+            target: What leaves the last block of the run in the dense model, `(N, ..., C)`.
+            weight: Token weights, `(N, ...)`.
+        """
+        assert self.branch is not None
+        wanted = self._rows(target).float() - self._rows(self.branch.state_before(seen)).float()
+        self._sums.add(self._rows(seen[f"{self.branch.last}.out"]), wanted / self.branch.scale, weight.flatten())
+
+    def candidates(self, last: Unit) -> list[Candidate]:
+        """Solve, once for each ridge strength; nothing where no linear can take a map in.
+
+        Args:
+            last: The last block of the run.
+        """
+        if self.branch is None or self.reason:
+            return []
+        affine = isinstance(get_module(self._model, self._into).bias, Tensor)
+        found = []
+        for ridge in RIDGES:
+            weight, offset = self._sums.solve(ridge, torch.eye(self.branch.dim), constant=affine)
+            values = {"weight": weight, "bias": offset} if affine else {"weight": weight}
+            fold = Fold(unit=last.name, into=self._into)
+            found.append(Candidate(Remove(unit=last.name, kind="block"), values, fold))
+        return found
+
+    def _plain_linears(self) -> tuple[str, ...]:
+        """Return the branch's linears whose weights are parameters of their own."""
+        if self.branch is None:
+            return ()
+        own = ((path, get_module(self._model, path)) for path in (self.branch.path, *self.branch.then))
+        names = (f"{path}.{name}" if name else path for path, top in own for name, _ in top.named_modules())
+        return tuple(name for name in names if _can_fold(self._model, name))
+
+    def _find_linear(self, seen: Mapping[str, Tensor], out: Tensor) -> str:
+        """Return the linear whose output is what is added to the stream, "" if there is none."""
+        for path in reversed(self._linears):
+            own = seen.get(f"{path}.out")
+            if own is not None and own.numel() == out.numel() and torch.equal(own.reshape(out.shape), out):
+                return path
+        return ""
+
+    def _reason(self, seen: Mapping[str, Tensor], after: Tensor) -> str:
+        assert self.branch is not None
+        if after.shape[-1] != self.branch.dim:
+            return f"the {self.branch.dim} channels of '{self.branch.path}' are not in the last dimension"
+        if not self._into:
+            return f"what '{self.branch.last}' adds to the stream is not the output of a plain linear"
+        expected, found = self._rows(self.branch.state_after(seen)).float(), self._rows(after).float()
+        apart = (expected - found).norm() / found.norm().clamp_min(1e-30)
+        return "" if apart < ROUNDING else f"the stream is normalised behind '{self.branch.last}'"
+
+    def _rows(self, x: Tensor) -> Tensor:
+        assert self.branch is not None
+        return x.reshape(-1, self.branch.dim)
+
+
+def _can_fold(model: nn.Module, path: str) -> bool:
+    try:
+        folded_map(model, Fold(unit=path, into=path), None)
+    except ValueError:  # no linear, or its weight is computed, quantised or shared
+        return False
+    return True

@@ -1,0 +1,211 @@
+"""Maps in the place of runs of blocks: never worse than nothing on held-out samples, and only where they can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases.engine import batch_of, batches_of, build, output_of, plan_of
+from cases.models.decoders import DECODERS
+from torch import nn
+
+from prunerecover import Plan, apply_plan, plan_depth
+from prunerecover.apply import refit_plan
+from prunerecover.calibration import run_maps
+from prunerecover.calibration.calibrator import Calibrator
+from prunerecover.calibration.divergence import mean_divergence
+from prunerecover.calibration.run_maps import RunFit
+from prunerecover.depth.family.runs import nearest_runs
+from prunerecover.depth.units import find_units
+from prunerecover.families.describe import describe
+from prunerecover.model.batches import split_batches
+from prunerecover.model.evaluation import evaluating
+from prunerecover.plan.edits import Fold
+from prunerecover.plan.units import Unit
+
+FOLDED = ("llama", "qwen2", "gpt2", "opt", "hf_vit", "timm")
+
+
+def chosen(name: str, blocks: tuple[int, ...], replace: str = "calibrated", **known: Any) -> list[Any]:
+    model = build(name)
+    units = [unit for i, unit in enumerate(find_units(model, ["block"])) if i in blocks]
+    with evaluating(model):
+        samples = split_batches(batches_of(name, n=16), torch.device("cpu"))
+        return Calibrator(model, samples, units, replace).choose(units, **known)
+
+
+def folds(plan: Plan) -> list[Fold]:
+    return [edit for edit in plan.edits if isinstance(edit, Fold)]
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_a_map_is_never_worse_than_nothing(name: str) -> None:
+    nothing, best = (chosen(name, (2, 3), replace)[-1] for replace in ("zero", "calibrated"))
+    assert best.divergence <= nothing.divergence
+    if best.candidate.fold is None:
+        assert best.divergence == nothing.divergence
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_the_divergence_is_that_of_the_plan(name: str) -> None:
+    model, batches = build(name), batches_of(name, n=16)
+    plan = plan_depth(model, remove={"block": 2}, batches=batches)
+    held_out = split_batches(batches, torch.device("cpu")).held_out
+    dense = [output_of(model, batch) for batch in held_out]
+    apply_plan(model, plan)
+    found = mean_divergence(held_out, dense, [output_of(model, batch) for batch in held_out])
+    assert found == pytest.approx(list(plan.evidence["divergence"].values())[-1], rel=1e-2)
+
+
+@pytest.mark.parametrize(("constant", "name"), [(False, "llama"), (True, "timm")])
+def test_a_linear_run_is_found(constant: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_maps, "RIDGES", (1e-9,))
+    model = build(name)
+    block = describe(model).blocks[1]
+    fit, mlp = RunFit(model, block), block.mlp
+    assert mlp is not None
+    generator = torch.Generator().manual_seed(0)
+    before, out, wanted = (torch.randn(4, 50, 32, generator=generator) for _ in range(3))
+    true, shift = wanted[0, :32], wanted[1, 0] if constant else torch.zeros(32)
+    seen = {f"{path}.out": out for path in fit.paths} | {f"{path}.in": before for path in mlp.before}
+    fit.find_place(seen, before + out)
+    fit.add(seen, before + out @ true.T + shift, torch.ones(4, 50))
+    (candidate,) = fit.candidates(Unit("last", "block", (), 0))
+    torch.testing.assert_close(candidate.values["weight"].float(), true, rtol=1e-3, atol=1e-3)
+    assert ("bias" in candidate.values) == constant
+    if constant:
+        torch.testing.assert_close(candidate.values["bias"].float(), shift, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("bert", "the stream is normalised behind 'bert.encoder.layer.1.output.dropout'"),
+        ("opt_post_norm", "the stream is normalised behind 'model.decoder.layers.1.fc2'"),
+        ("timm_all", "what 'blocks.1.drop_path2' adds to the stream is not the output of a plain linear"),
+    ],
+)
+def test_what_is_normalised_or_scaled_on_the_way_takes_no_map(name: str, reason: str) -> None:
+    model = build(name)
+    units = find_units(model, ["block"])[2:3]
+    with evaluating(model):
+        samples = split_batches(batches_of(name), torch.device("cpu"))
+        calibrator = Calibrator(model, samples, units, "calibrated")
+        (found,) = calibrator.choose(units)
+        assert found.candidate.leaves == "zero"
+        with pytest.raises(ValueError, match=f"Expected a linear before '{units[0].name}' that a map .*, but {reason}"):
+            calibrator.choose(units, {units[0].name: "map"})
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2"])
+def test_norms_behind_the_branch_take_no_map(name: str) -> None:
+    model = DECODERS[name].build()
+    plan = plan_depth(model, remove={"block": 1}, batches=[batch_of("llama", 8)])
+    assert not folds(plan)
+
+
+def test_the_first_block_has_none_before_it() -> None:
+    assert chosen("llama", (0, 1))[-1].candidate.leaves == "zero"
+
+
+def test_too_few_samples_leave_nothing() -> None:
+    with pytest.warns(UserWarning, match="fewer than 8"):
+        plan = plan_depth(build("llama"), remove={"block": 2}, batches=[batch_of("llama", 4)])
+    assert not folds(plan)
+
+
+def test_by_name_blocks_leave_nothing() -> None:
+    assert not folds(plan_of("llama", build("llama"), remove={"block": 2}, replace="zero"))
+
+
+def test_each_run_has_a_map_of_its_own() -> None:
+    found = chosen("gpt2", (1, 3))
+    paths = [choice.candidate.fold.into for choice in found]
+    assert paths == ["transformer.h.0.mlp.c_proj", "transformer.h.2.mlp.c_proj"]
+
+
+def test_without_an_mlp_the_attention_takes_the_map() -> None:
+    model = build("llama")
+    units = find_units(model, ["block", "mlp"])
+    removed = [unit for unit in units if unit.name in ("model.layers.1.mlp", "model.layers.2")]
+    with evaluating(model):
+        samples = split_batches(batches_of("llama", n=16), torch.device("cpu"))
+        leaves = {"model.layers.1.mlp": "zero", "model.layers.2": "map"}
+        found = Calibrator(model, samples, units, "calibrated").choose(removed, leaves)
+    assert found[-1].candidate.fold.into == "model.layers.1.self_attn.o_proj"
+
+
+@pytest.mark.parametrize("new", [1, 2, 3])
+def test_known_runs_are_fitted_again_only_where_they_change(new: int) -> None:
+    anew = chosen("gpt2", (1, 2, 3))
+    known = chosen("gpt2", tuple({1, 2, 3} - {new}))
+    again = chosen("gpt2", (1, 2, 3), known=known)
+    assert [choice.divergence for choice in again] == [choice.divergence for choice in anew]
+
+
+def test_a_saved_model_is_a_standard_one(tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    for name in ("llama", "qwen2", "gpt2", "opt"):
+        model = build(name)
+        plan = plan_of(name, model, remove={"block": 2})
+        assert folds(plan), name
+        apply_plan(model, plan)
+        model.save_pretrained(tmp_path / name)
+        other: nn.Module = AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
+        batch = batch_of(name)
+        torch.testing.assert_close(output_of(other, batch), output_of(model, batch), rtol=1e-5, atol=1e-5)
+
+
+def test_a_plan_is_kept_in_its_files(tmp_path) -> None:
+    plan = plan_of("llama", build("llama"), remove={"block": 2})
+    loaded = Plan.load(plan.save(tmp_path / "plan.json"))
+    assert loaded == plan
+    assert loaded.needed_tensors == ("e0.weight",)
+
+
+def test_a_plan_without_its_maps_is_refused() -> None:
+    plan = plan_of("llama", build("llama"), remove={"block": 2}).with_tensors({})
+    with pytest.raises(ValueError, match=r"Expected the plan's fitted tensors \(e0.weight, ...\), but"):
+        apply_plan(build("llama"), plan)
+
+
+def test_maps_are_fitted_anew_to_other_weights() -> None:
+    model, plan = build("gpt2"), plan_of("gpt2", build("gpt2"), remove={"block": 2})
+    same = refit_plan(model, plan, batches_of("gpt2"))
+    assert all(torch.equal(value, plan.tensors[key]) for key, value in same.tensors.items())
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_proj.weight.mul_(0.5)
+    other = refit_plan(model, plan, batches_of("gpt2"))
+    assert not any(torch.equal(value, plan.tensors[key]) for key, value in other.tensors.items())
+
+
+def test_fewer_of_its_blocks_go_without_maps() -> None:
+    plan = plan_of("gpt2", build("gpt2"), remove={"block": 2})
+    assert folds(plan)
+    fewer = plan.first(1)
+    assert not folds(fewer)
+    assert not fewer.tensors
+    model = build("gpt2")
+    apply_plan(model, fewer)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "timm"])
+def test_a_contiguous_run_is_taken_where_its_map_serves_better(name: str) -> None:
+    plan = plan_of(name, build(name), remove={"block": 2})
+    found = list(plan.evidence["divergence"].values())[-1]
+    model = build(name)
+    with evaluating(model):
+        samples = split_batches(batches_of(name), torch.device("cpu"))
+        units = find_units(model, ["block"])
+        calibrator = Calibrator(model, samples, units, "calibrated")
+        runs = nearest_runs(calibrator, units, 2)
+        assert {describe(model).block_of(run[0].name) for run in runs} == {1, 2}
+        assert all(found <= calibrator.choose(run)[-1].divergence for run in runs)
+
+
+def test_runs_are_of_blocks_that_may_go() -> None:
+    model = build("llama")
+    plan = plan_of("llama", model, remove={"block": 2}, ignore=["model.layers.2"])
+    assert "model.layers.2" not in plan.removed["block"]
