@@ -14,8 +14,8 @@ from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.distillation.teacher import copy_dense
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.logged_history import LoggedHistory, logged_in_training, logged_now
-from prunerecover.callbacks.logged_report import log_report
+from prunerecover.callbacks.logs.history import LoggedHistory, logged_in_training, logged_now
+from prunerecover.callbacks.logs.report import log_report
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.checkpoint.ledger_record import SurgeryEvent
 from prunerecover.model.batches import ModelInputs

@@ -11,8 +11,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.checkpoint.pruned_folder import PLAN, write_folder
+from prunerecover.files.plan_file import Saved, read_data, read_saved, write_plan
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.plan_file import Saved, read_data, read_saved, write_plan
 from prunerecover.routing.routed_folder import ROUTING, run_of_routed
 from prunerecover.surgery.merging import merge
 

@@ -26,10 +26,10 @@ from prunerecover.families.constructors import constructor_of
 from prunerecover.families.transformers_layers import is_transformers_model
 from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
+from prunerecover.files.plan_file import Saved, read_data, read_saved, write_plan
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.plan import Plan, check_plan
-from prunerecover.plan.plan_file import Saved, read_data, read_saved, write_plan
 from prunerecover.recovery.lora import Adapters, merge_adapters
 from prunerecover.surgery.provenance import source_of
 

@@ -5,53 +5,27 @@ Edits are sequential: each names things as they are just before it.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
-    PlainSerializer,
     SerializerFunctionWrapHandler,
     field_serializer,
     model_serializer,
     model_validator,
 )
 
+from prunerecover.plan.edit_parts import EditRecord, StandIns, split_call
 from prunerecover.plan.groups import Setting, Slice
 from prunerecover.plan.kinds import WidthKind
 
 LEAVES = {"activation": ("identity", "slope_bias", "affine"), "branch": ("identity", "affine", "constant")}
 
 PARAMETERS = {"identity": (), "slope_bias": ("slope", "bias"), "affine": ("weight", "bias"), "constant": ("bias",)}
-MOST_RETURNED = 64  # values by one module
 MOST_UNITS = 2**20  # of one group; lists of the units that go are made before a model is at hand
 
 
-class _Edit(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-
-def split_call(name: str) -> tuple[str, int | None]:
-    """Split the name of a call in a module's forward, or of an operand of one, from the operand's number.
-
-    Raises:
-        ValueError: If this is no such name.
-
-    >>> split_call("relu:1"), split_call("add:0[1]")
-    (('relu:1', None), ('add:0', 1))
-    """
-    found = re.fullmatch(r"([^:\[\]]+:[0-9]{1,9})(?:\[([0-9]{1,9})\])?", name)
-    if found is None:
-        raise ValueError(
-            f"Expected the name of a call such as 'relu:1', or of an operand such as 'add:0[1]', but got '{name}'. "
-            "Count from 0 in the order of execution."
-        )
-    return found[1], None if found[2] is None else int(found[2])
-
-
-class Remove(_Edit):
+class Remove(EditRecord):
     """A unit goes and leaves nothing: a branch adds zero, a block is taken out of its container."""
 
     op: Literal["remove"] = "remove"
@@ -60,7 +34,7 @@ class Remove(_Edit):
     leaves: Literal["zero"] = "zero"
 
 
-class Replace(_Edit):
+class Replace(EditRecord):
     """A unit goes and leaves something cheap.
 
     Attributes:
@@ -84,45 +58,7 @@ class Replace(_Edit):
         return self
 
 
-class StandIn(BaseModel):
-    """What takes the place of a module, and answers its calls in the same form.
-
-    Attributes:
-        leaves: "identity" (the input is passed on), "copy" (a copy of it, where what reads it overwrites it), "zero" (a
-            scalar, for sums), "zeros" (in the input's shape, for sums in place), "one" (for products), "empty" (no
-            entries along a dimension, for concatenations) or "pool" (averages, in the place of a strided layer).
-        returns: How many values the module returns: 1 is a tensor, 0 a tuple of one.
-        dim: Of "empty": the dimension.
-        window: Of "pool": kernel size, stride and padding along each spatial dimension, one after the other.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    leaves: Literal["identity", "copy", "zero", "zeros", "one", "empty", "pool"] = "identity"
-    returns: int = Field(default=1, ge=0, le=MOST_RETURNED)
-    dim: int = 0
-    window: tuple[tuple[int, ...], ...] = ()
-
-    @model_validator(mode="after")
-    def _has_a_window_to_pool(self) -> StandIn:
-        if self.leaves == "pool":
-            lengths = {len(sizes) for sizes in self.window}
-            if len(self.window) != 3 or len(lengths) != 1 or not lengths <= {1, 2, 3}:
-                raise ValueError(
-                    "Expected the window of a pooling to be kernel size, stride and padding along each of 1 to 3 "
-                    f"dimensions, but got {self.window}. Was the plan edited?"
-                )
-        return self
-
-
-def _without_defaults(modules: dict[str, StandIn]) -> dict[str, Any]:
-    return {path: stand_in.model_dump(mode="json", exclude_defaults=True) for path, stand_in in modules.items()}
-
-
-StandIns = Annotated[dict[str, StandIn], PlainSerializer(_without_defaults)]
-
-
-class Bypass(_Edit):
+class Bypass(EditRecord):
     """A unit goes, and so do the modules that serve it alone; stand-ins hand on what they get.
 
     Attributes:
@@ -141,7 +77,7 @@ class Bypass(_Edit):
         return next((leaves for leaves in ("pool", "zero", "zeros") if leaves in held), "identity")
 
 
-class Patch(_Edit):
+class Patch(EditRecord):
     """What bypassed units leave of sums, products and concatenations becomes neutral, and emptied modules go.
 
     Attributes:
@@ -152,7 +88,7 @@ class Patch(_Edit):
     modules: StandIns
 
 
-class Merge(_Edit):
+class Merge(EditRecord):
     """Linears with nothing nonlinear between them become one; norm affine and LayerScale around them fold in.
 
     Attributes:
@@ -169,7 +105,7 @@ class Merge(_Edit):
     scale: str | None = None
 
 
-class Fold(_Edit):
+class Fold(EditRecord):
     """The linear before a run of blocks takes in a map that stands for them: W becomes T W, b becomes T b + t.
 
     Attributes:
@@ -183,14 +119,14 @@ class Fold(_Edit):
     tensors: tuple[str, ...] = ()
 
 
-class Config(_Edit):
+class Config(EditRecord):
     """Entries of a transformers config that change so that the pruned model stays a standard one."""
 
     op: Literal["config"] = "config"
     set: dict[str, Any]
 
 
-class Narrow(_Edit):
+class Narrow(EditRecord):
     """Some units of a group go: channels, heads, neurons or experts, with their entries in all of its tensors.
 
     Attributes:
@@ -245,7 +181,7 @@ class Narrow(_Edit):
         return [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
 
 
-class Rewrite(_Edit):
+class Rewrite(EditRecord):
     """A shortcut without parameters becomes a `ChannelMap`, whose weight can lose channels like a convolution's.
 
     The shortcut keeps every `stride`-th position of a map and places its channels among zeros (option A of ResNets).
@@ -272,7 +208,7 @@ class Rewrite(_Edit):
         return self
 
 
-class FreeHeads(_Edit):
+class FreeHeads(EditRecord):
     """An `nn.MultiheadAttention` becomes a `NarrowAttention`, whose heads can go; it computes the same.
 
     Attributes:
@@ -283,7 +219,7 @@ class FreeHeads(_Edit):
     unit: str
 
 
-class Reroute(_Edit):
+class Reroute(EditRecord):
     """A module's own forward goes without some of its calls, which hand their first tensor on.
 
     Submodules and parameters that nothing reads any more go with them.

@@ -15,9 +15,9 @@ import torch
 from pydantic import Field, PrivateAttr, ValidationError
 from torch import Tensor
 
+from prunerecover.files.plan_file import SAVED, read_data, read_tensors, write_plan
 from prunerecover.plan.edits import FITTED, OPS, Edit
 from prunerecover.plan.kept_groups import KeptGroup, kept_groups
-from prunerecover.plan.plan_file import SAVED, read_data, read_tensors, write_plan
 from prunerecover.plan.records import MadeBy, Record, Result, Source
 from prunerecover.plan.removed_units import first_units, removed_units
 from prunerecover.version import __version__

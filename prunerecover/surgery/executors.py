@@ -142,7 +142,8 @@ def _(edit: Replace, context: EditContext) -> None:
 
 @execute.register
 def _(edit: Narrow, context: EditContext) -> None:
-    made = narrow(context.model, edit, context.journal, _compensation(context, edit))
+    taken_over = {} if context.tensors is None else {k.partition(".")[2]: context.tensors[k] for k in edit.tensors}
+    made = narrow(context.model, edit, context.journal, taken_over)
     context.cuts |= made
     context.likes |= {new: old for new, (old, _) in made.items()}
 
@@ -267,11 +268,6 @@ def _replace_branch(context: EditContext, edit: Replace) -> None:
         context.replace_by_identity(through_last_matrix(context.model, branch.then))
     else:
         context.replace_by_identity(branch.then if edit.leaves == "affine" else branch.followers)
-
-
-def _compensation(context: EditContext, edit: Narrow) -> dict[str, Tensor]:
-    """Return what weights take over, by their paths."""
-    return {} if context.tensors is None else {key.partition(".")[2]: context.tensors[key] for key in edit.tensors}
 
 
 def _values(context: EditContext, edit: Replace) -> dict[str, Tensor]:

@@ -15,7 +15,8 @@ from torch import nn
 
 from prunerecover import Plan, apply_plan
 from prunerecover.model.copies import deep_copy
-from prunerecover.plan.edits import Bypass, Patch, StandIn
+from prunerecover.plan.edit_parts import StandIn
+from prunerecover.plan.edits import Bypass, Patch
 from prunerecover.surgery.provenance import plan_for
 
 BYPASS = Bypass(unit="0", kind="layer", modules={"0": StandIn(), "1": StandIn(leaves="zero")})

@@ -53,6 +53,7 @@ ORDER = (
     "prunerecover.callbacks.calibration",
     "prunerecover.callbacks.surgery",
     "prunerecover.callbacks.distillation",
+    "prunerecover.callbacks.logs",
     "prunerecover.callbacks",
     "prunerecover.callbacks.trials",
     "prunerecover.recipes.networks",

@@ -28,7 +28,7 @@ def test_removed_block_equals_identity(name: str) -> None:
         return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
     block.register_forward_hook(hand_on, with_kwargs=True)
-    apply_plan(pruned, plan_of(name, pruned, remove={"block": 1}, ignore=[f"{layout.container}.[023]"]))
+    apply_plan(pruned, plan_of(name, pruned, remove={"block": 1}, ignore=[f"{layout.container}.[023]"], replace="zero"))
     assert len(describe(pruned).blocks) == 3
     assert torch.equal(output_of(pruned, batch_of(name)), output_of(oracle, batch_of(name)))
 

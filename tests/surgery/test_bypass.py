@@ -17,7 +17,8 @@ from torch import nn
 from prunerecover import apply_plan, load_pruned, save_pruned, update_optimizer
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.model.copies import deep_copy
-from prunerecover.plan.edits import Bypass, Edit, Patch, StandIn
+from prunerecover.plan.edit_parts import StandIn
+from prunerecover.plan.edits import Bypass, Edit, Patch
 from prunerecover.surgery.apply_edits import apply_edits, undo
 from prunerecover.surgery.provenance import plan_for
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from prunerecover.graph.branches import GraphUnit
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
 from prunerecover.model.paths import is_within
-from prunerecover.plan.edits import StandIn
+from prunerecover.plan.edit_parts import StandIn
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ from prunerecover.graph.layers import is_layer, is_resizing
 from prunerecover.graph.own_calls import own_call, whole_modules
 from prunerecover.model.linears import is_transposed
 from prunerecover.model.paths import get_module
-from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Reroute, StandIn
+from prunerecover.plan.edit_parts import StandIn
+from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Reroute
 from prunerecover.surgery.forward.rewritten_forward import find_rewriting
 
 ROUNDS = 4  # of narrowing one side of a layer after the other, where units leave together

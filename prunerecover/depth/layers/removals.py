@@ -23,7 +23,8 @@ from prunerecover.graph.own_calls import whole_modules
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.linears import linear_shape
 from prunerecover.model.paths import get_module, is_within
-from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite, StandIn
+from prunerecover.plan.edit_parts import StandIn
+from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
 from prunerecover.width.groups.discovery import FoundGroups, find_groups

@@ -12,7 +12,8 @@ from prunerecover.graph.activations import LinearPair
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import evaluating
-from prunerecover.plan.edits import Bypass, Edit, Merge, StandIn
+from prunerecover.plan.edit_parts import StandIn
+from prunerecover.plan.edits import Bypass, Edit, Merge
 from prunerecover.surgery.apply_edits import apply_edits
 
 ROUNDING = 100  # machine epsilons, relative to the largest output

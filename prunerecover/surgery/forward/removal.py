@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from prunerecover.plan.edits import split_call
+from prunerecover.plan.edit_parts import split_call
 from prunerecover.surgery.forward.calls import find_call, named_calls, operation_of
 
 SUMS, LISTS = ("add", "mul"), ("cat",)

@@ -1,0 +1,1 @@
+"""What a fit logged, and what loggers show of its report."""

@@ -1,0 +1,72 @@
+"""What edits are made of: their base, names of calls, and what takes the place of a module."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+
+MOST_RETURNED = 64  # values by one module
+
+
+class EditRecord(BaseModel):
+    """Base: frozen, and refuses what it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+def split_call(name: str) -> tuple[str, int | None]:
+    """Split the name of a call in a module's forward, or of an operand of one, from the operand's number.
+
+    Raises:
+        ValueError: If this is no such name.
+
+    >>> split_call("relu:1"), split_call("add:0[1]")
+    (('relu:1', None), ('add:0', 1))
+    """
+    found = re.fullmatch(r"([^:\[\]]+:[0-9]{1,9})(?:\[([0-9]{1,9})\])?", name)
+    if found is None:
+        raise ValueError(
+            f"Expected the name of a call such as 'relu:1', or of an operand such as 'add:0[1]', but got '{name}'. "
+            "Count from 0 in the order of execution."
+        )
+    return found[1], None if found[2] is None else int(found[2])
+
+
+class StandIn(BaseModel):
+    """What takes the place of a module, and answers its calls in the same form.
+
+    Attributes:
+        leaves: "identity" (the input is passed on), "copy" (a copy of it, where what reads it overwrites it), "zero" (a
+            scalar, for sums), "zeros" (in the input's shape, for sums in place), "one" (for products), "empty" (no
+            entries along a dimension, for concatenations) or "pool" (averages, in the place of a strided layer).
+        returns: How many values the module returns: 1 is a tensor, 0 a tuple of one.
+        dim: Of "empty": the dimension.
+        window: Of "pool": kernel size, stride and padding along each spatial dimension, one after the other.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    leaves: Literal["identity", "copy", "zero", "zeros", "one", "empty", "pool"] = "identity"
+    returns: int = Field(default=1, ge=0, le=MOST_RETURNED)
+    dim: int = 0
+    window: tuple[tuple[int, ...], ...] = ()
+
+    @model_validator(mode="after")
+    def _has_a_window_to_pool(self) -> StandIn:
+        if self.leaves == "pool":
+            lengths = {len(sizes) for sizes in self.window}
+            if len(self.window) != 3 or len(lengths) != 1 or not lengths <= {1, 2, 3}:
+                raise ValueError(
+                    "Expected the window of a pooling to be kernel size, stride and padding along each of 1 to 3 "
+                    f"dimensions, but got {self.window}. Was the plan edited?"
+                )
+        return self
+
+
+def _without_defaults(modules: dict[str, StandIn]) -> dict[str, Any]:
+    return {path: stand_in.model_dump(mode="json", exclude_defaults=True) for path, stand_in in modules.items()}
+
+
+StandIns = Annotated[dict[str, StandIn], PlainSerializer(_without_defaults)]
