@@ -49,15 +49,20 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
+def uncompiled(*, recurrent: bool = False) -> Iterator[None]:
     """Run compiled modules and fused layers eagerly, so that their operations can be seen one by one.
 
     PyTorch's own encoders nest padded tokens for their fused kernels, which no hook could read.
+
+    Args:
+        recurrent: Whether recurrent layers are to give gradients in evaluation mode, which cuDNN's do not.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with ExitStack() as stack:
+            if recurrent:
+                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
             if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes a second
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield

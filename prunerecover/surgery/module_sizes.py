@@ -1,8 +1,9 @@
 """The sizes that modules write down beside their tensors, such as `in_channels`, read off the tensors' shapes.
 
-PyTorch's convolutions, linears, norms, embeddings and PReLU, their subclasses in timm and torchvision, and
-transformers' `Conv1D`. What cannot be read off a shape (the number of heads, the groups of a GroupNorm) is a `Setting`
-of the group. Not covered: bilinear and recurrent layers, and embeddings that lose rows with `padding_idx`.
+PyTorch's convolutions, linears, recurrent layers, norms, embeddings and PReLU, their subclasses in timm and
+torchvision, and transformers' `Conv1D`. What cannot be read off a shape (the number of heads, the groups of a
+GroupNorm) is a `Setting` of the group. Not covered: bilinear layers, `proj_size`, and embeddings that lose rows with
+`padding_idx`.
 Besides, the settings by which PyTorch fuses parts that may be gone.
 """
 
@@ -19,6 +20,7 @@ from torch.nn.modules.conv import _ConvNd
 from prunerecover.model.paths import get_module
 
 Shape = tuple[int, ...]
+GATES = {"LSTM": 4, "GRU": 3}
 
 
 def sizes_of(path: str, module: nn.Module, shapes: Mapping[str, Shape], rows: Tensor | None = None) -> dict[str, Any]:
@@ -33,6 +35,8 @@ def sizes_of(path: str, module: nn.Module, shapes: Mapping[str, Shape], rows: Te
     Raises:
         ValueError: If the shapes do not fit together.
     """
+    if isinstance(module, nn.RNNBase):
+        return _recurrent(path, module, shapes)
     weight = shapes.get("weight", ())
     if isinstance(module, _ConvNd):
         return _convolution(path, module, shapes, rows)
@@ -89,6 +93,15 @@ def _convolution(path: str, conv: _ConvNd, shapes: Mapping[str, Shape], rows: Te
     inner, outer = (first, second * groups) if conv.transposed else (second * groups, first)
     _agreed(path, {"weight": outer, **_bias(shapes)})
     return {"in_channels": inner, "out_channels": outer, "groups": groups}
+
+
+def _recurrent(path: str, module: nn.RNNBase, shapes: Mapping[str, Shape]) -> dict[str, int]:
+    if module.proj_size:
+        raise ValueError(f"Expected the sizes of '{path}' to stay, but it projects its states. Leave it as it is.")
+    size = _agreed(path, {name: shape[1] for name, shape in shapes.items() if "weight_hh" in name})
+    rows = {name: shape[0] for name, shape in shapes.items()}
+    _agreed(path, {**rows, "hidden units in all gates": GATES.get(module.mode, 1) * size})
+    return {"hidden_size": size, "input_size": shapes["weight_ih_l0"][1]}
 
 
 def _bias(shapes: Mapping[str, Shape]) -> dict[str, int]:

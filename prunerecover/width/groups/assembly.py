@@ -180,14 +180,14 @@ def _sites(trace: Trace, kind: WidthKind, units: AlikeUnits) -> tuple[Site, ...]
     readers = [seen for seen, read in trace.readers if units.touch(read) and units.touch(seen.ids)]
     alone = len({seen.path for seen in readers}) == 1
     seen = readers[:1] if kind == "head" or (kind == "neuron" and alone) else trace.addends
-    return tuple(dict.fromkeys(site for s in seen if (site := _site(s, units)) is not None))
+    return tuple(dict.fromkeys(site for location in seen for site in _sites_at(location, units)))
 
 
-def _site(seen: Location, units: AlikeUnits) -> Site | None:
+def _sites_at(seen: Location, units: AlikeUnits) -> list[Site]:
+    """One per stretch of units: both directions of a recurrent layer lie one after the other."""
     form = linear_form(units.at(seen.ids), units.size)
-    if form is None or len(form[0]) > 1:
-        return None
-    return Site(module=seen.path, of=seen.of, dim=seen.dim, offset=form[0][0], span=form[1])
+    offsets, span = ((), 1) if form is None else form
+    return [Site(module=seen.path, of=seen.of, dim=seen.dim, offset=offset, span=span) for offset in offsets]
 
 
 def _settings(model: nn.Module, trace: Trace, units: AlikeUnits) -> tuple[Setting, ...]:

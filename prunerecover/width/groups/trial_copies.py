@@ -121,7 +121,7 @@ def _like(tensor: Tensor, value: Tensor) -> Tensor:
 
 def _follow(path: str, module: Any) -> None:
     """Set the sizes that forward passes of common layers, and code around them, read."""
-    weight = getattr(module, "weight", None)
+    weight = getattr(module, "weight_ih_l0" if isinstance(module, nn.RNNBase) else "weight", None)
     if not isinstance(weight, Tensor):
         return
     if isinstance(module, nn.modules.conv._ConvNd):
@@ -129,7 +129,7 @@ def _follow(path: str, module: Any) -> None:
             module.groups = weight.shape[0] // (module.out_channels // module.groups)
         sizes = weight.shape[0], weight.shape[1] * module.groups
         module.in_channels, module.out_channels = sizes if module.transposed else sizes[::-1]
-    elif "weight" in module._parameters:  # else it is computed, as by spectral_norm
+    elif isinstance(module, nn.RNNBase) or "weight" in module._parameters:  # else it is computed, as by spectral_norm
         held = {**module._parameters, **module._buffers}
         shapes = {name: tuple(tensor.shape) for name, tensor in held.items() if tensor is not None}
         for name, value in sizes_of(path, module, shapes).items():

@@ -103,7 +103,8 @@ def stream(
     taps = _Taps(model, groups, consumers)
     seen = False
     shown = progress("scoring units", len(batches) if isinstance(batches, Sized) else None)
-    with ordinary_arithmetic(), evaluating(model), uncompiled(), trainable(parameters), taps.attached(), shown as done:
+    eager = uncompiled(recurrent=any(isinstance(module, nn.RNNBase) for module in model.modules()))
+    with ordinary_arithmetic(), evaluating(model), eager, trainable(parameters), taps.attached(), shown as done:
         for batch in batches:
             seen = True
             taps.start(as_inputs(batch))

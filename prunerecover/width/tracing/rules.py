@@ -81,6 +81,7 @@ NAMES: dict[Rule, str] = {
     "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
     "_scaled_dot_product_fused_attention_overrideable",
     products.embedding: "embedding",
+    moves.packed: "_pack_padded_sequence _pad_packed_sequence",
 }
 RULES: dict[str, Rule] = {name: rule for rule, names in NAMES.items() for name in names.split()}
 ELEMENTWISE: tuple[Rule, ...] = (elementwise.pointwise, elementwise.multiplied)

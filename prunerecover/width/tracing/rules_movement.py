@@ -135,6 +135,15 @@ def _without_units_along(operand: Operand, others: set[int], ndim: int) -> Tenso
     return next(whole, torch.zeros((1,) * ndim, dtype=torch.long))
 
 
+def packed(trace: Trace, operation: Operation) -> None:
+    """Sequences are laid one after the other, or apart again: features stay along the last dimension."""
+    data, out = operation.args[0], operation.outputs[0]
+    others = range(data.ndim - 1)
+    features = [left for m in trace.info(data).maps for left in trace.ids.fixed_along(m, *others)]
+    record = replace(trace.info(data), maps=tuple(m.flatten().view([1] * (out.ndim - 1) + [-1]) for m in features))
+    trace.note(out, record)
+
+
 def stacked(trace: Trace, operation: Operation) -> None:
     """Everything meets; the new dimension has no units."""
     out = operation.outputs[0]
@@ -145,13 +154,32 @@ def stacked(trace: Trace, operation: Operation) -> None:
 
 
 def copied(trace: Trace, operation: Operation) -> None:
-    """Written into a part of another tensor, ids could no longer be followed."""
+    """Written into a part of another tensor, ids could no longer be followed, but for features of new sequences."""
     target, source = operation.args[:2]
-    if trace.info(source).maps and not trace.info(target).maps:
+    whole = target._base
+    if whole is not None and _fills_features(trace, target, source):
+        unify(trace.ids, [trace.operand(source, whole.ndim, only=()), trace.operand(whole, whole.ndim, only=())])
+        features = (m.flatten().view([1] * (whole.ndim - 1) + [-1]) for m in trace.info(source).maps)
+        trace.note(whole, replace(trace.info(source), maps=tuple(features)))
+    elif trace.info(source).maps and not trace.info(target).maps:
         trace.ids.pin(*trace.info(source).maps)
     elif trace.info(target).maps:
         maps = unify(trace.ids, [trace.operand(t, target.ndim) for t in (target, source)])
         propagate(trace, operation, maps)
+
+
+def _fills_features(trace: Trace, target: Tensor, source: Tensor) -> bool:
+    """Whether features are written into a part of a tensor that was just made, along all of its last dimension.
+
+    So sequences of different lengths are laid apart (`pad_packed_sequence`).
+    """
+    whole, maps = target._base, trace.info(source).maps
+    if whole is None or not maps or not target.ndim or not (trace.info(whole).blank or trace.info(whole).maps):
+        return False
+    lasts = ((source.ndim, maps), (whole.ndim, trace.info(whole).maps))
+    along = all(varying(m) == (ndim - 1,) for ndim, found in lasts for m in found)
+    sizes = {t.shape[-1] for t in (source, target, whole)}
+    return along and len(sizes) == 1 and target.stride(-1) == whole.stride(-1) and whole.ndim >= source.ndim
 
 
 def index_put(trace: Trace, operation: Operation) -> None:

@@ -1,0 +1,150 @@
+"""Hidden units of recurrent layers: with all their gates, in all layers and both directions of a module."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from cases.layers.recurrent import SEQUENCES, Attended, Tagger, seeded
+from cases.width.oracle import thirty_percent
+from cases.width.round_trip import RoundTrip
+from torch import Tensor, nn
+
+from prunerecover import Budget, apply_plan, find_groups, plan_width
+
+FORMS = {
+    "LSTM": partial(Tagger),
+    "GRU": partial(Tagger, nn.GRU),
+    "RNN": partial(Tagger, nn.RNN, nonlinearity="relu"),
+    "layers": partial(Tagger, num_layers=2),
+    "directions": partial(Tagger, bidirectional=True, num_layers=2),
+    "directions of a GRU": partial(Tagger, nn.GRU, bidirectional=True),
+    "states": partial(Tagger, states=True),
+    "states of a GRU": partial(Tagger, nn.GRU, states=True, num_layers=2),
+    "packed": partial(Tagger, packed=True),
+    "without biases": partial(Tagger, bias=False),
+    "attended": Attended,
+}
+
+
+def built(name: str) -> nn.Module:
+    return seeded(FORMS[name]())
+
+
+NETWORKS = {name: RoundTrip(partial(built, name), SEQUENCES) for name in FORMS}
+each = pytest.mark.parametrize("name", FORMS)
+
+
+@each
+def test_hidden_units_are_a_group(name: str) -> None:
+    groups = {group.name: group.size for group in NETWORKS[name].found.groups}
+    assert groups["rnn"] == (8 if name == "attended" else 10)
+
+
+@each
+def test_narrowed_equals_masked(name: str) -> None:
+    NETWORKS[name].assert_masked_equals_narrowed()
+
+
+@each
+def test_undone(name: str) -> None:
+    NETWORKS[name].assert_undone()
+
+
+@each
+def test_pruned_network_trains(name: str) -> None:
+    NETWORKS[name].assert_trains()
+
+
+@each
+def test_saved_and_opened(name: str, tmp_path: Path) -> None:
+    NETWORKS[name].assert_saved(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "directions", "states of a GRU"])
+def test_exported(name: str) -> None:
+    NETWORKS[name].assert_exported()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
+    NETWORKS[name].assert_in_onnx(tmp_path)
+
+
+def test_smaller_layer_built_by_hand_computes_the_same() -> None:
+    trip = NETWORKS["LSTM"]
+    keep = next(units for group, units in thirty_percent(trip.found).items() if group.name == "rnn")
+    pruned, dense = trip.pruned(), trip.build()
+    inputs = next(units for group, units in thirty_percent(trip.found).items() if group.name == "first")
+    rows = torch.cat([keep + 10 * gate for gate in range(4)])
+    by_hand = nn.LSTM(len(inputs), len(keep), batch_first=True)
+    with torch.no_grad():
+        by_hand.weight_ih_l0.copy_(dense.rnn.weight_ih_l0[rows][:, inputs])
+        by_hand.weight_hh_l0.copy_(dense.rnn.weight_hh_l0[rows][:, keep])
+        by_hand.bias_ih_l0.copy_(dense.rnn.bias_ih_l0[rows])
+        by_hand.bias_hh_l0.copy_(dense.rnn.bias_hh_l0[rows])
+        x = torch.randn(2, 4, len(inputs))
+        assert torch.equal(pruned.rnn(x)[0], by_hand(x)[0])
+    assert (pruned.rnn.hidden_size, pruned.rnn.input_size) == (len(keep), len(inputs))
+    pruned.rnn.flatten_parameters()
+    assert str(pruned.rnn) == str(by_hand)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "directions", "attended"])
+def test_plan_takes_units_that_hardly_count(name: str) -> None:
+    model = built(name)
+    for weight in (model.last.weight,) if name != "attended" else (model.score.weight, model.value.weight):
+        weight.data[:, 4:5] *= 1e-4
+        weight.data[:, 14:15] *= 1e-4
+    for weight_name, weight in model.rnn.named_parameters():
+        if weight.ndim == 2 and weight_name not in ("weight_ih_l0", "weight_ih_l0_reverse"):
+            weight.data[:, 4 :: 10 if name != "attended" else 8] *= 1e-4
+    ignore = ["first"] if name != "attended" else ["value"]
+    budget = Budget(remove={"neuron": 1})
+    plan = plan_width(model, budget, batches=[SEQUENCES], loss=squares, ignore=ignore, replace="zero")
+    assert plan.removed == {"neuron": ("rnn[4]",)}
+
+
+def squares(network: nn.Module, batch: Tensor) -> Tensor:
+    return network(batch).square().mean()
+
+
+def test_gradients_are_taken_without_cudnn() -> None:
+    """Its recurrent layers refuse a backward pass in evaluation mode."""
+    enabled = []
+
+    def loss(network: nn.Module, batch: Tensor) -> Tensor:
+        enabled.append(torch.backends.cudnn.enabled)
+        return squares(network, batch)
+
+    plan_width(built("LSTM"), Budget(params=0.2), batches=[SEQUENCES], loss=loss)
+    assert enabled == [False]
+    assert torch.backends.cudnn.enabled
+
+
+def test_share_of_parameters_goes() -> None:
+    model = built("directions")
+    plan = plan_width(model, Budget(params=0.4), batches=[SEQUENCES], loss=squares)
+    before = sum(p.numel() for p in model.parameters())
+    apply_plan(model, plan)
+    assert 0.5 * before < sum(p.numel() for p in model.parameters()) <= 0.6 * before
+
+
+def test_projected_states_stay() -> None:
+    model = seeded(Tagger(proj_size=4, num_layers=1))
+    model.last = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match="What keeps them: 'first', 'rnn' by proj_size in 'rnn'|by proj_size in 'rnn'"):
+        find_groups(model, SEQUENCES)
+
+
+def test_states_that_code_makes_of_a_fixed_size_stay() -> None:
+    class Fixed(Tagger):
+        def forward(self, x: Tensor) -> Tensor:
+            zeros = torch.zeros(1, len(x), 10)
+            return self.last(self.rnn(self.first(x), (zeros, zeros))[0])
+
+    found = find_groups(seeded(Fixed()), SEQUENCES)
+    assert [group.name for group in found.groups] == ["first"]
