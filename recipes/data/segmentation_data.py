@@ -46,7 +46,7 @@ class SegmentationData(TableData):
         path: A hub id, a parquet file, or a folder of parquet files.
         name: The hub data set's configuration.
         model: The timm model whose mean and standard deviation normalise the images; None: those of ImageNet.
-        image_size: Height and width of what the network sees, in pixels.
+        image_size: Of what the network sees, in pixels: one number, or height and width.
         first_class: Annotation value of class 0; lower values are not scored. 1 for ADE20K, where 0 is "other".
         ignore: Annotation value that is not scored, such as a void class; None: there is none.
         scale: Range of the random rescaling before the crop; 1.0 is the size at which the short side fits the crop.
@@ -70,7 +70,7 @@ class SegmentationData(TableData):
         path: str,
         name: str | None = None,
         model: str | None = None,
-        image_size: int = 512,
+        image_size: int | tuple[int, int] = 512,
         first_class: int = 0,
         ignore: int | None = None,
         scale: tuple[float, float] = (0.5, 2.0),
@@ -100,7 +100,8 @@ class SegmentationData(TableData):
         )
         if not 0 < scale[0] <= scale[1]:
             raise ValueError(f"Expected scale to be a range of positive numbers, but got {scale}. Try (0.5, 2.0).")
-        self.model, self.image_size, self.scale, self.augment = model, image_size, scale, augment
+        self.model, self.scale, self.augment = model, scale, augment
+        self.image_size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
         self.first_class, self.ignore = first_class, ignore
         self.image_column, self.annotation_column = image_column, annotation_column
 
@@ -118,17 +119,17 @@ class SegmentationData(TableData):
         from torchvision.tv_tensors import Image, Mask
 
         config = preprocessing(self.model) if self.model else {}
-        size = (self.image_size, self.image_size)
+        least, most = (int(factor * min(self.image_size)) for factor in self.scale)
         random = [
-            v2.RandomResize(int(self.scale[0] * self.image_size), int(self.scale[1] * self.image_size) + 1),
-            v2.RandomCrop(size, pad_if_needed=True, fill={Image: 0, Mask: IGNORED}),
+            v2.RandomResize(least, most + 1),
+            v2.RandomCrop(self.image_size, pad_if_needed=True, fill={Image: 0, Mask: IGNORED}),
             v2.RandomHorizontalFlip(),
             v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3),
         ]
         normalise = v2.Normalize(config.get("mean", IMAGENET_DEFAULT_MEAN), config.get("std", IMAGENET_DEFAULT_STD))
         steps = v2.Compose(
             [
-                *(random if training else [v2.Resize(size)]),
+                *(random if training else [v2.Resize(self.image_size)]),
                 v2.ToDtype({Image: torch.float32, "others": None}, scale=True),
             ]
         )

@@ -52,7 +52,8 @@ class ImageSegmenter(VisionModule):
         classes: How many are scored.
         model: The transformer: a timm name, `local-dir:/path`, or a hub id.
         pretrained: Load the weights that come with the name.
-        image_size: Height and width of the images, in pixels; position embeddings are interpolated to it.
+        image_size: Of the images, in pixels: one number, or height and width; position embeddings are interpolated to
+            it.
         model_kwargs: Further arguments of `timm.create_model`, for example `{"drop_path_rate": 0.1}`.
         learning_rate: Peak learning rate of AdamW.
         weight_decay: Weight decay of parameters with two or more dimensions.
@@ -65,7 +66,7 @@ class ImageSegmenter(VisionModule):
         classes: int,
         model: str = "deit_tiny_patch16_224",
         pretrained: bool = False,
-        image_size: int = 512,
+        image_size: int | tuple[int, int] = 512,
         model_kwargs: dict[str, Any] | None = None,
         learning_rate: float = 1e-4,
         weight_decay: float = 0.01,
@@ -109,7 +110,7 @@ class ImageSegmenter(VisionModule):
         return self(images).argmax(1)  # type: ignore[no-any-return]
 
 
-def _backbone(name: str, pretrained: bool, image_size: int, kwargs: dict[str, Any]) -> nn.Module:
+def _backbone(name: str, pretrained: bool, image_size: int | tuple[int, int], kwargs: dict[str, Any]) -> nn.Module:
     import timm
 
     options = {"num_classes": 0, "global_pool": "", "img_size": image_size, **kwargs}
