@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import yaml
 
 from benchmarks.data.real import CHECKPOINTS, ROOT, parser
