@@ -18,19 +18,20 @@ from prunerecover.callbacks.distillation.teacher import copy_dense, load_teacher
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.arguments import check_flag
-from prunerecover.model.batches import ModelInputs, call, predictions_of
+from prunerecover.model.batches import ModelInputs, call, holds_hidden_states, predictions_of
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
-from prunerecover.recovery.distillation import distillation_loss
+from prunerecover.recovery.distillation import distillation_loss, feature_loss
 
 
 class DistillRecover(LedgerCallback):
     """Add the dense network's predictions to the loss of any LightningModule, once it is pruned.
 
-    The loss becomes (1 - alpha) * loss + alpha * T^2 KL(teacher || student). The module's own training step is not
-    changed: the network's inputs and outputs are read by a hook. Under manual optimization the term is added in
-    `manual_backward`.
+    The loss becomes (1 - alpha) * loss + alpha * T^2 KL(teacher || student); where the network is a backbone without a
+    head, its hidden states are matched instead (mean squared error relative to the teacher's). The module's own
+    training step is not changed: the network's inputs and outputs are read by a hook. Under manual optimization the
+    term is added in `manual_backward`.
 
     Args:
         teacher: "dense" (the network right before its first surgery), the path of a saved network, or a module.
@@ -165,7 +166,10 @@ class DistillRecover(LedgerCallback):
         self._has_added = True
         with torch.no_grad():
             wanted = predictions_of(call(self._network, inputs))
-        term = distillation_loss(predictions_of(output), wanted, self.temperature)
+        if holds_hidden_states(self._network, output):
+            term = feature_loss(predictions_of(output), wanted)
+        else:
+            term = distillation_loss(predictions_of(output), wanted, self.temperature)
         if self._matcher is not None:
             term = term + self._matcher.loss()
         module.log("distillation_loss", term.detach(), batch_size=inputs.n_samples)

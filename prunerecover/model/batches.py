@@ -158,6 +158,18 @@ def predictions_of(output: Any) -> Tensor:
     return logits_of(output)
 
 
+def holds_hidden_states(network: nn.Module, output: Any) -> bool:
+    """Whether an output holds hidden states and no logits: timm's without a head, transformers' base models.
+
+    Args:
+        network: That gave it.
+        output: In the form that the network returns.
+    """
+    if isinstance(output, Mapping):
+        return output.get("logits") is None and output.get("last_hidden_state") is not None
+    return isinstance(output, Tensor) and getattr(network, "num_classes", None) == 0
+
+
 def is_padding(inputs: ModelInputs, tokens: Tensor) -> Tensor:
     """Say which of `tokens`, `(N T,)` or `(N, T)`, the batch's `attention_mask` marks as padding; none without one."""
     mask = inputs.kwargs.get("attention_mask")

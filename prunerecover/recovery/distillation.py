@@ -13,7 +13,7 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0
     Outputs with one value per position are no logits: their squared L2 distance relative to the teacher's is returned.
 
     Args:
-        student: Logits `(N, classes)` or `(N, tokens, vocabulary)`.
+        student: Logits `(N, classes)`, `(N, tokens, vocabulary)`, or of pixels, `(N, classes, H, W)`.
         teacher: The same shape.
         temperature: T.
 
@@ -25,6 +25,8 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0
             f"Expected teacher and student to answer alike, but got shapes {tuple(teacher.shape)} and "
             f"{tuple(student.shape)}. Is the teacher the dense version of this network?"
         )
+    if student.ndim == 4:  # classes are where `cross_entropy` wants them
+        student, teacher = student.movedim(1, -1), teacher.movedim(1, -1)
     if student.shape[-1] == 1 or student.ndim == 1:
         return (student - teacher).square().sum() / teacher.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
     log_p = (teacher.float() / temperature).log_softmax(-1).flatten(0, -2)

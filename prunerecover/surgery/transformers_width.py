@@ -99,8 +99,9 @@ def _heads(attention: nn.Module) -> dict[str, int]:
 
 
 def _differing(config: Any, found: Mapping[str, set[int]]) -> dict[str, int]:
-    """Return the entries that change; none if layers differ in any of them."""
-    if any(len(values) > 1 for values in found.values()):
+    """Return the entries that change; none if layers differ in any of them, or the config has one number per stage."""
+    per_stage = any(isinstance(getattr(config, name, None), list | tuple) for name in found)
+    if per_stage or any(len(values) > 1 for values in found.values()):
         return {}
     said = {name: next(iter(values)) for name, values in found.items()}
     differing = {name: v for name, v in said.items() if name != "head_dim" and getattr(config, name, v) != v}

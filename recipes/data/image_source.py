@@ -17,13 +17,12 @@ def open_source(path: str, name: str | None = None) -> Any:
     """Return the `datasets.DatasetDict` at `path`: a hub id, a parquet file, or a folder of parquet or images.
 
     Raises:
-        ValueError: If a local path does not exist or a folder has nothing to read, or the hub cannot be reached.
+        ValueError: If a local path does not exist, a folder has nothing to read or files that cannot be, or the hub
+            cannot be reached.
     """
-    from datasets import load_dataset
-
     local = Path(expand(path))
     if local.is_file():
-        return load_dataset("parquet", data_files={"train": str(local)})
+        return _load_local("parquet", local, data_files={"train": str(local)})
     if local.is_dir():
         kind = "parquet" if any(local.rglob("*.parquet")) else "imagefolder"
         if kind == "imagefolder" and not any(p.is_dir() for p in local.iterdir()):
@@ -31,8 +30,32 @@ def open_source(path: str, name: str | None = None) -> Any:
                 f"Expected parquet files or one folder per class in {local}, but found neither. "
                 "Check the path, or convert the data to one of the two."
             )
-        return load_dataset(kind, data_dir=str(local))
+        return _load_local(kind, local, data_dir=str(local))
     return open_hub(path, name)
+
+
+def _load_local(kind: str, local: Path, **files: Any) -> Any:
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        return load_dataset(kind, **files)
+    except DatasetGenerationError as error:
+        empty = [path.name for path in sorted(local.rglob("*.parquet")) if not _has_rows(path)]
+        found = f"{', '.join(empty)} has no rows" if empty else f"got: {error.__cause__ or error}"
+        raise ValueError(
+            f"Expected {kind} files that can be read in {local}, but {found}. Take such files out, or write them again."
+        ) from error
+
+
+def _has_rows(path: Path) -> bool:
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    try:
+        return bool(pq.read_metadata(path).num_rows)
+    except pyarrow.ArrowInvalid:  # no parquet file: what datasets says of it is right
+        return True
 
 
 def open_hub(path: str, name: str | None = None) -> Any:
@@ -51,7 +74,14 @@ def open_hub(path: str, name: str | None = None) -> Any:
     except (ConnectionError, FileNotFoundError) as error:
         raise ValueError(
             f"Expected {path!r} to be a local path or a hub data set that can be reached, but got: {error}. "
-            "Check the spelling and the network (HF_TOKEN for gated data), or pass the folder of a local copy."
+            "Check the spelling and the network, and HF_TOKEN for gated data; without a network give the path of a "
+            f"copy (`hf download {path} --repo-type dataset --local-dir FOLDER` makes one)."
+        ) from error
+    except RuntimeError as error:  # data sets of old, which are code
+        raise ValueError(
+            f"Expected {path!r} to be a data set that can be opened, but got: {error}. If it has a parquet version, "
+            f"copy that, and give its path: `hf download {path} --repo-type dataset --revision refs/convert/parquet "
+            "--local-dir FOLDER`."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Images with one class per pixel, from the hub or parquet files, as a DataModule.
+"""Images with one class per pixel, from the hub, parquet files or MIT's folder of ADE20K, as a DataModule.
 
 Both columns are images; the annotation holds a class index per pixel. Scenes are rescaled and cropped at random for
 training, as Segmenter (arXiv 2105.05633) and mmsegmentation do on ADE20K; for evaluation image and annotation are
@@ -9,6 +9,7 @@ image, which gives slightly higher ones).
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from prunerecover.recipes.data.image_source import as_images, find_column
+from prunerecover.recipes.data.scene_folder import is_scene_folder, open_scene_folder
 from prunerecover.recipes.data.table_data import IMAGE_COLUMNS, TableData
-from prunerecover.recipes.networks.model_names import preprocessing
+from prunerecover.recipes.networks.model_names import expand, preprocessing
 
 ANNOTATION_COLUMNS = ("annotation", "mask", "label", "segmentation")
 IGNORED = 255
@@ -35,18 +37,25 @@ class Scenes(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         row = self.rows[index]
-        pixels, classes = self.transform(row[self.image].convert("RGB"), np.array(row[self.annotation]))
-        return pixels, classes
+        image, annotation = row[self.image], row[self.annotation]
+        if image.size != annotation.size:
+            sizes = [f"{width} x {height}" for width, height in (image.size, annotation.size)]
+            raise ValueError(
+                f"Expected an annotation of the size of its image, {sizes[0]} pixels, but that of scene {index} has "
+                f"{sizes[1]}. Resize one of the two, annotations without interpolation, or leave the scene out."
+            )
+        return self.transform(image.convert("RGB"), np.array(annotation))  # type: ignore[no-any-return]
 
 
 class SegmentationData(TableData):
     """Train, validation and test scenes.
 
     Args:
-        path: A hub id, a parquet file, or a folder of parquet files.
+        path: A hub id, a parquet file, a folder of parquet files, or one with images/ and annotations/ by split, as
+            MIT publishes ADE20K (ADEChallengeData2016).
         name: The hub data set's configuration.
         model: The timm model whose mean and standard deviation normalise the images; None: those of ImageNet.
-        image_size: Height and width of what the network sees, in pixels.
+        image_size: Of what the network sees, in pixels: one number, or height and width.
         first_class: Annotation value of class 0; lower values are not scored. 1 for ADE20K, where 0 is "other".
         ignore: Annotation value that is not scored, such as a void class; None: there is none.
         scale: Range of the random rescaling before the crop; 1.0 is the size at which the short side fits the crop.
@@ -70,7 +79,7 @@ class SegmentationData(TableData):
         path: str,
         name: str | None = None,
         model: str | None = None,
-        image_size: int = 512,
+        image_size: int | tuple[int, int] = 512,
         first_class: int = 0,
         ignore: int | None = None,
         scale: tuple[float, float] = (0.5, 2.0),
@@ -100,9 +109,15 @@ class SegmentationData(TableData):
         )
         if not 0 < scale[0] <= scale[1]:
             raise ValueError(f"Expected scale to be a range of positive numbers, but got {scale}. Try (0.5, 2.0).")
-        self.model, self.image_size, self.scale, self.augment = model, image_size, scale, augment
+        self.model, self.scale, self.augment = model, scale, augment
+        self.image_size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
         self.first_class, self.ignore = first_class, ignore
         self.image_column, self.annotation_column = image_column, annotation_column
+
+    def open_splits(self) -> Any:
+        """Return the `datasets.DatasetDict` at `path`."""
+        folder = Path(expand(self.path))
+        return open_scene_folder(folder) if is_scene_folder(folder) else super().open_splits()
 
     def samples(self, rows: Any, role: str) -> Scenes:
         """Return (image, class per pixel) of each row."""
@@ -118,17 +133,17 @@ class SegmentationData(TableData):
         from torchvision.tv_tensors import Image, Mask
 
         config = preprocessing(self.model) if self.model else {}
-        size = (self.image_size, self.image_size)
+        least, most = (int(factor * min(self.image_size)) for factor in self.scale)
         random = [
-            v2.RandomResize(int(self.scale[0] * self.image_size), int(self.scale[1] * self.image_size) + 1),
-            v2.RandomCrop(size, pad_if_needed=True, fill={Image: 0, Mask: IGNORED}),
+            v2.RandomResize(least, most + 1),
+            v2.RandomCrop(self.image_size, pad_if_needed=True, fill={Image: 0, Mask: IGNORED}),
             v2.RandomHorizontalFlip(),
             v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3),
         ]
         normalise = v2.Normalize(config.get("mean", IMAGENET_DEFAULT_MEAN), config.get("std", IMAGENET_DEFAULT_STD))
         steps = v2.Compose(
             [
-                *(random if training else [v2.Resize(size)]),
+                *(random if training else [v2.Resize(self.image_size)]),
                 v2.ToDtype({Image: torch.float32, "others": None}, scale=True),
             ]
         )

@@ -99,6 +99,11 @@ class TableData(pl.LightningDataModule):
             if not required and name is None and not any(n in splits for n in usual):
                 return None
             rows = find_split(splits, name, usual, role, self.path)
+        if not len(rows):
+            raise ValueError(
+                f"Expected samples in the {role} split of {self.path}, but it is empty. Check the files, or set "
+                f"{role}_split."
+            )
         return subset(rows, self.limits[role], self.seed)
 
     def train_dataloader(self) -> DataLoader[Any]:

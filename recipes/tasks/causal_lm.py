@@ -20,6 +20,7 @@ from prunerecover.importance.losses import IGNORED
 from prunerecover.language.accuracy import score_choices
 from prunerecover.language.likelihood import token_log_likelihoods
 from prunerecover.recipes.networks.model_names import from_pretrained
+from prunerecover.recipes.tasks.counted_once import counted
 from prunerecover.recipes.tasks.language_metrics import MeanOverQuestions, MeanPerplexity
 from prunerecover.recipes.tasks.optimization import adamw_with_cosine
 
@@ -84,7 +85,7 @@ class CausalLM(pl.LightningModule):
 
     def validation_step(self, batch: TokenBatch, batch_idx: int) -> None:
         """Log loss and perplexity, or of questions loss, acc and acc_norm, with the prefix `val_`."""
-        self._evaluate(batch, self.val_metrics, self.val_choices)
+        self._evaluate(batch, batch_idx, self.val_metrics, self.val_choices)
 
     def on_test_epoch_start(self) -> None:
         """Start the sums anew, as in validation."""
@@ -93,7 +94,7 @@ class CausalLM(pl.LightningModule):
 
     def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
         """Log loss and perplexity, or of questions loss, acc and acc_norm, with the prefix `test_`."""
-        self._evaluate(batch, self.test_metrics, self.test_choices)
+        self._evaluate(batch, batch_idx, self.test_metrics, self.test_choices)
 
     def predict_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """Return the likeliest next token at each position, `(N, T)`."""
@@ -108,15 +109,20 @@ class CausalLM(pl.LightningModule):
     def _loss(self, batch: TokenBatch) -> Tensor:
         return self.model(**batch, use_cache=False).loss  # type: ignore[no-any-return]
 
-    def _evaluate(self, batch: TokenBatch, metrics: MetricCollection, choices: MetricCollection) -> None:
+    def _evaluate(
+        self, batch: TokenBatch, batch_idx: int, metrics: MetricCollection, choices: MetricCollection
+    ) -> None:
         if "question" in batch:
             self._evaluate_choices(batch, choices)
             return
-        labels = batch["labels"]
-        tokens = (labels[:, 1:] != IGNORED).sum()
-        if tokens:
-            metrics.update(self._loss(batch), tokens)
-        self.log_dict(metrics, prog_bar=True, batch_size=len(labels))
+        count = counted(self.trainer, batch_idx, len(batch["labels"]))
+        if count:
+            batch = {name: values[:count] for name, values in batch.items()}
+        loss = self._loss(batch)  # also of a batch that counts elsewhere: a sharded model needs all processes
+        tokens = (batch["labels"][:, 1:] != IGNORED).sum()
+        if count and tokens:
+            metrics.update(loss, tokens)
+        self.log_dict(metrics, prog_bar=True, batch_size=len(batch["labels"]))
 
     def _evaluate_choices(self, batch: TokenBatch, metrics: MetricCollection) -> None:
         logits = self(batch["input_ids"], batch["attention_mask"])

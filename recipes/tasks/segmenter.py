@@ -1,71 +1,54 @@
-"""A semantic segmenter around any timm vision transformer: Segmenter with a linear decoder (arXiv 2105.05633, 3.2).
+"""A semantic segmenter: of transformers (SegFormer, UperNet), of torchvision, or a timm backbone with a decoder.
 
-The transformer's patch tokens are classified one by one, and the class scores are brought to the image's size. The
-transformer is an ordinary timm model at `network.backbone`, so what prunes a classifier prunes a segmenter. Reports the
-mean intersection over union (mIoU) over the classes that occur, and pixel accuracy.
+The network is an ordinary one of its library, so what prunes a classifier prunes a segmenter. Reports the mean
+intersection over union (mIoU) over the classes that occur and pixel accuracy, and after a test a table of the classes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassJaccardIndex
 
+from prunerecover.display.markdown import table
 from prunerecover.recipes.data.segmentation_data import IGNORED
-from prunerecover.recipes.networks.model_names import timm_name
+from prunerecover.recipes.networks.segmentation_networks import build_segmenter, scores_of
 from prunerecover.recipes.tasks.vision_module import Batch, VisionModule
-
-
-class LinearSegmenter(nn.Module):
-    """A vision transformer and a linear map from each patch token to class scores.
-
-    Args:
-        backbone: A timm vision transformer that returns all tokens (`num_classes=0, global_pool=""`).
-        classes: How many are scored.
-    """
-
-    def __init__(self, backbone: nn.Module, classes: int) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = nn.Linear(int(backbone.num_features), classes)  # type: ignore[arg-type]
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return class scores `(N, classes, H, W)` of images `(N, 3, H, W)`."""
-        backbone: Any = self.backbone
-        tokens = backbone(images)[:, backbone.num_prefix_tokens :]
-        scores = self.head(tokens).transpose(1, 2).unflatten(2, backbone.patch_embed.grid_size)
-        return F.interpolate(scores, images.shape[-2:], mode="bilinear")
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters that weight decay spares, as timm's models do."""
-        backbone: Any = self.backbone
-        return {f"backbone.{name}" for name in backbone.no_weight_decay()}
 
 
 class ImageSegmenter(VisionModule):
     """Train and evaluate a segmenter; the network is `self.network`.
 
     Args:
-        classes: How many are scored.
-        model: The transformer: a timm name, `local-dir:/path`, or a hub id.
-        pretrained: Load the weights that come with the name.
-        image_size: Height and width of the images, in pixels; position embeddings are interpolated to it.
-        model_kwargs: Further arguments of `timm.create_model`, for example `{"drop_path_rate": 0.1}`.
+        classes: How many are scored, or their names in order, for the table.
+        model: A backbone of timm's (a timm name, `local-dir:/path`, or a hub id), which gets a linear decoder if it is
+            a vision transformer, else one that adds up its stages; a folder or hub id of transformers' (SegFormer,
+            UperNet), or the type alone (`segformer`); or one of torchvision's (`deeplabv3_mobilenet_v3_large`).
+        pretrained: Load the weights that come with the name. Trained for other classes, they get a new last layer.
+        image_size: Of the images, in pixels: one number, or height and width; position embeddings are interpolated to
+            it.
+        model_kwargs: Further arguments of `timm.create_model`, for example `{"drop_path_rate": 0.1}`; entries of the
+            configuration for transformers; arguments of torchvision's constructor.
         learning_rate: Peak learning rate of AdamW.
         weight_decay: Weight decay of parameters with two or more dimensions.
         warmup_epochs: Length of the linear warmup, in epochs; may be a fraction.
         min_learning_rate: Where the cosine ends.
+
+    Raises:
+        ValueError: If there is no such network, or it does not score as many classes.
     """
 
     def __init__(
         self,
-        classes: int,
+        classes: int | list[str],
         model: str = "deit_tiny_patch16_224",
         pretrained: bool = False,
-        image_size: int = 512,
+        image_size: int | tuple[int, int] = 512,
         model_kwargs: dict[str, Any] | None = None,
         learning_rate: float = 1e-4,
         weight_decay: float = 0.01,
@@ -74,34 +57,77 @@ class ImageSegmenter(VisionModule):
     ) -> None:
         super().__init__(learning_rate, weight_decay, warmup_epochs, min_learning_rate)
         self.save_hyperparameters()
-        self.network = LinearSegmenter(_backbone(model, pretrained, image_size, model_kwargs or {}), classes)
+        self.names = [str(i) for i in range(classes)] if isinstance(classes, int) else list(classes)
+        n = len(self.names)
+        self.network = build_segmenter(model, n, pretrained, image_size, model_kwargs or {})
         metrics = MetricCollection(
             {
-                "miou": MulticlassJaccardIndex(classes, ignore_index=IGNORED),
-                "pixel_accuracy": MulticlassAccuracy(classes, ignore_index=IGNORED, average="micro"),
+                "miou": MulticlassJaccardIndex(n, ignore_index=IGNORED),
+                "pixel_accuracy": MulticlassAccuracy(n, ignore_index=IGNORED, average="micro"),
             }
         )
         self.val_metrics, self.test_metrics = metrics.clone(prefix="val_"), metrics.clone(prefix="test_")
+        self.confusion = MulticlassConfusionMatrix(n, ignore_index=IGNORED)
 
     @property
     def trained(self) -> nn.Module:
-        """The transformer and its decoder."""
+        """The whole network."""
         return self.network
 
     def loss_of(self, scores: Tensor, target: Tensor) -> Tensor:
         """Return the cross-entropy over the scored pixels."""
         return F.cross_entropy(scores, target, ignore_index=IGNORED)
 
+    def scored(self, target: Tensor) -> int:
+        """Return how many pixels are scored."""
+        return int((target != IGNORED).sum())
+
     def forward(self, images: Tensor) -> Tensor:
-        """Return class scores `(N, classes, H, W)`."""
-        return self.network(images)  # type: ignore[no-any-return]
+        """Return class scores `(N, classes, H, W)`.
+
+        Raises:
+            ValueError: If the network scores another number of classes.
+        """
+        scores = scores_of(self.network(images), (images.shape[-2], images.shape[-1]))
+        if scores.shape[1] != len(self.names):
+            raise ValueError(
+                f"Expected a network that scores {len(self.names)} classes, but it scores {scores.shape[1]}. Set "
+                f"classes={scores.shape[1]}, or leave the number of classes out of model_kwargs."
+            )
+        return scores
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss."""
         images, target = batch
+        self._check_classes(target)
         loss = self.loss_of(self(images), target)
         self.log("train_loss", loss, prog_bar=True)
         return loss
+
+    def update_metrics(self, metrics: MetricCollection, scores: Tensor, target: Tensor) -> None:
+        """Add scored images to the metrics, and to the table of a test."""
+        self._check_classes(target)
+        classes = scores.argmax(1)
+        metrics.update(classes, target)
+        if metrics is self.test_metrics:
+            self.confusion.update(classes, target)
+
+    def on_test_epoch_end(self) -> None:
+        """Show the table of the classes."""
+        counts = self.confusion.compute()
+        self.confusion.reset()
+        rank_zero_info(f"\n{per_class_table(counts, self.names)}")
+
+    def _check_classes(self, target: Tensor) -> None:
+        """Raise ValueError if annotations are of other classes: a GPU would fail without a word, and for good."""
+        scored = target[target != IGNORED]
+        if scored.numel() and not 0 <= int(scored.min()) <= int(scored.max()) < len(self.names):
+            found = int(scored.max())
+            raise ValueError(
+                f"Expected annotations of the classes 0 to {len(self.names) - 1}, but got class {found}. Set "
+                f"classes={found + 1}, or say in the data what is not scored: ignore for one value, first_class "
+                "where classes do not begin at 0."
+            )
 
     def predict_step(self, batch: Batch | Tensor, batch_idx: int) -> Tensor:
         """Return the class of each pixel, `(N, H, W)`."""
@@ -109,24 +135,17 @@ class ImageSegmenter(VisionModule):
         return self(images).argmax(1)  # type: ignore[no-any-return]
 
 
-def _backbone(name: str, pretrained: bool, image_size: int, kwargs: dict[str, Any]) -> nn.Module:
-    import timm
+def per_class_table(counts: Tensor, names: Sequence[str]) -> str:
+    """Render IoU and accuracy of each class, and its share of the scored pixels, as Markdown.
 
-    options = {"num_classes": 0, "global_pool": "", "img_size": image_size, **kwargs}
-    try:
-        model: nn.Module = timm.create_model(timm_name(name), pretrained=pretrained, **options)
-    except TypeError as error:  # most other families take no img_size
-        raise ValueError(_refusal(name, f"cannot be made as one: {error}")) from error
-    if not _is_vision_transformer(model):
-        raise ValueError(_refusal(name, f"is a {type(model).__name__}"))
-    return model
-
-
-def _is_vision_transformer(model: nn.Module) -> bool:
-    from timm.models import VisionTransformer
-
-    return isinstance(model, VisionTransformer)
-
-
-def _refusal(name: str, reason: str) -> str:
-    return f"Expected model to be a vision transformer of timm, but {name!r} {reason}. Try deit_tiny_patch16_224."
+    Args:
+        counts: Pixels by true and predicted class, `(classes, classes)`.
+        names: Of the classes.
+    """
+    hits, true = counts.diagonal().double(), counts.sum(1).double()
+    either = true + counts.sum(0) - hits
+    rows = [
+        (name, *(f"{100 * float(value[i]):.1f}" for value in (hits / either, hits / true, true / true.sum())))
+        for i, name in enumerate(names)
+    ]
+    return table(("class", "IoU, %", "accuracy, %", "of the pixels, %"), rows)

@@ -150,3 +150,16 @@ def test_depth_leaves_the_config_that_two_models_share() -> None:
     assert dense.config.num_hidden_layers == 4
     undo(model, applied.journal)
     assert model.config is dense.config
+
+
+def test_config_with_a_number_per_stage_stays_as_it_is() -> None:
+    """SegFormer's stages come to have one head each, which a list of heads cannot become one number for."""
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    shape = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [2] * 4, "sr_ratios": [1] * 4}
+    model: Any = SegformerForSemanticSegmentation(SegformerConfig(**shape, decoder_hidden_size=8, num_labels=2)).eval()
+    images = torch.randn(1, 3, 32, 32)
+    groups = find_groups(model, images, ("head",)).groups
+    apply_plan(model, plan_for(model, narrow_edits(groups, {g.name: torch.tensor([1]) for g in groups}), method="test"))
+    assert model.config.num_attention_heads == [2] * 4
+    assert model(images).logits.shape == (1, 2, 8, 8)

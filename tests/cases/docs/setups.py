@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from cases.detection.networks import write_coco
+from cases.files.scenes import write_scenes
 from cases.models.language import documents, llama_folder, tokenizer_of, write_jsonl
 from cases.models.questions import question_rows, write_rows, write_task
 from cases.models.tiny import tiny_bert, tiny_timm
@@ -70,6 +71,15 @@ LLAMA = {"HuggingFaceTB/SmolLM2-135M": "llama"}
 HUB: dict[str, dict[str, str]] = {
     "docs/methods/pudding.md": LLAMA,
     "docs/hugging_face.md": {**LLAMA, "google-bert/bert-base-uncased": "bert"},
+    "docs/segmentation.md": {
+        '"camvid"': '"scenes"',
+        "(160, 224)": "16",
+        "ignore=11": "num_workers=0",
+        '"deit_tiny_patch16_224", ': '"deit_tiny_patch16_224", model_kwargs={"patch_size": 4, "depth": 2}, ',
+        "schedule=8": "schedule=1",
+        "calibration=128": "calibration=8",
+        "max_epochs=20": "max_epochs=2",
+    },
     "docs/language_models.md": {
         **LLAMA,
         "Salesforce/wikitext": "text",
@@ -85,7 +95,9 @@ HUB: dict[str, dict[str, str]] = {
 def replaced_in(page: str, folder: Path) -> dict[str, str]:
     """Return what stands for models and data of the hub on a page, made in a folder; empty where there are none."""
     replaced = HUB.get(page, {})
-    if replaced:
+    if page == "docs/segmentation.md":
+        write_scenes(folder / "scenes")
+    elif replaced:
         llama_folder(folder / "llama", num_hidden_layers=6)
     if "bert" in replaced.values():
         tiny_bert().save_pretrained(folder / "bert")  # type: ignore[operator]

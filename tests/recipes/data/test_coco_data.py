@@ -198,7 +198,7 @@ def test_an_empty_split_is_refused(coco: Path) -> None:
 
 
 def test_a_hub_id_without_a_network_says_what_to_check(own_cache: Path) -> None:
-    with pytest.raises(ValueError, match="a hub data set that can be reached, .* or pass the folder of a local copy"):
+    with pytest.raises(ValueError, match="a hub data set that can be reached, .* give the path of a copy"):
         opened(Path("nobody/no_such_scenes"))
 
 

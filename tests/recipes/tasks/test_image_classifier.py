@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from prunerecover.callbacks import DepthPrune
 from prunerecover.recipes.networks.model_names import expand, preprocessing, timm_name
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier, read_label_map
 
@@ -160,6 +161,45 @@ def test_learning_rate_is_a_ramp_then_a_cosine(grey_batches: Batches) -> None:
     trainer(max_epochs=3, callbacks=[rates]).fit(module, rows(grey_batches))
     cosine = [0.1 + 0.9 * (1 + math.cos(math.pi * t / 10)) / 2 for t in range(10)]
     assert rates.seen == pytest.approx([1 / 3, 2 / 3, *cosine])
+
+
+class RatesAtStart(pl.Callback):
+    """Peak learning rates by parameter, before any surgery."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.found = rates(trainer, pl_module)
+
+
+def rates(runner: pl.Trainer, module: pl.LightningModule) -> dict[str, float]:
+    of = {id(p): group["initial_lr"] for group in runner.optimizers[0].param_groups for p in group["params"]}
+    return {name: of[id(p)] for name, p in module.named_parameters() if id(p) in of}
+
+
+def test_each_layer_learns_at_a_share_of_the_next_ones_rate_also_after_surgery(grey_batches: Batches) -> None:
+    module, start = tiny(layer_decay=0.5, learning_rate=1e-3), RatesAtStart()
+    prune = DepthPrune(remove={"attention": 1}, schedule=1, calibration=8, search="one_shot")
+    runner = trainer(max_epochs=2, callbacks=[prune, start])
+    runner.fit(module, rows(grey_batches))
+    shares = {"head.weight": 1, "blocks.1.mlp.fc1.weight": 1 / 2, "blocks.0.mlp.fc1.weight": 1 / 4}
+    shares |= {"patch_embed.proj.weight": 1 / 8, "pos_embed": 1 / 8}
+    found = rates(runner, module)
+    assert {name: found[f"model.{name}"] / 1e-3 for name in shares} == pytest.approx(shares)
+    assert len(found) < len(start.found)
+    assert found == {name: start.found[name] for name in found}
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5])
+def test_wrong_layer_decay_is_refused(grey_batches: Batches, share: float) -> None:
+    with pytest.raises(ValueError, match=rf"layer_decay to be in \(0, 1\], but got {share}. 0.75 is usual"):
+        trainer(max_epochs=1).fit(tiny(layer_decay=share), rows(grey_batches))
+
+
+def test_classifier_learns_after_it_was_validated(grey_batches: Batches) -> None:
+    """The sums of a `validate` cannot be added to in a fit."""
+    module, runner = tiny(), trainer(max_epochs=1)
+    runner.validate(module, rows(grey_batches), verbose=False)
+    runner.fit(module, rows(grey_batches), rows(grey_batches))
+    assert "val_top1" in runner.callback_metrics
 
 
 def test_endless_training_is_refused(grey_batches: Batches) -> None:

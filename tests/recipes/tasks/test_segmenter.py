@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import lightning.pytorch as pl
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
+from cases.files.scenes import opened, write_scenes
 from torch.nn import functional as F
 
 from prunerecover.callbacks import DepthPrune, DistillRecover
@@ -21,7 +17,7 @@ from prunerecover.recipes.plan_methods.base import PlanMethod
 from prunerecover.recipes.plan_methods.boundary import PublishedBoundaryPlan
 from prunerecover.recipes.plan_methods.depth import DepthPlan
 from prunerecover.recipes.plan_methods.run import plan_with
-from prunerecover.recipes.tasks.segmenter import ImageSegmenter
+from prunerecover.recipes.tasks.segmenter import ImageSegmenter, per_class_table
 
 TINY = {"patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2}
 SHORT = TrialSettings(metric="val_miou", trainer={"limit_train_batches": 1})
@@ -33,38 +29,9 @@ def tiny(classes: int = 3, **kwargs: object) -> ImageSegmenter:
     return ImageSegmenter(classes, image_size=16, model_kwargs=dict(TINY), **kwargs)
 
 
-def png(pixels: np.ndarray) -> dict[str, object]:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "png")
-    return {"bytes": buffer.getvalue(), "path": None}
-
-
 @pytest.fixture
 def scenes(tmp_path: Path) -> Path:
-    """8 training and 4 validation scenes of 20 x 20 pixels; a pixel's red is 40 times its annotation (0-4)."""
-    rng = np.random.default_rng(0)
-    for name, n in (("train", 8), ("validation", 4)):
-        annotations = [np.kron(rng.integers(0, 5, (5, 5)), np.ones((4, 4), int)).astype(np.uint8) for _ in range(n)]
-        images = [np.stack([40 * a, a, a], -1) for a in annotations]
-        columns = {"image": [png(i) for i in images], "annotation": [png(a) for a in annotations]}
-        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
-    return tmp_path
-
-
-def opened(path: Path, **kwargs: object) -> SegmentationData:
-    data = SegmentationData(str(path), **{"image_size": 16, "batch_size": 4, "num_workers": 0, **kwargs})
-    data.prepare_data()
-    data.setup("fit")
-    return data
-
-
-def test_scores_are_a_linear_map_of_the_patch_tokens() -> None:
-    network = tiny().network.eval()
-    images = torch.randn(2, 3, 16, 16)
-    tokens = network.backbone.forward_features(images)[:, 1:]
-    by_patch = torch.einsum("ntd,cd->nct", tokens, network.head.weight) + network.head.bias[:, None]
-    expected = F.interpolate(by_patch.reshape(2, 3, 4, 4), (16, 16), mode="bilinear")
-    torch.testing.assert_close(network(images), expected)
+    return write_scenes(tmp_path / "scenes")
 
 
 def test_mean_iou_counts_scored_pixels_only() -> None:
@@ -82,33 +49,43 @@ def test_mean_iou_counts_scored_pixels_only() -> None:
     torch.testing.assert_close(found["val_pixel_accuracy"], (prediction == target)[scored].float().mean())
 
 
-def test_evaluation_keeps_every_class_where_it_is(scenes: Path) -> None:
-    images, classes = next(iter(opened(scenes, image_size=40).val_dataloader()))
-    assert images.shape == (4, 3, 40, 40)
-    assert classes.dtype == torch.long
-    raw = pq.read_table(scenes / "validation.parquet")["annotation"][0]["bytes"].as_py()
-    assert (classes[0].numpy() == np.kron(np.array(Image.open(io.BytesIO(raw))), np.ones((2, 2)))).all()
+def test_classes_are_named_in_the_table_of_a_test(scenes: Path, caplog: pytest.LogCaptureFixture) -> None:
+    module = ImageSegmenter(["a", "b", "c", "d", "e"], image_size=16, model_kwargs=dict(TINY))
+    with caplog.at_level("INFO"):
+        (found,) = pl.Trainer(**QUIET).test(module, opened(scenes, stage="test"), verbose=False)
+    rows = [line.split("|")[1:-1] for line in caplog.text.splitlines() if line.startswith("| ")][1:]
+    assert [name.strip() for name, *_ in rows] == ["a", "b", "c", "d", "e"]
+    ious = [float(iou) for _, iou, *_ in rows]
+    assert sum(ious) / 5 == pytest.approx(100 * found["test_miou"], abs=0.05)
+    assert sum(float(share) for *_, share in rows) == pytest.approx(100, abs=0.3)
 
 
-def test_training_moves_images_and_annotations_together(scenes: Path) -> None:
-    data = opened(scenes, augment=True, scale=(0.6, 1.5))
-    transform = data.transform(training=True)
-    annotation = np.kron(np.arange(4).reshape(2, 2), np.ones((30, 30), int)).astype(np.uint8)
-    image = Image.fromarray(np.stack([60 * annotation] * 3, -1))
-    for _ in range(20):
-        pixels, classes = transform(image, annotation)
-        assert pixels.shape == (3, 16, 16)
-        means = [pixels.mean(0)[classes == c].mean() for c in range(4) if (classes == c).sum() > 8]
-        assert means == sorted(means)  # colours are jittered, but brighter classes stay brighter
-        assert set(classes.unique().tolist()) <= {0, 1, 2, 3, IGNORED}
+def test_table_counts_intersections_and_unions() -> None:
+    counts = torch.tensor([[6, 2], [1, 11]])
+    assert per_class_table(counts, ["road", "sky"]).splitlines()[2:] == [
+        "| road | 66.7 | 75.0 | 40.0 |",
+        "| sky | 78.6 | 91.7 | 60.0 |",
+    ]
 
 
-def test_classes_begin_where_they_are_said_to(scenes: Path) -> None:
-    _, plain = next(iter(opened(scenes, augment=False).val_dataloader()))
-    _, shifted = next(iter(opened(scenes, augment=False, first_class=1, ignore=4).val_dataloader()))
-    unscored = (plain == 0) | (plain == 4)
-    assert (shifted[unscored] == IGNORED).all()
-    assert torch.equal(shifted[~unscored], plain[~unscored] - 1)
+def test_segmenter_learns_after_it_was_validated(scenes: Path) -> None:
+    """The sums of a `validate` cannot be added to in a fit."""
+    module, trainer = tiny(5), pl.Trainer(max_epochs=1, enable_checkpointing=False, **QUIET)
+    trainer.validate(module, opened(scenes), verbose=False)
+    trainer.fit(module, opened(scenes))
+    assert "val_miou" in trainer.callback_metrics
+
+
+def test_annotations_of_other_classes_are_refused(scenes: Path) -> None:
+    with pytest.raises(ValueError, match=r"annotations of the classes 0 to 2, but got class 4. Set classes=5, or say"):
+        pl.Trainer(max_epochs=1, **QUIET).fit(tiny(3), opened(scenes))
+
+
+def test_head_for_other_classes_is_refused() -> None:
+    sizes = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "decoder_hidden_size": 8, "num_labels": 7}
+    module = ImageSegmenter(5, "segformer", model_kwargs=sizes)
+    with pytest.raises(ValueError, match="a network that scores 5 classes, but it scores 7. Set classes=7, or leave"):
+        module(torch.randn(1, 3, 32, 32))
 
 
 def test_pruned_segmenter_scores_the_same_from_its_checkpoint(scenes: Path, tmp_path: Path) -> None:
@@ -132,26 +109,6 @@ def test_position_embeddings_have_no_weight_decay(scenes: Path) -> None:
     position = module.network.backbone.pos_embed
     groups = trainer.optimizers[0].param_groups
     assert [g["weight_decay"] for g in groups if any(p is position for p in g["params"])] == [0.0]
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("resnet18", "cannot be made as one: .*img_size"), ("swin_tiny_patch4_window7_224", "is a Swin")],
-)
-def test_only_vision_transformers_are_taken(name: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=f"to be a vision transformer of timm, but '{name}' {reason}"):
-        ImageSegmenter(3, name, image_size=224)
-
-
-def test_wrong_scale_is_refused(scenes: Path) -> None:
-    with pytest.raises(ValueError, match="Expected scale to be a range of positive numbers"):
-        opened(scenes, scale=(2.0, 0.5))
-
-
-def test_annotations_in_colours_are_refused(scenes: Path) -> None:
-    transform = opened(scenes).transform(training=False)
-    with pytest.raises(ValueError, match=r"one class index per pixel, \(H, W\), but got one of shape \(4, 4, 3\)"):
-        transform(Image.new("RGB", (4, 4)), np.zeros((4, 4, 3), np.uint8))
 
 
 @pytest.mark.data

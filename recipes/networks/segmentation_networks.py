@@ -1,0 +1,165 @@
+"""Networks that give a class per pixel, by name: transformers, torchvision, or a timm backbone with a decoder.
+
+The name says which: one of torchvision's segmentation models (`deeplabv3_mobilenet_v3_large`); a folder or hub id whose
+`config.json` has a `model_type` (SegFormer, UperNet and whatever else transformers knows for semantic segmentation), or
+such a type alone (`segformer`), which is built untrained; anything else is a timm backbone. Weights that were trained
+for another number of classes get a new last layer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover.recipes.networks.model_names import expand, from_pretrained, timm_name
+from prunerecover.recipes.networks.segmentation_heads import LinearSegmenter, PyramidSegmenter
+
+Size = int | tuple[int, int]
+
+
+def build_segmenter(name: str, classes: int, pretrained: bool, image_size: Size, options: dict[str, Any]) -> nn.Module:
+    """Return a network whose output `scores_of` reads.
+
+    Args:
+        name: See the module.
+        classes: How many are scored.
+        pretrained: Load the weights that come with the name.
+        image_size: Of the images, in pixels; only timm's transformers want to know.
+        options: Further arguments: of the configuration (transformers), of the constructor (torchvision) or of
+            `timm.create_model`.
+
+    Raises:
+        ValueError: If there is no such network, or its weights cannot be reached.
+    """
+    if name in _torchvision_names():
+        return _from_torchvision(name, classes, pretrained, options)
+    if _is_transformers(name):
+        return _from_transformers(name, classes, pretrained, options)
+    return _from_timm(name, classes, pretrained, image_size, options)
+
+
+def scores_of(output: Any, size: tuple[int, int]) -> Tensor:
+    """Return class scores `(N, classes, H, W)` at a size.
+
+    Args:
+        output: Of the network: the scores, or a mapping with "logits" (transformers) or "out" (torchvision).
+        size: Height and width, in pixels.
+    """
+    scores: Any = output
+    if isinstance(output, Mapping):
+        scores = output["logits"] if "logits" in output else output["out"]
+    if scores.shape[-2:] == size:
+        return scores  # type: ignore[no-any-return]
+    return F.interpolate(scores, size, mode="bilinear")
+
+
+def _torchvision_names() -> list[str]:
+    from torchvision.models import list_models, segmentation
+
+    return list_models(module=segmentation)  # type: ignore[no-any-return]
+
+
+def _from_torchvision(name: str, classes: int, pretrained: bool, options: dict[str, Any]) -> nn.Module:
+    from torchvision.models import get_model
+
+    if not pretrained:
+        return get_model(name, **{"weights": None, "weights_backbone": None, "num_classes": classes, **options})  # type: ignore[no-any-return]
+    try:
+        network: Any = get_model(name, weights="DEFAULT", **options)
+    except OSError as error:
+        raise ValueError(
+            f"Expected the weights of {name} to be reachable, but got: {error}. Put the file into the folder that "
+            "`torch.hub.get_dir()` names, under checkpoints, or set pretrained: false."
+        ) from error
+    network.aux_classifier = None
+    last = [(path, part) for path, part in network.classifier.named_modules() if isinstance(part, nn.Conv2d)]
+    trained = last[-1][1].out_channels
+    for path, part in last:
+        if trained != classes and part.out_channels == trained:
+            network.classifier.set_submodule(path, nn.Conv2d(part.in_channels, classes, part.kernel_size))  # type: ignore[arg-type]
+    return network  # type: ignore[no-any-return]
+
+
+def _is_transformers(name: str) -> bool:
+    """Whether a name is a type of transformers', or its `config.json` names one."""
+    from timm.models import is_model
+    from transformers import CONFIG_MAPPING
+    from transformers.utils import cached_file
+
+    if "/" not in name:
+        return name in CONFIG_MAPPING and not is_model(name)
+    if ":" in name:
+        return False
+    folder = Path(expand(name))
+    if not folder.exists() and (folder.is_absolute() or name.startswith((".", "~", "$")) or name.count("/") > 1):
+        raise ValueError(f"Expected a model at {folder}, but nothing is there. Check the path, or give a hub id.")
+    try:
+        file = folder / "config.json"
+        found = file if file.is_file() else Path(cached_file(name, "config.json"))
+    except OSError as error:
+        raise ValueError(
+            f"Expected {name!r} to be a folder with a config.json, or a hub id that can be reached, but got: "
+            f"{str(error).splitlines()[0]} Check the spelling and the network, or give the path of a copy on this "
+            "machine: /path as transformers saves it, local-dir:/path as timm does."
+        ) from error
+    return "model_type" in json.loads(found.read_text())
+
+
+def _from_transformers(name: str, classes: int, pretrained: bool, options: dict[str, Any]) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForSemanticSegmentation
+
+    options = {"num_labels": classes, **options}
+    if "/" not in name:
+        if pretrained:
+            raise ValueError(
+                f"Expected a folder or hub id with pretrained weights, but {name!r} is only a type of network. Give "
+                "one such as nvidia/segformer-b0-finetuned-ade-512-512, or set pretrained: false."
+            )
+        config = AutoConfig.for_model(name, **options)
+    else:
+        config = from_pretrained(AutoConfig.from_pretrained, name, **options)
+    known: Any = AutoModelForSemanticSegmentation
+    if type(config) not in known._model_mapping:
+        raise ValueError(
+            f"Expected a network for semantic segmentation, but {name!r} is a {config.model_type}. Try segformer or "
+            "upernet, or a timm backbone by its timm name."
+        )
+    if not pretrained:
+        return known.from_config(config)  # type: ignore[no-any-return]
+    return from_pretrained(known.from_pretrained, name, config=config, ignore_mismatched_sizes=True)  # type: ignore[no-any-return]
+
+
+def _from_timm(name: str, classes: int, pretrained: bool, image_size: Size, options: dict[str, Any]) -> nn.Module:
+    import timm
+    from timm.models import VisionTransformer
+
+    stored = timm_name(name)
+    try:
+        if isinstance(timm.create_model(stored, num_classes=0), VisionTransformer):
+            options = {"num_classes": 0, "global_pool": "", "img_size": image_size, **options}
+            return LinearSegmenter(timm.create_model(stored, pretrained=pretrained, **options), classes)
+        backbone = _with_stages(stored, {"pretrained": pretrained, "features_only": True, **options}, image_size)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise ValueError(
+            "Expected model to be one of torchvision's or transformers' segmenters or a timm backbone with stages, but "
+            f"{name!r} cannot be made as one: {error}. Try deit_tiny_patch16_224, resnet18, segformer or "
+            "deeplabv3_mobilenet_v3_large."
+        ) from error
+    return PyramidSegmenter(backbone, classes)
+
+
+def _with_stages(name: str, options: dict[str, Any], image_size: Size) -> nn.Module:
+    """Return a timm model that gives its stages; those with windows or position embeddings are told the size."""
+    import timm
+
+    try:
+        return timm.create_model(name, img_size=image_size, **options)  # type: ignore[no-any-return]
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise
+        return timm.create_model(name, **options)  # type: ignore[no-any-return]
