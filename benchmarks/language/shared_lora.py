@@ -42,7 +42,7 @@ from prunerecover.callbacks import RoutedLoRARecover
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.cost.statistics import paired_difference
 from prunerecover.display.markdown import table
-from prunerecover.recipes.data.text_data import TextData
+from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.networks.model_names import from_pretrained
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recovery.shared_lora import WithoutUnits

@@ -24,13 +24,13 @@ from prunerecover.callbacks.planning_progress import planning_progress
 from prunerecover.recipes.cli.callback_options import with_callback_options
 from prunerecover.recipes.cli.errors import in_one_line
 from prunerecover.recipes.cli.trainer_commands import CALLBACK_HELP, TRAINER_COMMANDS
-from prunerecover.recipes.data.choice_data import ChoiceData
 from prunerecover.recipes.data.coco_data import CocoData
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.data.image_data import ImageData
-from prunerecover.recipes.data.instruction_data import InstructionData
+from prunerecover.recipes.data.language.choice_data import ChoiceData
+from prunerecover.recipes.data.language.instruction_data import InstructionData
+from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.data.segmentation_data import SegmentationData
-from prunerecover.recipes.data.text_data import TextData
 from prunerecover.recipes.plan_methods.base import PlanMethod
 from prunerecover.recipes.plan_methods.boundary import BoundaryPlan, PublishedBoundaryPlan
 from prunerecover.recipes.plan_methods.depth import DepthPlan

@@ -22,9 +22,9 @@ from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import Question
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.data.choice_columns import find_choice_columns
-from prunerecover.recipes.data.text_source import open_text
-from prunerecover.recipes.data.tokenizers import context_of, open_tokenizer
+from prunerecover.recipes.data.language.choice_columns import find_choice_columns
+from prunerecover.recipes.data.language.text_source import open_text
+from prunerecover.recipes.data.language.tokenizers import context_of, open_tokenizer
 from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
 from prunerecover.recipes.tasks.route_picker import (
     RouterLoss,

@@ -59,6 +59,7 @@ ORDER = (
     "prunerecover.recipes.networks",
     "prunerecover.recipes.networks.detectors",
     "prunerecover.recipes.data",
+    "prunerecover.recipes.data.language",
     "prunerecover.recipes.tasks",
     "prunerecover.recipes.plan_methods",
     "prunerecover.recipes",

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from prunerecover import load_pruned
 from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, PruneReport
-from prunerecover.recipes.data.text_data import TextData
+from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 
 PROMPT = torch.arange(3, 15)[None]

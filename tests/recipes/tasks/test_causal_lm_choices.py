@@ -17,7 +17,7 @@ from prunerecover.callbacks import DepthPrune, LoRARecover, PruneReport
 from prunerecover.language.accuracy import choice_accuracy, choice_log_likelihoods
 from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import question_of
-from prunerecover.recipes.data.choice_data import ChoiceData
+from prunerecover.recipes.data.language.choice_data import ChoiceData
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recipes.tasks.language_metrics import MeanOverQuestions
 

@@ -184,8 +184,9 @@ def test_each_layer_learns_at_a_share_of_the_next_ones_rate_also_after_surgery(g
     shares |= {"patch_embed.proj.weight": 1 / 8, "pos_embed": 1 / 8}
     found = rates(runner, module)
     assert {name: found[f"model.{name}"] / 1e-3 for name in shares} == pytest.approx(shares)
-    assert len(found) < len(start.found)
-    assert found == {name: start.found[name] for name in found}
+    kept = {name: rate for name, rate in found.items() if name in start.found}  # the attention may leave a bias
+    assert len(kept) < len(start.found)
+    assert kept == {name: start.found[name] for name in kept}
 
 
 @pytest.mark.parametrize("share", [0.0, 1.5])

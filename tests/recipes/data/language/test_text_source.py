@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cases.models.language import write_jsonl
 
-from prunerecover.recipes.data.text_source import open_text
+from prunerecover.recipes.data.language.text_source import open_text
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases.models.language import documents, packed, tokenizer_of, write_jsonl
 
-from prunerecover.recipes.data.text_data import TextData
+from prunerecover.recipes.data.language.text_data import TextData
 
 SIZES = [5, 9, 1, 12, 7, 3]
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -101,14 +101,14 @@ def test_a_separator_reads_rows_as_one_text(tmp_path: Path, tokenizer: str, monk
     path = write_jsonl(tmp_path / "a.jsonl", [*texts[:2], "", *texts[2:]])
     expected = [token for token in packed(texts) if token != 2][:32]
     assert tokens(opened(path, tokenizer, separator="\n\n")) == expected
-    monkeypatch.setattr("prunerecover.recipes.data.text_data.JOINED_ROWS", 2)
+    monkeypatch.setattr("prunerecover.recipes.data.language.text_data.JOINED_ROWS", 2)
     assert tokens(opened(path, tokenizer, separator="\n\n")) == expected
 
 
 def test_a_separator_stands_between_rows_and_parts(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prunerecover.recipes.data.text_data.JOINED_ROWS", 2)
+    monkeypatch.setattr("prunerecover.recipes.data.language.text_data.JOINED_ROWS", 2)
     data = opened(write_jsonl(tmp_path / "a.jsonl", ["w5", "w6", "w7", "w8"]), tokenizer, separator=" w9 ", length=7)
     assert tokens(data) == [5, 9, 6, 9, 7, 9, 8]
 

@@ -18,8 +18,8 @@ from prunerecover.importance.losses import IGNORED
 from prunerecover.language.likelihood import TokenRow, labelled
 from prunerecover.language.responses import chat_row, instruction_messages, instruction_row
 from prunerecover.recipes.data.image_source import find_column
-from prunerecover.recipes.data.language_data import LanguageData
-from prunerecover.recipes.data.tokenizers import check_length, open_tokenizer
+from prunerecover.recipes.data.language.language_data import LanguageData
+from prunerecover.recipes.data.language.tokenizers import check_length, open_tokenizer
 
 MESSAGES = ("messages", "conversations", "conversation")
 INSTRUCTIONS = ("instruction", "prompt", "question")

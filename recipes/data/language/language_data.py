@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from prunerecover.recipes.data.language.text_source import open_text
+from prunerecover.recipes.data.language.tokenizers import check_named
 from prunerecover.recipes.data.table_data import TableData
-from prunerecover.recipes.data.text_source import open_text
-from prunerecover.recipes.data.tokenizers import check_named
 
 
 class LanguageData(TableData):

@@ -12,7 +12,7 @@ from cases.models.questions import question_rows, write_rows
 
 from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import question_of
-from prunerecover.recipes.data.choice_data import ChoiceData
+from prunerecover.recipes.data.language.choice_data import ChoiceData
 
 ROWS = question_rows(10)
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from prunerecover.language.questions import Question
-from prunerecover.recipes.data.choice_columns import find_choice_columns
+from prunerecover.recipes.data.language.choice_columns import find_choice_columns
 
 ROWS: dict[str, tuple[dict[str, Any], str, str, int]] = {
     "canonical": ({"question": "Q", "choices": ["a", "b"], "answer": 1}, "Q", "b", 2),

@@ -16,9 +16,9 @@ from torch.utils.data import Dataset
 
 from prunerecover.language.accuracy import EncodedQuestion, choice_batch, encode_question
 from prunerecover.language.likelihood import Encoding, labelled, scored_behind
-from prunerecover.recipes.data.choice_columns import ChoiceColumns, find_choice_columns
-from prunerecover.recipes.data.language_data import LanguageData
-from prunerecover.recipes.data.tokenizers import context_of, open_tokenizer
+from prunerecover.recipes.data.language.choice_columns import ChoiceColumns, find_choice_columns
+from prunerecover.recipes.data.language.language_data import LanguageData
+from prunerecover.recipes.data.language.tokenizers import context_of, open_tokenizer
 
 
 class ChoiceQuestions(Dataset[EncodedQuestion]):

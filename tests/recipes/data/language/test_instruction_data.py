@@ -13,7 +13,7 @@ from cases.models.language import llama_folder, tokenizer_of, word_tokenizer
 from cases.models.questions import write_rows
 
 from prunerecover.language.responses import chat_row, instruction_messages, instruction_row
-from prunerecover.recipes.data.instruction_data import InstructionData
+from prunerecover.recipes.data.language.instruction_data import InstructionData
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 
 TEMPLATE = "{% for m in messages %}{{ 'w40 ' if m['role'] == 'user' else 'w41 ' }}{{ m['content'] }} {% endfor %}"

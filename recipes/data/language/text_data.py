@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from prunerecover.recipes.data.image_source import find_column, type_of
-from prunerecover.recipes.data.language_data import LanguageData
-from prunerecover.recipes.data.tokenizers import check_length, open_tokenizer
+from prunerecover.recipes.data.language.language_data import LanguageData
+from prunerecover.recipes.data.language.tokenizers import check_length, open_tokenizer
 
 TEXT_COLUMNS = ("text", "content", "document")
 DOCUMENTS = 1000  # tokenized at a time

@@ -1,0 +1,1 @@
+"""Text, questions and instructions for language models."""
