@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from cases.sampling import one_in
 from PIL import Image
 from torch.nn import functional as F
 
@@ -174,7 +175,8 @@ def test_real_street_scenes(data_root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [DepthPlan({"attention": 1}, importance="gate_gradient"), PublishedBoundaryPlan(2, trials=SHORT)]
+    "method",
+    one_in(2, [DepthPlan({"attention": 1}, importance="gate_gradient"), PublishedBoundaryPlan(2, trials=SHORT)]),
 )
 def test_plans_are_scored_by_the_loss_that_the_segmenter_trains_with(
     scenes: Path, tmp_path: Path, method: PlanMethod
