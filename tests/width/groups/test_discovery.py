@@ -79,9 +79,9 @@ def without_normed_channels(name: str) -> FoundGroups:
 
 @pytest.mark.parametrize("name", families())
 def test_all_groups_of_a_family_are_found_in_time(name: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     found = found_in(name)
-    assert time.perf_counter() - start < SECONDS
+    assert time.process_time() - start < SECONDS
     assert Counter(group.kind for group in found.groups) == EXPECTED[name]
 
 
