@@ -40,7 +40,7 @@ def removed_macs(name: str, plan: Plan, merged: bool) -> float:
 @pytest.mark.parametrize(
     ("name", "replace", "share"),
     one_in(
-        2,
+        4,
         ((*case, share) for case in (("timm", "zero"), ("timm", "calibrated"), ("llama", "zero")) for share in SHARES),
     ),
 )
@@ -88,13 +88,13 @@ def test_a_budget_that_units_cannot_come_near_is_exceeded_with_a_warning() -> No
     assert said["merged"] - said["asked"] > said["smallest_unit"]
 
 
-@pytest.mark.parametrize("share", [0.6, 0.7, 0.75, 0.8])
+@pytest.mark.parametrize("share", one_in(4, [0.75, 0.6, 0.7, 0.8]))
 def test_a_large_share_is_met_by_what_units_leave_in_the_end(share: float) -> None:
     """Blocks take the place of their parts, where these are all gone and what they leave costs too much."""
     plan = plan_depth(
         tiny_llama(num_hidden_layers=6),
         Budget(params=share),
-        batches=[tiny_inputs("llama", 8, 12, seed) for seed in range(4)],
+        batches=[tiny_inputs("llama", 8, 12, seed) for seed in range(2)],
         search="greedy",
     )
     removed = plan.evidence["removed_share"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from cases.engine import batches_of, build, unchanged
 from cases.models.tiny import GATED
+from cases.sampling import one_in
 from torch import Tensor, nn
 
 from prunerecover.depth.plan_depth import plan_depth
@@ -100,8 +102,9 @@ def with_infinite_outputs() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("search", ["joint", "greedy", "one_shot"])
-@pytest.mark.parametrize("kind", ["attention", "layer"])
+@pytest.mark.parametrize(
+    ("kind", "search"), one_in(4, itertools.product(["attention", "layer"], ["joint", "greedy", "one_shot"]))
+)
 def test_outputs_that_overflow_are_refused(kind: str, search: str) -> None:
     with pytest.raises(ValueError, match=r"finite importances from 'output_divergence', but (\d+) of \1 are not"):
         plan_depth(with_infinite_outputs(), remove={kind: 1}, batches=batches_of("timm"), replace="zero", search=search)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.engine import FAMILIES, build
+from cases.engine import PLANNED, build
 
 from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
@@ -14,7 +14,7 @@ from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import merge
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", PLANNED)
 def test_units_tell_what_removal_and_merging_save(name: str) -> None:
     for unit in find_units(build(name)):
         model = build(name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.engine import FAMILIES, UNGATED, batch_of, batches_of, build, unchanged
+from cases.engine import FAMILIES, PLANNED, UNGATED, batch_of, batches_of, build, unchanged
 from cases.models.tiny import GATED
 from cases.sampling import one_in
 from torch import Tensor, nn
@@ -179,7 +179,7 @@ def test_residual_distances_equal_hidden_states_of_hooks(name: str) -> None:
         assert angle[unit.name] == pytest.approx(cosine.arccos().mean().item() / math.pi, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", PLANNED)
 def test_branch_that_adds_nothing_has_no_influence(name: str) -> None:
     model = build(name)
     branch = describe(model).blocks[1].attention
@@ -231,8 +231,7 @@ def test_random_depends_on_the_seed_alone() -> None:
 NEEDS = {name: {"loss": loss} for name in ("gate_gradient", "taylor", "cross_entropy")}
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", sorted(IMPORTANCES))
+@pytest.mark.parametrize(("name", "training"), one_in(3, itertools.product(sorted(IMPORTANCES), [False, True])))
 def test_plain_function_leaves_the_model_bit_identical(name: str, training: bool) -> None:
     model = build("timm_all").train(training)
     model.blocks[2].eval()

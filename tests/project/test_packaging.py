@@ -71,6 +71,7 @@ def test_wheel_holds_every_module_recipe_and_marker(wheel: Path) -> None:
     assert any(n.endswith("licenses/LICENSE") for n in names)
 
 
+@pytest.mark.slow
 def test_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     script = (

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cases.models.habits import tiny_vit
 from cases.models.tiny import stir, tiny_inputs, tiny_llama
+from cases.sampling import one_in
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -127,7 +128,7 @@ def test_a_layer_without_a_bias_is_fitted_through_zero() -> None:
     np.testing.assert_allclose((network[2].weight - start.weight).detach().numpy(), oracle.coef_, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["vit", "llama"])
+@pytest.mark.parametrize("name", one_in(2, ["vit", "llama"]))
 def test_transformers_come_nearer_to_the_dense_ones(name: str) -> None:
     torch.manual_seed(0)
     if name == "vit":

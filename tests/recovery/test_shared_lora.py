@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from cases.fits.routed_lora import tokens
 from cases.models.routed_language import SETS, sets_of
 from cases.models.tiny import tiny_gpt2, tiny_llama, tiny_qwen2
+from cases.sampling import one_in
 from torch import Tensor, nn
 
 from prunerecover.model.batches import ModelInputs
@@ -50,8 +52,7 @@ def logits(network: Any, **more: Any) -> Tensor:
     return network(input_ids=IDS, **more).logits  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-@pytest.mark.parametrize("number", range(len(SETS)))
+@pytest.mark.parametrize(("make", "number"), one_in(5, itertools.product(MAKES.values(), range(len(SETS)))))
 def test_logits_are_those_of_the_routed_model(make: Any, number: int) -> None:
     network = make()
     sets = sets_of(network)

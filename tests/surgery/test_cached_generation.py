@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 
 import pytest
@@ -14,12 +15,12 @@ from cases.models.tiny import (
     tiny_inputs,
     tiny_qwen2,
 )
+from cases.sampling import one_in
 
 from prunerecover.surgery.transformers_depth import config_edits, renumber
 
 
-@pytest.mark.parametrize("removed", [(0,), (2,), (0, 1), (1, 3)], ids=str)
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(("name", "removed"), one_in(5, itertools.product(DECODERS, [(0,), (2,), (0, 1), (1, 3)])))
 def test_cached_generation_without_some_attentions(name: str, removed: tuple[int, ...]) -> None:
     model = BUILD[name]()
     remove_attentions(model, *removed)

@@ -21,7 +21,7 @@ from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.planner import WidthPlanner
 
-IMAGES = torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+IMAGES = torch.randn(32, 3, 16, 16, generator=torch.Generator().manual_seed(3))
 LABELS = torch.arange(32) % 4
 
 

@@ -33,7 +33,7 @@ def numbers_kept(plan: Plan) -> dict[Any, set[int]]:
     return dict(found)
 
 
-@pytest.mark.parametrize("budget", one_in(3, BUDGETS), ids=str)
+@pytest.mark.parametrize("budget", one_in(5, BUDGETS), ids=str)
 def test_uniform_makes_a_standard_model_at_every_budget(budget: Budget, tmp_path: Path) -> None:
     model = llama()
     plan = plan_width(model, budget, batches=TEXT, allocation="uniform", **QUICK)

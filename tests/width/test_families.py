@@ -37,9 +37,9 @@ def test_a_family_gives_up_30_percent_and_is_reloaded(
     model, inputs = family(name)
     example = as_inputs(inputs).select(torch.tensor([0]))
     dense = count_macs(model, example)
-    start = time.perf_counter()
+    start = time.process_time()
     plan = plan_width(model, Budget(macs=0.3), batches=[inputs], loss=squares)
-    assert time.perf_counter() - start < SECONDS
+    assert time.process_time() - start < SECONDS
     apply_plan(model, plan)
     assert plan.result.macs == count_macs(model, example)
     assert 0.3 <= 1 - plan.result.macs / dense < 0.31

@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from cases.models.habits import Plain, dataset, loader
+from cases.sampling import one_in
 from cases.width.narrow import first_conv
 from cases.width.narrow_fits import CNN, RESIDUAL, VIT, Cnn, Compiled, NarrowAt, ResidualCnn
 from cases.width.narrow_models import SmallCnn
@@ -62,11 +63,14 @@ def resumed_equals_uninterrupted(folder, epochs, callbacks=list, **settings):
 
 @pytest.mark.parametrize(
     ("optimizer", "scheduler"),
-    [
-        ("adamw", "cosine"),
-        ("sgd", "onecycle"),
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("sgd", "plateau"), ("adamw", "onecycle"))),
-    ],
+    one_in(
+        2,
+        [
+            ("adamw", "cosine"),
+            ("sgd", "onecycle"),
+            *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("sgd", "plateau"), ("adamw", "onecycle"))),
+        ],
+    ),
 )
 def test_resumed_equals_uninterrupted(tmp_path, optimizer, scheduler):
     resumed_equals_uninterrupted(tmp_path, (0, 1, 2), make=lambda: Cnn(optimizer, scheduler))

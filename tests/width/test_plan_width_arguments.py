@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases.sampling import one_in
 from cases.width.plan_width import IMAGE, Batches, cnn, labelled_batches
 from torch import nn
 from torch.nn import functional as F
@@ -32,7 +33,7 @@ def test_default_loss_of_a_language_model_is_its_own() -> None:
     assert torch.equal(supervised_loss(model, batch), model(**batch).loss)
 
 
-@pytest.mark.parametrize("key", ["label", "labels"])
+@pytest.mark.parametrize("key", one_in(2, ["label", "labels"]))
 def test_labels_in_mappings_are_not_fed_to_the_network(batches: Batches, key: str) -> None:
     mappings = [{"x": images, key: labels} for images, labels in batches]
     assert plan_width(cnn(), Budget(macs=0.3), batches=mappings) == plan_width(cnn(), Budget(macs=0.3), batches=batches)

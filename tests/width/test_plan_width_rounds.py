@@ -66,7 +66,7 @@ def test_rounds_meet_the_same_budget(batches: Batches) -> None:
 def test_rounds_do_not_take_what_others_took_beyond_their_part(batches: Batches, cost: str) -> None:
     """Each of four rounds needs half a neuron, and can take no less than one."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
     apply_plan(model, plan_width(model, Budget(**{cost: 0.25}), batches=batches, rounds=4))
     assert model[1].out_features == 6
 

@@ -26,6 +26,7 @@ from cases.models.habits import (
     loader,
     tokens,
 )
+from cases.sampling import one_in
 from cases.trainers import REMOVE, fit, prune, trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -34,29 +35,24 @@ from prunerecover.callbacks import DistillRecover
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.paths import unwrap
 
+EAGER = [Manual, TwoOptimizers, Adversarial, BuiltLate, OwnHooks, Watched, BatchOnly, Iterating]
+COMPILED = [pytest.param(make, marks=pytest.mark.slow) for make in (Compiled, WrappedCompiled)]
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        Manual,
-        TwoOptimizers,
-        Adversarial,
-        BuiltLate,
-        OwnHooks,
-        Watched,
-        BatchOnly,
-        Iterating,
-        pytest.param(Compiled, marks=pytest.mark.slow),
-        pytest.param(WrappedCompiled, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize(
-    "recover", [pytest.param(False, id="prune", marks=pytest.mark.slow), pytest.param(True, id="recover")]
-)
-def test_habits(tmp_path, make, recover):
+
+@pytest.mark.parametrize("make", [*EAGER, *COMPILED])
+def test_habits(tmp_path, make):
     """Units go, what is left trains on, and the checkpoint opens in a fresh module with the same answers."""
+    check_habit(tmp_path, make, prune(), DistillRecover())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", EAGER)
+def test_habits_without_recovery(tmp_path, make):
+    check_habit(tmp_path, make, prune())
+
+
+def check_habit(tmp_path, make, *callbacks):
     module = make()
-    callbacks = [prune(), DistillRecover()] if recover else [prune()]
     runner = fit(tmp_path, module, *callbacks)
     ((target, plan),) = Ledger.of(module).plans.items()
     assert target == "net"
@@ -152,7 +148,7 @@ def test_own_checkpoint_hooks_still_run(tmp_path):
     assert fresh.calls == ["load"]
 
 
-@pytest.mark.parametrize("make", [Plain, Watched, Manual])
+@pytest.mark.parametrize("make", one_in(3, [Plain, Watched, Manual]))
 def test_bf16_mixed_precision(tmp_path, make):
     module = make()
     fit(tmp_path, module, prune(), DistillRecover(), precision="bf16-mixed")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases.models.habits import Adversarial, ByName, InTurn, Manual, Plain, TwoOptimizers, Watched, dataset, loader
+from cases.sampling import one_in
 from cases.trainers import fit, prune
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
@@ -91,14 +92,17 @@ def batches_in_a_list():
 
 @pytest.mark.parametrize(
     "make",
-    [
-        whole_batches,
-        own_batch_sampler,
-        odd_and_dropped,
-        generator_of_its_own,
-        batches_in_a_list,
-        pytest.param(persistent, marks=pytest.mark.slow),
-    ],
+    one_in(
+        2,
+        [
+            whole_batches,
+            own_batch_sampler,
+            odd_and_dropped,
+            generator_of_its_own,
+            batches_in_a_list,
+            pytest.param(persistent, marks=pytest.mark.slow),
+        ],
+    ),
 )
 def test_calibration_leaves_the_data_alone(tmp_path, make):
     """The batches of a fit that is pruned are those of a fit that is not."""
@@ -173,7 +177,7 @@ def state_of(trainer, module):
     }
 
 
-@pytest.mark.parametrize("make", [Watched, Manual, TwoOptimizers, Adversarial])
+@pytest.mark.parametrize("make", one_in(2, [Watched, Manual, TwoOptimizers, Adversarial]))
 def test_calibration_leaves_the_module_alone(make):
     """Weights, BatchNorm statistics, flags, counters, optimizers, random states, environment: bit for bit."""
     torch.manual_seed(0)

@@ -134,6 +134,7 @@ def test_best_may_be_from_before_the_adapters(tmp_path):
     assert fresh.test(Counting(), loader(shuffle=False), ckpt_path=best.best_model_path, verbose=False) == result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resumed_after", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_best_of_a_resumed_run_of_depth_width_and_lora_is_tested_as_it_was(tmp_path, resumed_after):
     """Surgery of depth at epoch 1 and of width at 2, which has the best score; training goes on after it."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases.depth import hand_made
+from cases.models import width
 from cases.models.tiny import TEXT, stir
 from torch import nn
 
@@ -95,7 +96,7 @@ VISION: dict[str, Callable[[], Case]] = {
     "regnet": _torchvision("regnet_y_400mf"),
     "shufflenet": _torchvision("shufflenet_v2_x0_5"),
     "googlenet": _torchvision("googlenet", 64, aux_logits=False, init_weights=False),
-    "vgg": _torchvision("vgg11_bn", 32),
+    "vgg": width.BUILD["vgg"],
     "squeezenet": _torchvision("squeezenet1_1", 64),
     "efficientnet": _torchvision("efficientnet_b0", 32),
     "convnext": _vision("convnext_atto", 32),

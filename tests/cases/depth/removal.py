@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from cases.depth.architectures import ARCHITECTURES
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
@@ -30,6 +32,12 @@ def removals_of(model: nn.Module, batch: Any, kinds: Sequence[str] = GRAPH_KINDS
     """What can go out of a network."""
     with evaluating(model):
         return Removals(model, as_inputs(batch), kinds, **options)
+
+
+@lru_cache(maxsize=4)
+def removals_in(name: str, kinds: tuple[str, ...] = GRAPH_KINDS, **options: Any) -> Removals:
+    """What can go out of one of `ARCHITECTURES`; traced once for tests that follow each other."""
+    return removals_of(*ARCHITECTURES[name](), kinds, **options)
 
 
 def outputs(model: nn.Module, inputs: ModelInputs | Any) -> list[Tensor]:

@@ -64,7 +64,8 @@ TAIL = {
     "README.md": "trainer.fit(type(your_module)(), your_data)",
     "docs/lightning_module.md": "assert all(map(os.path.exists, ['report/report.md', 'checkpoints/plan.json']))",
 }
-SLOW = {"docs/detection.md", "docs/language_models.md", "docs/methods/pudding.md"}
+SLOW = {"docs/language_models.md", "docs/methods/pudding.md", "docs/methods/width.md", "docs/lightning_module.md"}
+SLOW |= {"docs/getting_started.md", "docs/after_pruning.md", "docs/detection.md"}
 # Headings whose code needs more than is installed with the tests.
 NEEDS = {"With lm-evaluation-harness": "lm_eval", "Quantise": "torchao"}
 LLAMA = {"HuggingFaceTB/SmolLM2-135M": "llama"}

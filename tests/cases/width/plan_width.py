@@ -11,7 +11,7 @@ from prunerecover.cost.macs import count_macs
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
 
 Batches = list[tuple[Tensor, Tensor]]
-IMAGE = torch.zeros(1, 3, 32, 32)
+IMAGE = torch.zeros(1, 3, 16, 16)
 
 
 def cnn(seed: int = 0) -> nn.Module:
@@ -23,14 +23,14 @@ def cnn(seed: int = 0) -> nn.Module:
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, 0.0, 0.3)
     with torch.no_grad():
-        model.train()(torch.randn(64, 3, 32, 32))
+        model.train()(torch.randn(64, 3, 16, 16))
     return model.eval()
 
 
 def vit(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=4, num_classes=4
+        "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=48, depth=2, num_heads=4, num_classes=4
     ).eval()
 
 
@@ -38,7 +38,7 @@ def labelled_batches() -> Batches:
     """Two of 16 images, 4 classes."""
     generator = torch.Generator().manual_seed(1)
     labels = torch.arange(32) % 4
-    images = torch.randn(32, 3, 32, 32, generator=generator) + labels.view(-1, 1, 1, 1) / 2
+    images = torch.randn(32, 3, 16, 16, generator=generator) + labels.view(-1, 1, 1, 1) / 2
     return list(zip(images.split(16), labels.split(16), strict=True))
 
 

@@ -26,7 +26,7 @@ def small(tmp_path: Path, own_cache: Path) -> dict[str, dict[str, Any]]:
     model = str(llama_folder(tmp_path / "llama"))
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     return {
-        "trainer": {"limit_train_batches": 4, "accelerator": "cpu", "default_root_dir": str(tmp_path), **quiet},
+        "trainer": {"limit_train_batches": 2, "accelerator": "cpu", "default_root_dir": str(tmp_path), **quiet},
         "model": {"model": model},
         "data": {"name": None, "model": model, "num_workers": 0},
         "TextData": {"path": str(tmp_path / "TextData"), "length": 16},

@@ -204,7 +204,7 @@ def test_plan_is_written_and_applies(in_tmp: Path) -> None:
     assert applied
 
 
-@pytest.mark.parametrize("importance", ["gate_gradient", "taylor", "magnitude"])
+@pytest.mark.parametrize("importance", one_in(3, ["gate_gradient", "taylor", "magnitude"]))
 def test_plan_by_another_importance(in_tmp: Path, importance: str) -> None:
     budget = ["--method=depth", '--method.remove={"attention": 1}', f"--method.importance={importance}"]
     assert main(["plan", "--config", "digits_vit_depth", *SMALL, *QUICK, *budget, "--calibration=32"]) == 0

@@ -10,6 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import yaml
+from cases.sampling import one_in
 from cases.width.command_line import FAIR, IMAGE, RECIPE, command, dense, run
 from safetensors.torch import load_file
 
@@ -66,8 +67,10 @@ def test_equal_layers(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The plan removes")  # steps are large
-@pytest.mark.parametrize("method", ["per_cost", "fair"])
-@pytest.mark.parametrize(("given", "number"), [("8", 8), ('{"neuron": 4}', {"neuron": 4})])
+@pytest.mark.parametrize(
+    ("method", "given", "number"),
+    one_in(3, [(m, *g) for m in ("per_cost", "fair") for g in (("8", 8), ('{"neuron": 4}', {"neuron": 4}))]),
+)
 def test_widths_are_rounded(method: str, given: str, number: Any, tmp_path: Path) -> None:
     recipe = {**RECIPE, "model": {"class_path": "DigitsClassifier", "init_args": {"depth": 2, "embed_dim": 16}}}
     options = [f"--method={method}", "--method.params=0.2", "--method.kinds=[neuron]", f"--method.round_to={given}"]

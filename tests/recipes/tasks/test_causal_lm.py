@@ -13,6 +13,7 @@ import pytest
 import torch
 from cases.models.language import documents, llama_folder, write_jsonl
 from cases.models.tiny import VOCABULARY
+from cases.sampling import one_in
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -188,7 +189,7 @@ def test_training_lowers_the_perplexity(llama: str, tmp_path: Path, data: TextDa
     assert after["val_perplexity"] < 0.7 * before["val_perplexity"]
 
 
-@pytest.mark.parametrize("distilled", [False, True])
+@pytest.mark.parametrize("distilled", one_in(2, [True, False]))
 def test_pruned_and_recovered_llama_opens_in_transformers(
     llama: str, tmp_path: Path, data: TextData, distilled: bool
 ) -> None:

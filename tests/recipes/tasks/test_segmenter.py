@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from cases.files.scenes import opened, write_scenes
+from cases.sampling import one_in
 from torch.nn import functional as F
 
 from prunerecover.callbacks import DepthPrune, DistillRecover
@@ -131,7 +132,8 @@ def test_real_street_scenes(data_root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [DepthPlan({"attention": 1}, importance="gate_gradient"), PublishedBoundaryPlan(2, trials=SHORT)]
+    "method",
+    one_in(2, [DepthPlan({"attention": 1}, importance="gate_gradient"), PublishedBoundaryPlan(2, trials=SHORT)]),
 )
 def test_plans_are_scored_by_the_loss_that_the_segmenter_trains_with(
     scenes: Path, tmp_path: Path, method: PlanMethod

@@ -168,9 +168,9 @@ def test_greedy_on_a_large_network_takes_less_than_a_second() -> None:
     costs = cost_model(model, groups, torch.zeros(1, 3, 32, 32, device="meta"))
     generator = torch.Generator().manual_seed(0)
     saliency = {g.name: torch.rand(g.size, generator=generator) for g in groups}
-    start = time.perf_counter()
+    start = time.process_time()
     removed = per_cost(groups, saliency, costs, Budget(macs=0.8))  # more than half of them go
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     kept = {g.name: g.size - len(removed[g.name]) for g in groups}
     assert 0.8 <= 1 - costs.total(kept).macs / costs.full.macs < 0.801
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases.models.tiny import MIXTURES, tiny_llama, tiny_mixture
+from cases.sampling import one_in
 from cases.width.experts import EXPERTS, ONE_AND_TWO, TWO, UNGROUPED, counts, masked, text, tokens, without
 from torch import Tensor, nn
 
@@ -80,8 +82,7 @@ def test_modules_that_only_look_alike_are_not_experts() -> None:
 # Narrowed equals masked
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-@pytest.mark.parametrize("removed", [TWO, ONE_AND_TWO], ids=["alike", "differing"])
+@pytest.mark.parametrize(("name", "removed"), one_in(5, itertools.product(MIXTURES, [TWO, ONE_AND_TWO])))
 def test_narrowed_equals_masked(name: str, removed: dict[str, tuple[int, ...]]) -> None:
     model, ids = tiny_mixture(name), tokens()
     if name.endswith(("grouped", "v3")):  # the groups 0-3 and 4-7 must stay alike
@@ -99,8 +100,7 @@ def test_narrowed_equals_masked(name: str, removed: dict[str, tuple[int, ...]]) 
 # Checkpoints
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-@pytest.mark.parametrize("how", ["save_pruned", "save_pretrained"])
+@pytest.mark.parametrize(("name", "how"), one_in(5, itertools.product(MIXTURES, ["save_pruned", "save_pretrained"])))
 def test_layers_alike_make_a_standard_checkpoint(name: str, how: str, tmp_path: Path) -> None:
     import transformers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from itertools import pairwise
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases.models.tiny import tiny_llama
+from cases.sampling import one_in
 from cases.width.plan_width import IMAGE, cnn, labelled_batches, removed_share, vit
 from torch import nn
 
@@ -48,8 +50,7 @@ def saved(planner: WidthPlanner, plan: Plan, cost: str, change: dict[str, int] |
     return float(1 - getattr(planner.costs.total(kept), cost) / getattr(planner.costs.full, cost))
 
 
-@pytest.mark.parametrize("cost", ["macs", "params"])
-@pytest.mark.parametrize("allocation", ALLOCATIONS)
+@pytest.mark.parametrize(("allocation", "cost"), one_in(3, itertools.product(ALLOCATIONS, ["macs", "params"])))
 def test_widths_are_multiples_and_the_budget_is_met(allocation: str, cost: str) -> None:
     model = wide()
     plan = plan_width(model, Budget(**{cost: 0.37}), batches=labelled_batches(), round_to=8, **signals(allocation))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cases.models.tiny import MIXTURES, tiny_llama, tiny_mixture
+from cases.sampling import one_in
 from cases.width.scores import computed, context
 from scipy.stats import wasserstein_distance
 from torch import Tensor, nn
@@ -64,7 +65,7 @@ def rows_of(inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     return [{key: value[i : i + 1] for key, value in inputs.items()} for i in range(len(inputs["input_ids"]))]
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", one_in(3, MIXTURES))
 def test_gate_taylor_is_the_effect_of_scaling_an_expert(name: str) -> None:
     """By central differences, sample by sample: an expert's output is linear in its last matrix.
 
@@ -86,7 +87,7 @@ def test_gate_taylor_is_the_effect_of_scaling_an_expert(name: str) -> None:
         assert float(scores[expert]) == pytest.approx(sum(abs(slope) for slope in slopes) / 3, rel=1e-2, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", one_in(3, MIXTURES))
 def test_gate_taylor_is_the_slope_along_the_last_matrix(name: str) -> None:
     """In all layers: the gradient of a gate is the sum of w dL/dw over the expert's last matrix."""
     model: Any = tiny_mixture(name)
