@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from prunerecover.callbacks import PruneSchedule as PruneSchedule
     from prunerecover.callbacks import RoutedLoRARecover as RoutedLoRARecover
     from prunerecover.callbacks import WidthPrune as WidthPrune
+    from prunerecover.checkpoint.export import export as export
     from prunerecover.checkpoint.pruned_folder import load_pruned as load_pruned
     from prunerecover.checkpoint.pruned_folder import save_pruned as save_pruned
     from prunerecover.cost.measurement import Measurement as Measurement
@@ -82,6 +83,7 @@ _HOME = {
     "WidthPrune": "prunerecover.callbacks",
     "apply_plan": "prunerecover.apply",
     "compare": "prunerecover.report.compare",
+    "export": "prunerecover.checkpoint.export",
     "find_groups": "prunerecover.width.groups.discovery",
     "find_units": "prunerecover.depth.units",
     "fit_map": "prunerecover.boundary.fit_map",

@@ -1,4 +1,4 @@
-"""The plain command `export`: a pruned network as ONNX, or as a folder for `load_pruned`, without a trainer.
+"""The plain command `export`, without a trainer: a pruned network as ONNX, a program, or a folder for `load_pruned`.
 
 What is exported is what the LightningModule computes. That is the pruned network where a checkpoint holds no other
 weights; where it does (a segmenter's decoder on a pruned backbone), it is the smallest module that holds them all, and
@@ -18,15 +18,18 @@ import torch
 from torch import nn
 
 from prunerecover.checkpoint.distributed_folder import is_distributed
+from prunerecover.checkpoint.export import FORMATS
+from prunerecover.checkpoint.export import export as write_network
 from prunerecover.checkpoint.lightning_file import LightningFile, canonical, read_checkpoint
 from prunerecover.checkpoint.pruned_folder import load_network, load_pruned, save_pruned
-from prunerecover.files.atomic import atomic_file
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.networks import cifar_resnet  # noqa: F401  # its names are timm's from now on
+from prunerecover.recipes.networks.detectors.detector import Detector
 from prunerecover.surgery.merging import merge
 
-OTHER_FILES = {".pt", ".pt2", ".pth", ".bin", ".ckpt", ".safetensors"}
+OTHER_FILES = {".pt", ".pth", ".bin", ".ckpt", ".safetensors"}
+TOKENS = 8  # of an example; a text of any length goes
 OWN_CLASSES = "prunerecover.recipes."  # what a file may name to be imported
 
 
@@ -54,17 +57,17 @@ def export(
     target: str | None = None,
     input_size: Sequence[int] | None = None,
 ) -> None:
-    """Write a pruned model as ONNX or as a folder that `load_pruned` opens.
+    """Write a pruned model as ONNX, as a program of `torch.export`, or as a folder that `load_pruned` opens.
 
     Args:
         path: A Lightning `.ckpt` or a `save_pruned` folder.
-        output: A file ending in `.onnx`, or a folder.
+        output: A file ending in `.onnx` or `.pt2`, or a folder.
         merged: Fold together what pruning left mergeable, first.
         batch_size: Of the example input; the exported batch dimension is dynamic.
         model: Class path of the LightningModule (for a checkpoint), or of what builds the dense network when it is
             called without arguments.
         target: Path in the LightningModule of what is exported; None: what holds all weights of the checkpoint.
-        input_size: Shape of one input, such as `(3, 224, 224)`; None: what the network says.
+        input_size: Shape of one input, such as `(3, 224, 224)`, or the length of a text; None: what the network says.
 
     Raises:
         FileNotFoundError: If there is nothing at `path`.
@@ -73,18 +76,16 @@ def export(
     folder = Path(output)
     if folder.suffix in OTHER_FILES:
         raise ValueError(
-            f"Expected an output that ends in .onnx, or a folder, but got '{output}'. The weights in the folder are "
-            "model.safetensors; `torch.export` takes what load_pruned returns."
+            f"Expected an output that ends in .onnx or .pt2, or a folder, but got '{output}'. A folder's "
+            "weights are in model.safetensors."
         )
     exported = open_for_export(Path(path), model, target, merged)
-    if folder.suffix == ".onnx":
-        shape = tuple(input_size or exported.example or image_shape(exported.network))
-        with atomic_file(folder) as unfinished:
-            export_onnx(exported.network, unfinished, (max(batch_size, 2), *shape))  # of 1 it would be taken for fixed
+    if folder.suffix in FORMATS:
+        write_network(exported.network, folder, example_of(exported, batch_size, input_size))
     elif exported.plan is None:
         raise ValueError(
-            f"Expected an output that ends in .onnx for {type(exported.network).__name__}, but got '{output}': a "
-            "folder holds a pruned network alone. Write .onnx, or name the network with --target."
+            f"Expected an output that ends in .onnx or .pt2 for {type(exported.network).__name__}, but got '{output}': "
+            "a folder holds a pruned network alone. Write one of these, or name the network with --target."
         )
     else:
         save_pruned(exported.network, exported.plan, folder)
@@ -111,7 +112,7 @@ def open_for_export(path: Path, model: str | None = None, target: str | None = N
         return Exported(network, plan + merge(network) if merged else plan, _shape_or_none(network))
     file = read_checkpoint(path)
     wanted = held_together(file) if target is None else target
-    if cls is None and file.networks and wanted not in file.networks:
+    if cls is None and file.networks and (wanted not in file.networks or _only_its_class_builds(file, wanted)):
         cls = _noted_class(file)
     if cls is None or not hasattr(cls, "load_from_checkpoint"):
         return _network_alone(file, None if cls is None else built(cls), merged)
@@ -169,23 +170,22 @@ def built(make: Any) -> nn.Module:
     return network
 
 
-def export_onnx(model: nn.Module, path: Path, shape: Sequence[int]) -> None:
-    """Write a model of one input as ONNX with a dynamic batch dimension.
+def example_of(exported: Exported, batch_size: int, input_size: Sequence[int] | None) -> Any:
+    """Return what the network may be called with: images, or tokens where it is a language model.
 
     Args:
-        model: In evaluation mode.
-        path: File to write, in a folder that exists.
-        shape: Of the example input, the batch first.
+        exported: Says the network, and the shape of its inputs if it is known.
+        batch_size: Of the example.
+        input_size: Of one input; None: what the network says.
+
+    Raises:
+        ValueError: If neither the user nor the network says its size.
     """
-    torch.onnx.export(
-        model,
-        (torch.zeros(*shape),),
-        str(path),
-        dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-        input_names=["images"],
-        external_data=False,
-    )
+    if getattr(exported.network, "main_input_name", None) == "input_ids":
+        tokens = torch.ones(batch_size, *(input_size or [TOKENS]), dtype=torch.long)
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    shape = tuple(input_size or exported.example or image_shape(exported.network))
+    return torch.zeros(batch_size, *shape)
 
 
 def image_shape(model: Any) -> tuple[int, ...]:
@@ -199,12 +199,14 @@ def image_shape(model: Any) -> tuple[int, ...]:
         raise ValueError(
             f"Expected an image model that knows its input size, but {type(model).__name__} does not. "
             "Pass --input-size, such as --input-size 3 224 224, or load it with load_pruned and call "
-            "torch.onnx.export with your own example input."
+            "prunerecover.export(model, path, example_inputs)."
         )
     return shape
 
 
 def _shape_or_none(model: Any) -> tuple[int, ...] | None:
+    if isinstance(model, Detector):
+        return model.input_shape
     patches = getattr(model, "patch_embed", None)
     if patches is not None and getattr(patches, "img_size", None):
         return (int(patches.proj.in_channels), *map(int, patches.img_size))
@@ -228,6 +230,12 @@ def _of_module(file: LightningFile, wanted: str, module: Any, merged: bool) -> E
     shapes = (_shape_or_none(unwrap(get_module(module, target))) for target in plans)
     shape = tuple(example.shape[1:]) if isinstance(example, torch.Tensor) else next(shapes, None)
     return Exported(unwrap(get_module(module, wanted)), plans.get(wanted), shape)
+
+
+def _only_its_class_builds(file: LightningFile, target: str) -> bool:
+    """Whether the file does not say how its network is built, but names a class of the recipes that does."""
+    noted = (file.class_path or "").startswith(OWN_CLASSES)
+    return noted and file.networks[target].source.constructor is None
 
 
 def _noted_class(file: LightningFile) -> Any:

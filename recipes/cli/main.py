@@ -109,10 +109,10 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "write a pruned checkpoint as ONNX, or as a folder for load_pruned"
+    text = "write a pruned checkpoint as ONNX, as a program of torch.export, or as a folder for load_pruned"
     parser = commands.add_parser("export", help=text, description=text)
     parser.add_argument("path", help="a Lightning .ckpt, or a folder made by save_pruned")
-    parser.add_argument("--output", required=True, help="a file that ends in .onnx, or a folder")
+    parser.add_argument("--output", required=True, help="a file that ends in .onnx or .pt2, or a folder")
     parser.add_argument("--unmerged", action="store_true", help="keep what merging would fold together apart")
     parser.add_argument(
         "--model",
@@ -122,9 +122,9 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("--target", metavar="PATH", help="module to export, such as network.backbone (default: all)")
     parser.add_argument(
-        "--input-size", type=int, nargs="+", metavar="N", help="of one ONNX input, such as 3 224 224 (default: known)"
+        "--input-size", type=int, nargs="+", metavar="N", help="of one input, such as 3 224 224 (default: known)"
     )
-    parser.add_argument("--batch-size", type=int, default=2, help="of the ONNX example input; other sizes run too")
+    parser.add_argument("--batch-size", type=int, default=2, help="of the example input; other sizes run too")
 
 
 def _runner(command: str) -> Callable[[argparse.Namespace], object]:

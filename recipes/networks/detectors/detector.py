@@ -51,6 +51,11 @@ class Detector(nn.Module, ABC):
     classes: int
     background: int
 
+    @property
+    @abstractmethod
+    def input_shape(self) -> tuple[int, int, int]:
+        """Shape of the pixels of one image, `(3, H, W)`; where images keep their shape, of the smallest square."""
+
     @abstractmethod
     def prepare(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Prepared:
         """Resize and normalise.

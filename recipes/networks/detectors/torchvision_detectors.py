@@ -42,6 +42,12 @@ class TorchvisionDetector(Detector):
         super().__init__()
         self.model = model
 
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """As the model's transform makes them."""
+        width, height = self.model.transform.fixed_size or (min(self.model.transform.min_size),) * 2
+        return 3, int(height), int(width)
+
     def prepare(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Prepared:
         """Resize, normalise and pad as the model's transform does."""
         original = tuple((int(image.shape[-2]), int(image.shape[-1])) for image in images)

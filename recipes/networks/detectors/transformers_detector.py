@@ -36,6 +36,11 @@ class TransformersDetector(Detector):
         self.image_size, self.processor = image_size, processor
         self.classes = int(self.model.config.num_labels)
 
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """The squares."""
+        return 3, self.image_size, self.image_size
+
     def prepare(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Prepared:
         """Stretch to squares, and normalise if the processor does."""
         from torchvision.transforms.v2.functional import normalize

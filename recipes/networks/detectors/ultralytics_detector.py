@@ -53,6 +53,11 @@ class UltralyticsDetector(Detector):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(".dfl." not in name)  # files hold frozen weights; the bins of boxes stay so
 
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """The squares."""
+        return 3, self.image_size, self.image_size
+
     def prepare(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Prepared:
         """Resize to squares, with grey where images are not square."""
         return fitted(images, targets, self.image_size, keep_shape=True, fill=GREY)

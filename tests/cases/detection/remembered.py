@@ -26,6 +26,10 @@ class Remembered(Detector):
         self.model = nn.Linear(1, 1)
         self.found, self.classes, self.next = list(found), classes, 0
 
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        return 3, 8, 8
+
     def prepare(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Prepared:
         return fitted(images, targets, 8, keep_shape=True)
 

@@ -68,7 +68,7 @@ def test_a_folder_cannot_hold_a_segmenter(
     segmenter: tuple[Path, ImageSegmenter], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(segmenter[0]), "--output", str(tmp_path / "out")]) == 2
-    assert "Expected an output that ends in .onnx for LinearSegmenter, but got" in capsys.readouterr().err
+    assert "Expected an output that ends in .onnx or .pt2 for LinearSegmenter, but got" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
