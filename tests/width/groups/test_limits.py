@@ -124,10 +124,6 @@ def test_unequal_halves_are_left_out() -> None:
     assert [g.name for g in find_groups(Halves(), images(4).float()).groups] == ["left"]
 
 
-def test_heads_of_multihead_attention_stay() -> None:
-    assert {g.kind for g in found_in("torchvision_vit").groups} == {"neuron"}
-
-
 @pytest.mark.parametrize("name", ["bottlenecks", "vgg", "densenet", "mobilenet_v2", "option_a_resnet20"])
 def test_groups_are_those_of_depgraph_where_it_works(name: str) -> None:
     """An independent program (arXiv 2301.12900) couples the same ends of the same layers."""
