@@ -23,6 +23,7 @@ from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.units import find_units
 from prunerecover.families.describe import is_supported
 from prunerecover.importance.registry import Importance
+from prunerecover.model.arguments import patterns_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
@@ -96,18 +97,18 @@ class DepthPrune(PruningCallback):
                     f"Expected kinds among {', '.join(DEPTH_KINDS)} for DepthPrune, but got '{kind}'. Channels, heads, "
                     "neurons and experts go with WidthPrune."
                 )
-        self.config = DepthConfig(
-            importance=importance,
-            loss=loss,
-            replace=replace,
-            search=search,
-            kinds=kinds,
-            include_strided=include_strided,
-            ignore=ignore,
-            seed=seed,
-        )
+        planning: dict[str, Any] = {
+            "importance": importance,
+            "loss": loss,
+            "replace": replace,
+            "search": search,
+            "kinds": kinds,
+            "include_strided": include_strided,
+            "ignore": patterns_of(ignore),
+        }
         if plan is not None:
-            check_alone(DepthPrune, self.planning)
+            check_alone(DepthPrune, planning)
+        self.config = DepthConfig(**planning, seed=seed)
         super().__init__(
             Budget(remove=remove) if remove is not None else budget,
             plan=plan,

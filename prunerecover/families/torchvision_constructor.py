@@ -140,11 +140,15 @@ def _classes(own: Shapes, probe: Shapes | None) -> Arguments | None:
 
 @lru_cache(maxsize=512)
 def _probe(name: str, kwargs: tuple[tuple[str, Any], ...], eps: float | None) -> Shapes | None:
-    """Shapes of a model of `PROBED` classes; None if its builder takes no number of classes."""
+    """Shapes of a model of `PROBED` classes; none if its builder refuses, None if it takes no number of classes."""
     try:
         return _shapes(on_meta_if_possible(lambda: _built(name, {**dict(kwargs), "num_classes": PROBED}, eps)))
     except TypeError:
         return None
+    except (
+        Exception
+    ):  # images that are no multiple of the patches, say; a builder that a user registered may do anything
+        return {}
 
 
 def _shapes(model: nn.Module) -> Shapes:

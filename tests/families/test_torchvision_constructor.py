@@ -129,6 +129,12 @@ def test_only_names_and_arguments_that_shape(data: dict[str, Any], message: str)
         build(data)
 
 
+def test_a_model_of_a_known_class_but_other_sizes_has_no_name() -> None:
+    """Images of 16 pixels are no multiple of the patches that `vit_b_32` has."""
+    model = torchvision.models.VisionTransformer(16, 4, 2, 4, 16, 32, num_classes=3)
+    assert list(torchvision_candidates(model)) == []
+
+
 def test_a_pruned_model_opens_without_the_dense_one(tmp_path: Path) -> None:
     model = get_model(SMALL, num_classes=3).eval()
     images = torch.randn(8, 3, 48, 48)
