@@ -11,12 +11,13 @@ import pytest
 import torch
 from cases.models.tiny import tiny_timm
 from torch import nn
-from torchvision.models import WeightsEnum, get_model, mobilenet_v3_large
+from torchvision.models import VisionTransformer, WeightsEnum, get_model, mobilenet_v3_large
 from torchvision.ops import FrozenBatchNorm2d
 
 from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
 from prunerecover.families.constructors import build, constructor_of
 from prunerecover.families.empty_models import on_meta_if_possible
+from prunerecover.families.torchvision_constructor import torchvision_candidates
 from prunerecover.model.hashing import tensors_hash
 
 SMALL = "squeezenet1_1"
@@ -131,7 +132,7 @@ def test_only_names_and_arguments_that_shape(data: dict[str, Any], message: str)
 
 def test_a_model_of_a_known_class_but_other_sizes_has_no_name() -> None:
     """Images of 16 pixels are no multiple of the patches that `vit_b_32` has."""
-    model = torchvision.models.VisionTransformer(16, 4, 2, 4, 16, 32, num_classes=3)
+    model = VisionTransformer(16, 4, 2, 4, 16, 32, num_classes=3)
     assert list(torchvision_candidates(model)) == []
 
 
