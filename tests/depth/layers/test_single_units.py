@@ -15,6 +15,7 @@ WHOLE = ("resnet50",)  # of which more units are tried, and those that halve the
 
 # Where some layers turn out to be fixed by what reads them, how many of the units still can go at least.
 SHARES = {"split": 0.6, "gated": 0.7, "shared": 0.9, "post-norm": 0.8, "1-d": 0.8, "regnet": 0.7, "resnest": 0.6}
+SHARES |= dict.fromkeys(("nfnet", "maxvit", "res2net"), 0.8)
 STRIDED = ("resnet50", "detector", "1-d", "deit")
 
 
