@@ -14,7 +14,6 @@ from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.calibration.training_loss import training_loss
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.depth.arguments import DepthConfig, check_ignore, known_by_parts
@@ -124,10 +123,6 @@ class DepthPrune(PruningCallback):
         """What decides which units go, by argument; those that came later are named where they are given."""
         given = {name: value for name, value in vars(self.config).items() if name not in ("scores", "seed")}
         return {name: value for name, value in given.items() if value or name not in ("kinds", "include_strided")}
-
-    def find(self, pl_module: pl.LightningModule) -> str:
-        """Return the target, or the only network."""
-        return find_network(pl_module, self.target)
 
     def units(self, network: nn.Module) -> dict[str, int]:
         """Return how many units of each kind there are; what only data shows is taken to be there.

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.calibration.capture import CapturedInputs
 from prunerecover.callbacks.calibration.width_inputs import width_inputs
-from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.reconstructing import ReconstructingCallback
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.model.paths import get_module, unwrap
@@ -92,10 +91,6 @@ class Prune(ReconstructingCallback):
     def planning(self) -> dict[str, Any]:
         """What decides which units go, by argument."""
         return {name: value for name, value in vars(self.config).items() if name != "seed"}
-
-    def find(self, pl_module: pl.LightningModule) -> str:
-        """Return the target, or the only network."""
-        return find_network(pl_module, self.target)
 
     def units(self, network: nn.Module) -> dict[str, int]:
         """Return none: the budget is in shares of cost."""

@@ -21,6 +21,7 @@ from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_i
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.random_state import isolated
+from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.planning_progress import planning_progress
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
@@ -80,9 +81,9 @@ class ScheduledCallback(LedgerCallback):
     def planning(self) -> dict[str, Any]:
         """Further arguments of the planning function, by name."""
 
-    @abstractmethod
     def find(self, pl_module: pl.LightningModule) -> str:
-        """Return the path of the network to prune."""
+        """Return the target, or the only network."""
+        return find_network(pl_module, self.target)
 
     @abstractmethod
     def units(self, network: nn.Module) -> dict[str, int]:

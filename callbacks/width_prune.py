@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.calibration.capture import CapturedInputs
 from prunerecover.callbacks.calibration.width_inputs import width_inputs
-from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.pruning import SHARDED
 from prunerecover.callbacks.reconstructing import ReconstructingCallback
 from prunerecover.callbacks.schedule import PruneSchedule
@@ -149,10 +148,6 @@ class WidthPrune(ReconstructingCallback):
                 "Expected a plan that only narrows for reconstruct=True, but got one that removes layers, too. Prune "
                 "depth with DepthPrune and pass WidthPrune a plan of its own, or leave reconstruct out."
             )
-
-    def find(self, pl_module: pl.LightningModule) -> str:
-        """Return the target, or the only network."""
-        return find_network(pl_module, self.target)
 
     def units(self, network: nn.Module) -> dict[str, int]:
         """Return how many experts there are; other units are known once data comes, and counted in shares of cost."""
