@@ -81,25 +81,25 @@ class FamilyPlanner(DepthPlanner):
             check_most(units, cost, share, self._saver(cost), len(describe(self.model).blocks) - 1)
         goal = self._goal(units, budget, self._saved_together)
         found = JointSearch(self._sets, goal, self.search, self._known)
-        chosen = self._or_a_run(found.run(), goal, found.first)
+        chosen = found.best_of([found.run(), *self._runs(goal, found.first)])
         return self._decided(found.first, self._sets.choices(chosen), chosen)
 
-    def _or_a_run(self, chosen: list[Unit], goal: Goal, first: Mapping[str, float]) -> list[Unit]:
-        """Return the blocks chosen one by one, or a contiguous run of as many, if with its map the output changes less.
+    def _runs(self, goal: Goal, first: Mapping[str, float]) -> list[list[Unit]]:
+        """Return contiguous runs of blocks that meet a goal, each of as few blocks as that takes.
+
+        With a map for the whole run the output may change less than what units that are judged one by one suggest.
 
         Args:
-            chosen: By the search.
-            goal: That a run has to meet, too.
+            goal: How much has to go.
             first: Divergence of each unit alone: the order of a run.
         """
-        if not (self.calibrator.fits and len(chosen) > 1 and all(unit.kind == "block" for unit in chosen)):
-            return chosen
-        may_go = [unit for unit in goal.units_to_score() if unit.kind == "block"]
-        runs = nearest_runs(self.calibrator, may_go, len(chosen))
-        sets = [sorted(run, key=lambda unit: first[unit.name]) for run in runs if goal.reached(run) >= 1]
-        for units in (chosen, *sets):
-            self._sets.settle(units)
-        return min((chosen, *sets), key=self._sets.divergence)
+        blocks = [unit for unit in goal.units_to_score() if unit.kind == "block"]
+        if not (self.calibrator.fits and blocks):
+            return []
+        least = max(int(1 / goal.price(blocks[:1])), 1)
+        count = next((n for n in range(least, len(blocks)) if goal.reached(blocks[:n]) >= 1), 0)
+        runs = nearest_runs(self.calibrator, blocks, count) if count > 1 else []
+        return [sorted(run, key=lambda unit: first[unit.name]) for run in runs if goal.reached(run) >= 1]
 
     def _decided(self, scores: dict[str, float], choices: Sequence[Choice], order: Sequence[Unit]) -> Decision:
         edits, tensors = edits_of(self.model, ((choice.unit, choice.candidate) for choice in choices))

@@ -147,6 +147,11 @@ class JointSearch:
                 best = settled
         return list(best.units)
 
+    def best_of(self, sets: Sequence[Sequence[Unit]]) -> list[Unit]:
+        """Return the set that costs least once what its units leave is fitted; the first one of equals."""
+        states = [self._settled(State(tuple(units))) for units in sets]
+        return list(min(states, key=lambda state: state.cost).units)
+
     def _grown(self, start: State, advance: Callable[[], None]) -> State:
         """Return the best set found that meets the goal, of those that hold what is gone from the start.
 
