@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -154,10 +154,17 @@ def budget_of(budget: Budget | None, remove: Mapping[str, int] | None) -> Budget
     return Budget(remove=remove) if budget is None else budget
 
 
-def check_ignore(ignore: Sequence[str], units: Sequence[Unit]) -> None:
-    """Raise ValueError if a shell pattern matches no unit."""
+def check_ignore(ignore: Sequence[str], units: Sequence[Unit], refused: Iterable[str] = ()) -> None:
+    """Raise ValueError if a shell pattern matches no unit, nor what stays anyway.
+
+    Args:
+        ignore: The patterns.
+        units: That may go.
+        refused: Names of what was seen and is no unit.
+    """
+    names = [*(unit.name for unit in units), *refused]
     for pattern in ignore:
-        if not any(fnmatch(unit.name, pattern) for unit in units):
+        if not any(fnmatch(name, pattern) for name in names):
             raise ValueError(
                 f"Expected argument ignore to match units such as {units[0].name}, but '{pattern}' matches none. "
                 "List the names with find_units(model)."

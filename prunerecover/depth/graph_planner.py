@@ -145,7 +145,7 @@ def units_that_may_go(
     with progress("tracing the network"):
         removals = Removals(model, example, kinds, include_strided=config.include_strided)
     if config.ignore and removals.units:
-        check_ignore(config.ignore, removals.units)
+        check_ignore(config.ignore, removals.units, removals.refused)
     units = not_ignored(removals.units, config.ignore)
     if removals.units and not units:
         raise ValueError(

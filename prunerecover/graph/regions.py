@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from operator import or_
 from os.path import commonprefix
 
 from prunerecover.graph.computation_graph import ComputationGraph, Node
 from prunerecover.model.paths import is_within
 
 MOST_LAYERS = 12  # of one attention; a module that multiplies activations and holds more is something larger
-HEAD_SHARE = 0.5  # of all layers; what holds more of them is no head
+BRANCH_SHARE = 0.5  # of all layers; what holds more of them is no branch of the head
 
 
 @dataclass(frozen=True)
@@ -55,17 +58,68 @@ def _projections(graph: ComputationGraph, product: Node) -> list[Node]:
 
 
 def head_layers(graph: ComputationGraph) -> frozenset[int]:
-    """Return the indices of the layers in the head: those in the smallest module that holds all last layers.
+    """Return the indices of the layers in the head: the last ones, behind which no other comes, and their branches.
 
-    The last layers are those behind which no other layer comes. Outputs besides, such as the features that detectors
-    return with their boxes, do not count: other layers read them. Where that module holds most layers, or is the model
-    itself, the head is the last layers alone.
+    Where a network has several last layers, such as for boxes and for classes, the branch of one is what computes for
+    it alone, from where it parts from what the others read, too. Modules built as a branch of several layers is, such
+    as the heads of earlier stages whose boxes later ones refine, are in the head with it. Outputs besides, such as the
+    features that detectors return with their boxes, do not count: other layers read them.
     """
     layers = graph.of_kind("layer")
     last = [n for n in layers if not any(m.kind == "layer" for m in graph.ahead(n, lambda m: m.kind == "layer"))]
-    module = common_module([node.module for node in last])
-    held = {node.index for node in layers if is_within(node.module, module)}
-    return frozenset(held if len(held) <= HEAD_SHARE * len(layers) else {node.index for node in last})
+    branches = _branches(graph, [n for n in last if n.index in graph.reached_by_output])
+    copies = [copy for branch in branches for copy in _copies(graph, branch)]
+    return frozenset(n.index for part in (last, *branches, *copies) for n in part)
+
+
+def _branches(graph: ComputationGraph, last: list[Node]) -> list[list[Node]]:
+    """Return the layers that compute for one last layer alone, with that layer.
+
+    A tower, which shares no layer with the others, is no branch. Nor is a trunk that goes on behind an early output: it
+    adds or multiplies activations, makes maps smaller, or holds most layers.
+    """
+    layers = graph.of_kind("layer")
+    found = []
+    for node in last:
+        others = reduce(or_, (graph.ancestors[n.index] for n in last if n is not node), 0)
+        own = [n for n in graph.nodes if graph.ancestors[node.index] >> n.index & 1]
+        alone = [n for n in own if not others >> n.index & 1]
+        branch = [n for n in alone if n.kind == "layer"]
+        is_tower = len(branch) == sum(n.kind == "layer" for n in own)
+        if not is_tower and not any(map(_is_of_a_trunk, alone)) and len(branch) <= BRANCH_SHARE * len(layers):
+            found.append(branch)
+    return found
+
+
+def _is_of_a_trunk(node: Node) -> bool:
+    before, after = (prod(shape[2:]) for shape in (node.given, node.shape))
+    sums = node.kind == "merge" and node.operation != "cat"
+    return sums or node.kind == "product" or (_is_convolution(node) and after < before)
+
+
+def _copies(graph: ComputationGraph, branch: list[Node]) -> list[list[Node]]:
+    """Return the layers of the modules that are built as a branch of several layers is."""
+    if len(branch) < 2:
+        return []
+    called = list(dict.fromkeys(call.path for call in graph.calls))
+    holding = [path for path in called if all(is_within(node.module, path) for node in branch)]
+    inside = {path: [n for n in graph.of_kind("layer") if is_within(n.module, path)] for path in called}
+    wanted = [_layout(branch, path) for path in holding if inside[path] == branch]
+    return [layers for path, layers in inside.items() if _layout(layers, path) in wanted]
+
+
+def _layout(layers: list[Node], module: str) -> list[tuple[str, str, int, int]]:
+    """Return names, operations and numbers of channels, before and after, of the layers in a module."""
+    return [(n.module.removeprefix(module), n.operation, *_channels(n)) for n in layers]
+
+
+def _channels(layer: Node) -> tuple[int, int]:
+    dim = 1 if _is_convolution(layer) else -1
+    return layer.given[dim], layer.shape[dim]
+
+
+def _is_convolution(node: Node) -> bool:
+    return node.operation in ("convolution", "_convolution")
 
 
 def common_module(paths: list[str]) -> str:

@@ -84,8 +84,7 @@ def score_choices(sums: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> 
         batch: Of `choice_batch`.
 
     Returns:
-        `(Q,)` each: the number of the `question`, whether `acc` and `acc_norm` choose the right answer, and the `loss`
-        per token of the right answer.
+        `(Q,)` each: whether `acc` and `acc_norm` choose the right answer, and the `loss` per token of the right answer.
     """
     rights = by_question(batch["right"], batch)
 
@@ -93,9 +92,8 @@ def score_choices(sums: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> 
         parts = by_question(scores, batch)
         return torch.stack([right[part.argmax()] for part, right in zip(parts, rights, strict=True)])
 
-    numbers = torch.stack([part[0] for part in by_question(batch["question"], batch)])
     loss = -(sums / tokens)[batch["right"]]
-    return {"question": numbers, "acc": chosen(sums), "acc_norm": chosen(sums / batch["characters"]), "loss": loss}
+    return {"acc": chosen(sums), "acc_norm": chosen(sums / batch["characters"]), "loss": loss}
 
 
 def choice_log_likelihoods(

@@ -7,10 +7,10 @@ saliency of each channel, head, neuron or expert (`plan_width`). Saved, they ser
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ from prunerecover.width.planner import WidthPlanner
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Row = TypeVar("Row", UnitRow, GroupRow)
+Scored: TypeAlias = tuple[tuple[Row, ...], Mapping[str, Tensor]]
 SMALLEST = 0.5  # a budget that nothing is planned for; planners want one
 
 
@@ -119,23 +121,20 @@ def sensitivity(
     network, batches = unwrap(model), listed(batches)
     check_network(network)
     depth_kinds, width_kinds = _by_dimension(network, kinds)
-    scores, refused = dict[str, Mapping[str, Tensor]](), dict[str, str]()
-    units, groups = tuple[UnitRow, ...](), tuple[GroupRow, ...]()
+
+    def depth() -> Scored[UnitRow]:
+        config = DepthConfig(kinds=depth_kinds, replace=replace, ignore=ignore, seed=seed)
+        return _depth(network, batches, config)
+
+    def width() -> Scored[GroupRow]:
+        config = WidthConfig(kinds=width_kinds, protection=protection, loss=loss, ignore=ignore, seed=seed)
+        return _width(network, batches, config)
+
     with progress("scoring all that can go"):
-        try:
-            if depth_kinds:
-                config = DepthConfig(kinds=depth_kinds, replace=replace, ignore=ignore, seed=seed)
-                units, by_unit = _depth(network, batches, config)
-                scores["output_divergence"] = by_unit
-        except ValueError as error:
-            refused["depth"] = _unless_named(error, kinds)
-        try:
-            if width_kinds:
-                arguments = WidthConfig(kinds=width_kinds, protection=protection, loss=loss, ignore=ignore, seed=seed)
-                groups, by_group = _width(network, batches, arguments)
-                scores[name_of(protection)] = by_group
-        except ValueError as error:
-            refused["width"] = _unless_named(error, kinds)
+        units, by_unit, no_depth = _rows(depth, depth_kinds, named=kinds is not None)
+        groups, by_group, no_width = _rows(width, width_kinds, named=kinds is not None)
+    scores = {signal: by for signal, by in (("output_divergence", by_unit), (name_of(protection), by_group)) if by}
+    refused = {dimension: reason for dimension, reason in (("depth", no_depth), ("width", no_width)) if reason}
     if not scores:
         raise ValueError(" ".join(f"No {dimension}: {reason}" for dimension, reason in refused.items()))
     return Sensitivity(units, groups, SavedScores.of(network, scores), refused)
@@ -153,14 +152,22 @@ def _by_dimension(network: nn.Module, kinds: Sequence[str] | None) -> tuple[tupl
     return tuple(k for k in kinds if k in DEPTH_KINDS), tuple(k for k in kinds if k in WIDTH_KINDS)
 
 
-def _unless_named(error: ValueError, kinds: Sequence[str] | None) -> str:
-    """Return why a dimension has no rows; raise the error if its kinds were asked for by name."""
-    if kinds is not None:
-        raise error
-    return str(error)
+def _rows(
+    score: Callable[[], Scored[Row]], kinds: Sequence[str], *, named: bool
+) -> tuple[tuple[Row, ...], Mapping[str, Tensor], str]:
+    """Return the rows and scores of a dimension, or why it has none; raise that if its kinds were asked for by name."""
+    if not kinds:
+        return (), {}, ""
+    try:
+        rows, scores = score()
+    except ValueError as error:
+        if named:
+            raise
+        return (), {}, str(error)
+    return rows, scores, ""
 
 
-def _depth(network: nn.Module, batches: Batches, config: DepthConfig) -> tuple[tuple[UnitRow, ...], dict[str, Tensor]]:
+def _depth(network: nn.Module, batches: Batches, config: DepthConfig) -> Scored[UnitRow]:
     planner = planner_for(network, Budget(macs=SMALLEST), batches, config)
     scores = planner.rank()
     rows = []
@@ -172,7 +179,7 @@ def _depth(network: nn.Module, batches: Batches, config: DepthConfig) -> tuple[t
     return tuple(rows), {name: torch.tensor(value, dtype=torch.float64) for name, value in scores.items()}
 
 
-def _width(network: nn.Module, batches: Batches, config: WidthConfig) -> tuple[tuple[GroupRow, ...], dict[str, Tensor]]:
+def _width(network: nn.Module, batches: Batches, config: WidthConfig) -> Scored[GroupRow]:
     planner = WidthPlanner(network, batches=batches, config=config)
     (scores,) = planner.scores(*config.signals)
     total = sum(float(values.clamp_min(0).sum()) for values in scores.values())

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 
-from prunerecover.callbacks.ledger.target import find_target
+from prunerecover.callbacks.ledger.target import find_network, find_target
+from prunerecover.callbacks.pruning import PruningCallback
+from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.plan.plan import Plan
 
 
@@ -58,6 +60,28 @@ class PlanMethod(ABC):
             size = sum(group.size for group in groups if group.kind == kind)
             parts.append(f"{len(units)} of {size} {kind}s" if size else f"{len(units)} {kind} ({' '.join(units)})")
         return f"Wrote {output}: removes {', '.join(parts) or 'nothing'}"
+
+
+class AnyNetworkMethod(PlanMethod):
+    """Decides about any network, of a supported family or not."""
+
+    def find(self, module: pl.LightningModule, target: str | None) -> str:
+        """Return the path of the network: any will do."""
+        return find_network(module, target)
+
+
+def decided_at_start(prune: PruningCallback, task: PlanTask) -> Plan:
+    """Return the plan that a callback makes at the start of a fit.
+
+    Args:
+        prune: With the budget.
+        task: What it decides about.
+    """
+
+    def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
+        return prune.decide(trainer, module, task.target, prune.budget)
+
+    return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)
 
 
 def beside(output: Path, ending: str) -> Path:

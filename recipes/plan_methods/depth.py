@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import lightning.pytorch as pl
-
 from prunerecover.callbacks.depth_prune import DepthPrune
-from prunerecover.callbacks.ledger.target import find_network
-from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.importance.registry import Importance
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask
+from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, decided_at_start
 
 
-class DepthPlan(PlanMethod):
+class DepthPlan(AnyNetworkMethod):
     """Remove whole blocks, attentions, MLPs, activations or layers (`plan_depth`).
 
     Args:
@@ -54,19 +50,11 @@ class DepthPlan(PlanMethod):
         self.planning |= {"search": search, "kinds": kinds, "ignore": tuple(ignore or ()), "seed": seed}
         self.scores = scores
 
-    def find(self, module: pl.LightningModule, target: str | None) -> str:
-        """Return the path of the network: any will do."""
-        return find_network(module, target)
-
     def make(self, task: PlanTask) -> Plan:
         """Return the plan that `DepthPrune` would make at the start of a fit."""
         prune = DepthPrune(**self.planning, calibration=task.calibration)
         prune.config = dataclasses.replace(prune.config, scores=self.scores)
-
-        def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
-            return prune.decide(trainer, module, task.target, prune.budget)
-
-        return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)
+        return decided_at_start(prune, task)
 
 
 def budget_from(**given: Any) -> Budget:

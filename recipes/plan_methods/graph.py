@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.depth_prune import DepthPrune
-from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.display.style import save_figure
 from prunerecover.graph.build import trace_graph
@@ -22,11 +21,11 @@ from prunerecover.importance.registry import Importance
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
+from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside
 from prunerecover.recipes.plan_methods.depth import budget_from
 
 
-class GraphPlan(PlanMethod):
+class GraphPlan(AnyNetworkMethod):
     """Remove single linears and convolutions, and attentions, of any network (`plan_depth` on its computation graph).
 
     Args:
@@ -69,10 +68,6 @@ class GraphPlan(PlanMethod):
         }
         self.scores = scores
         self._picture: Figure | None = None
-
-    def find(self, module: pl.LightningModule, target: str | None) -> str:
-        """Return the path of the network: any will do."""
-        return find_network(module, target)
 
     def make(self, task: PlanTask) -> Plan:
         """Return the plan that `DepthPrune` would make at the start of a fit."""

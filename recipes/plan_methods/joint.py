@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning.pytorch as pl
-
-from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.prune import Prune
-from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask
+from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, decided_at_start
 from prunerecover.recipes.plan_methods.depth import budget_from
 
 
-class JointPlan(PlanMethod):
+class JointPlan(AnyNetworkMethod):
     """Remove units of depth and of width within one budget (`plan_pruning`).
 
     Args:
@@ -49,15 +45,6 @@ class JointPlan(PlanMethod):
             "seed": seed,
         }
 
-    def find(self, module: pl.LightningModule, target: str | None) -> str:
-        """Return the path of the network: any will do."""
-        return find_network(module, target)
-
     def make(self, task: PlanTask) -> Plan:
         """Return the plan that `Prune` would make at the start of a fit."""
-        prune = Prune(**self.planning, calibration=task.calibration)
-
-        def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
-            return prune.decide(trainer, module, task.target, prune.budget)
-
-        return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)
+        return decided_at_start(Prune(**self.planning, calibration=task.calibration), task)

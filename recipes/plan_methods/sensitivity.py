@@ -11,17 +11,16 @@ from pathlib import Path
 import lightning.pytorch as pl
 
 from prunerecover.callbacks.calibration.width_inputs import width_inputs
-from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.display.style import save_figure
 from prunerecover.files.atomic import write_text
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
+from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside
 from prunerecover.sensitivity_table.sensitivity import Sensitivity, sensitivity
 
 
-class SensitivityTable(PlanMethod):
+class SensitivityTable(AnyNetworkMethod):
     """Score every unit of depth and every group of width, and measure what they save (`sensitivity`).
 
     Args:
@@ -43,10 +42,6 @@ class SensitivityTable(PlanMethod):
     ) -> None:
         self.kinds, self.protection, self.replace = kinds, protection, replace
         self.ignore, self.seed = tuple(ignore or ()), seed
-
-    def find(self, module: pl.LightningModule, target: str | None) -> str:
-        """Return the path of the network: any will do."""
-        return find_network(module, target)
 
     def make(self, task: PlanTask) -> Plan:
         """Score; nothing goes."""

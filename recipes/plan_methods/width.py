@@ -16,7 +16,6 @@ from typing import Any
 import lightning.pytorch as pl
 
 from prunerecover.callbacks.calibration.width_inputs import width_inputs
-from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
 from prunerecover.display.style import save_figure
@@ -28,7 +27,7 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import PlanningCost, SearchEvidence
 from prunerecover.plan.groups import Group
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
+from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside
 from prunerecover.recipes.plan_methods.width_page import page
 from prunerecover.width.allocation.cost_model import Cost
 from prunerecover.width.allocation.registry import AllocationRule
@@ -40,7 +39,7 @@ from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.signals.context import WidthImportance
 
 
-class WidthPlan(PlanMethod):
+class WidthPlan(AnyNetworkMethod):
     """What both methods have in common.
 
     Args:
@@ -55,10 +54,6 @@ class WidthPlan(PlanMethod):
         self._scores: dict[str, Scores] = {}
         self._groups: tuple[Group, ...] = ()
         self._dense = Cost(0, 0)
-
-    def find(self, module: pl.LightningModule, target: str | None) -> str:
-        """Return the path of the network: any will do."""
-        return find_network(module, target)
 
     def make(self, task: PlanTask) -> Plan:
         """Return the plan that `WidthPrune` would make at the start of a fit.

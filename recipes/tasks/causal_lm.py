@@ -21,7 +21,7 @@ from prunerecover.language.accuracy import score_choices
 from prunerecover.language.likelihood import token_log_likelihoods
 from prunerecover.recipes.networks.model_names import from_pretrained
 from prunerecover.recipes.tasks.counted_once import counted
-from prunerecover.recipes.tasks.language_metrics import MeanOverQuestions, MeanPerplexity
+from prunerecover.recipes.tasks.language_metrics import MeanPerplexity
 from prunerecover.recipes.tasks.optimization import adamw_with_cosine
 
 TokenBatch = Mapping[str, Tensor]
@@ -65,7 +65,7 @@ class CausalLM(pl.LightningModule):
         self.model = _create(model, pretrained, dtype, model_kwargs or {}).train()  # from_pretrained: evaluation mode
         metrics = MetricCollection({"loss": MeanMetric(), "perplexity": MeanPerplexity()})
         self.val_metrics, self.test_metrics = metrics.clone(prefix="val_"), metrics.clone(prefix="test_")
-        choices = MetricCollection({name: MeanOverQuestions() for name in CHOICE_METRICS}, compute_groups=False)
+        choices = MetricCollection({name: MeanMetric() for name in CHOICE_METRICS}, compute_groups=False)
         self.val_choices, self.test_choices = choices.clone(prefix="val_"), choices.clone(prefix="test_")
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -113,7 +113,7 @@ class CausalLM(pl.LightningModule):
         self, batch: TokenBatch, batch_idx: int, metrics: MetricCollection, choices: MetricCollection
     ) -> None:
         if "question" in batch:
-            self._evaluate_choices(batch, choices)
+            self._evaluate_choices(batch, batch_idx, choices)
             return
         count = counted(self.trainer, batch_idx, len(batch["labels"]))
         if count:
@@ -124,12 +124,14 @@ class CausalLM(pl.LightningModule):
             metrics.update(loss, tokens)
         self.log_dict(metrics, prog_bar=True, batch_size=len(batch["labels"]))
 
-    def _evaluate_choices(self, batch: TokenBatch, metrics: MetricCollection) -> None:
+    def _evaluate_choices(self, batch: TokenBatch, batch_idx: int, metrics: MetricCollection) -> None:
         logits = self(batch["input_ids"], batch["attention_mask"])
         scores = score_choices(*token_log_likelihoods(logits, batch["labels"]), batch)
-        for name in CHOICE_METRICS:
-            metrics[name].update(scores[name], scores["question"])
-        self.log_dict(metrics, prog_bar=True, batch_size=len(scores["question"]))
+        size = len(scores["loss"])
+        count = counted(self.trainer, batch_idx, size)
+        for name in CHOICE_METRICS if count else ():
+            metrics[name].update(scores[name][:count])
+        self.log_dict(metrics, prog_bar=True, batch_size=size)
 
 
 def _create(name: str, pretrained: bool, dtype: Weights, kwargs: dict[str, Any]) -> nn.Module:

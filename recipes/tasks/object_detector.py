@@ -2,7 +2,8 @@
 
 The network is a `Detector`: from pixels to raw predictions, which is what is pruned, distilled and exported; the model
 of its library is `network.model`. Reports COCO's mean average precision (mAP) by torchmetrics, on images of their own
-size.
+size, each counted once on however many processes. The loss is the mean over batches, weighted by their images: some
+detectors divide by the objects of a batch, so it follows how images are dealt out.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 from torchmetrics.detection import MeanAveragePrecision
 
 from prunerecover.recipes.networks.detectors.build import detector_of, named_detector
 from prunerecover.recipes.networks.detectors.detector import Detector, Target
+from prunerecover.recipes.tasks.counted_once import counted
 from prunerecover.recipes.tasks.optimization import adamw_with_cosine
 
 Batch = tuple[list[Tensor], list[Target]]
@@ -74,6 +77,7 @@ class ObjectDetector(pl.LightningModule):
         alone = torch.arange(self.network.background, self.network.classes)
         self.register_buffer("label_index", alone, persistent=False)
         self.val_map, self.test_map = mean_average_precision(), mean_average_precision()
+        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
 
     def setup(self, stage: str) -> None:
         """Learn from the data which of the head's classes are theirs."""
@@ -95,13 +99,23 @@ class ObjectDetector(pl.LightningModule):
         self.log("train_loss", loss, prog_bar=True, batch_size=len(images))
         return loss
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log the loss, and collect what is detected."""
-        self._evaluate(batch, "val_loss", self.val_map)
+    def on_validation_epoch_start(self) -> None:
+        """Start the sum anew: what `validate` leaves is an inference tensor, which a fit cannot add to."""
+        self.val_loss.reset()
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Log the loss, and collect what is detected."""
-        self._evaluate(batch, "test_loss", self.test_map)
+        count = counted(self.trainer, batch_idx, len(batch[0]), dataloader_idx)
+        self._evaluate(batch, count, "val_loss", self.val_map)
+
+    def on_test_epoch_start(self) -> None:
+        """Start the sum anew, as in validation."""
+        self.test_loss.reset()
+
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Log the loss, and collect what is detected."""
+        count = counted(self.trainer, batch_idx, len(batch[0]), dataloader_idx)
+        self._evaluate(batch, count, "test_loss", self.test_map)
 
     def on_validation_epoch_end(self) -> None:
         """Log the mAP over IoU 0.5 to 0.95, and at 0.5 and 0.75."""
@@ -121,17 +135,25 @@ class ObjectDetector(pl.LightningModule):
             self, self.network, self.learning_rate, self.weight_decay, self.warmup_epochs, self.min_learning_rate
         )
 
-    def _evaluate(self, batch: Batch, loss_name: str, metric: MeanAveragePrecision) -> None:
-        images, targets = batch
+    def _evaluate(self, batch: Batch, count: int, loss_name: str, metric: MeanAveragePrecision) -> None:
+        """Score the first `count` images of a batch; where none counts, the network still sees them all, for DDP."""
+        given = len(batch[0])
+        images, targets = batch[0][: count or given], batch[1][: count or given]
         prepared = self.network.prepare(images, self._learned(targets))
         output = self.network(prepared.pixels)
-        metric.update(self.network.detections(output, prepared), self._in_head_classes(targets))
-        loss = torch.stack(list(self.network.losses(output, prepared).values())).sum()
-        self.log(loss_name, loss, batch_size=len(images))
+        detected, true = self.network.detections(output, prepared)[:count], self._in_head_classes(targets)[:count]
+        # The metric gathers image by image, as many from each process: one without objects and detections counts not.
+        blank = [nothing(self.device)] * (given - count)
+        metric.update(detected + blank, true + blank)
+        mean: MeanMetric = getattr(self, loss_name)
+        if count:
+            mean.update(torch.stack(list(self.network.losses(output, prepared).values())).sum(), count)
+        self.log(loss_name, mean, batch_size=given)
 
     def _log_map(self, prefix: str, metric: MeanAveragePrecision) -> None:
         scores = metric.compute()
-        self.log_dict({f"{prefix}{name}": scores[name].to(self.device) for name in SHOWN}, prog_bar=True)
+        shown = {f"{prefix}{name}": scores[name].to(self.device) for name in SHOWN}
+        self.log_dict(shown, prog_bar=True, sync_dist=True, reduce_fx="max")  # every process has the same already
         metric.reset()
 
     def _in_head_classes(self, targets: Sequence[Target]) -> list[Target]:
@@ -158,6 +180,12 @@ class ObjectDetector(pl.LightningModule):
                 kept &= target["iscrowd"] == 0
             found.append({name: target[name][kept] for name in ("boxes", "labels")})
         return found
+
+
+def nothing(device: torch.device) -> Target:
+    """Return the objects, and the detections, of an image without any."""
+    none = torch.zeros(0, device=device)
+    return {"boxes": none.view(0, 4), "scores": none, "labels": none.long()}
 
 
 def mean_average_precision() -> MeanAveragePrecision:

@@ -7,11 +7,13 @@ import torch
 from cases.depth.architectures import ARCHITECTURES
 from cases.depth.hand_made import Detector, UNet
 from cases.depth.removal import removals_of
+from cases.detection.networks import tiny_detr, tiny_rtdetr
 from torch import Tensor, nn
 
 from prunerecover.graph.build import trace_graph
 from prunerecover.graph.regions import find_attentions, head_layers
 from prunerecover.model.batches import as_inputs
+from prunerecover.recipes.networks.detectors.build import detector_of
 
 
 def attentions(name: str) -> list[str]:
@@ -93,6 +95,58 @@ def test_head_of_a_detector_is_the_module_that_makes_all_its_outputs() -> None:
 def test_head_of_a_backbone_is_the_layer_that_makes_its_features() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
     assert head_of(model, torch.rand(1, 3, 4, 4)) == ["4"]
+
+
+def test_head_of_boxes_is_all_of_its_layers() -> None:
+    boxes = [f"model.bbox_predictor.layers.{i}" for i in range(3)]
+    assert head_of(detector_of(tiny_detr()), torch.rand(1, 3, 64, 64)) == [*boxes, "model.class_labels_classifier"]
+
+
+def test_heads_whose_boxes_others_refine_are_in_the_head() -> None:
+    """RT-DETR's first boxes and those of its first decoder layer go into the layers behind; the decoder may go."""
+    found = set(head_of(detector_of(tiny_rtdetr(), 64), torch.rand(1, 3, 64, 64)))
+    heads = [f"model.model.{path}" for path in ("enc_bbox_head", "decoder.bbox_embed.0", "decoder.bbox_embed.1")]
+    assert found == {f"{head}.layers.{i}" for head in heads for i in range(3)} | {
+        f"model.model.decoder.class_embed.{i}" for i in range(2)
+    }
+
+
+class EarlyOutput(nn.Module):
+    """A trunk, an output in its midst, and one at its end."""
+
+    def __init__(self, *late: nn.Module) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(*(nn.Conv2d(4, 4, 1) for _ in range(4)))
+        self.early, self.late = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1)), nn.Sequential(*late)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.trunk(x)
+        return self.early(x), self.late(x)
+
+
+class Residual(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "trunk", [nn.Conv2d(4, 4, 2, 2), Residual(nn.Conv2d(4, 4, 1)), nn.Sequential(*[nn.Conv2d(4, 4, 1)] * 9)]
+)
+def test_trunk_behind_an_early_output_is_no_head(trunk: nn.Module) -> None:
+    model = EarlyOutput(trunk, nn.Conv2d(4, 2, 1))
+    assert head_of(model, torch.rand(1, 4, 4, 4)) == ["early.0", "early.2", "late.1"]
+
+
+def test_towers_are_no_heads() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.one(x[:, :4]) @ self.two(x[:, 4:]).T
+
+    assert head_of(Towers(), torch.rand(3, 8)) == ["one.2", "two.2"]
 
 
 @pytest.mark.parametrize("name", ["two inputs"])

@@ -115,3 +115,26 @@ class RoundTrip:
 
     def run(self, model: nn.Module) -> Any:
         return call(model, as_inputs(self.inputs))
+
+
+class RoundTripChecks:
+    """Tests for a file's `Test...` class to inherit; its fixture `network` gives the round trips."""
+
+    def test_narrowed_equals_masked(self, network: RoundTrip) -> None:
+        network.assert_masked_equals_narrowed()
+
+    def test_undone(self, network: RoundTrip) -> None:
+        network.assert_undone()
+
+    def test_pruned_network_trains(self, network: RoundTrip) -> None:
+        network.assert_trains()
+
+    def test_saved_and_opened(self, network: RoundTrip, tmp_path: Path) -> None:
+        network.assert_saved(tmp_path)
+
+
+class ExportedRoundTripChecks(RoundTripChecks):
+    """The same, for networks that `torch.export` takes."""
+
+    def test_exported(self, network: RoundTrip) -> None:
+        network.assert_exported()

@@ -145,6 +145,12 @@ def test_not_all_blocks_of_a_supported_family_can_go() -> None:
         removals.edits(removals.units)
 
 
+def test_what_stays_anyway_may_be_ignored() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    plan = plan_depth(model, remove={"layer": 1}, batches=[torch.randn(8, 4)], ignore=["0", "4"])
+    assert plan.removed == {"layer": ("2",)}
+
+
 def test_ignoring_all_units_is_explained() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"Expected units that may go, but all 2 of kind layer match ignore=\['\*'\]"):

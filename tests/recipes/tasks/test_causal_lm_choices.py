@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import torch
 from cases.models.language import llama_folder
 from cases.models.questions import question_rows, write_rows
 from transformers import AutoTokenizer
@@ -19,7 +18,6 @@ from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import question_of
 from prunerecover.recipes.data.language.choice_data import ChoiceData
 from prunerecover.recipes.tasks.causal_lm import CausalLM
-from prunerecover.recipes.tasks.language_metrics import MeanOverQuestions
 
 ROWS = question_rows(11)
 QUESTIONS = [question_of(row) for row in ROWS]
@@ -68,13 +66,6 @@ def test_each_question_counts_once_on_two_ranks(llama: str, tmp_path: Path, data
     expected = metrics_by_hand(module, llama)
     (found,) = trainer(tmp_path, devices=2, strategy="ddp_spawn").validate(module, data, verbose=False)
     assert found == pytest.approx({f"val_{name}": value for name, value in expected.items()}, abs=1e-5)
-
-
-def test_a_question_given_twice_counts_once() -> None:
-    metric = MeanOverQuestions()
-    metric.update(torch.tensor([True, False]), torch.tensor([7, 3]))
-    metric.update(torch.tensor([True, True]), torch.tensor([7, 5]))
-    assert metric.compute().item() == pytest.approx(2 / 3)
 
 
 def test_training_learns_the_answers(llama: str, tmp_path: Path, data: ChoiceData) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from cases.detection.networks import scenes
+from cases.detection.remembered import Recognised, guessed
 from cases.models.tiny import tiny_llama
 from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
@@ -16,6 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Tenso
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recipes.tasks.counted_once import counted
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
+from prunerecover.recipes.tasks.object_detector import ObjectDetector
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
 
 VIT = {"patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -77,8 +80,18 @@ def language() -> tuple[pl.LightningModule, Any]:
     return CausalLM(str(LLAMA)), rows
 
 
+def listed(scenes: list[Any]) -> tuple[list[Any], ...]:
+    return tuple(map(list, zip(*scenes, strict=True)))
+
+
+def detected() -> tuple[pl.LightningModule, Any]:
+    images, targets = scenes(SAMPLES)
+    found = guessed(targets, [0, 1, 2], torch.Generator().manual_seed(1))
+    return ObjectDetector(Recognised(images, found, 3)), list(zip(images, targets, strict=True))
+
+
 LLAMA = Path("llama")
-TASKS = {"classification": classified, "segmentation": segmented, "language": language}
+TASKS = {"classification": classified, "segmentation": segmented, "detection": detected, "language": language}
 
 
 @pytest.mark.slow
@@ -91,6 +104,7 @@ def test_two_ranks_log_what_one_process_logs(
     if task == "language":
         tiny_llama().save_pretrained(LLAMA)
     module, rows = TASKS[task]()
+    loader = DataLoader(rows, BATCH, collate_fn=listed if task == "detection" else None)
     found = []
     for ranks in (1, 2):
         trainer = pl.Trainer(
@@ -100,7 +114,7 @@ def test_two_ranks_log_what_one_process_logs(
             logger=False,
             enable_progress_bar=False,
         )
-        found += getattr(trainer, loop)(module, DataLoader(rows, BATCH), verbose=False)
+        found += getattr(trainer, loop)(module, loader, verbose=False)
     counting, real = ({k: v for k, v in found[0].items() if ("loss" in k or "perp" in k) is r} for r in (False, True))
     assert {name: found[1][name] for name in counting} == counting  # exactly
     assert {name: found[1][name] for name in real} == pytest.approx(real, rel=1e-6)

@@ -182,8 +182,7 @@ DETECTORS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) 
 
 @pytest.mark.parametrize("name", DETECTORS)
 def test_depth_leaves_the_head(name: str, coco: Path, tmp_path: Path) -> None:
-    ignore = {"detr": ["*bbox*"], "rt_detr": ["*bbox*"]}.get(name, ())  # whose heads are of several layers each
-    prune = DepthPrune(remove={"layer": 1}, search="one_shot", schedule=1, calibration=8, ignore=ignore)
+    prune = DepthPrune(remove={"layer": 1}, search="one_shot", schedule=1, calibration=8)
     module, _ = fitted(coco, tmp_path, TINY[name](), prune)
     (removed,) = removed_from(module)
     assert not any(part in removed for part in ("head", "predictor", "classifier", "class_embed", "score", "bbox"))

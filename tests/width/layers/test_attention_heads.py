@@ -24,7 +24,7 @@ from cases.layers.attentions import (
     targets,
     vision_transformer,
 )
-from cases.width.round_trip import RoundTrip
+from cases.width.round_trip import ExportedRoundTripChecks, RoundTrip
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -46,36 +46,19 @@ NETWORKS = {
     "decoder": RoundTrip(decoder, targets(), HEADS),
     "across": RoundTrip(across, both(), HEADS),
 }
-each = pytest.mark.parametrize("name", NETWORKS)
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request: pytest.FixtureRequest) -> RoundTrip:
+    return NETWORKS[request.param]
+
+
+class TestRoundTrip(ExportedRoundTripChecks):
+    pass
 
 
 def test_each_attention_is_a_group_of_heads() -> None:
     assert [[g.size for g in NETWORKS[name].found.groups] for name in NETWORKS] == [[4] * n for n in (2, 2, 2, 2, 4, 1)]
-
-
-@each
-def test_narrowed_equals_masked(name: str) -> None:
-    NETWORKS[name].assert_masked_equals_narrowed()
-
-
-@each
-def test_undone(name: str) -> None:
-    NETWORKS[name].assert_undone()
-
-
-@each
-def test_pruned_network_trains(name: str) -> None:
-    NETWORKS[name].assert_trains()
-
-
-@each
-def test_saved_and_opened(name: str, tmp_path: Path) -> None:
-    NETWORKS[name].assert_saved(tmp_path)
-
-
-@each
-def test_exported(name: str) -> None:
-    NETWORKS[name].assert_exported()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from cases.layers.image_to_image import VolumeUNet, generator
-from cases.width.round_trip import RoundTrip
+from cases.width.round_trip import ExportedRoundTripChecks, RoundTrip
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -49,49 +49,31 @@ NETWORKS = {
     "running statistics": RoundTrip(partial(seeded, with_statistics), IMAGES),
     "sequence": RoundTrip(partial(seeded, sequence), IMAGES[..., 0]),
 }
-each = pytest.mark.parametrize("name", NETWORKS)
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request: pytest.FixtureRequest) -> RoundTrip:
+    return NETWORKS[request.param]
+
+
+class TestRoundTrip(ExportedRoundTripChecks):
+    pass
 
 
 def test_every_convolution_but_the_last_ones_loses_channels() -> None:
     assert [len(NETWORKS[name].found.groups) for name in NETWORKS] == [7, 4, 4, 1]
 
 
-@each
-def test_narrowed_equals_masked(name: str) -> None:
-    NETWORKS[name].assert_masked_equals_narrowed()
-
-
-@each
-def test_pruned_network_calls_its_norms_without_a_warning(name: str) -> None:
+def test_pruned_network_calls_its_norms_without_a_warning(network: RoundTrip) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        NETWORKS[name].run(NETWORKS[name].pruned())
+        network.run(network.pruned())
 
 
 def test_norm_without_weights_follows() -> None:
     pruned = NETWORKS["CycleGAN"].pruned()
     norms = [module for module in pruned.modules() if isinstance(module, nn.InstanceNorm2d)]
     assert [norm.num_features for norm in norms] == [3, 6, 6, 6, 3]
-
-
-@each
-def test_undone(name: str) -> None:
-    NETWORKS[name].assert_undone()
-
-
-@each
-def test_pruned_network_trains(name: str) -> None:
-    NETWORKS[name].assert_trains()
-
-
-@each
-def test_saved_and_opened(name: str, tmp_path: Path) -> None:
-    NETWORKS[name].assert_saved(tmp_path)
-
-
-@each
-def test_exported(name: str) -> None:
-    NETWORKS[name].assert_exported()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases.layers.recurrent import SEQUENCES, Attended, Tagger, seeded
 from cases.width.oracle import thirty_percent
-from cases.width.round_trip import RoundTrip
+from cases.width.round_trip import RoundTrip, RoundTripChecks
 from torch import Tensor, nn
 
 from prunerecover import Budget, apply_plan, find_groups, plan_width
@@ -34,33 +34,21 @@ def built(name: str) -> nn.Module:
 
 
 NETWORKS = {name: RoundTrip(partial(built, name), SEQUENCES) for name in FORMS}
-each = pytest.mark.parametrize("name", FORMS)
 
 
-@each
+@pytest.fixture(params=NETWORKS)
+def network(request: pytest.FixtureRequest) -> RoundTrip:
+    return NETWORKS[request.param]
+
+
+class TestRoundTrip(RoundTripChecks):
+    pass
+
+
+@pytest.mark.parametrize("name", FORMS)
 def test_hidden_units_are_a_group(name: str) -> None:
     groups = {group.name: group.size for group in NETWORKS[name].found.groups}
     assert groups["rnn"] == (8 if name == "attended" else 10)
-
-
-@each
-def test_narrowed_equals_masked(name: str) -> None:
-    NETWORKS[name].assert_masked_equals_narrowed()
-
-
-@each
-def test_undone(name: str) -> None:
-    NETWORKS[name].assert_undone()
-
-
-@each
-def test_pruned_network_trains(name: str) -> None:
-    NETWORKS[name].assert_trains()
-
-
-@each
-def test_saved_and_opened(name: str, tmp_path: Path) -> None:
-    NETWORKS[name].assert_saved(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["LSTM", "directions", "states of a GRU"])
