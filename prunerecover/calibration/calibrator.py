@@ -16,8 +16,8 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from prunerecover.calibration.candidates import Candidate, Fit, fit_of, named_candidate
-from prunerecover.calibration.divergence import mean_divergence
-from prunerecover.calibration.hidden_states import DenseOutputs, Hidden, HiddenStates, keep, moved_on, run_watched
+from prunerecover.calibration.held_out import Cost, HeldOut
+from prunerecover.calibration.hidden_states import Hidden, HiddenStates, keep, moved_on, run_watched
 from prunerecover.calibration.run_maps import RunFit
 from prunerecover.calibration.token_weights import TokenWeights, token_weights
 from prunerecover.display.progress import progress
@@ -60,7 +60,7 @@ class Calibrator:
         self.layout = describe(model)
         self.runner = BlockRunner(model, self.layout.container)
         self._dense = BlockRunner(share_copy(model), self.layout.container)
-        self._dense_outputs = DenseOutputs(self._dense, samples.held_out)
+        self._held_out = HeldOut(self.runner, self._dense, samples.held_out)
         self.fits = replace == "calibrated" and samples.enough and any(TRAITS[u.kind].fitted for u in units)
 
     @cached_property
@@ -100,9 +100,36 @@ class Calibrator:
                 hidden, at = moved_on(self.runner, batches, at, index, hidden, []), index
                 for unit in here:
                     with self._in_place(stand_ins[unit]):
-                        found[unit.name] = self._divergence(index, hidden)
+                        found[unit.name] = self._held_out.divergence(index, hidden)
                     advance()
         return found
+
+    def race(
+        self, stand_ins: Mapping[Unit, Candidate], present: Sequence[Candidate], cost: Cost
+    ) -> dict[str, tuple[float, bool]]:
+        """Return the divergence with each stand-in alone, as far as it had to be known to find the cheapest.
+
+        Args:
+            stand_ins: What units leave.
+            present: What others leave.
+            cost: Of a unit, by its place in `stand_ins` and its divergence; see `HeldOut.race`.
+
+        Returns:
+            By unit: what was added up of the divergence, and whether that is all of it.
+        """
+        units = list(stand_ins)
+        starts = [self.layout.block_of(unit.name) for unit in units]
+        with ExitStack() as stack:
+            for candidate in present:
+                stack.enter_context(self._in_place(candidate))
+            found = self._held_out.race(starts, lambda number: self._in_place(stand_ins[units[number]]), cost)
+        return {unit.name: one for unit, one in zip(units, found, strict=True)}
+
+    def bare(self, unit: Unit) -> Candidate | None:
+        """Return what a unit leaves to which nothing is fitted while it alone goes; None if something is."""
+        if self.fits and unit.kind != "block":
+            return None
+        return self._candidates(self.layout.block_of(unit.name), unit, {}, None)[0]
 
     def choose(
         self, units: Sequence[Unit], leaves: Mapping[str, str] | None = None, known: Sequence[Choice] = ()
@@ -231,7 +258,7 @@ class Calibrator:
         choices = []
         for candidate in candidates:
             with self._in_place(candidate):
-                choices.append(Choice(unit, candidate, self._divergence(front.at, front.held_out)))
+                choices.append(Choice(unit, candidate, self._held_out.divergence(front.at, front.held_out)))
         return min(choices, key=lambda choice: choice.divergence)
 
     def _candidates(self, index: int, unit: Unit, fits: Mapping[str, Fit], leaves: str | None) -> list[Candidate]:
@@ -250,12 +277,6 @@ class Calibrator:
                 f"{self.samples.n_samples} samples. Pass at least 8, or use replace='zero'."
             )
         return found
-
-    def _divergence(self, start: int, hidden: Hidden) -> float:
-        """Mean output divergence over the held-out samples, run from block `start` on."""
-        batches = self.samples.held_out
-        found = (self.runner.finish(batch, start, state) for batch, state in zip(batches, hidden, strict=True))
-        return mean_divergence(batches, self._dense_outputs, found)
 
     @contextmanager
     def _in_place(self, candidate: Candidate) -> Iterator[None]:

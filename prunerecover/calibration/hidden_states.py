@@ -6,7 +6,7 @@ start from the beginning each time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -89,11 +89,11 @@ class DenseOutputs:
             else:
                 keep(self._states, runner.advance(batch, 0, None, self._depth))
 
-    def __iter__(self) -> Iterator[Tensor]:
-        """Yield the output on each batch, `(N, classes)`, `(N, T, vocabulary)` or as the model gives them."""
-        yield from self._outputs
-        for batch, state in zip(self._batches[len(self._outputs) :], self._states, strict=True):
-            yield self._output(batch, self._depth, state)
+    def of(self, number: int) -> Tensor:
+        """Return the output on one batch, `(N, classes)`, `(N, T, vocabulary)` or as the model gives it."""
+        if number < len(self._outputs):
+            return self._outputs[number]
+        return self._output(self._batches[number], self._depth, self._states[number - len(self._outputs)])
 
     def _output(self, batch: ModelInputs, start: int, state: Tensor | None) -> Tensor:
         return without_padding(self._runner.finish(batch, start, state), batch)
