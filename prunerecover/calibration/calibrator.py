@@ -1,9 +1,9 @@
 """Choose what removed units leave behind, by the effect on the model's output on held-out calibration samples.
 
 One walk through the model, block by block, keeps the pruned model's hidden states on the fitting and the held-out
-samples, and the dense model's on the fitting samples. Every unit is fitted on the already pruned model, towards the
-dense model's hidden states, and judged by the output of the whole model. Never by its local fit: a token-wise
-least-squares fit of an attention is better locally than zero, and worse for the model.
+samples, and the dense model's on the fitting samples, as far as there is room for them. Every unit is fitted on the
+already pruned model, towards the dense model's hidden states, and judged by the output of the whole model. Never by its
+local fit: a token-wise least-squares fit of an attention is better locally than zero, and worse for the model.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from prunerecover.calibration.candidates import Candidate, Fit, fit_of, named_candidate
-from prunerecover.calibration.divergence import mean_divergence
-from prunerecover.calibration.hidden_states import Hidden, HiddenStates, moved_on, run_watched
+from prunerecover.calibration.held_out import Cost, HeldOut
+from prunerecover.calibration.hidden_states import Hidden, HiddenStates, keep, moved_on, run_watched
 from prunerecover.calibration.run_maps import RunFit
-from prunerecover.calibration.token_weights import token_weights
+from prunerecover.calibration.token_weights import TokenWeights, token_weights
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
-from prunerecover.model.batches import CalibrationSet, without_padding
+from prunerecover.model.batches import CalibrationSet
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.copies import share_copy
 from prunerecover.plan.edits import Edit, Fold, Remove, Replace
@@ -59,13 +59,12 @@ class Calibrator:
         self.model, self.samples, self.replace, self.seed = model, samples, replace, seed
         self.layout = describe(model)
         self.runner = BlockRunner(model, self.layout.container)
-        self.dense_outputs = [without_padding(self.runner.finish(b, 0, None), b) for b in samples.held_out]
+        self._dense = BlockRunner(share_copy(model), self.layout.container)
+        self._held_out = HeldOut(self.runner, self._dense, samples.held_out)
         self.fits = replace == "calibrated" and samples.enough and any(TRAITS[u.kind].fitted for u in units)
-        if self.fits:
-            self._dense = BlockRunner(share_copy(model), self.layout.container)
 
     @cached_property
-    def _weights(self) -> list[list[Tensor]]:
+    def _weights(self) -> TokenWeights:
         """Token weights of each block's output, for each fitting batch."""
         return token_weights(self._dense, self.samples.fit, self.seed)
 
@@ -101,9 +100,36 @@ class Calibrator:
                 hidden, at = moved_on(self.runner, batches, at, index, hidden, []), index
                 for unit in here:
                     with self._in_place(stand_ins[unit]):
-                        found[unit.name] = self._divergence(index, hidden)
+                        found[unit.name] = self._held_out.divergence(index, hidden)
                     advance()
         return found
+
+    def race(
+        self, stand_ins: Mapping[Unit, Candidate], present: Sequence[Candidate], cost: Cost
+    ) -> dict[str, tuple[float, bool]]:
+        """Return the divergence with each stand-in alone, as far as it had to be known to find the cheapest.
+
+        Args:
+            stand_ins: What units leave.
+            present: What others leave.
+            cost: Of a unit, by its place in `stand_ins` and its divergence; see `HeldOut.race`.
+
+        Returns:
+            By unit: what was added up of the divergence, and whether that is all of it.
+        """
+        units = list(stand_ins)
+        starts = [self.layout.block_of(unit.name) for unit in units]
+        with ExitStack() as stack:
+            for candidate in present:
+                stack.enter_context(self._in_place(candidate))
+            found = self._held_out.race(starts, lambda number: self._in_place(stand_ins[units[number]]), cost)
+        return {unit.name: one for unit, one in zip(units, found, strict=True)}
+
+    def bare(self, unit: Unit) -> Candidate | None:
+        """Return what a unit leaves to which nothing is fitted while it alone goes; None if something is."""
+        if self.fits and unit.kind != "block":
+            return None
+        return self._candidates(self.layout.block_of(unit.name), unit, {}, None)[0]
 
     def choose(
         self, units: Sequence[Unit], leaves: Mapping[str, str] | None = None, known: Sequence[Choice] = ()
@@ -174,7 +200,7 @@ class Calibrator:
             if fit.reason:
                 break
             target = self._dense.advance(batch, front.at, front.dense[i], last + 1)
-            fit.add(seen, target, self._weights[last][i])
+            fit.add(seen, target, self._weights.of(last, i))
         maps = fit.candidates(run[-1])
         if wanted == "map" and not maps:
             raise ValueError(
@@ -206,12 +232,12 @@ class Calibrator:
         for i, batch in enumerate(self.samples.fit):
             seen, out = run_watched(self._dense, index, batch, front.dense[i], targets | paths)
             after = {f.branch.kind: f.branch.state_after(seen) for f in fits.values()}
-            front.after_dense.append(out)
+            keep(front.after_dense, out)
             if not front.same:
                 seen, out = run_watched(self.runner, index, batch, front.fit[i], paths)
-            front.after_fit.append(out)
+            keep(front.after_fit, out)
             for fit in fits.values():
-                fit.add(seen, after[fit.branch.kind], self._weights[index][i])
+                fit.add(seen, after[fit.branch.kind], self._weights.of(index, i))
         return fits
 
     def _advance(self, front: HiddenStates, to: int) -> None:
@@ -232,7 +258,7 @@ class Calibrator:
         choices = []
         for candidate in candidates:
             with self._in_place(candidate):
-                choices.append(Choice(unit, candidate, self._divergence(front.at, front.held_out)))
+                choices.append(Choice(unit, candidate, self._held_out.divergence(front.at, front.held_out)))
         return min(choices, key=lambda choice: choice.divergence)
 
     def _candidates(self, index: int, unit: Unit, fits: Mapping[str, Fit], leaves: str | None) -> list[Candidate]:
@@ -251,12 +277,6 @@ class Calibrator:
                 f"{self.samples.n_samples} samples. Pass at least 8, or use replace='zero'."
             )
         return found
-
-    def _divergence(self, start: int, hidden: Hidden) -> float:
-        """Mean output divergence over the held-out samples, run from block `start` on."""
-        batches = self.samples.held_out
-        found = (self.runner.finish(batch, start, state) for batch, state in zip(batches, hidden, strict=True))
-        return mean_divergence(batches, self.dense_outputs, found)
 
     @contextmanager
     def _in_place(self, candidate: Candidate) -> Iterator[None]:

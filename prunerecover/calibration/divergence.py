@@ -65,7 +65,16 @@ def mean_divergence(batches: Iterable[ModelInputs], dense: Iterable[Tensor], pru
     """
     total, samples = 0.0, 0
     for batch, before, after in zip(batches, dense, pruned, strict=True):
-        found = output_divergence(without_padding(before, batch), without_padding(after, batch))
-        total += float(found) * batch.n_samples
+        total += divergence_of_batch(batch, before, after)
         samples += batch.n_samples
     return total / samples
+
+
+def divergence_of_batch(batch: ModelInputs, dense: Tensor, pruned: Tensor) -> float:
+    """Return the output divergence of one batch times its number of samples; see `mean_divergence`.
+
+    >>> divergence_of_batch(ModelInputs((torch.zeros(3, 1),)), torch.ones(3, 1), torch.zeros(3, 1))
+    3.0
+    """
+    found = output_divergence(without_padding(dense, batch), without_padding(pruned, batch))
+    return float(found) * batch.n_samples

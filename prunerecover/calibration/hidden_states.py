@@ -1,4 +1,8 @@
-"""Hidden states on the way through a model, block by block: of the pruned one and of the dense one beside it."""
+"""Hidden states on the way through a model, block by block: of the pruned one and of the dense one beside it.
+
+Only so many bytes of them are kept, however many samples there are: of later batches a state is None, and their runs
+start from the beginning each time.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,20 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from prunerecover.model.batches import ModelInputs
+from prunerecover.model.batches import ModelInputs, without_padding
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.hooks import recording
 from prunerecover.model.paths import get_module
 
 Hidden = list[Tensor | None]
 
+MOST_KEPT = 1 << 30  # bytes of each thing that is kept per token
+LISTS = 5  # of hidden states, in `HiddenStates`
+
 
 @dataclass
 class HiddenStates:
-    """Hidden states that enter block number `at`, per batch; None enters the first.
+    """Hidden states that enter block number `at`, per batch; None for those that are run from the beginning.
 
     Attributes:
         fit: Of the pruned model on the fitting samples.
@@ -47,7 +54,49 @@ def moved_on(
         start, hidden = start + 1, after
     if start == stop:
         return hidden
-    return [runner.advance(b, start, h, stop) for b, h in zip(batches, hidden, strict=True)]
+    found: Hidden = []
+    for batch, state in zip(batches, hidden, strict=True):
+        dropped = start > 0 and state is None
+        keep(found, None if dropped else runner.advance(batch, start, state, stop))
+    return found
+
+
+def keep(states: Hidden, state: Tensor | None) -> None:
+    """Append a state, or None if there is no room for it."""
+    room = MOST_KEPT // LISTS - sum(other.nbytes for other in states if other is not None)
+    states.append(state if state is not None and state.nbytes <= room else None)
+
+
+class DenseOutputs:
+    """The dense model's outputs without padded positions, batch by batch; those that are not kept are computed anew.
+
+    Outputs are kept while there is room, of later batches the smaller states that leave the last block.
+
+    Args:
+        runner: Of the dense model, in evaluation mode.
+        batches: On the model's device.
+    """
+
+    def __init__(self, runner: BlockRunner, batches: Sequence[ModelInputs]) -> None:
+        self._runner, self._batches, self._depth = runner, batches, len(runner.blocks)
+        self._outputs, self._states, room = list[Tensor](), Hidden(), MOST_KEPT
+        for batch in batches:
+            if room >= 0:
+                output = self._output(batch, 0, None)
+                room -= output.nbytes
+            if room >= 0:
+                self._outputs.append(output)
+            else:
+                keep(self._states, runner.advance(batch, 0, None, self._depth))
+
+    def of(self, number: int) -> Tensor:
+        """Return the output on one batch, `(N, classes)`, `(N, T, vocabulary)` or as the model gives it."""
+        if number < len(self._outputs):
+            return self._outputs[number]
+        return self._output(self._batches[number], self._depth, self._states[number - len(self._outputs)])
+
+    def _output(self, batch: ModelInputs, start: int, state: Tensor | None) -> Tensor:
+        return without_padding(self._runner.finish(batch, start, state), batch)
 
 
 def run_watched(

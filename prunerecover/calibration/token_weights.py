@@ -15,46 +15,72 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunerecover.calibration.hidden_states import MOST_KEPT
 from prunerecover.model.batches import ModelInputs, call, is_padding, predictions_of, without_padding
 from prunerecover.model.block_runner import BlockRunner
 
 FLOOR = 1.0
 
 
-def token_weights(runner: BlockRunner, batches: Sequence[ModelInputs], seed: int = 0) -> list[list[Tensor]]:
-    """Compute token weights of mean about 1 for every block and batch.
+class TokenWeights:
+    """Token weights of mean about 1 for every block and batch; padding weighs nothing.
+
+    What is kept does not grow with the number of batches as long as all have the same number of tokens; of other
+    batches weights are kept while there is room, and the tokens of later ones weigh all the same.
+
+    Args:
+        batches: On the model's device.
+    """
+
+    def __init__(self, batches: Sequence[ModelInputs]) -> None:
+        self._batches, self._shapes, self._averaged = batches, list[torch.Size](), True
+        self._sums, self._kept, self._scales = list[Tensor](), list[list[Tensor]](), list[float]()
+
+    def add(self, gradients: Sequence[Tensor]) -> None:
+        """Add the squared gradients of the next batch, one `(N, T)` per block."""
+        sums, room = [each.sum(0) for each in gradients], MOST_KEPT - sum(w.nbytes for own in self._kept for w in own)
+        if len(self._kept) == len(self._shapes) and sum(each.nbytes for each in gradients) <= room:
+            self._kept.append(list(gradients))
+        self._shapes.append(gradients[0].shape)
+        self._averaged = self._averaged and self._shapes[0][1:] == self._shapes[-1][1:]
+        if self._averaged:
+            self._sums = [old + new for old, new in zip(self._sums, sums, strict=True)] if self._sums else sums
+
+    def finish(self) -> None:
+        """Normalise, once all batches were added."""
+        if self._averaged:
+            self._kept = [[total / sum(shape[0] for shape in self._shapes) for total in self._sums]]
+        tokens = sum(own[0].numel() for own in self._kept)
+        self._scales = [sum(float(w.sum()) for w in own) / tokens for own in zip(*self._kept, strict=True)]
+
+    def of(self, block: int, number: int) -> Tensor:
+        """Return the weights of one block's output on one batch, `(N, T)` (`(N,)` if states have no token axis)."""
+        shape, place = self._shapes[number], 0 if self._averaged else number
+        found = self._sums[block].new_ones(shape)
+        if place < len(self._kept) and self._scales[block] > 0:
+            found = ((self._kept[place][block] / self._scales[block] + FLOOR) / (1 + FLOOR)).expand(shape)
+        return found.masked_fill(is_padding(self._batches[number], found), 0)
+
+
+def token_weights(runner: BlockRunner, batches: Sequence[ModelInputs], seed: int = 0) -> TokenWeights:
+    """Compute token weights for every block and batch.
 
     Where all batches have the same number of tokens, weights are averaged over samples: position matters, not content.
     A floor of one mean weight keeps the fit from resting on a few tokens (measured better than none and than uniform).
-
-    Padding weighs nothing.
 
     Args:
         runner: Of the dense model.
         batches: On the model's device.
         seed: Of the labels drawn from the model's predictions.
 
-    Returns:
-        For each block a list with one tensor `(N, T)` per batch (`(N,)` if hidden states have no token axis).
-
     Raises:
         ValueError: If an output is NaN or infinite.
     """
-    generator = torch.Generator().manual_seed(seed)
-    per_batch = [_squared_gradients(runner, batch, generator) for batch in batches]
-    weights = [_normalised([gradients[i] for gradients in per_batch]) for i in range(len(runner.blocks))]
-    padding = [is_padding(batch, w) for batch, w in zip(batches, weights[0], strict=True)]
-    return [[w.masked_fill(p, 0) for w, p in zip(block, padding, strict=True)] for block in weights]
-
-
-def _normalised(weights: list[Tensor]) -> list[Tensor]:
-    if len({w.shape[1:] for w in weights}) == 1:
-        mean = torch.cat(weights).mean(0, keepdim=True)
-        weights = [mean.expand_as(w) for w in weights]
-    scale = sum(float(w.sum()) for w in weights) / sum(w.numel() for w in weights)
-    if scale <= 0:
-        return [torch.ones_like(w) for w in weights]
-    return [(w / scale + FLOOR) / (1 + FLOOR) for w in weights]
+    generator, found = torch.Generator().manual_seed(seed), TokenWeights(batches)
+    for batch in batches:
+        found.add(_squared_gradients(runner, batch, generator))
+    found.finish()
+    return found
 
 
 def _squared_gradients(runner: BlockRunner, batch: ModelInputs, generator: torch.Generator) -> list[Tensor]:

@@ -52,7 +52,7 @@ class FamilyPlanner(DepthPlanner):
             check_ignore(self.config.ignore, find_units(self.model))
         self.units = not_ignored(found, self.config.ignore)
         self.calibrator = Calibrator(self.model, self.samples, self.units, self.config.replace, self.config.seed)
-        self._sets = CalibratedSets(self.calibrator, refit=self.search == "exact")
+        self._sets = CalibratedSets(self.calibrator, refit=self.search == "exact" and self.calibrator.fits)
         self._saved: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
 
     def _ranked(self) -> dict[str, float]:

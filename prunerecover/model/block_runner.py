@@ -41,7 +41,7 @@ class BlockRunner:
         Args:
             inputs: The batch.
             start: First block to run.
-            hidden: What enters it, `(N, ..., C)`; None runs from the beginning (then `start` must be 0).
+            hidden: What enters it, `(N, ..., C)`; None runs from the beginning, whatever `start` is.
             stop: First block not to run; the number of blocks returns what the last one gives.
         """
         reached: list[Tensor] = []
@@ -73,7 +73,7 @@ class BlockRunner:
         Args:
             inputs: The batch.
             start: First block to run; the number of blocks runs none.
-            hidden: What enters it, `(N, ..., C)`; None runs from the beginning (then `start` must be 0).
+            hidden: What enters it, `(N, ..., C)`; None runs from the beginning, whatever `start` is.
         """
         with self._from(start, hidden):
             return predictions_of(call(self.model, inputs))

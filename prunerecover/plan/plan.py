@@ -141,7 +141,8 @@ class Plan(Record):
     def first(self, count: int) -> Plan:
         """Return the plan that removes only the units that went first: one search gives every depth.
 
-        Maps folded for runs of blocks were fitted to all that goes, and are left out: plan anew to have them.
+        Maps folded for runs of blocks stay where the whole run goes, as they were fitted beside all that goes; those of
+        runs that go in part are left out. Plan anew to have maps for these, too.
 
         Args:
             count: How many units it removes; 0 gives the plan of nothing.
@@ -157,8 +158,9 @@ class Plan(Record):
         if count == len(removed_units(self.edits)):
             return self
         found = first_units(self.edits, self.evidence, count)
+        found["edits"], tensors = _renumbered(found["edits"], self._tensors)
         made_by = self.made_by.model_copy(update={"arguments": {**self.made_by.arguments, "first": count}})
-        return self.model_copy(update={**found, "made_by": made_by, "sidecar": None}).with_tensors({})
+        return self.model_copy(update={**found, "made_by": made_by, "sidecar": None}).with_tensors(tensors)
 
     def plot(self, path: str | Path | None = None, **how: Any) -> Any:
         """Draw which units went; write a PNG if `path` is given. Returns a matplotlib Figure.
@@ -224,6 +226,18 @@ def _shift(plan: Plan, offset: int) -> tuple[tuple[Edit, ...], dict[str, Tensor]
         for edit in plan.edits
     )
     return edits, {new_key(key): value for key, value in plan.tensors.items()}
+
+
+def _renumbered(edits: tuple[Edit, ...], tensors: Mapping[str, Tensor]) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
+    """Rename tensor keys `eN.x` by the places of their edits, and leave out the tensors of others."""
+    found, kept = list[Edit](), dict[str, Tensor]()
+    for number, edit in enumerate(edits):
+        if isinstance(edit, FITTED):
+            keys = {key: f"e{number}.{key.partition('.')[2]}" for key in edit.tensors}
+            kept |= {new: tensors[old] for old, new in keys.items() if old in tensors}
+            edit = edit.model_copy(update={"tensors": tuple(keys.values())})
+        found.append(edit)
+    return tuple(found), kept
 
 
 def _check_ops(data: Mapping[str, Any]) -> None:

@@ -158,18 +158,32 @@ def first_units(edits: Sequence[Edit], evidence: Mapping[str, Any], count: int) 
 def leave_nothing(edits: Sequence[Edit]) -> bool:
     """Whether units leave nothing in their place, so that each stays removable without the others.
 
-    Maps that are folded before runs of blocks are left out then: they were fitted to all that goes.
+    Maps that are folded before runs of blocks go with their runs.
     """
     return all(isinstance(edit, Remove | Config | Fold) for edit in edits)
 
 
 def edits_without_others(edits: Sequence[Edit], units: Sequence[str], config: dict[str, Any]) -> tuple[Edit, ...]:
-    """Return the edits that remove some units alone.
+    """Return the edits that remove some units alone, with the maps folded for runs of which every block goes.
 
     Args:
         edits: Of `Remove`, `Config` and `Fold`; blocks go from the end, so that each is named as in the dense model.
         units: Names of those that go.
         config: What a transformers config says then; empty for none.
     """
-    removed: list[Edit] = [edit for edit in edits if isinstance(edit, Remove) and edit.unit in units]
-    return (*removed, Config(set=config)) if config else tuple(removed)
+    folds = [edit for edit in edits if isinstance(edit, Fold) and set(_run_of(edit)) <= set(units)]
+    removed = [edit for edit in edits if isinstance(edit, Remove) and edit.unit in units]
+    return (*folds, *removed, Config(set=config)) if config else (*folds, *removed)
+
+
+def _run_of(fold: Fold) -> list[str]:
+    """Return the blocks that a map stands for: those between the block of its linear and its unit, which is the last.
+
+    >>> _run_of(Fold(unit="layers.4", into="layers.2.mlp.down"))
+    ['layers.3', 'layers.4']
+    """
+    container, _, last = fold.unit.rpartition(".")
+    before = fold.into.removeprefix(f"{container}.").partition(".")[0]
+    if number_of_block(before) is None or number_of_block(last) is None:  # edited by hand
+        return [fold.unit]
+    return [f"{container}.{number}" for number in range(int(before) + 1, int(last) + 1)]

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from prunerecover.files.atomic import write_text
 from prunerecover.files.json_file import read_json
+from prunerecover.plan.edits import Fold
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.records import Record
 from prunerecover.plan.removed_units import leave_nothing
@@ -21,6 +22,9 @@ SCHEMA = "prunerecover.plan_set/1"
 
 class PlanSet(Record):
     """Several plans over one set of weights: the routes that a router picks from.
+
+    Maps that `plan_depth` folds for runs of blocks are refused: they change a weight that the other routes read, and
+    what routers learn from knows blocks alone.
 
     Attributes:
         names: Of the plans, each different.
@@ -48,6 +52,12 @@ class PlanSet(Record):
         if len({plan.source.tensors for plan in self.plans if plan.edits}) > 1:
             raise ValueError("Expected plans for one model, but they start from different ones. Plan them anew.")
         for name, plan in zip(self.names, self.plans, strict=True):
+            folded = [edit.into for edit in plan.edits if isinstance(edit, Fold)]
+            if folded:
+                raise ValueError(
+                    f"Expected plans that leave the shared weights as they are, but '{name}' folds a map into "
+                    f"'{folded[0]}'. Plan it with replace='zero'."
+                )
             if plan.needed_tensors or not leave_nothing(plan.edits) or set(plan.removed) - {"block"}:
                 raise ValueError(
                     f"Expected plans that remove whole blocks, but '{name}' does something else ("

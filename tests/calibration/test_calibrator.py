@@ -216,7 +216,7 @@ def test_padding_counts_for_nothing() -> None:
         calibrator = calibrator_of(model, [batch], kinds)
         with evaluating(model):
             found.append({n: c.divergence for n, c in calibrator.score(find_units(model, kinds)).items()})
-    weights = calibrator._weights[0][0]
+    weights = calibrator._weights.of(0, 0)
     assert not weights[:, 9:].any()
     assert found[0].keys() == found[1].keys()
 

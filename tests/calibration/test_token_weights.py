@@ -10,6 +10,7 @@ from cases.engine import batch_of, build, output_of, unchanged
 from cases.models.tiny import tiny_timm
 from torch import Tensor, nn
 
+from prunerecover.calibration import token_weights as module
 from prunerecover.calibration.token_weights import token_weights
 from prunerecover.families.describe import describe
 from prunerecover.model import batches as b
@@ -39,7 +40,7 @@ def test_token_weights_equal_squared_gradients_of_each_block(name: str) -> None:
     handle.remove()
     output.log_softmax(-1).gather(-1, drawn).sum().backward()
     raw = nudge[0].grad.square().sum(-1).mean(0, keepdim=True).expand(4, -1)
-    assert torch.allclose(weights[2][0], (raw / raw.mean() + 1) / 2, rtol=1e-3, atol=1e-5)
+    assert torch.allclose(weights.of(2, 0), (raw / raw.mean() + 1) / 2, rtol=1e-3, atol=1e-5)
 
 
 def test_token_weights_average_one_and_have_a_floor() -> None:
@@ -47,21 +48,21 @@ def test_token_weights_average_one_and_have_a_floor() -> None:
     runner = BlockRunner(model, "blocks")
     with evaluating(model), unchanged(model):
         weights = token_weights(runner, [b.as_inputs(batch_of("timm")), b.as_inputs(batch_of("timm", 2, seed=5))])
-    assert len(weights) == 4
-    for block in weights:
+    for number in range(4):
+        block = [weights.of(number, i) for i in (0, 1)]
         assert [w.shape for w in block] == [(4, 17), (2, 17)]
         assert torch.cat(block).mean().item() == pytest.approx(1, rel=1e-4)
         assert torch.cat(block).min() >= 0.5
     # Only the class token is read after the last block.
-    assert weights[3][0][0].argmax() == 0
-    assert torch.allclose(weights[3][0][0][1:], torch.tensor(0.5))
+    assert weights.of(3, 0)[0].argmax() == 0
+    assert torch.allclose(weights.of(3, 0)[0][1:], torch.tensor(0.5))
 
 
 def test_regression_outputs_have_token_weights_too() -> None:
     model = tiny_timm(num_classes=1)
     with evaluating(model):
         weights = token_weights(BlockRunner(model, "blocks"), [b.as_inputs(batch_of("timm"))])
-    assert all(torch.isfinite(w).all() for block in weights for w in block)
+    assert all(torch.isfinite(weights.of(block, 0)).all() for block in range(4))
 
 
 def test_batches_of_several_lengths_are_weighted_by_content() -> None:
@@ -69,5 +70,15 @@ def test_batches_of_several_lengths_are_weighted_by_content() -> None:
     inputs = [b.as_inputs(batch_of("llama")), b.as_inputs({"input_ids": batch_of("llama")["input_ids"][:, :5]})]
     with evaluating(model):
         weights = token_weights(BlockRunner(model, describe(model).container), inputs)
-    assert [w.shape for w in weights[1]] == [(4, 9), (4, 5)]
-    assert not torch.equal(weights[1][0][0], weights[1][0][1])
+    assert [weights.of(1, i).shape for i in (0, 1)] == [(4, 9), (4, 5)]
+    assert not torch.equal(*weights.of(1, 0)[:2])
+
+
+def test_tokens_of_batches_without_room_weigh_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = build("llama"), batch_of("llama")["input_ids"]
+    inputs = [b.as_inputs({"input_ids": some}) for some in (ids, ids[:, :5])]
+    monkeypatch.setattr(module, "MOST_KEPT", 4 * 4 * 9 * 4)  # 4 blocks, 4 samples, 9 tokens, 4 bytes
+    with evaluating(model):
+        weights = token_weights(BlockRunner(model, describe(model).container), inputs)
+    assert weights.of(1, 0).unique().numel() > 9
+    assert torch.equal(weights.of(1, 1), torch.ones(4, 5))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from prunerecover.calibration.calibrator import Calibrator, Choice
 from prunerecover.calibration.candidates import Candidate
+from prunerecover.calibration.held_out import Cost
 from prunerecover.importance.registry import check_unit_scores
 from prunerecover.plan.units import Unit, names_of
 
@@ -37,6 +38,7 @@ class CalibratedSets:
         self.leaves: dict[str, str] = {}
         self._alone: dict[str, Candidate] = {}
         self._scores: dict[Gone, dict[str, float]] = {}
+        self._raced: dict[tuple[Gone, Gone], dict[str, float]] = {}
         self._choices: dict[Gone, list[Choice]] = {frozenset(): []}
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]]) -> list[float]:
@@ -57,6 +59,32 @@ class CalibratedSets:
             check_unit_scores(divergences, "output_divergence")
             known |= divergences
         return [known[unit.name] for unit in units]
+
+    def race(self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]], cost: Cost) -> list[float]:
+        """Return divergences as `scores` does, but of moves that are beaten only an estimate that is higher.
+
+        Args:
+            gone: Units that are gone.
+            moves: Of one unit each.
+            cost: Of a move, by its number and its divergence, in which it does not fall.
+
+        Raises:
+            ValueError: If a divergence is NaN or infinite.
+        """
+        units = [unit for (unit,) in moves]
+        known = self._scores.setdefault(names_of(gone), {})
+        stand_ins = {unit: bare for unit in units if (bare := self.calibrator.bare(unit)) is not None}
+        if len(stand_ins) < len(units):
+            return self.scores(gone, moves)
+        self._alone |= {unit.name: candidate for unit, candidate in stand_ins.items()}
+        key = names_of(gone), names_of(units)
+        if key not in self._raced:
+            present = [c.candidate for c in self.choices(gone)] if self.refit else [self._alone[u.name] for u in gone]
+            found = self.calibrator.race(stand_ins, present, cost)
+            self._raced[key] = {name: divergence for name, (divergence, _) in found.items()}
+            check_unit_scores(self._raced[key], "output_divergence")
+            known |= {name: divergence for name, (divergence, exact) in found.items() if exact}
+        return [self._raced[key][unit.name] for unit in units]
 
     def rough(self, moves: Sequence[tuple[Unit, ...]]) -> list[float]:
         """Return the output divergence of each unit alone: fits take all samples."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from prunerecover.calibration.held_out import Cost
 from prunerecover.depth.layers.prefix import PrefixRunner
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
@@ -84,6 +85,10 @@ class Variants:
         if not all(names_of(units) in self._known for units in sets):
             self._rebase(gone)
         return self._each(moves, lambda move: self.divergence((*gone, *move)))
+
+    def race(self, gone: Sequence[Unit], moves: Sequence[Move], cost: Cost) -> list[float]:
+        """Return `scores`: a loss may fall, so that a part of the batches bounds nothing."""
+        return self.scores(gone, moves)
 
     def settle(self, units: Sequence[Unit]) -> None:
         """Do nothing: these units leave nothing that would have to be fitted."""

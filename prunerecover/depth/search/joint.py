@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from prunerecover.depth.search.goals import Goal, not_enough
+from prunerecover.depth.search.judge import Judge, Move
 from prunerecover.depth.search.moves import holders, of_one_module
 from prunerecover.display.progress import progress
 from prunerecover.plan.units import Unit, names_of
@@ -27,36 +27,6 @@ EXCHANGED = 6  # moves that are tried in the place of a chosen unit
 ROUNDS = 3  # of exchanges
 SLACK = 0.7  # of what a rough score says, which a move may cost in truth
 SMALLEST = 1e-6  # of what is missing: a goal may be missed by less than any unit holds
-
-Move = tuple[Unit, ...]
-
-
-class Judge(Protocol):
-    """Tells how far the output is from the dense network's without some units.
-
-    Attributes:
-        together: How many moves are best judged in one call.
-        refused: Why the last one that cannot go cannot, or "".
-    """
-
-    together: int
-    refused: str
-
-    def scores(self, gone: Sequence[Unit], moves: Sequence[Move]) -> list[float]:
-        """Return the divergence without the units that are gone and those of each move; infinite if they cannot go.
-
-        Raises:
-            ValueError: If a divergence is NaN.
-        """
-
-    def rough(self, moves: Sequence[Move]) -> list[float]:
-        """Return about the divergence without the units of each move alone, from a part of the samples."""
-
-    def divergence(self, units: Sequence[Unit]) -> float:
-        """Return the divergence without these units."""
-
-    def settle(self, units: Sequence[Unit]) -> None:
-        """Fit what these units leave, as they are chosen: they may save a little more or less then."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +84,7 @@ class JointSearch:
         judge: Judges sets of units.
         goal: How much has to go.
         search: "joint"; "greedy", by which a single set grows unit by unit and nothing is exchanged; or "exact", which
-            is greedy and judges every unit anew at each step, and not only those that may be the best.
+            is greedy and judges every unit anew at each step, on as many samples as show that it is not the best.
         known: Divergence of units alone, by name, that are not judged alone again; none, or all.
         first: Divergence of each unit alone, by name, once the search has begun: on all samples for those that were
             among the best, else on a part of them; infinite for what cannot go.
@@ -193,7 +163,9 @@ class JointSearch:
             moves += list(of_one_module(units))
         known = {(unit,): self.known[unit.name] for unit in units if unit.name in self.known}
         new = [move for move in moves if move not in known]
-        scores = self.judge.scores((), new) if self.search == "exact" else self.judge.rough(new)
+        start = State(reached=self.goal.reached(()))
+        steps = [Step(start, move, 0.0, self.goal.price(move)) for move in new]
+        scores = self._judged(start, steps) if self.search == "exact" else self.judge.rough(new)
         self._rough |= set(new)
         for move, divergence in (*known.items(), *zip(new, scores, strict=True)):
             self._slopes[move] = self._slope(State(), move, divergence)
@@ -210,8 +182,9 @@ class JointSearch:
         for state in states:
             waiting = sorted(self._open(state), key=self._at_best)
             while waiting and (self.search == "exact" or self._at_best(waiting[0]) <= self._limit(found)):
-                together, waiting = waiting[: self.judge.together], waiting[self.judge.together :]
-                scores = self.judge.scores(state.units, [step.move for step in together])
+                at_once = len(waiting) if self.search == "exact" else self.judge.together
+                together, waiting = waiting[:at_once], waiting[at_once:]
+                scores = self._judged(state, together)
                 for step, divergence in zip(together, scores, strict=True):
                     self._rough.discard(step.move)
                     if len((*state.units, *step.move)) == 1:
@@ -224,6 +197,18 @@ class JointSearch:
         ranked = [step for *_, step in sorted(found.values(), key=lambda entry: entry[:2])]
         enough = [step for step in ranked[self.width :] if step.price >= step.state.missing]
         return [*ranked[: self.width], *enough[: self.width - 1]]
+
+    def _judged(self, state: State, steps: Sequence[Step]) -> list[float]:
+        """Return the divergence after each step; the exact search needs to know that of the best one alone."""
+        moves = [step.move for step in steps]
+        if self.search != "exact":
+            return self.judge.scores(state.units, moves)
+
+        def cost(number: int, divergence: float) -> tuple[float, float]:
+            slope = self._slope(state, moves[number], divergence)
+            return replace(steps[number], slope=slope).projected, divergence
+
+        return self.judge.race(state.units, moves, cost)
 
     def _at_best(self, step: Step) -> float:
         """Return what a step must at least cost, as far as is known."""

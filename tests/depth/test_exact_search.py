@@ -1,0 +1,99 @@
+"""The exact search finds what trying every block at each step finds, and runs a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from cases.engine import output_of
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from prunerecover import plan_depth
+from prunerecover.calibration.divergence import mean_divergence
+from prunerecover.families.describe import describe
+from prunerecover.model.batches import split_batches
+from prunerecover.model.copies import share_copy
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.surgery.merging import block_removals
+
+
+def llama(seed: int, blocks: int) -> nn.Module:
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=blocks, **shape)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3 if parameter.ndim > 1 else 1)  # else blocks hardly change anything
+    return model
+
+
+def batches(count: int, seed: int) -> list[Any]:
+    ids = torch.randint(64, (count, 4, 12), generator=torch.Generator().manual_seed(seed))
+    return [{"input_ids": some} for some in ids]
+
+
+def naive(model: nn.Module, data: list[Any], count: int) -> list[str]:
+    """Try every block that is left, in the whole network, and take out the one that is missed least."""
+    held_out = split_batches(data, torch.device("cpu")).held_out
+    paths = [block.path for block in describe(model).blocks]
+    dense = [output_of(model, batch) for batch in held_out]
+    gone: list[int] = []
+    for _ in range(count):
+        found = {}
+        for block in (i for i in range(len(paths)) if i not in gone):
+            pruned = share_copy(model)
+            apply_edits(pruned, block_removals(model, [*gone, block]))
+            found[block] = mean_divergence(held_out, dense, (output_of(pruned, batch) for batch in held_out))
+        gone.append(min(found, key=lambda block: found[block]))
+    return [paths[block] for block in gone]
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Count calls of blocks that compute something."""
+    calls, forward = [0], LlamaDecoderLayer.forward
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        return forward(*args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LlamaDecoderLayer, "forward", counting)
+        yield calls
+
+
+def exact(model: nn.Module, data: list[Any], count: int) -> list[str]:
+    plan = plan_depth(model, remove={"block": count}, batches=data, search="exact", replace="zero")
+    return [step["unit"] for step in plan.evidence["order"]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_set_is_that_of_exhaustive_greedy(seed: int) -> None:
+    model, data = llama(seed, 7), batches(4, seed)
+    assert exact(model, data, 3) == naive(model, data, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_it_calls_few_of_the_blocks_that_the_naive_loop_calls(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = llama(seed, 32), batches(8, seed)
+    with counted(monkeypatch) as ours:
+        found = exact(model, data, 7)
+    with counted(monkeypatch) as theirs:
+        assert naive(model, data, 7) == found
+    assert theirs[0] == 8 * (32 + sum((32 - gone) * (31 - gone) for gone in range(7)))
+    assert ours[0] <= 0.35 * theirs[0]
+
+
+def test_units_that_were_beaten_early_have_an_importance_beyond_the_first() -> None:
+    plan = plan_depth(llama(0, 7), remove={"block": 1}, batches=batches(8, 0), search="exact", replace="zero")
+    found = plan.evidence["importance"]
+    assert len(found) == 7
+    (first,) = plan.removed["block"]
+    assert min(found, key=found.__getitem__) == first
+    assert found[first] == pytest.approx(plan.evidence["divergence"][first])
