@@ -22,12 +22,15 @@ from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.routing.plan_set import PlanSet
+from prunerecover.routing.prompt_states import BlockStates, handed_on, of_prompts, recorded
 from prunerecover.routing.router import Router
 from prunerecover.routing.rows import check_tokens, in_order, of_rows
 
 # One prompt is routed at a time: a router reads with hooks, and blocks move between devices. It belongs to no object,
 # so that routed models can be copied and pickled.
 _ALONE = threading.RLock()
+# Arguments of `generate` by which it reports what blocks compute, or which change what they are given.
+REPORTED = {"return_dict_in_generate", "past_key_values", "position_ids", "inputs_embeds"}
 _DENSE = -1  # in the place of a set's number: the dense network's twin, which routers read with
 
 
@@ -101,9 +104,13 @@ class RoutedCausalLM(nn.Module):
             ValueError: If a prompt is empty or longer than the model's context, or a router needs text and has no
                 tokenizer.
         """
+        return self._read(input_ids, attention_mask)[0]
+
+    def _read(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[list[int], list[BlockStates]]:
+        """Return the number of the set for each prompt, and what blocks that all sets keep made of the prompts."""
         check_tokens(input_ids, attention_mask)
         if not self.routed or self.router is None:
-            return [self.default] * len(input_ids)
+            return [self.default] * len(input_ids), []
         masks = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         prompts = [row[mask.bool()].tolist() for row, mask in zip(input_ids, masks, strict=True)]
         self._check_length(max(map(len, prompts)))
@@ -111,9 +118,11 @@ class RoutedCausalLM(nn.Module):
         with _ALONE, evaluating(*(module for module in (self.router,) if isinstance(module, nn.Module))):
             if self._device is not None:
                 self._ready(self.default if self._active is None else self._active)  # all sets keep what a router reads
-            features = self.router.features(self.network(_DENSE), prompts, texts)
+            network = self.network(_DENSE)
+            with recorded(network, self.sets.shared_prefix) as found:
+                features = self.router.features(network, prompts, texts)
             numbers: list[int] = self.router(features).argmax(1).tolist()
-        return numbers
+        return numbers, of_prompts([runs for runs in found if runs], prompts) if masks.all() else []
 
     def forward(
         self,
@@ -167,12 +176,16 @@ class RoutedCausalLM(nn.Module):
         if conversations is not None and routes is None:
             routes = self._of_conversations(input_ids, attention_mask, conversations)
         found: dict[tuple[int, ...], Tensor] = {}
+        known: list[BlockStates] = []
         given = {"input_ids": input_ids, "attention_mask": attention_mask, **kwargs}
         with self._holding_blocks():
+            if routes is None:
+                routes, known = self._read(input_ids, attention_mask)
             groups = self._grouped(input_ids, attention_mask, routes)
             for number, rows in groups.items():
                 network: Any = self._ready(number)
-                answers = network.generate(**of_rows(given, rows, len(input_ids)))
+                with handed_on(network, [] if REPORTED & kwargs.keys() else [block.rows(rows) for block in known]):
+                    answers = network.generate(**of_rows(given, rows, len(input_ids)))
                 if isinstance(answers, Tensor):
                     found[rows] = answers
                 elif len(groups) == 1:
