@@ -19,6 +19,7 @@ from prunerecover.calibration.divergence import divergence_of_batch
 from prunerecover.calibration.hidden_states import DenseOutputs, Hidden, keep
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.block_runner import BlockRunner
+from prunerecover.model.hooks import recording
 
 Cost = Callable[[int, float], tuple[float, ...]]
 
@@ -105,9 +106,10 @@ class _StatesBefore:
     def of(self, number: int, start: int) -> Tensor | None:
         """Return what enters block `start` on batch `number`; None if it was not kept."""
         if (number, start) not in self._places:
-            state, at = None, 0
+            *before, last = self._starts
+            with recording({str(stop): self._runner.blocks[stop] for stop in before}) as seen:
+                at_last = self._runner.advance(self._batches[number], 0, None, last)
             for stop in self._starts:
-                state, at = self._runner.advance(self._batches[number], at, state, stop), stop
                 self._places[number, stop] = len(self._kept)
-                keep(self._kept, state)
+                keep(self._kept, at_last if stop == last else seen[f"{stop}.in"])
         return self._kept[self._places[number, start]]
