@@ -162,7 +162,8 @@ def test_the_navigation_names_every_page() -> None:
         assert isinstance(entry, dict | list)
         return set().union(*map(named, values))
 
-    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    found = (path for ending in ("md", "ipynb") for path in (ROOT / "docs").rglob(f"*.{ending}"))
+    written = {path.relative_to(ROOT / "docs").as_posix() for path in found}
     assert named(yaml.safe_load(text)["nav"]) == written
 
 
