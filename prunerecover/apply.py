@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from prunerecover.calibration.calibrator import Calibrator
+from prunerecover.calibration.candidates import Form
 from prunerecover.depth.units import find_units
 from prunerecover.model.batches import Batches, CalibrationSet, split_batches
 from prunerecover.model.copies import share_copy
@@ -113,10 +114,11 @@ def _fit_stage(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet,
     if not keys:
         return {}
     gone = {unit.name: unit for unit in removed_units(stage)}
-    leaves = {name: "zero" if unit.kind == "block" else unit.leaves for name, unit in gone.items()}
-    leaves |= {edit.unit: "map" for edit in stage if isinstance(edit, Fold)}
+    forms = {name: Form("zero" if unit.kind == "block" else unit.leaves) for name, unit in gone.items()}
+    forms |= {edit.unit: Form("map") for edit in stage if isinstance(edit, Fold)}
     units = [u for u in find_units(model) if u.name in gone]
-    chosen = Calibrator(model, samples, units, "calibrated", seed).choose(units, leaves)
+    calibrator = Calibrator(model, samples, units, "calibrated", seed)
+    chosen = calibrator.fitted_to_all(calibrator.choose(units, forms))
     values = {choice.unit.name: choice.candidate.values for choice in chosen}
     return {key: values[name][key.rpartition(".")[2]].float().cpu() for name, own in keys.items() for key in own}
 

@@ -9,15 +9,16 @@ local fit: a token-wise least-squares fit of an attention is better locally than
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from torch import Tensor, nn
+from torch import nn
 
-from prunerecover.calibration.candidates import Candidate, Fit, fit_of, named_candidate
+from prunerecover.calibration.candidates import Candidate, Fit, Form, fit_of, named_candidate
 from prunerecover.calibration.held_out import Cost, HeldOut
 from prunerecover.calibration.hidden_states import Hidden, HiddenStates, keep, moved_on, run_watched
+from prunerecover.calibration.in_place import in_place
 from prunerecover.calibration.run_maps import RunFit
 from prunerecover.calibration.token_weights import TokenWeights, token_weights
 from prunerecover.display.progress import progress
@@ -25,10 +26,8 @@ from prunerecover.families.describe import describe
 from prunerecover.model.batches import CalibrationSet
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.copies import share_copy
-from prunerecover.plan.edits import Edit, Fold, Remove, Replace
 from prunerecover.plan.kinds import KINDS, TRAITS
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.apply_edits import temporarily_applied
 
 REPLACEMENTS = ("calibrated", "zero", "identity")
 
@@ -132,13 +131,13 @@ class Calibrator:
         return self._candidates(self.layout.block_of(unit.name), unit, {}, None)[0]
 
     def choose(
-        self, units: Sequence[Unit], leaves: Mapping[str, str] | None = None, known: Sequence[Choice] = ()
+        self, units: Sequence[Unit], forms: Mapping[str, Form] | None = None, known: Sequence[Choice] = ()
     ) -> list[Choice]:
         """Fit stand-ins for all `units` in order of depth, each on the model pruned so far.
 
         Args:
             units: What is removed.
-            leaves: What each unit has to leave, by unit name; None: the best.
+            forms: Of what each unit has to leave, by unit name; None: the best.
             known: What this returned for some of the units. Those before the first unknown one are not fitted again.
         """
         kept = {choice.unit.name: choice for choice in known}
@@ -149,12 +148,28 @@ class Calibrator:
                 self._advance(front, index)
                 if any(unit.name not in kept for unit in together):
                     kept.clear()
-                for choice in [kept[unit.name] for unit in together if kept] or self._fitted(front, together, leaves):
+                for choice in [kept[unit.name] for unit in together if kept] or self._fitted(front, together, forms):
                     stack.enter_context(self._in_place(choice.candidate))
                     chosen.append(choice)
                     advance()
                 front.same, front.after_fit = False, []
         return chosen
+
+    def fitted_to_all(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Return choices of the same forms, fitted to all samples, if a map is among them, which has most to fit.
+
+        Divergences stay those on samples that were held out. Without a map nothing was gained by it (DeiT-Tiny).
+
+        Args:
+            choices: What `choose` returned.
+        """
+        if all(choice.candidate.fold is None for choice in choices):
+            return list(choices)
+        samples = replace(self.samples, fit=self.samples.all_samples, held_out=())
+        forms = {choice.unit.name: Form(choice.candidate.leaves, choice.candidate.ridge) for choice in choices}
+        again = Calibrator(self.model, samples, [choice.unit for choice in choices], self.replace, self.seed)
+        found = {choice.unit.name: choice.candidate for choice in again.choose([c.unit for c in choices], forms)}
+        return [replace(choice, candidate=found[choice.unit.name]) for choice in choices]
 
     def _in_order(self, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
         """Yield the units that are fitted together, and the first block that may change: a run's is the one before."""
@@ -173,10 +188,10 @@ class Calibrator:
     def _before(self, unit: Unit) -> int:
         return max(self.layout.block_of(unit.name) - (1 if self.fits else 0), 0)
 
-    def _fitted(self, front: HiddenStates, together: Sequence[Unit], leaves: Mapping[str, str] | None) -> list[Choice]:
+    def _fitted(self, front: HiddenStates, together: Sequence[Unit], forms: Mapping[str, Form] | None) -> list[Choice]:
         """Choose what a run of blocks, or one other unit, leaves."""
         *inner, last = together
-        wanted, index = None if leaves is None else leaves[last.name], front.at
+        wanted, index = None if forms is None else forms[last.name], front.at
         if last.kind != "block":
             return [self._best(front, last, self._candidates(index, last, self._pass(index, front, together), wanted))]
         choices = list[Choice]()
@@ -186,11 +201,11 @@ class Calibrator:
                 stack.enter_context(self._in_place(choices[-1].candidate))
             return [*choices, self._best(front, last, self._of_run(front, together, wanted))]
 
-    def _of_run(self, front: HiddenStates, run: Sequence[Unit], wanted: str | None) -> list[Candidate]:
+    def _of_run(self, front: HiddenStates, run: Sequence[Unit], wanted: Form | None) -> list[Candidate]:
         """Return what a run of blocks may leave: nothing, and maps that are folded into the block before it."""
         first, last = (self.layout.block_of(unit.name) for unit in (run[0], run[-1]))
         bare = named_candidate(self.model, run[-1], "zero", None)
-        if wanted not in (None, "map") or not self.fits or first == 0:
+        if (wanted and wanted.leaves != "map") or not self.fits or first == 0:
             return [bare]
         fit = RunFit(self.model, describe(self.model).blocks[first - 1])
         for i, batch in enumerate(self.samples.fit):
@@ -202,12 +217,12 @@ class Calibrator:
             target = self._dense.advance(batch, front.at, front.dense[i], last + 1)
             fit.add(seen, target, self._weights.of(last, i))
         maps = fit.candidates(run[-1])
-        if wanted == "map" and not maps:
+        if wanted and not maps:
             raise ValueError(
                 f"Expected a linear before '{run[0].name}' that a map can be folded into, but {fit.reason}. Plan anew "
                 "for this model."
             )
-        return maps if wanted == "map" else [bare, *maps]
+        return [one for one in maps if wanted.fits(one)] if wanted else [bare, *maps]
 
     def _front(self, same: bool, fitting: bool = True) -> HiddenStates:
         n = len(self.samples.fit)
@@ -261,38 +276,22 @@ class Calibrator:
                 choices.append(Choice(unit, candidate, self._held_out.divergence(front.at, front.held_out)))
         return min(choices, key=lambda choice: choice.divergence)
 
-    def _candidates(self, index: int, unit: Unit, fits: Mapping[str, Fit], leaves: str | None) -> list[Candidate]:
+    def _candidates(self, index: int, unit: Unit, fits: Mapping[str, Fit], form: Form | None) -> list[Candidate]:
         forward = self.layout.blocks[index].feed_forward
-        if leaves in ("zero", "identity"):
-            return [named_candidate(self.model, unit, leaves, forward)]
-        if unit.name not in fits and leaves is None:
+        if form and form.leaves in ("zero", "identity"):
+            return [named_candidate(self.model, unit, form.leaves, forward)]
+        if unit.name not in fits and form is None:
             return [
                 named_candidate(self.model, unit, self.replace if self.replace != "calibrated" else "zero", forward)
             ]
         fitted = fits[unit.name].candidates() if unit.name in fits else []
-        found = [candidate for candidate in fitted if leaves in (None, candidate.leaves)]
+        found = [candidate for candidate in fitted if form is None or form.fits(candidate)]
         if not found:
             raise ValueError(
-                f"Expected something that '{unit.name}' ({unit.kind}) can leave, but '{leaves}' cannot be fitted on "
-                f"{self.samples.n_samples} samples. Pass at least 8, or use replace='zero'."
+                f"Expected something that '{unit.name}' ({unit.kind}) can leave, but '{form and form.leaves}' cannot "
+                f"be fitted on {self.samples.n_samples} samples. Pass at least 8, or use replace='zero'."
             )
         return found
 
-    @contextmanager
-    def _in_place(self, candidate: Candidate) -> Iterator[None]:
-        """Have a stand-in in the model inside a `with` block. Removed blocks are skipped, so that no path changes."""
-        edit = candidate.edit
-        if isinstance(edit, Remove) and edit.kind == "block":
-            with ExitStack() as stack:
-                stack.enter_context(self.runner.skipping([self.layout.block_of(edit.unit)]))
-                if candidate.fold is not None:
-                    stack.enter_context(self._applied(candidate.fold, candidate.values))
-                yield
-            return
-        with self._applied(edit, candidate.values):
-            yield
-
-    def _applied(self, edit: Edit, values: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        if isinstance(edit, Replace | Fold):
-            edit = edit.model_copy(update={"tensors": tuple(values)})
-        return temporarily_applied(self.model, edit, values)
+    def _in_place(self, candidate: Candidate) -> AbstractContextManager[None]:
+        return in_place(self.runner, self.layout, candidate)

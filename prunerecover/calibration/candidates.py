@@ -25,6 +25,23 @@ Recorded = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
+class Form:
+    """What stays in a unit's place, whatever its values.
+
+    Attributes:
+        leaves: As of the edit; "map" for one that is folded elsewhere.
+        ridge: With which it is fitted; None: any.
+    """
+
+    leaves: str
+    ridge: float | None = None
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether a candidate is of this form."""
+        return self.leaves == candidate.leaves and self.ridge in (None, candidate.ridge)
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One way to replace a unit: the edit without its tensor keys, and the fitted values by parameter name.
 
@@ -32,11 +49,13 @@ class Candidate:
         edit: Of the unit.
         values: Of what the unit leaves, or of the map that is folded.
         fold: Of the last block of a run: the edit that folds a map for all of the run, without its tensor keys.
+        ridge: With which the values were fitted; None: without.
     """
 
     edit: Edit
     values: dict[str, Tensor] = field(default_factory=dict)
     fold: Fold | None = None
+    ridge: float | None = None
 
     @property
     def leaves(self) -> str:
@@ -122,7 +141,7 @@ class ActivationFit:
         prior = self._linearised(slope)
         for ridge in RIDGES:
             weight, offset = self._affine.solve(ridge, prior)
-            found.append(Candidate(self._edit("affine"), {"weight": weight, "bias": offset}))
+            found.append(Candidate(self._edit("affine"), {"weight": weight, "bias": offset}, ridge=ridge))
         return found
 
     def _edit(self, leaves: Literal["slope_bias", "affine"]) -> Replace:
@@ -183,7 +202,7 @@ class BranchFit:
         for ridge in RIDGES:
             weight, offset = self._affine.solve(ridge, prior)
             edit = Replace(unit=unit, kind=kind, leaves="affine")
-            found.append(Candidate(edit, {"weight": weight, "bias": offset}))
+            found.append(Candidate(edit, {"weight": weight, "bias": offset}, ridge=ridge))
         return found
 
 

@@ -40,13 +40,13 @@ class HeldOut:
         self._asked = [0] * len(batches)
 
     def divergence(self, start: int, hidden: Hidden) -> float:
-        """Return the mean divergence over all samples.
+        """Return the mean divergence over all samples; 0 if there are none.
 
         Args:
             start: First block to run.
             hidden: What enters it, by batch.
         """
-        return sum(self._term(number, start, state) for number, state in enumerate(hidden)) / self._samples
+        return sum(self._term(number, start, state) for number, state in enumerate(hidden)) / max(self._samples, 1)
 
     def race(
         self, starts: Sequence[int], in_place: Callable[[int], AbstractContextManager[None]], cost: Cost

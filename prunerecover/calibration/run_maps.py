@@ -1,11 +1,13 @@
 """Linear maps that stand for runs of removed blocks, folded into the linear before the run.
 
 With M the output of the branch before the run, x the stream that it is added to, and h the dense stream after the run,
-T = argmin sum_t w_t |x_t + s T M_t - h_t|^2 + ridge |T - I|^2 (ReplaceMe, Shopkhoev et al. 2025, arXiv 2505.02819,
-eq. 5, which has neither the weights nor T = I, the run removed with nothing left, as what the map shrinks towards). The
-stream is the pruned network's, so that each map also corrects what earlier ones left. T moves into the linear's weight:
-no parameter is added. Not covered: what is scaled or normalised between the linear and the stream (LayerScale, the
-norms of Gemma 2 and OLMo 2), and norms after the addition (BERT): there blocks leave nothing.
+T = argmin sum_t w_t |x_t + s T M_t - h_t|^2 / |h_t|^2 + ridge |T - I|^2 (ReplaceMe, Shopkhoev et al. 2025, arXiv
+2505.02819, eq. 5, which has neither the weights nor the norms, nor T = I, the run removed with nothing left, as what
+the map shrinks towards). Errors count relative to the stream, for the norm of the next block divides by it: some
+decoders give their first token a stream hundreds of times as long, which would decide the fit alone. The stream is
+the pruned network's, so that each map also corrects what earlier ones left. T moves into the linear's weight: no
+parameter is added. Not covered: what is scaled or normalised between the linear and the stream (LayerScale, the norms
+of Gemma 2 and OLMo 2), and norms after the addition (BERT): there blocks leave nothing.
 """
 
 from __future__ import annotations
@@ -69,8 +71,10 @@ class RunFit:
             weight: Token weights, `(N, ...)`.
         """
         assert self.branch is not None
-        wanted = self._rows(target).float() - self._rows(self.branch.state_before(seen)).float()
-        self._sums.add(self._rows(seen[f"{self.branch.last}.out"]), wanted / self.branch.scale, weight.flatten())
+        stream = self._rows(target).float()
+        wanted = (stream - self._rows(self.branch.state_before(seen)).float()) / self.branch.scale
+        relative = weight.flatten() / stream.square().mean(-1).clamp_min(1e-30)
+        self._sums.add(self._rows(seen[f"{self.branch.last}.out"]), wanted, relative)
 
     def candidates(self, last: Unit) -> list[Candidate]:
         """Solve, once for each ridge strength; nothing where no linear can take a map in.
@@ -86,7 +90,7 @@ class RunFit:
             weight, offset = self._sums.solve(ridge, torch.eye(self.branch.dim), constant=affine)
             values = {"weight": weight, "bias": offset} if affine else {"weight": weight}
             fold = Fold(unit=last.name, into=self._into)
-            found.append(Candidate(Remove(unit=last.name, kind="block"), values, fold))
+            found.append(Candidate(Remove(unit=last.name, kind="block"), values, fold, ridge))
         return found
 
     def _plain_linears(self) -> tuple[str, ...]:

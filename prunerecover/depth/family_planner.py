@@ -102,6 +102,7 @@ class FamilyPlanner(DepthPlanner):
         return [sorted(run, key=lambda unit: first[unit.name]) for run in runs if goal.reached(run) >= 1]
 
     def _decided(self, scores: dict[str, float], choices: Sequence[Choice], order: Sequence[Unit]) -> Decision:
+        choices = self.calibrator.fitted_to_all(choices)
         edits, tensors = edits_of(self.model, ((choice.unit, choice.candidate) for choice in choices))
         divergence = {choice.unit.name: choice.divergence for choice in choices}
         return Decision(edits, scores, divergence, order, tensors)

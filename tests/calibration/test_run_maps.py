@@ -8,14 +8,16 @@ import pytest
 import torch
 from cases.engine import batch_of, batches_of, build, output_of, plan_of
 from cases.models.decoders import DECODERS
-from torch import nn
+from torch import Tensor, nn
 
 from prunerecover import Plan, apply_plan, plan_depth
 from prunerecover.apply import refit_plan
 from prunerecover.calibration import run_maps
 from prunerecover.calibration.calibrator import Calibrator
+from prunerecover.calibration.candidates import Form
 from prunerecover.calibration.divergence import mean_divergence
 from prunerecover.calibration.run_maps import RunFit
+from prunerecover.depth.family.edits import edits_of
 from prunerecover.depth.family.runs import nearest_runs
 from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
@@ -23,6 +25,7 @@ from prunerecover.model.batches import split_batches
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edits import Fold
 from prunerecover.plan.units import Unit
+from prunerecover.surgery.apply_edits import apply_edits
 
 FOLDED = ("llama", "qwen2", "gpt2", "opt", "hf_vit", "timm")
 
@@ -48,14 +51,24 @@ def test_a_map_is_never_worse_than_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FOLDED)
-def test_the_divergence_is_that_of_the_plan(name: str) -> None:
-    model, batches = build(name), batches_of(name, n=16)
-    plan = plan_depth(model, remove={"block": 2}, batches=batches)
-    held_out = split_batches(batches, torch.device("cpu")).held_out
+def test_the_divergence_is_that_of_what_was_chosen(name: str) -> None:
+    model, found = build(name), chosen(name, (2, 3))
+    held_out = split_batches(batches_of(name, n=16), torch.device("cpu")).held_out
     dense = [output_of(model, batch) for batch in held_out]
-    apply_plan(model, plan)
-    found = mean_divergence(held_out, dense, [output_of(model, batch) for batch in held_out])
-    assert found == pytest.approx(list(plan.evidence["divergence"].values())[-1], rel=1e-2)
+    apply_edits(model, *edits_of(model, [(choice.unit, choice.candidate) for choice in found]))
+    divergence = mean_divergence(held_out, dense, [output_of(model, batch) for batch in held_out])
+    assert divergence == pytest.approx(found[-1].divergence, rel=1e-2)
+
+
+def test_maps_of_a_plan_are_fitted_to_the_samples_that_judged_them_as_well() -> None:
+    def weight(ids: Tensor) -> Tensor:
+        plan = plan_depth(build("gpt2"), remove={"block": 1}, batches=[{"input_ids": ids}])
+        return plan.tensors["e0.weight"]
+
+    ids = batch_of("gpt2", 16)["input_ids"]
+    other = ids.clone()
+    other[3] = ids[3].flip(0)  # every fourth is held out
+    assert not torch.equal(weight(ids), weight(other))
 
 
 @pytest.mark.parametrize(("constant", "name"), [(False, "llama"), (True, "timm")])
@@ -95,7 +108,7 @@ def test_what_is_normalised_or_scaled_on_the_way_takes_no_map(name: str, reason:
         (found,) = calibrator.choose(units)
         assert found.candidate.leaves == "zero"
         with pytest.raises(ValueError, match=f"Expected a linear before '{units[0].name}' that a map .*, but {reason}"):
-            calibrator.choose(units, {units[0].name: "map"})
+            calibrator.choose(units, {units[0].name: Form("map")})
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2"])
@@ -131,8 +144,8 @@ def test_without_an_mlp_the_attention_takes_the_map() -> None:
     removed = [unit for unit in units if unit.name in ("model.layers.1.mlp", "model.layers.2")]
     with evaluating(model):
         samples = split_batches(batches_of("llama", n=16), torch.device("cpu"))
-        leaves = {"model.layers.1.mlp": "zero", "model.layers.2": "map"}
-        found = Calibrator(model, samples, units, "calibrated").choose(removed, leaves)
+        forms = {"model.layers.1.mlp": Form("zero"), "model.layers.2": Form("map")}
+        found = Calibrator(model, samples, units, "calibrated").choose(removed, forms)
     assert found[-1].candidate.fold.into == "model.layers.1.self_attn.o_proj"
 
 
