@@ -8,14 +8,15 @@ local fit: a token-wise least-squares fit of an attention is better locally than
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from torch import nn
 
-from prunerecover.calibration.candidates import Candidate, Fit, Form, fit_of, named_candidate
+from prunerecover.calibration.candidates import Candidate, Choice, Fit, Form, fit_of, named_candidate
 from prunerecover.calibration.held_out import Cost, HeldOut
 from prunerecover.calibration.hidden_states import Hidden, HiddenStates, keep, moved_on, run_watched
 from prunerecover.calibration.in_place import in_place
@@ -23,22 +24,13 @@ from prunerecover.calibration.run_maps import RunFit
 from prunerecover.calibration.token_weights import TokenWeights, token_weights
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
-from prunerecover.model.batches import CalibrationSet
+from prunerecover.model.batches import MIN_SAMPLES, CalibrationSet
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.copies import share_copy
 from prunerecover.plan.kinds import KINDS, TRAITS
 from prunerecover.plan.units import Unit
 
 REPLACEMENTS = ("calibrated", "zero", "identity")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The stand-in chosen for a unit, and the output divergence on held-out samples with it in place."""
-
-    unit: Unit
-    candidate: Candidate
-    divergence: float
 
 
 class Calibrator:
@@ -60,7 +52,14 @@ class Calibrator:
         self.runner = BlockRunner(model, self.layout.container)
         self._dense = BlockRunner(share_copy(model), self.layout.container)
         self._held_out = HeldOut(self.runner, self._dense, samples.held_out)
-        self.fits = replace == "calibrated" and samples.enough and any(TRAITS[u.kind].fitted for u in units)
+        asked = replace == "calibrated" and any(TRAITS[u.kind].fitted for u in units)
+        self.fits = asked and samples.enough
+        if asked and not samples.enough:
+            warnings.warn(
+                f"Only {samples.n_samples} calibration samples (fewer than {MIN_SAMPLES}): removed units leave zero "
+                "instead of a fit.",
+                stacklevel=5,
+            )
 
     @cached_property
     def _weights(self) -> TokenWeights:

@@ -66,6 +66,15 @@ class Candidate:
         return self.edit.leaves
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The stand-in chosen for a unit, and the output divergence on held-out samples with it in place."""
+
+    unit: Unit
+    candidate: Candidate
+    divergence: float
+
+
 class Fit(Protocol):
     """Sums over calibration tokens from which the candidates of one unit are solved.
 

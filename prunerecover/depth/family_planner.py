@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from prunerecover.calibration.calibrator import Calibrator, Choice
+from prunerecover.calibration.calibrator import Calibrator
+from prunerecover.calibration.candidates import Choice
 from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.family.calibrated_sets import CalibratedSets
 from prunerecover.depth.family.edits import edits_of, saving_if_left

@@ -8,7 +8,6 @@ return), or `ModelInputs`, the form captured from a forward call. The input of a
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -212,7 +211,7 @@ class CalibrationSet:
 def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> CalibrationSet:
     """Hold out every 4th sample.
 
-    With fewer than 8 samples both parts are all the samples, and a warning says that nothing will be fitted.
+    With fewer than 8 samples, too few to fit anything, both parts are all the samples.
 
     Args:
         batches: Of any form that `as_inputs` takes; read once.
@@ -230,10 +229,6 @@ def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> Cali
             "Pass an iterable of batches (a generator that was already consumed is empty)."
         )
     if total < MIN_SAMPLES:
-        warnings.warn(
-            f"Only {total} calibration samples (fewer than {MIN_SAMPLES}): removed units leave zero instead of a fit.",
-            stacklevel=3,
-        )
         return CalibrationSet(tuple(inputs), tuple(inputs), total)
     fit, held_out, seen = [], [], 0
     for batch in inputs:

@@ -49,6 +49,7 @@ class _Look:
 
 LOOKS = {
     "nothing": _Look("nothing", "#4d4d4d", "×"),
+    "map": _Look("map in the linear before", "#4d4d4d", "T"),
     "zero": _Look("zero", VERMILION, "0"),
     "identity": _Look("identity", ORANGE, "=", ink=BLACK),
     "slope_bias": _Look("slope and bias", BLUE, "ax+b"),

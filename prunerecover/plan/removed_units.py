@@ -25,7 +25,8 @@ class RemovedUnit:
     Args:
         name: Its name in the dense model.
         kind: Its kind.
-        leaves: What stands in its place; `"nothing"` for a block, which is taken out, and for what is narrowed.
+        leaves: What stands in its place; `"nothing"` for a block, which is taken out, and for what is narrowed; `"map"`
+            for the last block of a run that a linear elsewhere makes up for.
     """
 
     name: str
@@ -40,7 +41,7 @@ def removed_units(edits: Iterable[Edit]) -> tuple[RemovedUnit, ...]:
     >>> [unit.name for unit in removed_units([first, second])]
     ['blocks.3', 'blocks.4']
     """
-    numbers = DenseNames()
+    numbers, mapped = DenseNames(), set[str]()
     found: list[RemovedUnit] = []
     for edit in edits:
         if isinstance(edit, Narrow):
@@ -48,9 +49,12 @@ def removed_units(edits: Iterable[Edit]) -> tuple[RemovedUnit, ...]:
             found += (RemovedUnit(name, edit.kind, "nothing") for name in gone if not edit.serves)
         elif isinstance(edit, Bypass):
             found.append(RemovedUnit(numbers.dense_name(edit.unit), edit.kind, edit.leaves))
+        elif isinstance(edit, Fold):
+            mapped.add(numbers.dense_name(edit.unit))
         elif isinstance(edit, Remove | Replace):
             name = numbers.dense_name(edit.unit)
-            found.append(RemovedUnit(name, edit.kind, "nothing" if edit.kind == "block" else edit.leaves))
+            of_block = "map" if name in mapped else "nothing"
+            found.append(RemovedUnit(name, edit.kind, of_block if edit.kind == "block" else edit.leaves))
             if edit.kind == "block":
                 numbers.remove_block(name)
     return tuple(found)

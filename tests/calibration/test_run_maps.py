@@ -24,6 +24,7 @@ from prunerecover.families.describe import describe
 from prunerecover.model.batches import split_batches
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edits import Fold
+from prunerecover.plan.removed_units import removed_units
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import apply_edits
 
@@ -126,6 +127,18 @@ def test_too_few_samples_leave_nothing() -> None:
     with pytest.warns(UserWarning, match="fewer than 8"):
         plan = plan_depth(build("llama"), remove={"block": 2}, batches=[batch_of("llama", 4)])
     assert not folds(plan)
+
+
+def test_where_nothing_is_fitted_few_samples_are_no_matter(recwarn: pytest.WarningsRecorder) -> None:
+    plan_depth(build("llama"), remove={"block": 2}, batches=[batch_of("llama", 4)], replace="zero")
+    assert not [warning for warning in recwarn if "fewer than 8" in str(warning.message)]
+
+
+def test_the_last_block_of_a_run_is_said_to_leave_a_map() -> None:
+    plan = plan_of("gpt2", build("gpt2"), remove={"block": 2})
+    left = {unit.name: unit.leaves for unit in removed_units(plan.edits)}
+    assert folds(plan)
+    assert {name for name, what in left.items() if what == "map"} == {fold.unit for fold in folds(plan)}
 
 
 def test_by_name_blocks_leave_nothing() -> None:

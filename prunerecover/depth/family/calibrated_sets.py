@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from prunerecover.calibration.calibrator import Calibrator, Choice
-from prunerecover.calibration.candidates import Candidate
+from prunerecover.calibration.calibrator import Calibrator
+from prunerecover.calibration.candidates import Candidate, Choice
 from prunerecover.calibration.held_out import Cost
 from prunerecover.importance.registry import check_unit_scores
 from prunerecover.plan.units import Unit, names_of

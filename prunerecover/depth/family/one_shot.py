@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from prunerecover.calibration.calibrator import Calibrator, Choice
+from prunerecover.calibration.calibrator import Calibrator
+from prunerecover.calibration.candidates import Choice
 from prunerecover.depth.family.edits import edits_of, saving_if_left
 from prunerecover.depth.search.selection import (
     check_comparable,
