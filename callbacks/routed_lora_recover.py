@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class RoutedLoRARecover(LoRARecover):
     recovered ones.
 
     Args:
-        sets: The sets, or the path of their file.
+        sets: The sets, or the path of their file, which is read when a fit starts.
         rank: Of the adapters.
         alpha: Their product counts alpha / rank times; None: 2 * rank.
         dropout: Share of an adapter's inputs that is zero in training.
@@ -59,8 +60,7 @@ class RoutedLoRARecover(LoRARecover):
         seed: Of the adapters' initial values and of the order of the sets.
 
     Raises:
-        ValueError: If an argument is out of range, or a file holds no sets.
-        FileNotFoundError: If there is no such file.
+        ValueError: If an argument is out of range.
         TypeError: If an argument is of another type.
     """
 
@@ -88,14 +88,19 @@ class RoutedLoRARecover(LoRARecover):
             target=target,
             seed=seed,
         )
-        self.sets = PlanSet.load(sets) if isinstance(sets, str | Path) else sets
-        if not isinstance(self.sets, PlanSet):
+        self._given = sets
+        if not isinstance(sets, PlanSet | str | Path):
             raise TypeError(f"Expected argument sets to be a PlanSet or the path of its file, but got {sets!r:.60}.")
         check_distillation(distill, temperature, "distill")
         self.distill, self.temperature = distill, temperature
         self._step: StepContext | None = None
         self._student: Student | None = None
         self._running: WithoutUnits | None = None
+
+    @cached_property
+    def sets(self) -> PlanSet:
+        """The sets of blocks; their file is read when a fit starts."""
+        return self._given if isinstance(self._given, PlanSet) else PlanSet.load(self._given)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Install the ledger; let DDP expect that the blocks of a set get no gradients in its steps.
@@ -113,7 +118,12 @@ class RoutedLoRARecover(LoRARecover):
             trainer.strategy._ddp_kwargs["find_unused_parameters"] = True
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Resume from the ledger of a checkpoint; refuse sets of another model, and what changes it or its loss."""
+        """Resume from the ledger of a checkpoint; refuse sets of another model, and what changes it or its loss.
+
+        Raises:
+            FileNotFoundError: If there is no file of sets.
+            ValueError: If the file holds no sets, or they do not fit the model or what is beside this callback.
+        """
         super().on_fit_start(trainer, pl_module)
         others: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         beside = [type(c).__name__ for c in others if isinstance(c, PruningCallback | DistillRecover)]

@@ -28,7 +28,6 @@ from prunerecover.routing.plan_set import PlanSet
         ({"temperature": 0}, ValueError, "Expected argument temperature to be positive, but got 0"),
         ({"temperature": "2"}, TypeError, "Expected argument temperature to be a number, but got '2'"),
         ({"sets": [1]}, TypeError, r"Expected argument sets to be a PlanSet or the path of its file, but got \[1\]"),
-        ({"sets": "none.json"}, FileNotFoundError, "Expected a file with a set of plans at none.json"),
     ],
 )
 def test_arguments(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
@@ -40,6 +39,12 @@ def test_sets_are_read_from_their_file(tmp_path: Path) -> None:
     callback = shared(Language().net)
     callback.sets.save(tmp_path / "sets.json")
     assert RoutedLoRARecover(str(tmp_path / "sets.json")).sets == callback.sets
+
+
+def test_a_file_that_is_not_there_is_missed_when_a_fit_starts(tmp_path: Path) -> None:
+    callback = RoutedLoRARecover(str(tmp_path / "none.json"))
+    with pytest.raises(FileNotFoundError, match="Expected a file with a set of plans at .*none.json"):
+        fit(tmp_path, callback, module=Language())
 
 
 def refused(folder: Path, *callbacks: Any, match: str, module: Any = None, **settings: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from cases.models.language import documents, llama_folder, write_jsonl
 from cases.models.questions import question_rows, write_rows
 from cases.paths import ROOT
 
-from prunerecover import Plan
+from prunerecover import Plan, load_routed
 from prunerecover.recipes.cli.main import main
 
-NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml") if "class_path: CausalLM" in path.read_text())
+TEXTS = {path.stem: path.read_text() for path in sorted((ROOT / "configs").glob("*.yaml"))}
+ROUTED = [name for name, text in TEXTS.items() if "RoutedLoRARecover" in text]
+NAMES = [name for name, text in TEXTS.items() if "class_path: CausalLM" in text and name not in ROUTED]
 
 
 @pytest.fixture
@@ -64,6 +67,25 @@ def test_the_plan_command_of_the_header(
     budget = ["--method", "depth", "--method.params", "0.2", "--method.kinds", "[block]", "--calibration", "8"]
     assert main(["plan", "--config", written(name, small, tmp_path), *budget]) == 0
     assert set(Plan.load(tmp_path / "plan.json").removed) == {"block"}
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_sets_are_searched_and_recovered_together(
+    name: str, small: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, task in enumerate(("first", "second")):
+        rows = [{**row, "question": f"w{40 + number} {row['question']}"} for row in question_rows(60)]
+        write_rows(tmp_path / task / "train.jsonl", rows)
+    recipe = written(name, small, tmp_path)
+    asked = {"model": small["model"]["model"], "blocks": "2", "calibration_questions": "8", "epochs": "1"}
+    method = [word for key, value in asked.items() for word in (f"--method.{key}", value)]
+    tasks = ["--method.tasks", json.dumps({task: str(tmp_path / task) for task in ("first", "second")})]
+    command = ["--method", "pudding", *method, *tasks, "--output", "router.json"]
+    assert main(["plan", "--config", recipe, *command]) == 0
+    assert main(["fit", "--config", recipe]) == 0
+    (folder,) = tmp_path.rglob("routed")
+    assert {len(blocks) for blocks in load_routed(folder).sets.blocks} == {2}
 
 
 def test_a_missing_text_is_one_line(
