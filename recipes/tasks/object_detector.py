@@ -35,7 +35,7 @@ class ObjectDetector(pl.LightningModule):
 
     Args:
         model: A builder of torchvision (`ssdlite320_mobilenet_v3_large`), a folder or hub id of transformers
-            (`PekingU/rtdetr_r18vd`), or a model: of torchvision, transformers, or ultralytics (`YOLO(weights).model`).
+            (`PekingU/rtdetr_r18vd`), or a model: of torchvision, transformers, or ultralytics (`YOLO(weights)`).
         classes: How many categories are detected; the head is made anew if it is for others. None keeps the head,
             which is for the data's categories in the order of their ids, or for the ids themselves.
         pretrained: Load the weights that come with the name.

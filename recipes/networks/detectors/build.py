@@ -45,11 +45,12 @@ def detector_of(model: nn.Module, image_size: int = 640) -> Detector:
         return TwoStageDetector(model)
     if hasattr(model, "loss_function") and type(model).__name__.endswith("ForObjectDetection"):
         return TransformersDetector(model, image_size, processor_of(model))
-    if is_ultralytics(model):
-        return UltralyticsDetector(model, image_size)
+    for yolo in (model, getattr(model, "model", None)):  # `YOLO(...)` holds its network
+        if isinstance(yolo, nn.Module) and is_ultralytics(yolo):
+            return UltralyticsDetector(yolo, image_size)
     raise ValueError(
         "Expected a detector of torchvision (SSD, RetinaNet, FCOS, Faster R-CNN), transformers "
-        f"(...ForObjectDetection) or ultralytics (YOLO(...).model), but got {type(model).__name__}. For another, write "
+        f"(...ForObjectDetection) or ultralytics (YOLO(...)), but got {type(model).__name__}. For another, write "
         "a Detector of prunerecover.recipes.networks.detectors.detector."
     )
 

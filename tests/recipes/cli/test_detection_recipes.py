@@ -37,3 +37,17 @@ def test_a_recipe_ends_in_a_report(data_root: Path, tmp_path: Path, monkeypatch:
     assert "MACs per sample" in report
     assert "val_map" in report
     assert (tmp_path / "checkpoints" / "pruned" / "model.safetensors").is_file()
+
+
+@pytest.mark.data
+def test_the_recipe_of_a_yolo_takes_its_convolutions(
+    data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ultralytics")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["prunerecover"])
+    network = {"model.model.init_args.model": "yolo11n.yaml", "model.image_size": 64}  # no weights without a download
+    trainer = {"trainer.fast_dev_run": "true", "trainer.accelerator": "cpu"}
+    data = {"data.path": f"{data_root}/data/coco128", "data.num_workers": 0, "data.batch_size": 2}
+    options = [f"--{name}={value}" for name, value in (network | trainer | data).items()]
+    assert main(["fit", "--config", "yolo11_depth_coco", *options]) == 0
