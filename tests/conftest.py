@@ -59,6 +59,22 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quickly_written() -> Iterator[None]:
+    """Wait for no disk, and write figures with few dots: files of tests outlive no power cut, and nobody looks."""
+    from matplotlib.figure import Figure
+
+    savefig = Figure.savefig
+
+    def coarse(figure: Figure, file: object, *, dpi: float = 60, **kwargs: object) -> None:
+        savefig(figure, file, dpi=min(dpi, 60), **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(Figure, "savefig", coarse)
+        yield
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder with `data/` and `models/` that PRUNERECOVER_DATA names; for tests marked `data`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -29,12 +30,12 @@ class Operation:
     kwargs: dict[str, Any]
     out: Any
 
-    @property
+    @cached_property
     def tensors(self) -> list[Tensor]:
         """The tensors among its arguments."""
         return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
 
-    @property
+    @cached_property
     def outputs(self) -> list[Tensor]:
         """The tensors that it returned."""
         return [leaf for leaf in tree_leaves(self.out) if isinstance(leaf, Tensor)]

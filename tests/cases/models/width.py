@@ -6,6 +6,7 @@ Norms are moved off their initial values, so that no bias is zero and every bran
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -208,6 +209,30 @@ def _ssdlite() -> Built:
     return stirred(net), images(320, 1).sigmoid()
 
 
+def _shallow_deeplab() -> Built:
+    """On the third stage of a ResNet of five blocks."""
+    from torchvision.models._utils import IntermediateLayerGetter
+    from torchvision.models.resnet import Bottleneck, ResNet
+    from torchvision.models.segmentation.deeplabv3 import DeepLabHead, DeepLabV3
+
+    backbone = ResNet(Bottleneck, [1, 2, 2, 1], replace_stride_with_dilation=[False, True, True])
+    return stirred(DeepLabV3(IntermediateLayerGetter(backbone, {"layer3": "out"}), DeepLabHead(1024, 5))), images(32)
+
+
+def _small_ssdlite() -> Built:
+    """On the smaller MobileNetV3, for images of 96 x 96."""
+    from torchvision.models import mobilenet_v3_small
+    from torchvision.models.detection import _utils, ssdlite
+    from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
+
+    norm = partial(nn.BatchNorm2d, eps=0.001, momentum=0.03)
+    backbone = ssdlite._mobilenet_extractor(mobilenet_v3_small(reduced_tail=True), 6, norm)
+    boxes = DefaultBoxGenerator([[2, 3]] * 6, min_ratio=0.2, max_ratio=0.95)
+    channels = _utils.retrieve_out_channels(backbone, (96, 96))
+    head = ssdlite.SSDLiteHead(channels, boxes.num_anchors_per_location(), 5, norm)
+    return stirred(ssdlite.SSD(backbone, boxes, (96, 96), 5, head=head)), images(96, 1).sigmoid()
+
+
 BUILD: dict[str, Callable[[], Built]] = {
     "option_a_resnet20": lambda: (stirred(CifarResNet()), images(16)),
     "bottlenecks": _bottlenecks,
@@ -247,3 +272,4 @@ LARGE: dict[str, Callable[[], Built]] = {
     "faster_rcnn": _faster_rcnn,
     "ssdlite": _ssdlite,
 }
+SMALL: dict[str, Callable[[], Built]] = {"deeplabv3": _shallow_deeplab, "ssdlite": _small_ssdlite}  # of LARGE

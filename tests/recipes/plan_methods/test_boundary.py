@@ -262,7 +262,7 @@ def test_a_killed_search_goes_on_and_finds_the_same(folder: Path, tmp_path: Path
     done = (tmp_path / "plan.trials.jsonl").read_text()
     assert 1 <= done.count("\n") < RUNS
     assert not (tmp_path / "plan.json").exists()
-    finish(start(tmp_path / "plan.json"))
+    assert main(arguments(tmp_path / "plan.json")) == 0
     assert (tmp_path / "plan.trials.jsonl").read_text().startswith(done)
     assert accuracies(lines_of(tmp_path)) == accuracies(lines_of(folder))
     assert len(lines_of(tmp_path)) == RUNS
@@ -278,7 +278,7 @@ def test_an_interrupted_search_says_how_to_go_on(folder: Path, tmp_path: Path) -
         f"interrupted. {len(lines)} trials are in {tmp_path / 'plan.trials.jsonl'}; run this again to go on" in output
     )
     assert accuracies(lines).items() <= accuracies(lines_of(folder)).items()
-    finish(start(tmp_path / "plan.json"))
+    assert main(arguments(tmp_path / "plan.json")) == 0
     same_pick(folder, tmp_path)
 
 
