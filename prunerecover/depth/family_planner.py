@@ -95,9 +95,10 @@ class FamilyPlanner(DepthPlanner):
             first: Divergence of each unit alone: the order of a run.
         """
         blocks = [unit for unit in goal.units_to_score() if unit.kind == "block"]
-        if not (self.calibrator.fits and blocks):
+        price = goal.price(blocks[:1]) if self.calibrator.fits and blocks else 0.0
+        if price <= 0:
             return []
-        least = max(int(1 / goal.price(blocks[:1])), 1)
+        least = max(int(1 / price), 1)
         count = next((n for n in range(least, len(blocks)) if goal.reached(blocks[:n]) >= 1), 0)
         runs = nearest_runs(self.calibrator, blocks, count) if count > 1 else []
         return [sorted(run, key=lambda unit: first[unit.name]) for run in runs if goal.reached(run) >= 1]

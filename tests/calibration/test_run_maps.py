@@ -10,7 +10,7 @@ from cases.engine import batch_of, batches_of, build, output_of, plan_of
 from cases.models.decoders import DECODERS
 from torch import Tensor, nn
 
-from prunerecover import Plan, apply_plan, plan_depth
+from prunerecover import Budget, Plan, apply_plan, plan_depth
 from prunerecover.apply import refit_plan
 from prunerecover.calibration import run_maps
 from prunerecover.calibration.calibrator import Calibrator
@@ -19,6 +19,7 @@ from prunerecover.calibration.divergence import mean_divergence
 from prunerecover.calibration.run_maps import RunFit
 from prunerecover.depth.family.edits import edits_of
 from prunerecover.depth.family.runs import nearest_runs
+from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import split_batches
@@ -229,6 +230,19 @@ def test_a_contiguous_run_is_taken_where_its_map_serves_better(name: str) -> Non
         runs = nearest_runs(calibrator, units, 2)
         assert {describe(model).block_of(run[0].name) for run in runs} == {1, 2}
         assert all(found <= calibrator.choose(run)[-1].divergence for run in runs)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "timm"])
+def test_runs_compete_for_a_share_of_a_cost(name: str) -> None:
+    model = build(name)
+    planner = FamilyPlanner(model, batches=batches_of(name))
+    blocks = [unit for unit in planner.units if unit.kind == "block"]
+    share = planner.share_saved(blocks[:2], "params") - 1e-3
+    plan = planner.plan(Budget(params=share))
+    with evaluating(model):
+        runs = [planner.calibrator.choose(run)[-1].divergence for run in nearest_runs(planner.calibrator, blocks, 2)]
+    assert plan.evidence["removed_share"]["merged"] >= share
+    assert list(plan.evidence["divergence"].values())[-1] <= 1.01 * min(runs)
 
 
 def test_runs_are_of_blocks_that_may_go() -> None:
