@@ -30,6 +30,7 @@ def test_reloaded_is_saved(name: str, merged: bool, tmp_path: Path) -> None:
     assert Plan.load(path / "plan.json").edits == plan.edits
 
 
+@pytest.mark.slow
 def test_reloaded_in_a_new_process(tmp_path: Path, in_a_new_process: Callable[[str], None]) -> None:
     expected, inputs = {}, {}
     for name in ("everything", "attention affine", "activation slope and bias", "llama mlp", "gpt2 activation"):

@@ -57,6 +57,7 @@ def test_planning_in_depth_names_its_stages(terminal):
     assert in_order([*stages, "fitting what units leave"], terminal.getvalue())
 
 
+@pytest.mark.slow
 def test_planning_in_width_names_its_stages(terminal):
     plan_width(tiny_vit(), Budget(latency=0.1), batches=[dataset().tensors], allocation="global")
     stages = ["planning width", "tracing the network", "measuring what units cost", "scoring units"]

@@ -46,7 +46,8 @@ def planned(model: nn.Module, **remove: int) -> Plan:
     return plan_depth(model, remove=remove, batches=BATCHES, ignore=ignore, search="one_shot")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DECODERS)
 def test_removed_block_leaves_a_checkpoint_that_transformers_reloads(
     name: str, tmp_path: Path, in_a_new_process: Callable[[str], None]
 ) -> None:

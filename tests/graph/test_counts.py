@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from cases.depth.removal import removals_of
-from cases.sampling import one_in
 
 from prunerecover import find_units
 
@@ -33,7 +32,8 @@ def test_resnet50_has_as_many_layers_as_convolutions(include_strided: bool, laye
     assert not any(unit.name == "fc" for unit in found)
 
 
-@pytest.mark.parametrize("size", one_in(2, LLAMA_2))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", LLAMA_2)
 def test_llama_2_is_listed_without_weights_in_seconds(size: str) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -123,6 +123,7 @@ def test_saved_equals_reloaded(fitted: Plan, tmp_path: Path) -> None:
     assert torch.equal(output_of(a, batch_of("timm")), output_of(b, batch_of("timm")))
 
 
+@pytest.mark.slow
 def test_new_process_gives_identical_logits(
     fitted: Plan, tmp_path: Path, in_a_new_process: Callable[[str], None]
 ) -> None:

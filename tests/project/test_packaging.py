@@ -155,6 +155,7 @@ def test_unknown_name_is_an_attribute_error_that_lists_the_names() -> None:
         prunerecover.prune_everything  # noqa: B018
 
 
+@pytest.mark.slow
 def test_what_is_seldom_needed_is_imported_last() -> None:
     """One process for all: the package loads no library, planning no torch-pruning, and figures no pyplot."""
     heavy = ("torch", "torch.distributed", "lightning", "timm", "transformers", "numpy", "matplotlib")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -77,23 +75,23 @@ def test_merged_equals_unmerged(deit, images, plan):
         assert (model(images[1][0][:32]) - before).abs().max() <= 1e-4
 
 
-def test_plan_from_disk_gives_identical_logits_in_a_new_process(deit, images, plan, tmp_path, data_root):
+def test_plan_from_disk_gives_identical_logits_in_a_new_process(
+    deit, images, plan, tmp_path, data_root, in_a_new_process
+):
     model, inputs = deit(), images[1][0][:16]
     apply_plan(model, plan)
     with torch.inference_mode():
         expected = model(inputs)
     plan.save(tmp_path / "plan.json")
     torch.save(inputs, tmp_path / "inputs.pt")
-    script = f"""
-import timm, torch
+    in_a_new_process(f"""
+import timm
 from prunerecover import Plan, apply_plan
-torch.set_num_threads({torch.get_num_threads()})
 model = timm.create_model("local-dir:{data_root}/models/deit_tiny_patch16_224", pretrained=True).eval()
 apply_plan(model, Plan.load("{tmp_path}/plan.json"))
 with torch.inference_mode():
     torch.save(model(torch.load("{tmp_path}/inputs.pt")), "{tmp_path}/logits.pt")
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
+""")
     assert torch.equal(torch.load(tmp_path / "logits.pt"), expected)
 
 
@@ -115,17 +113,14 @@ def smaller(deit, images, tmp_path_factory) -> Path:
     return save_pruned(model, plan + merge(model), tmp_path_factory.mktemp("smaller") / "pruned")
 
 
-def test_pruned_model_runs_alike_in_a_new_process(smaller, images, tmp_path):
+def test_pruned_model_runs_alike_in_a_new_process(smaller, images, tmp_path, in_a_new_process):
     inputs = images[1][0][:8]
     torch.save(inputs, tmp_path / "inputs.pt")
-    script = f"""
-import torch
+    in_a_new_process(f"""
 from prunerecover import load_pruned
-torch.set_num_threads({torch.get_num_threads()})
 with torch.inference_mode():
     torch.save(load_pruned("{smaller}")(torch.load("{tmp_path}/inputs.pt")), "{tmp_path}/logits.pt")
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
+""")
     with torch.inference_mode():
         assert torch.equal(torch.load(tmp_path / "logits.pt"), load_pruned(smaller)(inputs))
 

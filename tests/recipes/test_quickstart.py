@@ -29,6 +29,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_everything_is_written(written: Path) -> None:
     assert {p.name for p in written.iterdir()} >= FILES
     text = (written / "report.md").read_text()
@@ -36,6 +37,7 @@ def test_everything_is_written(written: Path) -> None:
         assert word in text
 
 
+@pytest.mark.slow
 def test_pruned_folder_scores_what_the_report_says(written: Path) -> None:
     report, pruned = Report.load(written), load_pruned(written / "pruned")
     data = DigitsData()
@@ -48,6 +50,7 @@ def test_pruned_folder_scores_what_the_report_says(written: Path) -> None:
     assert sum(p.numel() for p in pruned.parameters()) == report.pruned.parameters
 
 
+@pytest.mark.slow
 def test_plan_names_what_was_asked_for(written: Path) -> None:
     plan = Plan.load(written / "plan.json")
     assert {kind: len(units) for kind, units in plan.removed.items()} == TINY.remove

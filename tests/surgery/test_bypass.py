@@ -145,6 +145,7 @@ def test_pytorch_encoder_without_parts_runs_in_inference_and_with_padding() -> N
         assert padded.shape == (2, 5, 16)
 
 
+@pytest.mark.slow
 def test_stand_in_answers_code_that_reads_the_type_of_a_weight() -> None:
     removals = removals_in("t5", ("layer",))
     (unit,) = (unit for unit in removals.units if unit.name == "encoder.block.1.layer.1.DenseReluDense.wo")

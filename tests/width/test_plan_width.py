@@ -205,6 +205,7 @@ def test_depth_and_width_add_up(batches: Batches) -> None:
     assert torch.equal(both(images), model(images))
 
 
+@pytest.mark.slow
 def test_plan_narrows_alike_in_a_new_process(
     batches: Batches, tmp_path: Any, in_a_new_process: Callable[[str], None]
 ) -> None:

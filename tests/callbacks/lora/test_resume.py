@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 from cases.lora import IMAGES, Watch, depth, fit, held, lora, trainer_of, width
 from cases.models.habits import Manual, Plain, TwoOptimizers, WrappedCompiled, loader, tiny_vit
-from cases.paths import TESTS
 from cases.trainers import assert_same
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch import nn
@@ -83,17 +80,17 @@ def test_resumes_where_the_optimizer_is_made_of_what_trains(tmp_path):
 
 
 NEW_PROCESS = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
+import json
+from pathlib import Path
 from cases.models.habits import Plain, loader
 from cases.lora import lora, trainer_of
 from prunerecover.callbacks import PruneReport
 found = []
-for file in sys.argv[3:]:
+for file in {files}:
     for callback in (lora(), PruneReport()):
-        runner = trainer_of(sys.argv[2], callback)
+        runner = trainer_of("{folder}/new", callback)
         found += runner.test(Plain(), loader(shuffle=False), ckpt_path=file, verbose=False)
-print(json.dumps(found))
+Path("{folder}/found.json").write_text(json.dumps(found))
 """
 
 
@@ -159,14 +156,12 @@ def test_best_of_a_resumed_run_of_depth_width_and_lora_is_tested_as_it_was(tmp_p
 
 
 @pytest.mark.slow
-def test_files_are_tested_in_a_new_process(tmp_path):
+def test_files_are_tested_in_a_new_process(tmp_path, in_a_new_process):
     module, runner = fit(tmp_path, depth(), width(schedule={"start": 2}), lora())
     files = [str(tmp_path / f"epoch={epoch}.ckpt") for epoch in (0, 1, 2)]
     expected = [runner.test(module, loader(shuffle=False), ckpt_path=f, verbose=False)[0] for f in files for _ in "ab"]
-    command = [sys.executable, "-c", NEW_PROCESS, str(TESTS), str(tmp_path / "new"), *files]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == expected
+    in_a_new_process(NEW_PROCESS.format(files=files, folder=tmp_path))
+    assert json.loads((tmp_path / "found.json").read_text()) == expected
 
 
 def test_saved_folder_is_an_ordinary_network(tmp_path):

@@ -11,8 +11,8 @@ from prunerecover.recipes.cli.main import main
 SMALL = {
     "data.num_workers": 0,
     "data.batch_size": 4,
-    "data.limit_train": 12,
-    "data.limit_val": 8,
+    "data.limit_train": 8,
+    "data.limit_val": 4,
     "data.val_fraction": 0,
     "model.pretrained": "false",
     "trainer.accelerator": "cpu",

@@ -114,7 +114,7 @@ def test_a_recipe_by_name_parses(capsys: pytest.CaptureFixture[str]) -> None:
     assert yaml.safe_load(capsys.readouterr().out)["model"]["class_path"].endswith("DigitsClassifier")
 
 
-@pytest.mark.parametrize(("name", "command"), one_in(2, itertools.product(recipe_names(), ["fit", "test", "plan"])))
+@pytest.mark.parametrize(("name", "command"), one_in(5, itertools.product(recipe_names(), ["fit", "test", "plan"])))
 @pytest.mark.usefixtures("in_tmp")
 def test_every_recipe_parses_for_every_command(
     name: str, command: str, parser: LightningArgumentParser, capsys: pytest.CaptureFixture[str]

@@ -16,6 +16,7 @@ def _no_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["prunerecover"])
 
 
+@pytest.mark.slow
 def test_the_scores_serve_plans_in_depth_and_width(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

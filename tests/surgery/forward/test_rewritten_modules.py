@@ -62,6 +62,7 @@ def test_its_copy_is_one_of_its_own() -> None:
     assert new.conv1.weight is not block.conv1.weight
 
 
+@pytest.mark.slow
 def test_it_can_be_read_in_a_new_process(in_a_new_process: Callable[[str], None], tmp_path: Path) -> None:
     block, x = rewritten()
     torch.save({"block": block, "x": x, "out": block(x)}, tmp_path / "block.pt")
