@@ -207,7 +207,12 @@ def start(output: Path, *options: str, slowly: bool = False) -> subprocess.Popen
     program = ["-c", SLOWLY] if slowly else ["-m", "prunerecover"]
     command = [sys.executable, *program, *arguments(output), *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, env=environment, **pipes)
+    return subprocess.Popen(command, env=environment, preexec_fn=heeding_interrupts, **pipes)
+
+
+def heeding_interrupts() -> None:
+    """What runs in the background of a script ignores interrupts, and so would what it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
