@@ -209,7 +209,9 @@ class Rewrite(EditRecord):
 
 
 class FreeHeads(EditRecord):
-    """An `nn.MultiheadAttention` becomes a `NarrowAttention`, whose heads can go; it computes the same.
+    """An attention that sizes its heads by their number becomes one whose heads can go; it computes the same.
+
+    PyTorch's `nn.MultiheadAttention`, and torchvision's attentions of Swin: see `prunerecover.model.narrow`.
 
     Attributes:
         unit: Path of the module, which stays the same object.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from prunerecover.model.narrow.attention import NarrowAttention
+from prunerecover.model.narrow.freeing import FREED
 from prunerecover.model.paths import get_module, holder_of, parent_path
 from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS
 from prunerecover.plan.edits import FreeHeads, Narrow
@@ -110,15 +110,15 @@ def free_heads(model: nn.Module, edit: FreeHeads, journal: Journal) -> None:
         journal: Where each change is noted.
 
     Raises:
-        ValueError: If it is no `nn.MultiheadAttention`.
+        ValueError: If it is no attention of these classes.
     """
     attention = get_module(model, edit.unit)
-    if type(attention) is not nn.MultiheadAttention:
+    if type(attention) not in FREED:
         raise ValueError(
-            f"Expected '{edit.unit}' to be an nn.MultiheadAttention, but it is a {type(attention).__name__}. Was the "
-            "plan applied before, or made for another model?"
+            f"Expected '{edit.unit}' to be one of {', '.join(own.__name__ for own in FREED)}, but it is a "
+            f"{type(attention).__name__}. Was the plan applied before, or made for another model?"
         )
-    journal.set_attribute(model, edit.unit, "__class__", NarrowAttention)
+    journal.set_attribute(model, edit.unit, "__class__", FREED[type(attention)])
     for path, attribute, value in settings_without_fusion(model, [edit.unit]):
         journal.set_attribute(model, path, attribute, value)
 

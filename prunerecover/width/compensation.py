@@ -25,7 +25,7 @@ from prunerecover.calibration.moments import LARGEST, Moments
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
-from prunerecover.model.narrow.attention import attentions_in, with_free_heads
+from prunerecover.model.narrow.freeing import attentions_in, with_free_heads
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.plan.groups import Group, Slice

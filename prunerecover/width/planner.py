@@ -18,7 +18,7 @@ from prunerecover.importance.registry import name_of
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches, ModelInputs
 from prunerecover.model.evaluation import ordinary_arithmetic
-from prunerecover.model.narrow.attention import with_free_heads
+from prunerecover.model.narrow.freeing import with_free_heads
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.evidence import WidthEvidence

@@ -9,14 +9,9 @@ Not covered: nested tensors and TorchScript.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from prunerecover.model.paths import get_module
 
 
 class NarrowAttention(nn.MultiheadAttention):
@@ -177,45 +172,3 @@ class NarrowAttention(nn.MultiheadAttention):
         added = [q.new_zeros(m.shape).masked_fill(m, -torch.inf) if m.dtype == torch.bool else m.to(q) for m in masks]
         bias = added[0] if len(added) == 1 else added[0] + added[1]
         return F.pad(bias, (0, (self.bias_k is not None) + self.add_zero_attn))
-
-
-def sizes_heads(module: nn.Module) -> bool:
-    """Whether an attention computes the size of its heads from their number, as PyTorch's own and its subclasses do.
-
-    >>> sizes_heads(nn.MultiheadAttention(4, 2)), sizes_heads(NarrowAttention(4, 2, 2))
-    (True, False)
-    """
-    return isinstance(module, nn.MultiheadAttention) and not isinstance(module, NarrowAttention)
-
-
-def attentions_in(model: nn.Module) -> tuple[str, ...]:
-    """Return the paths of PyTorch's own attentions, whose heads have no size of their own yet."""
-    return tuple(path for path, module in model.named_modules() if type(module) is nn.MultiheadAttention)
-
-
-def free_heads(model: nn.Module, paths: Iterable[str]) -> None:
-    """Turn PyTorch's own attentions into `NarrowAttention`, the same objects, which compute the same.
-
-    Args:
-        model: Has `nn.MultiheadAttention` at the paths.
-        paths: Of attentions.
-    """
-    for path in paths:
-        get_module(model, path).__class__ = NarrowAttention
-
-
-@contextmanager
-def with_free_heads(model: nn.Module, paths: Iterable[str]) -> Iterator[None]:
-    """Have `NarrowAttention` at some paths inside a `with` block: it calls its projection, where heads can be seen.
-
-    Args:
-        model: As of `free_heads`; is afterwards what it was.
-        paths: Of attentions.
-    """
-    paths = tuple(paths)
-    try:
-        free_heads(model, paths)
-        yield
-    finally:
-        for path in paths:
-            get_module(model, path).__class__ = nn.MultiheadAttention

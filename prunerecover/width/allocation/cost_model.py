@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from prunerecover.cost.macs import macs_by_module
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import as_inputs
-from prunerecover.model.narrow.attention import sizes_heads
+from prunerecover.model.narrow.freeing import uncalled_weights
 from prunerecover.model.paths import parent_path, unwrap
 from prunerecover.plan.groups import Group, Slice
 from prunerecover.width.groups.unit_slices import check_names, tensor_named
@@ -190,8 +190,7 @@ def _positions(network: nn.Module, groups: Sequence[Group], macs: Mapping[str, i
     found: dict[int, int | Fraction] = defaultdict(int)
     for path, module in network.named_modules():
         matrices = [p for name, p in module._parameters.items() if p is not None and p.ndim > 1 and "bias" not in name]
-        if sizes_heads(module):  # it multiplies by this weight itself, without a call
-            matrices.append(module.out_proj.weight)
+        matrices += uncalled_weights(module)
         children = list(module.children())
         own = macs[path] - sum(macs[path_of[child]] for child in children)
         own -= products[path] if children else 0  # a single layer has no products but those of its weights

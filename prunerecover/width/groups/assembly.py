@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from prunerecover.model.narrow.attention import sizes_heads
+from prunerecover.model.narrow.freeing import sizes_heads
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS
 from prunerecover.plan.groups import Group, Setting, Site, Slice

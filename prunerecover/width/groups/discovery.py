@@ -33,7 +33,7 @@ from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.model.checks import called_with
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
-from prunerecover.model.narrow.attention import attentions_in, free_heads
+from prunerecover.model.narrow.freeing import attentions_in, free_heads
 from prunerecover.model.paths import parent_path, unwrap
 from prunerecover.plan.edits import FreeHeads, Rewrite
 from prunerecover.plan.groups import Group
@@ -56,7 +56,7 @@ class FoundGroups:
     Attributes:
         groups: In order of depth.
         rewrites: Shortcuts that must become convolutions first; slices name their weights as if they were already.
-        attentions: Paths of those that must become a `NarrowAttention` first.
+        attentions: Paths of those that must become a module whose heads can go first.
         counted: Groups that stay because an operation counts their units, apart from those that are ignored.
         linked: Groups that lie in equal parts of one tensor (`x.chunk(2, 1)`): those of a tuple must lose equally many
             units. None of them is among `groups`.
@@ -79,13 +79,15 @@ class FoundGroups:
 
     def without_freed_heads(self) -> FoundGroups:
         """Return the same without heads for which an attention must become another module."""
-        kept = (g for g in self.groups if g.kind != "head" or _attention_of(g) not in self.attentions)
+        kept = (g for g in self.groups if g.kind != "head" or _attention_of(g, self.attentions) is None)
         return replace(self, groups=tuple(kept), attentions=())
 
 
-def _attention_of(group: Group) -> str:
-    """The module that holds the first tensor of heads: PyTorch's own attention holds its projections itself."""
-    return parent_path(group.slices[0].tensor)
+def _attention_of(group: Group, attentions: Sequence[str]) -> str | None:
+    """Return which of some attentions holds the tensors of a group, itself or in a child; None if none does."""
+    above = {parent_path(part.tensor) for part in group.slices}
+    above |= {parent_path(path) for path in above}
+    return next((path for path in attentions if path in above), None)
 
 
 @ordinary_arithmetic()
@@ -94,8 +96,9 @@ def find_groups(
 ) -> FoundGroups:
     """Find the groups of a model.
 
-    `nn.MultiheadAttention` computes the size of a head from `embed_dim`, so one whose heads may go must become a
-    `NarrowAttention` first (`FoundGroups.attentions`). Subclasses of it keep their heads.
+    `nn.MultiheadAttention` computes the size of a head from `embed_dim`, and torchvision's Swin from the width of the
+    stream, so one whose heads may go must become a `NarrowAttention` or `NarrowWindowAttention` first
+    (`FoundGroups.attentions`). Subclasses keep their heads.
 
     Args:
         model: Any module, wrapped or not; it is bit-identical afterwards.
@@ -128,7 +131,7 @@ def find_groups(
     ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     kept, together = _without_ignored(groups, linked, counted, ignore)
     tensors = {part.tensor for group in chain(kept, *together) for part in group.slices}
-    headed = {_attention_of(group) for group in kept if group.kind == "head"}
+    headed = {_attention_of(group, watched.attentions) for group in kept if group.kind == "head"}
     return FoundGroups(
         kept,
         tuple(r for r in watched.rewrites if f"{r.path}.weight" in tensors),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from torch import Tensor, nn
 
-from prunerecover.model.narrow.attention import sizes_heads
+from prunerecover.model.narrow.freeing import sizes_heads
 from prunerecover.model.paths import get_module
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.counted import CountedGroup
@@ -71,7 +71,7 @@ def reasons(model: nn.Module, trace: Trace, kinds: Sequence[str], failed: Mappin
             kept[f"code that fails with fewer of them ({error})"].append(group.name)
     for attention in trace.attentions if "head" in kinds else ():
         if sizes_heads(get_module(model, attention.path)):
-            kept["a size of heads that nn.MultiheadAttention computes from their number"].append(attention.path)
+            kept["a size of heads that is computed from their number"].append(attention.path)
     for name, pin in _pinned(trace, kinds):
         kept[f"{pin.operation} (`{pin.line}`)" if pin.line else _named(pin)].append(name)
     inside = {why: names for why, names in kept.items() if why != OUTPUT} or kept

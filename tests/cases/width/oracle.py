@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from prunerecover.model.narrow.attention import free_heads
+from prunerecover.model.narrow.freeing import free_heads
 from prunerecover.model.paths import get_module, set_module
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.discovery import FoundGroups

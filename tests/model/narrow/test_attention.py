@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover import NarrowAttention
-from prunerecover.model.narrow.attention import attentions_in, with_free_heads
+from prunerecover.model.narrow.freeing import attentions_in, with_free_heads
 
 CALLS = list(
     product([True, False], [True, False], [None, "true", "added", "per head", "causal"], [None, "true", "added"])

@@ -130,7 +130,7 @@ def test_rewriting_twice_is_refused() -> None:
     model = vision_transformer()
     edit = FreeHeads(unit="encoder.layers.encoder_layer_0.self_attention")
     apply_edits(model, [edit])
-    with pytest.raises(ValueError, match="to be an nn.MultiheadAttention, but it is a NarrowAttention. Was the plan"):
+    with pytest.raises(ValueError, match="ShiftedWindowAttentionV2, but it is a NarrowAttention. Was the plan"):
         apply_edits(model, [edit])
 
 

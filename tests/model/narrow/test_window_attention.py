@@ -1,0 +1,74 @@
+"""Attentions in windows whose heads can go compute what torchvision's own do."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models.swin_transformer import ShiftedWindowAttention, ShiftedWindowAttentionV2
+
+from prunerecover.model.narrow.freeing import attentions_in, with_free_heads
+from prunerecover.model.narrow.window_attention import NarrowWindowAttention, NarrowWindowAttentionV2
+
+KINDS = {ShiftedWindowAttention: NarrowWindowAttention, ShiftedWindowAttentionV2: NarrowWindowAttentionV2}
+SIZES = [(8, 8), (7, 10), (4, 9), (3, 4)]  # whole windows, padded ones, and images of one window on an axis
+
+
+def attention(kind: type[nn.Module], shift: list[int], bias: bool = True) -> Any:
+    torch.manual_seed(0)
+    made = kind(12, [4, 4], shift, 3, qkv_bias=bias, proj_bias=bias).eval()
+    for parameter in made.parameters():
+        parameter.data.normal_(std=0.5)
+    return made
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shift", [[0, 0], [2, 2], [1, 0], [3, 2]])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_answer_as_torchvisions_own(
+    kind: type[nn.Module], size: tuple[int, int], shift: list[int], bias: bool
+) -> None:
+    model = nn.Sequential(attention(kind, shift, bias))
+    x = torch.randn(2, *size, 12)
+    with torch.no_grad():
+        expected = model(x)
+        with with_free_heads(model, attentions_in(model)):
+            assert type(model[0]) is KINDS[kind]
+            found = model(x)
+    assert type(model[0]) is kind
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_and_dropout_are_torchvisions_own(kind: type[nn.Module]) -> None:
+    dense = attention(kind, [2, 2]).train()
+    dense.attention_dropout = dense.dropout = 0.5
+    free = copy.deepcopy(dense)
+    free.__class__ = KINDS[kind]
+    x = torch.randn(2, 7, 10, 12)
+    for module in (dense, free):
+        torch.manual_seed(1)
+        module(x).square().sum().backward()
+    for (name, own), other in zip(dense.named_parameters(), free.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, own.grad, atol=1e-3, rtol=1e-4, msg=name)
+
+
+def test_fewer_heads_are_the_sum_of_theirs() -> None:
+    """The output is linear in what the heads give, so one that reads nothing of a head is one without it."""
+    dense = attention(ShiftedWindowAttention, [2, 2])
+    dense.proj.weight.data[:, 4:8] = 0
+    narrow = copy.deepcopy(dense)
+    narrow.__class__ = NarrowWindowAttention
+    kept = [0, 1, 2, 3, 8, 9, 10, 11]
+    rows = torch.tensor([12 * part + row for part in range(3) for row in kept])
+    narrow.qkv.weight = nn.Parameter(dense.qkv.weight[rows])
+    narrow.qkv.bias = nn.Parameter(dense.qkv.bias[rows])
+    narrow.proj.weight = nn.Parameter(dense.proj.weight[:, kept])
+    narrow.relative_position_bias_table = nn.Parameter(dense.relative_position_bias_table[:, [0, 2]])
+    narrow.num_heads = 2
+    x = torch.randn(2, 8, 8, 12)
+    torch.testing.assert_close(narrow(x), dense(x), atol=1e-5, rtol=1e-5)
