@@ -139,7 +139,7 @@ FAMILIES: dict[str, Family] = {
     "DeepSeek-V2, experts in groups": _mixture("deepseek_v2_grouped", "neuron"),
     "DeepSeek-V3": _mixture("deepseek_v3", "neuron"),
     "ViT of torchvision": _transformer("torchvision", "torchvision_vit", "head", "neuron", "ONNX"),
-    "Swin of torchvision": _transformer("torchvision", "torchvision_swin", "neuron", "ONNX"),
+    "Swin of torchvision": _transformer("torchvision", "torchvision_swin", "head", "neuron", "ONNX"),
     "Swin of timm": _transformer("timm", "timm_swin", "head", "neuron", "ONNX"),
     "SegFormer": _transformer("transformers", "segformer", "channel", "head", "neuron"),
     "CIFAR ResNet, option A": _convolutional("option_a_resnet20", "block", "layer", "channel", "ONNX", quick=True),

@@ -43,7 +43,7 @@ EXPECTED = {  # groups by kind, counted by hand from the architectures
     "convnext": {"channel": 2, "neuron": 4},
     "deit": {"head": 2, "neuron": 2},
     "torchvision_vit": {"head": 2, "neuron": 2},
-    "torchvision_swin": {"neuron": 4},
+    "torchvision_swin": {"head": 4, "neuron": 4},
     "timm_swin": {"head": 4, "neuron": 4},
     "bert": {"head": 2, "neuron": 3},
     "segformer": {"head": 3, "neuron": 8, "channel": 1},
