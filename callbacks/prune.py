@@ -10,6 +10,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
+from prunerecover.boundary.search import Evaluate
 from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.calibration.capture import CapturedInputs
 from prunerecover.callbacks.calibration.width_inputs import width_inputs
@@ -104,7 +105,14 @@ class Prune(ReconstructingCallback):
         assert asked is not None, "a plan is not checked"
         check_feasible(network, batches(), asked, self.config, names_only=budget is None)
 
-    def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
+    def decide(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        target: str,
+        budget: Budget | None,
+        evaluate: Evaluate | None = None,
+    ) -> Plan:
         """Return `plan_pruning`'s plan, decided on what the network gets while training.
 
         Args:
@@ -112,9 +120,10 @@ class Prune(ReconstructingCallback):
             pl_module: Its LightningModule.
             target: Path of the network.
             budget: How much of the network, as it is now, goes.
+            evaluate: See `plan_pruning`; in a fit splits are compared by their outputs.
         """
         assert budget is not None, "a plan is not decided about"
         network = unwrap(get_module(pl_module, target))
         inputs = width_inputs(trainer, pl_module, target, self.calibration, self.seed, self.config.loss)
         config = dataclasses.replace(self.config, loss=inputs.loss)
-        return plan_pruning(network, budget, batches=inputs.batches, **vars(config))
+        return plan_pruning(network, budget, batches=inputs.batches, evaluate=evaluate, **vars(config))

@@ -102,11 +102,27 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def alone() -> Iterator[None]:
     """Hide the other ranks: what they do meanwhile must not be waited for, nor averaged with."""
+    with among(None):
+        yield
+
+
+@contextmanager
+def among(ranks: Any) -> Iterator[None]:
+    """Have a group as all the ranks that there are: those that `alone` hides, inside its `with` block.
+
+    Args:
+        ranks: What `all_ranks` returned outside; None: no other.
+    """
     if not dist.is_available():
         yield
         return
-    world, dist.group.WORLD = dist.group.WORLD, None
+    before, dist.group.WORLD = dist.group.WORLD, ranks
     try:
         yield
     finally:
-        dist.group.WORLD = world
+        dist.group.WORLD = before
+
+
+def all_ranks() -> Any:
+    """Return the group of all ranks; None if there are none, or others are hidden."""
+    return dist.group.WORLD if dist.is_available() else None

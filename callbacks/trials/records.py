@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from prunerecover.display import markdown
 
-COLUMNS = ("attentions removed", "activations removed", "seed", "accuracy", "minutes", "peak memory")
+COLUMNS = ("seed", "accuracy", "minutes", "peak memory")  # behind what is removed of each kind
+FIRST_KINDS = ("attention", "activation")  # what lines of earlier versions count by names of their own
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,7 @@ class TrialRecord:
 
     Attributes:
         key: Hash of everything that decides the result: plan, weights, seed, settings.
-        attention: Number of attentions removed.
-        activation: Number of activations removed.
+        removed: How many units of each kind.
         seed: Of the run.
         accuracy: After the run, in percent.
         seconds: That it took.
@@ -33,8 +34,7 @@ class TrialRecord:
     """
 
     key: str
-    attention: int
-    activation: int
+    removed: Mapping[str, int]
     seed: int
     accuracy: float
     seconds: float
@@ -55,8 +55,8 @@ def read_records(path: Path) -> dict[str, TrialRecord]:
     for file in sorted(file for file in path.parent.glob(f"*{path.suffix}") if of_a_rank.fullmatch(file.name)):
         for line in _complete_lines(file):
             try:
-                record = TrialRecord(**json.loads(line))
-            except (TypeError, json.JSONDecodeError) as error:
+                record = _record_of(json.loads(line))
+            except (TypeError, KeyError, json.JSONDecodeError) as error:
                 raise ValueError(
                     f"Expected one trial per line in {file}, but got {line[:60]!r}. Move the file away to start anew."
                 ) from error
@@ -85,10 +85,11 @@ def append_record(path: Path, rank: int, record: TrialRecord) -> None:
 
 def table(records: Iterable[TrialRecord]) -> str:
     """Return the trials as a Markdown table, the best first."""
+    records = list(records)
+    kinds = list(dict.fromkeys(kind for record in records for kind in record.removed))
     rows = [
         (
-            record.attention,
-            record.activation,
+            *(record.removed.get(kind, 0) for kind in kinds),
             record.seed,
             f"{record.accuracy:.2f}",
             f"{record.seconds / 60:.1f}",
@@ -96,7 +97,14 @@ def table(records: Iterable[TrialRecord]) -> str:
         )
         for record in sorted(records, key=lambda record: -record.accuracy)
     ]
-    return markdown.table(COLUMNS, rows)
+    return markdown.table((*(f"{kind}s removed" for kind in kinds), *COLUMNS), rows)
+
+
+def _record_of(line: Any) -> TrialRecord:
+    """Return the record of a line; files of version 0.1.0 count attentions and activations by themselves."""
+    if isinstance(line, dict) and "removed" not in line:
+        line["removed"] = {kind: line.pop(kind) for kind in FIRST_KINDS}
+    return TrialRecord(**line)
 
 
 def _complete_lines(file: Path) -> list[str]:

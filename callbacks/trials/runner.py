@@ -1,6 +1,6 @@
 """Short runs of pruned models inside a nested Trainer: what a search compares plans by.
 
-Each trial copies the user's LightningModule, prunes the copy with `DepthPrune`, recovers it for a few epochs with
+Each trial copies the user's LightningModule, prunes the copy with `Prune`, recovers it for a few epochs with
 `DistillRecover`, and reads one metric that the module logs in validation. The user's own optimizers and data are used;
 the module, its random state and a fit that is going on around the trials are left as they were. All ranks take their
 share of the trials, and all get all results; within a trial a rank is alone.
@@ -24,12 +24,11 @@ import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
-from prunerecover.boundary.feasible import TYPES
 from prunerecover.boundary.search import Trial
-from prunerecover.callbacks.depth_prune import DepthPrune
 from prunerecover.callbacks.distill_recover import DistillRecover
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
-from prunerecover.callbacks.ledger.target import find_target
+from prunerecover.callbacks.ledger.target import find_network
+from prunerecover.callbacks.prune import Prune
 from prunerecover.callbacks.trials.nested import alone, nested_trainer, own_copy, quiet
 from prunerecover.callbacks.trials.records import TrialRecord, append_record, read_records
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
@@ -83,7 +82,8 @@ class TrialRunner:
             many samples that was calibrated, the weights, the module's hyperparameters that are numbers or text, seed
             and settings, not the data: name another file for other data.
         settings: Of the trials.
-        target: Path of the network in the module; None: the only supported one.
+        target: Path of the network in the module; None: the only supported one, else the only child with
+            weights.
         after_trial: Called when a trial's result is there.
 
     Attributes:
@@ -101,7 +101,7 @@ class TrialRunner:
     ) -> None:
         self.module, self.datamodule, self.store = module, datamodule, Path(store)
         self.settings = settings or TrialSettings()
-        self.target, self.after_trial = find_target(module, target), after_trial
+        self.target, self.after_trial = find_network(module, target), after_trial
         self.records: list[TrialRecord] = []
         self._weights = weights_hash(unwrap(get_module(module, self.target)))
         self._known: dict[str, TrialRecord] = {}
@@ -149,14 +149,14 @@ class TrialRunner:
         reset_peak_memory(device)
         started = time.perf_counter()
         accuracy = self._accuracy_after(trial)
-        counts = [len(trial.plan.removed.get(kind, ())) for kind in TYPES]
+        removed = {kind: len(units) for kind, units in trial.plan.removed.items()}
         seconds = time.perf_counter() - started
-        return TrialRecord(key, counts[0], counts[1], trial.seed, accuracy, seconds, peak_memory(device))
+        return TrialRecord(key, removed, trial.seed, accuracy, seconds, peak_memory(device))
 
     def _accuracy_after(self, trial: Trial) -> float:
         callbacks: list[pl.Callback] = []
         if trial.plan.edits:
-            callbacks.append(DepthPrune(plan=trial.plan, target=self.target, merge="never"))
+            callbacks.append(Prune(plan=trial.plan, target=self.target, merge="never"))
             if self.settings.distill:
                 callbacks.append(DistillRecover(target=self.target))
         with isolated(), quiet(), alone():

@@ -176,11 +176,13 @@ class TriedSplit(_Record):
     Attributes:
         depth: Share of the budget that depth was asked to take.
         divergence: Of the output on held-out samples; None: it cannot be compared, or nothing had to be.
+        accuracy: After a short recovery, in percent; None: splits were not recovered.
         refused: Why there is no such plan; empty if there is one.
     """
 
     depth: float
     divergence: float | None = None
+    accuracy: float | None = None
     refused: str = ""
 
 

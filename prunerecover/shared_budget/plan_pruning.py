@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from prunerecover.boundary.search import Evaluate, Trial
 from prunerecover.display.progress import progress
 from prunerecover.importance.context import Loss
 from prunerecover.model.batches import Batches
@@ -36,13 +37,15 @@ def plan_pruning(
     equal_layers: bool = False,
     round_to: RoundTo | None = None,
     ignore: Sequence[str] = (),
+    evaluate: Evaluate | None = None,
     seed: int = 0,
 ) -> Plan:
     """Decide what goes in depth and in width within one budget; the model is bit-identical afterwards.
 
     Depth alone, width alone, and a quarter, half and three quarters of the budget by depth with the rest by width are
     planned, and two more around the best; the plan whose output is nearest to the dense network's, on samples that
-    depth is not fitted to, is returned. Where units of one of both cannot go at all, the other takes the budget.
+    depth is not fitted to, is returned. Where units of one of both cannot go at all, the other takes the budget. With
+    `evaluate`, splits are recovered for a short while instead, and the most accurate one is returned.
 
     Args:
         model: Any network, wrapped or not.
@@ -56,7 +59,10 @@ def plan_pruning(
         equal_layers: See `plan_width`.
         round_to: See `plan_width`.
         ignore: Shell patterns of names of units and groups that stay, such as "blocks.0.*".
-        seed: Of the held-out split and of everything random.
+        evaluate: Recovers the pruned models of some trials, each for a short while, and returns their accuracies in
+            percent, as in `plan_boundary`; splits are compared by these instead of their outputs. It gets as many
+            trials at once as do not depend on one another.
+        seed: Of the held-out split, of recoveries and of everything random.
 
     Returns:
         One plan, of depth first and width second; its evidence holds the `splits` that were tried.
@@ -71,7 +77,7 @@ def plan_pruning(
         loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed
     )
     with progress("planning depth and width"):
-        return SplitSearch(SharedBudgetPlanner(model, cost, batches, config), budget).run()
+        return SplitSearch(SharedBudgetPlanner(model, cost, batches, config), budget, evaluate).run()
 
 
 class SplitSearch:
@@ -80,13 +86,14 @@ class SplitSearch:
     Args:
         planner: Of the budget's cost.
         budget: A share of it.
+        evaluate: See `plan_pruning`; None: splits are compared by their outputs.
 
     Attributes:
         tried: In order.
     """
 
-    def __init__(self, planner: SharedBudgetPlanner, budget: Budget) -> None:
-        self.planner, self.budget = planner, budget
+    def __init__(self, planner: SharedBudgetPlanner, budget: Budget, evaluate: Evaluate | None = None) -> None:
+        self.planner, self.budget, self.evaluate = planner, budget, evaluate
         self.cost, self.wanted = check_share(budget)
         self.tried: list[TriedSplit] = []
         self._plans: dict[float, Plan] = {}
@@ -120,11 +127,13 @@ class SplitSearch:
             for share in MIXED:
                 self._try(share)
                 advance()
+            self._recover()
             best = self._best()
             for share in (best - FINER, best + FINER):
                 if WIDTH < share < DEPTH:
                     self._try(share)
                 advance()
+            self._recover()
 
     def _learn_reach(self, share: float) -> None:
         """Note how many of the MACs depth or width alone takes out to save as much latency as is wanted."""
@@ -143,7 +152,8 @@ class SplitSearch:
                 self.tried.append(TriedSplit(depth=share, refused=str(refusal)))
                 return
         alone = self.planner.why_no_depth or self.planner.why_no_width
-        self.tried.append(TriedSplit(depth=share, divergence=None if alone else self._divergence(plan)))
+        compared = not alone and self.evaluate is None
+        self.tried.append(TriedSplit(depth=share, divergence=self._divergence(plan) if compared else None))
         self._plans[share], self._warnings[share] = plan, [warning.message for warning in caught]
 
     def _planned(self, share: float, aim: float) -> Plan:
@@ -160,6 +170,20 @@ class SplitSearch:
         found = self.planner.divergence(plan)
         return found if found is not None and math.isfinite(found) else None
 
+    def _recover(self) -> None:
+        """Learn the accuracies after a short recovery of the splits that were tried since the last time."""
+        if self.evaluate is None:
+            return
+        new = [i for i, one in enumerate(self.tried) if not one.refused and one.accuracy is None]
+        trials = [Trial(self._plans[self.tried[i].depth], self.planner.config.seed) for i in new]
+        accuracies = self.evaluate(trials) if trials else []
+        if len(accuracies) != len(trials):
+            raise ValueError(
+                f"Expected evaluate to return one accuracy per trial, {len(trials)} in all, but got {len(accuracies)}."
+            )
+        for i, accuracy in zip(new, accuracies, strict=True):
+            self.tried[i] = self.tried[i].model_copy(update={"accuracy": float(accuracy)})
+
     def _best(self) -> float:
         able = sorted((one for one in self.tried if not one.refused), key=lambda one: one.depth)
         if not able:
@@ -167,7 +191,7 @@ class SplitSearch:
             raise ValueError(
                 f"Expected a budget that depth and width can meet, but {self.budget.to_dict()} is not one. {reasons}"
             )
-        return min(able, key=lambda one: math.inf if one.divergence is None else one.divergence).depth
+        return min(able, key=_behind).depth
 
     def _met(self, share: float) -> tuple[Plan, float]:
         """Return the plan of a split and what it saves; made anew while it is measured to miss the budget."""
@@ -214,6 +238,13 @@ class SplitSearch:
             whole = part.model_copy(update={"live": live, "merged": saved, "asked": self.wanted})
             evidence |= DepthEvidence(removed_share=whole).to_dict()
         return plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(plan.tensors)
+
+
+def _behind(split: TriedSplit) -> float:
+    """Return what the best split has least of: lost accuracy where it was recovered, else divergence."""
+    if split.accuracy is not None:
+        return -split.accuracy
+    return math.inf if split.divergence is None else split.divergence
 
 
 def _saved(found: tuple[float, Plan]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from prunerecover.callbacks.trials.runner import TrialRunner
 
 
 def record(key: str, accuracy: float = 50.0) -> TrialRecord:
-    return TrialRecord(key, 1, 2, 0, accuracy, 60.0, 2**20)
+    return TrialRecord(key, {"attention": 1, "activation": 2}, 0, accuracy, 60.0, 2**20)
 
 
 @pytest.mark.parametrize("cut", [1, 30, -1])
@@ -54,6 +56,20 @@ def test_a_foreign_line_is_refused(tmp_path: Path, line: str) -> None:
     with pytest.raises(ValueError, match="Expected one trial per line in .*trials.jsonl, but got .* Move the file"):
         TrialRunner(Plain(), None, store)
     assert len(store.read_text().splitlines()) == 2
+
+
+def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
+    """It counts attentions and activations by themselves."""
+    old = {"key": "a", "attention": 1, "activation": 2, "seed": 0, "accuracy": 50.0, "seconds": 60.0}
+    (tmp_path / "trials.jsonl").write_text(json.dumps({**old, "peak_memory_bytes": 2**20}) + "\n")
+    assert read_records(tmp_path / "trials.jsonl") == {"a": record("a")}
+
+
+def test_the_table_has_a_column_per_kind() -> None:
+    other = dataclasses.replace(record("b", 60.0), removed={"neuron": 9})
+    head, _, *rows = table([record("a", 40.0), other]).splitlines()
+    assert head.startswith("| attentions removed | activations removed | neurons removed | seed |")
+    assert rows == ["| 0 | 0 | 9 | 0 | 60.00 | 1.0 | 1 MiB |", "| 1 | 2 | 0 | 0 | 40.00 | 1.0 | 1 MiB |"]
 
 
 def test_the_table_begins_with_the_best() -> None:

@@ -125,8 +125,11 @@ def test_records_are_lines_of_json(tmp_path: Path, trials: list[Trial], losses: 
     assert seen == [0, 1, 2]
     lines = [json.loads(line) for line in store.read_text().splitlines()]
     assert [line["accuracy"] for line in lines] == losses
-    assert [line["attention"] for line in lines] == [2, 0, 1]
-    assert [line["activation"] for line in lines] == [0, 2, 1]
+    assert [line["removed"] for line in lines] == [
+        {"attention": 2},
+        {"activation": 2},
+        {"activation": 1, "attention": 1},
+    ]
 
 
 # Errors.

@@ -15,6 +15,7 @@ from cases.width.command_line import QUIET, command, run
 from prunerecover import Budget
 from prunerecover.callbacks import Prune
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.trials.runner import TrialRunner
 from prunerecover.plan.evidence import SplitEvidence
 from prunerecover.recipes.cli.main import main
 from prunerecover.recipes.data.digits import DigitsData
@@ -56,6 +57,32 @@ def test_prune_decides_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_splits_are_recovered_and_an_interrupted_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = (*OPTIONS, "--method.search=recovered", "--method.trials.epochs=1")
+    options = (*options, "--method.trials.trainer={'limit_train_batches': 2, 'limit_val_batches': 2}")
+    plan = run(tmp_path, *options, recipe=RECIPE)
+    found = SplitEvidence.of(plan.evidence)
+    assert len(found.splits) >= 5
+    assert all(one.divergence is None for one in found.splits)
+    best = min(found.splits, key=lambda one: (-(one.accuracy or 0), one.depth))
+    assert found.depth_share == best.depth
+    page = (tmp_path / "plan.md").read_text()
+    assert f"Picked: {best.depth:.1%} of the budget in depth." in page
+    assert f"- 0.0% of the budget in depth: {found.splits[0].accuracy:.2f}%" in page
+    trials = (tmp_path / "plan.trials.jsonl").read_text()
+    assert 2 <= trials.count("\n") <= len(found.splits), "one per plan; small networks have few"
+
+    def refuse(*_: Any, **__: Any) -> float:
+        raise AssertionError("a trial that is in the file is run again")
+
+    monkeypatch.setattr(TrialRunner, "_accuracy_after", refuse)
+    assert run(tmp_path, *options, recipe=RECIPE).edits == plan.edits
+    assert (tmp_path / "plan.trials.jsonl").read_text() == trials
+
+
+@pytest.mark.slow
 def test_callback_is_known_by_its_name(tmp_path: Path) -> None:
     callback = {
         "class_path": "Prune",
@@ -78,6 +105,7 @@ def test_callback_is_known_by_its_name(tmp_path: Path) -> None:
         (["--method=joint"], "Expected exactly one of remove, ratio, macs, params, latency, but got none"),
         (["--method=joint", "--method.macs=0.3", "--method.params=0.3"], "Expected exactly one of remove"),
         ([*OPTIONS, "--method.ignore=['layer9.*']"], r"'layer9.\*' matches none"),
+        ([*OPTIONS, "--method.trials.epochs=2"], "Expected no trials, as splits are compared by their outputs"),
     ],
 )
 def test_wrong_options_leave_no_file(

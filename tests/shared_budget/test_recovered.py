@@ -1,0 +1,54 @@
+"""Splits between depth and width that are compared by short recoveries, given by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from cases.shared_budget.networks import cnn, images, vit
+
+from prunerecover import Budget, Plan, plan_pruning
+from prunerecover.boundary.search import Trial
+from prunerecover.plan.evidence import SplitEvidence
+
+THIRD = Budget(macs=0.3)
+KINDS = ("attention", "mlp", "neuron")
+
+
+def neurons(plan: Plan) -> int:
+    return len(plan.removed.get("neuron", ()))
+
+
+def test_most_accurate_split_is_planned_whatever_its_output_is() -> None:
+    """An evaluation that wants as many neurons gone as possible gets width alone, and the other way round."""
+    asked: list[list[Trial]] = []
+
+    def evaluate(trials: Sequence[Trial]) -> list[float]:
+        asked.append(list(trials))
+        return [sign * neurons(trial.plan) for trial in trials]
+
+    for sign, share in ((1, 0.0), (-1, 1.0)):
+        asked.clear()
+        plan = plan_pruning(vit(), THIRD, batches=images(), kinds=KINDS, evaluate=evaluate, seed=3)
+        found = SplitEvidence.of(plan.evidence)
+        trials = [trial for some in asked for trial in some]
+        assert found.depth_share == share
+        assert [one.depth for one in found.splits[:5]] == [0.0, 1.0, 0.25, 0.5, 0.75]
+        assert [one.accuracy for one in found.splits] == [sign * neurons(trial.plan) for trial in trials]
+        assert all(one.divergence is None for one in found.splits)
+        assert {trial.seed for trial in trials} == {3}
+        assert len(asked[0]) == 5, "they do not depend on one another"
+        assert neurons(plan) == max(sign * neurons(trial.plan) for trial in trials) * sign
+
+
+def test_where_one_alone_can_go_nothing_is_recovered() -> None:
+    def evaluate(trials: Sequence[Trial]) -> list[float]:
+        raise AssertionError("there is nothing to compare")
+
+    plan = plan_pruning(cnn(), THIRD, batches=images(), evaluate=evaluate)
+    assert SplitEvidence.of(plan.evidence).splits[0].accuracy is None
+
+
+def test_as_many_accuracies_as_trials() -> None:
+    with pytest.raises(ValueError, match="Expected evaluate to return one accuracy per trial, 5 in all, but got 1"):
+        plan_pruning(vit(), THIRD, batches=images(), kinds=KINDS, evaluate=lambda _: [50.0])
