@@ -30,7 +30,7 @@ examples:
 A callback of the recipe is addressed by its name: --trainer.callbacks.DepthPrune.remove '{{"attention": 1}}'. A second
 --config replaces a whole list such as the callbacks; to add one, use --trainer.callbacks+=DepthPrune.
 `prunerecover COMMAND --help` lists the options of a command, `prunerecover plan --method.help fair` those of a method:
-depth, graph, boundary, boundary_published, per_cost, fair, joint or pudding."""
+depth, graph, boundary, boundary_published, per_cost, fair, joint, pudding or sensitivity."""
 
 
 def recipe_names() -> list[str]:
