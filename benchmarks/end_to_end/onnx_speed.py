@@ -248,9 +248,9 @@ def markdown(rows: list[Row]) -> str:
             "",
             f"`{command()}`",
             "",
-            f"Shares are of the dense network's file, on one thread, each the median of {PAIRS} interleaved pairs. MACs "
-            "that are removed promise as large a share of the time; the last column but one is how much of that is "
-            "gained.",
+            f"Shares are of the dense network's file, on one thread, each the median of {PAIRS} interleaved pairs. "
+            "MACs that are removed promise as large a share of the time; the last column but one is how much of that "
+            "is gained.",
             "",
             table(HEAD, shown),
         ]
