@@ -33,6 +33,22 @@ prunerecover fit --config digits_vit_depth --trainer.max_epochs 50
 prunerecover fit --config digits_vit_depth --print_config
 ```
 
+## On a small machine
+
+Fewer steps and fewer samples to plan on end in the same report, within minutes on two cores, at the price of accuracy:
+
+```bash
+prunerecover fit --config resnet56_width_cifar10 --trainer.max_epochs 1 --trainer.limit_train_batches 20
+prunerecover fit --config deit_tiny_imagenet200_depth --data.limit_train 200 --trainer.limit_val_batches 10
+prunerecover fit --config segmenter_width_camvid --trainer.max_epochs 2 --trainer.limit_train_batches 10 \\
+  --trainer.callbacks.WidthPrune.schedule 1 --trainer.callbacks.WidthPrune.calibration 16
+prunerecover fit --config ssdlite_width_coco --trainer.max_epochs 1 --trainer.limit_train_batches 10 \\
+  --data.batch_size 4 --data.limit_val 16 --trainer.callbacks.WidthPrune.calibration 16
+prunerecover fit --config smollm2_depth_lora --trainer.limit_train_batches 50 --data.batch_size 2
+```
+
+`--trainer.accelerator cpu` keeps a GPU out of it, `--trainer.callbacks.PruneReport.pairs 5` times fewer passes.
+
 """
 TASKS = {
     "DigitsClassifier": "Without a download",

@@ -4,7 +4,8 @@ A folder holds plan.json (with its sidecar, if the plan has fitted tensors) and 
 that is still a standard one (whole blocks removed, all layers narrowed alike, nothing left in the place of anything)
 also gets config.json, so that `from_pretrained` opens the folder; any other does not, because `from_pretrained` would
 fill what it does not know with random values. Loading here never does: structure is replayed from the plan, and every
-weight must fit.
+weight must fit. A folder may hold more than the network that was pruned, such as a segmenter around its backbone: then
+plan.json says where in it that network is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
 from prunerecover.files.plan_file import Saved, read_data, read_saved, write_plan
 from prunerecover.model.hashing import tensors_hash
-from prunerecover.model.paths import unwrap
+from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.recovery.lora import Adapters, merge_adapters
 from prunerecover.surgery.provenance import source_of
@@ -43,25 +44,26 @@ FOREIGN = {
 OURS = {PLAN, SIDECAR, WEIGHTS, CONFIG, GENERATION}
 
 
-def save_pruned(model: nn.Module, plan: Plan, path: str | Path) -> Path:
+def save_pruned(model: nn.Module, plan: Plan, path: str | Path, target: str = "") -> Path:
     """Write a folder from which `load_pruned` makes the same model again, in any process.
 
     Args:
         model: The network after the plan was applied, wrapped or not, on any device; it is not changed.
         plan: All its edits, `plan + merge(model)` if it was merged; `Plan()` for a dense model.
         path: The folder. It appears complete or not at all; one of ours that is there already is replaced.
+        target: Path in the model of the network that was pruned, where the model is more: "backbone" of a segmenter.
 
     Returns:
         The folder's path.
 
     Raises:
-        ValueError: If the model is not the one that the plan leaves, or has no values.
+        ValueError: If the model is not the one that the plan leaves, has no values, or nothing at `target`.
         FileExistsError: If something that we did not write is at `path`.
     """
-    return write_folder(model, plan, path)
+    return write_folder(model, plan, path, target=target)
 
 
-def write_folder(model: nn.Module, plan: Plan, path: str | Path, run: str = "") -> Path:
+def write_folder(model: nn.Module, plan: Plan, path: str | Path, run: str = "", target: str = "") -> Path:
     """Write a folder as `save_pruned` does, and note in it which run of a Trainer did.
 
     Args:
@@ -69,15 +71,17 @@ def write_folder(model: nn.Module, plan: Plan, path: str | Path, run: str = "") 
         plan: As of `save_pruned`.
         path: As of `save_pruned`.
         run: See `Saved`.
+        target: As of `save_pruned`.
     """
     model, path = unwrap(model), _path_of(path)
     check_plan(plan)
-    plan = _checked(model, plan)
+    plan = _checked(unwrap(get_module(model, target)), plan)
     _check_free(path)
     with atomic_folder(path) as folder:
         save_weights(model, folder / WEIGHTS)
-        _save_config(model, folder)
-        saved = Saved(run=run, sha256={WEIGHTS: sha256_of(folder / WEIGHTS)})
+        if not target:
+            _save_config(model, folder)
+        saved = Saved(run=run, sha256={WEIGHTS: sha256_of(folder / WEIGHTS)}, target=target)
         write_plan(folder / PLAN, plan.to_dict(), plan.tensors, saved)
     return path
 
@@ -90,10 +94,11 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
             folder of a distributed checkpoint (FSDPStrategy, ModelParallelStrategy).
         model: None: the dense model is rebuilt from the plan (timm, transformers, torchvision, ultralytics); a warning
             says if the checkpoint holds weights beside that network, such as a decoder's. A dense network: it is pruned
-            in place and gets the weights, on its device. A LightningModule class, for checkpoints: it is built as
-            `load_from_checkpoint` builds it, from the file's hyperparameters, and pruned just before its weights load.
-            A LightningModule, for checkpoints: built as before the fit, where its class takes arguments that are no
-            plain data (a network, an optimizer's class); it is pruned in place.
+            in place and gets the weights, on its device; where the folder holds more than that network, all of this.
+            A LightningModule class, for checkpoints: it is built as `load_from_checkpoint` builds it, from the file's
+            hyperparameters, and pruned just before its weights load. A LightningModule, for checkpoints: built as
+            before the fit, where its class takes arguments that are no plain data (a network, an optimizer's class); it
+            is pruned in place.
 
     Returns:
         The network in evaluation mode; for a class the LightningModule, in the mode in which Lightning leaves it; the
@@ -114,7 +119,7 @@ def load_pruned(path: str | Path, model: nn.Module | type[nn.Module] | None = No
         _check_class(model, path)
         return load_class(model, read_checkpoint(path))
     if path.is_dir() and not is_distributed(path):
-        return _open_network(path, model, *_read_folder(path))
+        return _open_folder(path, model)
     file = read_checkpoint(path)
     if _is_whole_module(model, file):
         return load_instance(model, file)
@@ -136,6 +141,20 @@ def load_network(file: LightningFile, model: nn.Module | None = None) -> nn.Modu
         TypeError: If `model` is no network.
     """
     return _open_network(file.path, model, *_only_network(file))
+
+
+def _open_folder(path: Path, model: nn.Module | None) -> nn.Module:
+    plan, weights, target = _read_folder(path)
+    if not target:
+        return _open_network(path, model, plan, weights, None)
+    if model is None:
+        raise ValueError(
+            f"Expected the dense model around the network at '{target}', since {path} holds all of it and its plan is "
+            "for that network. Build it as before it was pruned, and pass it: load_pruned(path, model)."
+        )
+    whole = unwrap(model)
+    prune_and_fill(unwrap(get_module(whole, target)), plan, weights, path, whole=whole)
+    return whole.eval()
 
 
 def _open_network(
@@ -239,18 +258,19 @@ def _check_network(model: object, plan: Plan) -> None:
         )
 
 
-def _read_folder(path: Path) -> tuple[Plan, Weights, None]:
+def _read_folder(path: Path) -> tuple[Plan, Weights, str]:
     if not (path / PLAN).is_file():
         hint = next((hint for name, hint in FOREIGN.items() if (path / name).is_file()), "Is it the right one?")
         raise FileNotFoundError(f"Expected a folder of save_pruned, but {path} has no {PLAN}. {hint}")
     plan, weights = Plan.load(path / PLAN), read_weights(path / WEIGHTS)
-    expected = read_saved(read_data(path / PLAN)).sha256.get(WEIGHTS)
+    saved = read_saved(read_data(path / PLAN))
+    expected = saved.sha256.get(WEIGHTS)
     if expected not in (None, sha256_of(path / WEIGHTS)):  # folders of version 0.1.0 do not say
         raise ValueError(
             f"Expected the weights that {path} was saved with, but {WEIGHTS} has another sha256. Copy the folder again "
             "from where it was made."
         )
-    return plan, weights, None
+    return plan, weights, saved.target
 
 
 def _only_network(file: LightningFile) -> tuple[Plan, Weights, Adapters | None]:

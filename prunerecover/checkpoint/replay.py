@@ -57,7 +57,12 @@ def _line(name: str, path: Path) -> str:
 
 
 def prune_and_fill(
-    network: nn.Module, plan: Plan, weights: Weights, path: Path, adapters: Adapters | None = None
+    network: nn.Module,
+    plan: Plan,
+    weights: Weights,
+    path: Path,
+    adapters: Adapters | None = None,
+    whole: nn.Module | None = None,
 ) -> None:
     """Replay the plan's structure on a dense network and load the weights; after an error it is as it was.
 
@@ -67,13 +72,15 @@ def prune_and_fill(
     Args:
         network: Unwrapped.
         plan: All edits.
-        weights: Of the network after them.
+        weights: Of the network after them, or of the whole.
         path: Their file, for messages.
         adapters: What is injected after all edits.
+        whole: What holds the network, where the weights are of more.
 
     Raises:
         ValueError: If the network is not the one that the plan starts from, or the weights are of another one.
     """
+    whole = network if whole is None else whole
     is_pruned = plan.source.tensors != end_of(plan) == tensors_hash(network)
     if is_pruned or has_adapters(network):
         difference = differing_settings(plan.result.settings, settings_of(network))
@@ -82,25 +89,25 @@ def prune_and_fill(
                 f"Expected the network that the plan of {path} leaves, but got another ({difference}). "
                 "Pass the dense one."
             )
-        _fill_pruned(network, weights, path, adapters)
+        _fill_pruned(network, weights, path, adapters, whole)
         return
     check_source(network, plan)
     applied = apply_and_check(network, plan, None, f" in {path}")
     try:
-        _fill_pruned(network, weights, path, adapters)
+        _fill_pruned(network, weights, path, adapters, whole)
     except BaseException:
         undo(network, applied.journal)
         raise
 
 
-def _fill_pruned(network: nn.Module, weights: Weights, path: Path, adapters: Adapters | None) -> None:
+def _fill_pruned(network: nn.Module, weights: Weights, path: Path, adapters: Adapters | None, whole: nn.Module) -> None:
     injected = adapters is not None and not has_adapters(network)
     if adapters is not None and injected:
         inject_adapters(network, adapters)
     try:
-        check_fit(network, weights.tensors, str(path))
+        check_fit(whole, weights.tensors, str(path))
     except BaseException:
         if adapters is not None and injected:
             merge_adapters(network, adapters, structure_only=True)
         raise
-    fill(network, weights)
+    fill(whole, weights)

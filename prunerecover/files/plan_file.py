@@ -29,12 +29,14 @@ class Saved(BaseModel):
     Attributes:
         run: Which run of a Trainer wrote it, and for which network; empty: none.
         sha256: Of files that were written with it, by name.
+        target: Path of the plan's network in the model whose weights were written with it; empty: it is that model.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     run: str = ""
     sha256: dict[str, str] = {}
+    target: str = ""
 
 
 def write_plan(path: Path, data: Mapping[str, Any], tensors: Mapping[str, Tensor], saved: Saved | None = None) -> None:

@@ -14,6 +14,7 @@ from huggingface_hub import ModelCardData
 
 from prunerecover.checkpoint.pruned_folder import CONFIG, PLAN
 from prunerecover.files.atomic import write_text
+from prunerecover.files.plan_file import read_data, read_saved
 from prunerecover.plan.plan import Plan
 from prunerecover.report.report import Report
 
@@ -88,7 +89,7 @@ def _load(folder: Path, plan: Plan) -> str:
     if (folder / CONFIG).is_file():
         (cls,) = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["architectures"]
         return f'from transformers import {cls}\n\nmodel = {cls}.from_pretrained("hub-id")'
-    needs_dense = plan.source.constructor is None
+    needs_dense = plan.source.constructor is None or read_saved(read_data(folder / PLAN)).target != ""
     dense = "model=dense" if needs_dense else ""
     return (
         "from huggingface_hub import snapshot_download\n\n"

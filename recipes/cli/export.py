@@ -1,4 +1,4 @@
-"""The plain command `export`, without a trainer: a pruned network as ONNX, a program, or a folder for `load_pruned`.
+"""The plain command `export`, without a trainer: a pruned model as ONNX, a program, or a folder for `load_pruned`.
 
 What is exported is what the LightningModule computes. That is the pruned network where a checkpoint holds no other
 weights; where it does (a segmenter's decoder on a pruned backbone), it is the smallest module that holds them all, and
@@ -21,8 +21,9 @@ from prunerecover.checkpoint.distributed_folder import is_distributed
 from prunerecover.checkpoint.export import FORMATS
 from prunerecover.checkpoint.export import export as write_network
 from prunerecover.checkpoint.lightning_file import LightningFile, canonical, read_checkpoint
-from prunerecover.checkpoint.pruned_folder import load_network, load_pruned, save_pruned
-from prunerecover.model.paths import get_module, unwrap
+from prunerecover.checkpoint.pruned_folder import PLAN, load_network, load_pruned, save_pruned
+from prunerecover.files.plan_file import read_data, read_saved
+from prunerecover.model.paths import get_module, is_within, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.networks import cifar_resnet  # noqa: F401  # its names are timm's from now on
 from prunerecover.recipes.networks.detectors.detector import Detector
@@ -39,13 +40,15 @@ class Exported:
 
     Attributes:
         network: In evaluation mode.
-        plan: All its edits; None if it is more than the one pruned network.
+        plan: All edits of the one pruned network in it; None if there are several.
         example: Shape of its inputs without the batch, `(C, H, W)`; None if neither it nor the user says.
+        target: Path of the pruned network in it; empty: it is that network.
     """
 
     network: nn.Module
     plan: Plan | None
     example: tuple[int, ...] | None
+    target: str = ""
 
 
 def export(
@@ -85,10 +88,11 @@ def export(
     elif exported.plan is None:
         raise ValueError(
             f"Expected an output that ends in .onnx or .pt2 for {type(exported.network).__name__}, but got '{output}': "
-            "a folder holds a pruned network alone. Write one of these, or name the network with --target."
+            "a folder holds one pruned network, with what is around it. Write one of these, or name a network with "
+            "--target."
         )
     else:
-        save_pruned(exported.network, exported.plan, folder)
+        save_pruned(exported.network, exported.plan, folder, exported.target)
     print(f"Wrote {output}")
 
 
@@ -108,8 +112,9 @@ def open_for_export(path: Path, model: str | None = None, target: str | None = N
     cls = None if model is None else named_class(model)
     if not path.is_file() and not is_distributed(path):
         network = load_pruned(path, None if cls is None else built(cls))
-        plan = Plan.load(path / "plan.json")
-        return Exported(network, plan + merge(network) if merged else plan, _shape_or_none(network))
+        plan, held = Plan.load(path / PLAN), read_saved(read_data(path / PLAN)).target
+        pruned = get_module(network, held)
+        return Exported(network, plan + merge(pruned) if merged else plan, _shape_or_none(pruned), held)
     file = read_checkpoint(path)
     wanted = held_together(file) if target is None else target
     if cls is None and file.networks and (wanted not in file.networks or _only_its_class_builds(file, wanted)):
@@ -229,7 +234,11 @@ def _of_module(file: LightningFile, wanted: str, module: Any, merged: bool) -> E
     example = getattr(module, "example_input_array", None)
     shapes = (_shape_or_none(unwrap(get_module(module, target))) for target in plans)
     shape = tuple(example.shape[1:]) if isinstance(example, torch.Tensor) else next(shapes, None)
-    return Exported(unwrap(get_module(module, wanted)), plans.get(wanted), shape)
+    held = [target for target in plans if is_within(target, wanted)]
+    network = unwrap(get_module(module, wanted))
+    if len(held) != 1:
+        return Exported(network, None, shape)
+    return Exported(network, plans[held[0]], shape, held[0][len(wanted) :].removeprefix("."))
 
 
 def _only_its_class_builds(file: LightningFile, target: str) -> bool:

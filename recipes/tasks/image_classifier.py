@@ -94,7 +94,7 @@ class ImageClassifier(VisionModule):
         self.label_smoothing = label_smoothing
         self.label_index: Tensor | None
         self.register_buffer("label_index", read_label_map(label_map) if label_map else None, persistent=False)
-        classes = _check_classes(self.model, self.label_index)
+        self.classes = classes = _check_classes(self.model, self.label_index)
         self.mix = _mixing(mixup, cutmix, label_smoothing, classes)
         metrics = MetricCollection(
             {f"top{k}": MulticlassAccuracy(classes, top_k=min(k, classes), average="micro") for k in (1, 5)}
@@ -124,6 +124,7 @@ class ImageClassifier(VisionModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss, averaged over the heads."""
         images, target = batch
+        self._check_labels(target)
         smoothing = self.label_smoothing
         if self.mix is not None and self.training and len(images) % 2 == 0:  # timm mixes pairs
             images, target = self.mix(images, target)
@@ -132,6 +133,20 @@ class ImageClassifier(VisionModule):
         loss = torch.stack(losses).mean()
         self.log("train_loss", loss, prog_bar=True)
         return loss
+
+    def update_metrics(self, metrics: MetricCollection, scores: Tensor, target: Tensor) -> None:
+        """Add scored images to the metrics."""
+        self._check_labels(target)
+        metrics.update(scores, target)
+
+    def _check_labels(self, target: Tensor) -> None:
+        """Raise ValueError if labels are of classes that are not scored: a GPU would fail without a word, for good."""
+        wrong = target[(target < 0) | (target >= self.classes)]
+        if wrong.numel():
+            raise ValueError(
+                f"Expected labels from 0 to {self.classes - 1}, as {self.classes} classes are scored, but got "
+                f"{int(wrong[0])}. Set num_classes to as many as the data have, or check label_map."
+            )
 
     def predict_step(self, batch: Batch | Tensor, batch_idx: int) -> Tensor:
         """Return the probabilities `(N, classes)`."""

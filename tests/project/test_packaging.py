@@ -103,13 +103,14 @@ def test_the_sdist_holds_everything(tmp_path: Path) -> None:
 def test_the_quickstart_runs_from_the_sdist_outside_the_checkout(tmp_path: Path) -> None:
     zipfile.ZipFile(wheel_of_the_sdist(tmp_path)).extractall(tmp_path / "site")
     script = (
-        "from prunerecover.recipes.quickstart import Recipe, run_quickstart; "
+        "from prunerecover.recipes.quickstart import Recipe, run_quickstart, __file__ as place; print(place); "
         "run_quickstart(seeds=1, recipe=Recipe(epochs=1, recovery_epochs=1))"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     command = [sys.executable, "-P", "-c", script]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(str(tmp_path / "site"))
     assert "Before and after pruning" in next(tmp_path.rglob("report.md")).read_text()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases.files.lightning_files import Classifier, prune, rewrite, save, stirred
 from cases.models.own_networks import OwnNetwork
-from cases.models.tiny import tiny_images
+from cases.models.tiny import tiny_images, tiny_timm
 from torch import Tensor
 
 from prunerecover import Budget, apply_plan, load_pruned, plan_width, save_pruned
@@ -18,13 +18,13 @@ from prunerecover.recipes.cli.main import main
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
 
 HERE = "cases.models.own_networks."
+SIZES = {"patch_size": 4, "embed_dim": 16, "depth": 4, "num_heads": 2}
 
 
 @pytest.fixture
 def segmenter(tmp_path: Path) -> tuple[Path, ImageSegmenter]:
     """A checkpoint of a pruned segmenter, as the recipes write it."""
-    sizes = {"patch_size": 4, "embed_dim": 16, "depth": 4, "num_heads": 2}
-    module = stirred(ImageSegmenter(3, image_size=16, model_kwargs=sizes))
+    module = stirred(ImageSegmenter(3, image_size=16, model_kwargs=SIZES))
     prune(module, "everything", "network.backbone")
     path = save(module, tmp_path / "last.ckpt")
     noted = {"_class_path": f"{ImageSegmenter.__module__}.ImageSegmenter"}
@@ -64,11 +64,38 @@ def test_the_backbone_alone_must_be_asked_for(segmenter: tuple[Path, ImageSegmen
         torch.testing.assert_close(load_pruned(tmp_path / "out")(given), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_folder_cannot_hold_a_segmenter(
-    segmenter: tuple[Path, ImageSegmenter], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["export", str(segmenter[0]), "--output", str(tmp_path / "out")]) == 2
-    assert "Expected an output that ends in .onnx or .pt2 for LinearSegmenter, but got" in capsys.readouterr().err
+def segmenter_of_three() -> torch.nn.Module:
+    """Return the network of the segmenter as it was before it was pruned."""
+    return ImageSegmenter(3, image_size=16, model_kwargs=SIZES).network
+
+
+def test_a_folder_holds_a_segmenter_with_its_head(segmenter: tuple[Path, ImageSegmenter], tmp_path: Path) -> None:
+    path, module = segmenter
+    assert main(["export", str(path), "--output", str(tmp_path / "out")]) == 0
+    given = images()
+    again = open_for_export(tmp_path / "out", model=f"{__name__}.segmenter_of_three")
+    assert again.example == (3, 16, 16)
+    assert again.target == "backbone"
+    with torch.no_grad():
+        for network in (load_pruned(tmp_path / "out", segmenter_of_three()), again.network):
+            torch.testing.assert_close(network(given), module(given), rtol=1e-3, atol=1e-4)
+
+
+class Two(Classifier):
+    """A module with two networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = tiny_timm()
+
+
+def test_a_folder_cannot_hold_two_pruned_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = stirred(Two())
+    for target in ("net", "other"):
+        prune(module, target=target)
+    path = save(module, tmp_path / "last.ckpt")
+    assert main(["export", str(path), "--output", str(tmp_path / "out"), "--model", f"{__name__}.Two"]) == 2
+    assert "Expected an output that ends in .onnx or .pt2 for Two, but got" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -272,6 +272,16 @@ def test_missing_label_map_file_is_an_error(tmp_path: Path) -> None:
         read_label_map(str(tmp_path / "none.json"))
 
 
+@pytest.mark.parametrize("label", [4, -1])
+def test_labels_of_more_classes_than_the_head_scores_are_an_error(label: int) -> None:
+    module, batch = tiny(), (torch.rand(2, 1, 8, 8), torch.tensor([3, label]))
+    message = f"labels from 0 to 3, as 4 classes are scored, but got {label}. Set num_classes to as many"
+    with pytest.raises(ValueError, match=message):
+        module.training_step(batch, 0)
+    with pytest.raises(ValueError, match=message):
+        module.update_metrics(module.val_metrics, torch.rand(2, 4), batch[1])
+
+
 def test_label_map_for_a_larger_head_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"head of 4 classes \(0-3\), but it names class 4"):
         tiny(label_map=[0, 4])
