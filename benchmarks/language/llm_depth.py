@@ -19,8 +19,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from benchmarks.data.real import CHECKPOINTS, RESULTS, parser, write
+from benchmarks.data.smollm2 import network, tokenizer
 from benchmarks.depth.graph_depth_rows import add, measured, pruned, rows_so_far, saved_plan, without_samples
-from benchmarks.depth.graph_depth_smollm2 import network, tokenizer
 from benchmarks.depth.graph_depth_text import calibration
 from benchmarks.language import llm_depth_rivals as rivals
 from benchmarks.language.llm_depth_lora import recovered, sequences

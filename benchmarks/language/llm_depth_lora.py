@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from benchmarks.data.real import BF16
-from benchmarks.depth.graph_depth_smollm2 import tokenizer
+from benchmarks.data.smollm2 import tokenizer
 from benchmarks.depth.graph_depth_text import documents, token_ids
 from prunerecover.callbacks import LoRARecover
 from prunerecover.callbacks.ledger.ledger import Ledger
@@ -75,7 +75,7 @@ def recovered(network: nn.Module, learning_rate: float = LEARNING_RATE) -> nn.Mo
             default_root_dir=folder,
             enable_checkpointing=False,
             gradient_clip_val=1.0,
-            callbacks=[LoRARecover(rank=RANK, seed=SEED)],
+            callbacks=[LoRARecover(rank=RANK, modules_to_save=("norm",), seed=SEED)],
             **quiet,
         )
         trainer.fit(module, DataLoader(sequences()[0], BATCH))  # type: ignore[arg-type]

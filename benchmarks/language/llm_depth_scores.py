@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.data.real import BF16, autocast, data_root
-from benchmarks.depth.graph_depth_smollm2 import tokenizer
+from benchmarks.data.smollm2 import tokenizer
 from benchmarks.depth.graph_depth_text import TEXTS, documents, token_ids
 from prunerecover.language.accuracy import choice_log_likelihoods
 from prunerecover.language.likelihood import Encoding
