@@ -3,8 +3,8 @@
     PRUNERECOVER_DATA=... python -m benchmarks.depth.planning_passes
 
 A pass runs every block on every calibration image once. Blocks are counted and not timed, so that the figure does not
-depend on the machine; the seconds beside it, of processor time, do. Divergence is of the merged plan on the held-out images: what the
-search minimises.
+depend on the machine; the seconds beside it, of processor time, do. Divergence is of the merged plan on the held-out
+images: what the search minimises.
 """
 
 from __future__ import annotations
