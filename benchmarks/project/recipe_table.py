@@ -43,7 +43,7 @@ prunerecover fit --config deit_tiny_imagenet200_depth --data.limit_train 200 --t
 prunerecover fit --config segmenter_width_camvid --trainer.max_epochs 2 --trainer.limit_train_batches 10 \\
   --trainer.callbacks.WidthPrune.schedule 1 --trainer.callbacks.WidthPrune.calibration 16
 prunerecover fit --config ssdlite_width_coco --trainer.max_epochs 1 --trainer.limit_train_batches 10 \\
-  --data.batch_size 4 --data.limit_val 16 --trainer.callbacks.WidthPrune.calibration 16
+  --data.batch_size 4 --trainer.limit_val_batches 4 --trainer.callbacks.WidthPrune.calibration 16
 prunerecover fit --config smollm2_depth_lora --trainer.limit_train_batches 50 --data.batch_size 2
 ```
 

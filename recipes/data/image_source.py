@@ -143,11 +143,12 @@ def as_images(rows: Any, column: str) -> Any:
     return rows if isinstance(rows.features[column], Image) else rows.cast_column(column, Image())
 
 
-def subset(rows: Any, limit: int | None, seed: int) -> Any:
+def subset(rows: Any, role: str, limit: int | None, seed: int) -> Any:
     """Return some rows, drawn at random, or all of them.
 
     Args:
         rows: A `datasets.Dataset`.
+        role: "train", "val" or "test", for the message.
         limit: How many; None: all, in their order.
         seed: Of the draw.
 
@@ -157,5 +158,8 @@ def subset(rows: Any, limit: int | None, seed: int) -> Any:
     if limit is None:
         return rows
     if not 0 < limit <= len(rows):
-        raise ValueError(f"Expected a limit between 1 and {len(rows)} rows, but got {limit}. Lower the limit.")
+        raise ValueError(
+            f"Expected limit_{role} to be between 1 and {len(rows)}, the rows that are there for it, but got {limit}. "
+            "Lower it, or leave it out."
+        )
     return rows.shuffle(seed=seed).select(range(limit))

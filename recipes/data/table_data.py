@@ -104,7 +104,7 @@ class TableData(pl.LightningDataModule):
                 f"Expected samples in the {role} split of {self.path}, but it is empty. Check the files, or set "
                 f"{role}_split."
             )
-        return subset(rows, self.limits[role], self.seed)
+        return subset(rows, role, self.limits[role], self.seed)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled; an incomplete last batch is dropped when there is more than one."""

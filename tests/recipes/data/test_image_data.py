@@ -177,7 +177,7 @@ def test_unreachable_hub_id_is_an_error() -> None:
 
 
 def test_too_large_a_limit_is_an_error(parquet_folder: Path) -> None:
-    with pytest.raises(ValueError, match="Expected a limit between 1 and 24 rows, but got 25"):
+    with pytest.raises(ValueError, match="Expected limit_train to be between 1 and 24, the rows .*, but got 25"):
         opened(parquet_folder, limit_train=25)
 
 
