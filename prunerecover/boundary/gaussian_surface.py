@@ -2,35 +2,76 @@
 
 The prior says: a quadratic in the kept fractions of whatever slope and curvature, plus smooth deviations of about two
 points over a third of the depth (a cliff where one attention too many goes), plus the noise of a run. Unlike a parabola
-it bends where the runs do, and it knows where it does not know, which `next_split` uses to choose the next run. What it
-leaves to lose, beside other surfaces, is in `benchmarks/boundary/map_synthetic.py`.
+it bends where the runs do, and it knows where it does not know, which `next_split` uses to choose the next run.
+
+Where divergences before any training are known, the surface is a mean over that process and such as take the
+divergences for rough copies of the accuracies (`guide`), one for each of several scales; how well each foretells the
+runs decides what it counts for. What both leave to lose is in `benchmarks/boundary/map_synthetic.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from prunerecover.boundary.guide import Guide, fit_guided
 from prunerecover.boundary.surfaces import Array, Line, left_out_errors, pooled_rmse
 
 QUADRATIC = 36.0  # points: prior sd of the curvature term; at depth 12, a quarter of a point per layer squared
 DEVIATION = 2.0  # points: how far the surface strays from a quadratic
 LENGTH = 0.47  # in kept fractions (a, t): along a line of equal counts, a third of the depth
+LOST = (1.5, 3.0, 6.0, 12.0, 24.0, 48.0)  # points lost at the mean divergence: scales that are tried, all as likely
+
+
+class Process(Protocol):
+    """One Gaussian process."""
+
+    @property
+    def log_evidence(self) -> float:
+        """Log density of the runs."""
+
+    def posterior(self, kept: Array) -> tuple[Array, Array]:
+        """Return the expected accuracies `(M,)` and their covariance `(M, M)`."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlainProcess:
+    """A Gaussian process that has seen runs alone.
+
+    Args:
+        model: A fitted `sklearn.gaussian_process.GaussianProcessRegressor`.
+    """
+
+    model: Any
+
+    @property
+    def log_evidence(self) -> float:
+        """Log density of the runs."""
+        return float(self.model.log_marginal_likelihood_value_)
+
+    def posterior(self, kept: Array) -> tuple[Array, Array]:
+        """Return the expected accuracies `(M,)` and their covariance `(M, M)`."""
+        mean, covariance = self.model.predict(kept, return_cov=True)
+        return mean, covariance
 
 
 @dataclass(frozen=True, eq=False)
 class GaussianSurface:
-    """A Gaussian process that has seen the runs.
+    """A mean over Gaussian processes that have seen the runs.
 
     Args:
-        model: A fitted `sklearn.gaussian_process.GaussianProcessRegressor`.
-        cv_rmse: Leave-two-out RMSE in points; None if fewer than three runs would stay, and the prior would decide.
+        processes: At least one.
+        weights: What each counts for; their sum is 1.
+        cv_rmse: Leave-two-out RMSE in points of the process that has seen runs alone; None if fewer than three runs
+            would stay, and the prior would decide.
         line: If the runs lie along one line, that line: off it they say nothing.
     """
 
-    model: Any
+    processes: Sequence[Process]
+    weights: Array
     cv_rmse: float | None
     line: Line | None = None
 
@@ -46,11 +87,13 @@ class GaussianSurface:
         """Return the expected accuracies `(M,)` and their covariance `(M, M)`; raises as `predict` does."""
         if self.line is not None:
             self.line.check(kept)
-        mean, covariance = self.model.predict(kept, return_cov=True)
-        return mean, covariance
+        means, covariances = map(np.stack, zip(*(each.posterior(kept) for each in self.processes), strict=True))
+        mean = self.weights @ means
+        within = np.tensordot(self.weights, covariances, axes=1)
+        return mean, within + (means - mean).T @ (self.weights[:, None] * (means - mean))
 
     def draw(self, kept: Array, size: int, rng: np.random.Generator) -> Array:
-        """Return accuracies `(size, M)` in percent from the posterior.
+        """Return accuracies `(size, M)` in percent from a Gaussian of the posterior's mean and covariance.
 
         Args:
             kept: `(M, 2)` fractions of attentions and activations.
@@ -61,20 +104,36 @@ class GaussianSurface:
         return rng.multivariate_normal(mean, covariance, size, check_valid="ignore", method="eigh")
 
 
-def fit_gaussian(kept: Array, accuracy: Array, noise: float, line: Line | None = None) -> GaussianSurface:
-    """Condition the process on the runs.
+def fit_gaussian(
+    kept: Array, accuracy: Array, noise: float, line: Line | None = None, guide: Guide | None = None
+) -> GaussianSurface:
+    """Condition the process on the runs, and on divergences if there are some.
 
     Args:
         kept: `(N, 2)` fractions of attentions and activations that the runs kept.
         accuracy: `(N,)` in percent.
         noise: Standard deviation of one run in points.
         line: That the runs lie on, if predictions off it are to be refused.
+        guide: Divergences of splits before any training.
     """
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import DotProduct, Matern
 
-    kernel = QUADRATIC**2 * DotProduct(1.0) ** 2 + DEVIATION**2 * Matern(LENGTH, nu=2.5)
+    smooth = Matern(LENGTH, nu=2.5)
+    kernel = QUADRATIC**2 * DotProduct(1.0) ** 2 + DEVIATION**2 * smooth
     model = GaussianProcessRegressor(kernel, alpha=noise**2, optimizer=None).fit(kept, accuracy)
+    scales = LOST if guide is not None else ()
+    guided = [fit_guided(kernel, smooth, kept, accuracy, noise, guide, lost) for lost in scales if guide is not None]
     precision = np.linalg.inv(kernel(kept) + noise**2 * np.eye(len(kept)))
     errors = left_out_errors(precision, accuracy) if len(kept) >= 5 else None
-    return GaussianSurface(model, pooled_rmse(errors), line)
+    processes = (PlainProcess(model), *guided)
+    return GaussianSurface(processes, _weights(processes), pooled_rmse(errors), line)
+
+
+def _weights(processes: Sequence[Process]) -> Array:
+    """Return the posterior probabilities: that divergences say nothing is as likely beforehand as that they do."""
+    guided = len(processes) - 1
+    prior = np.array([0.0, *[-np.log(guided)] * guided]) if guided else np.zeros(1)
+    log = prior + [each.log_evidence for each in processes]
+    weights = np.exp(log - log.max())
+    return np.asarray(weights / weights.sum(), dtype=np.float64)
