@@ -2,10 +2,10 @@
 
     PRUNERECOVER_DATA=... python -m benchmarks.boundary.boundary_divergences
 
-Recoveries are those of `boundary_map`: every split of eight layers, two seeds, one epoch of 2,000 images. The divergence
-of a split is that of the network as it was planned, on held-out calibration samples; nothing is trained here. How far
-accuracies are from a straight line in the divergence is what `map_synthetic` takes the scatter of its made-up
-divergences from. Resumable; about a minute a split on one core.
+Recoveries are those of `boundary_map`: every split of eight layers, two seeds, one epoch of 2,000 images. The
+divergence of a split is that of the network as it was planned, on held-out calibration samples; nothing is trained
+here. How far accuracies are from a straight line in the divergence is what `map_synthetic` takes the scatter of its
+made-up divergences from. Resumable; about a minute a split on one core.
 """
 
 from __future__ import annotations

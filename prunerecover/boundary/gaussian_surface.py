@@ -24,22 +24,23 @@ QUADRATIC = 36.0  # points: prior sd of the curvature term; at depth 12, a quart
 DEVIATION = 2.0  # points: how far the surface strays from a quadratic
 LENGTH = 0.47  # in kept fractions (a, t): along a line of equal counts, a third of the depth
 LOST = (1.5, 3.0, 6.0, 12.0, 24.0, 48.0)  # points lost at the mean divergence: scales that are tried, all as likely
+SILENT = 0.75  # probability beforehand that divergences say nothing of accuracies
 
 
-class Process(Protocol):
-    """One Gaussian process."""
+class Processes(Protocol):
+    """Gaussian processes, S of them, that have seen the same runs."""
 
     @property
-    def log_evidence(self) -> float:
-        """Log density of the runs."""
+    def log_evidence(self) -> Array:
+        """Log density of the runs, `(S,)`."""
 
     def posterior(self, kept: Array) -> tuple[Array, Array]:
-        """Return the expected accuracies `(M,)` and their covariance `(M, M)`."""
+        """Return the expected accuracies `(S, M)` and their covariance `(S, M, M)`."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlainProcess:
-    """A Gaussian process that has seen runs alone.
+    """One Gaussian process that has seen runs alone.
 
     Args:
         model: A fitted `sklearn.gaussian_process.GaussianProcessRegressor`.
@@ -48,14 +49,14 @@ class PlainProcess:
     model: Any
 
     @property
-    def log_evidence(self) -> float:
-        """Log density of the runs."""
-        return float(self.model.log_marginal_likelihood_value_)
+    def log_evidence(self) -> Array:
+        """Log density of the runs, `(1,)`."""
+        return np.array([self.model.log_marginal_likelihood_value_])
 
     def posterior(self, kept: Array) -> tuple[Array, Array]:
-        """Return the expected accuracies `(M,)` and their covariance `(M, M)`."""
+        """Return the expected accuracies `(1, M)` and their covariance `(1, M, M)`."""
         mean, covariance = self.model.predict(kept, return_cov=True)
-        return mean, covariance
+        return mean[None], covariance[None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,14 +64,14 @@ class GaussianSurface:
     """A mean over Gaussian processes that have seen the runs.
 
     Args:
-        processes: At least one.
-        weights: What each counts for; their sum is 1.
+        processes: That which has seen runs alone, and those that are guided, if any.
+        weights: What each process counts for; their sum is 1.
         cv_rmse: Leave-two-out RMSE in points of the process that has seen runs alone; None if fewer than three runs
             would stay, and the prior would decide.
         line: If the runs lie along one line, that line: off it they say nothing.
     """
 
-    processes: Sequence[Process]
+    processes: Sequence[Processes]
     weights: Array
     cv_rmse: float | None
     line: Line | None = None
@@ -87,7 +88,7 @@ class GaussianSurface:
         """Return the expected accuracies `(M,)` and their covariance `(M, M)`; raises as `predict` does."""
         if self.line is not None:
             self.line.check(kept)
-        means, covariances = map(np.stack, zip(*(each.posterior(kept) for each in self.processes), strict=True))
+        means, covariances = map(np.concatenate, zip(*(each.posterior(kept) for each in self.processes), strict=True))
         mean = self.weights @ means
         within = np.tensordot(self.weights, covariances, axes=1)
         return mean, within + (means - mean).T @ (self.weights[:, None] * (means - mean))
@@ -122,18 +123,13 @@ def fit_gaussian(
     smooth = Matern(LENGTH, nu=2.5)
     kernel = QUADRATIC**2 * DotProduct(1.0) ** 2 + DEVIATION**2 * smooth
     model = GaussianProcessRegressor(kernel, alpha=noise**2, optimizer=None).fit(kept, accuracy)
-    scales = LOST if guide is not None else ()
-    guided = [fit_guided(kernel, smooth, kept, accuracy, noise, guide, lost) for lost in scales if guide is not None]
+    processes: list[Processes] = [PlainProcess(model)]
+    prior = np.zeros(1)
+    if guide is not None:
+        processes.append(fit_guided(kernel, smooth, kept, accuracy, noise, guide, LOST))
+        prior = np.log([SILENT, *[(1 - SILENT) / len(LOST)] * len(LOST)])
+    log = prior + np.concatenate([each.log_evidence for each in processes])
+    weights = np.exp(log - log.max())
     precision = np.linalg.inv(kernel(kept) + noise**2 * np.eye(len(kept)))
     errors = left_out_errors(precision, accuracy) if len(kept) >= 5 else None
-    processes = (PlainProcess(model), *guided)
-    return GaussianSurface(processes, _weights(processes), pooled_rmse(errors), line)
-
-
-def _weights(processes: Sequence[Process]) -> Array:
-    """Return the posterior probabilities: that divergences say nothing is as likely beforehand as that they do."""
-    guided = len(processes) - 1
-    prior = np.array([0.0, *[-np.log(guided)] * guided]) if guided else np.zeros(1)
-    log = prior + [each.log_evidence for each in processes]
-    weights = np.exp(log - log.max())
-    return np.asarray(weights / weights.sum(), dtype=np.float64)
+    return GaussianSurface(processes, weights / weights.sum(), pooled_rmse(errors), line)

@@ -8,11 +8,10 @@ scatter 8% of the loss (`benchmarks/boundary/boundary_divergences.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from prunerecover.boundary.designs import Split
 from prunerecover.boundary.map_points import check_inside, kept_fractions
@@ -55,34 +54,35 @@ def guide_of(divergences: Mapping[Split, float], layers: tuple[int, int]) -> Gui
 
 
 @dataclass(frozen=True, eq=False)
-class GuidedProcess:
-    """A Gaussian process that has seen divergences and runs, for one scale of the divergences.
+class GuidedProcesses:
+    """Gaussian processes that have seen divergences and runs, one for each of S scales of the divergences.
 
     Args:
         kernel: Of the surface.
         seen: `(N, 2)` kept fractions, of the divergences and then of the runs.
-        factor: Of the covariance `(N, N)` of all that was seen, by Cholesky.
-        values: `(N,)` seen, in points.
-        log_evidence: Log density of the runs, the divergences given.
+        precision: `(S, N, N)` inverse covariance of all that was seen.
+        values: `(S, N)` seen, in points.
+        log_evidence: `(S,)` log density of the runs, the divergences given.
     """
 
     kernel: Kernel
     seen: Array
-    factor: Array
+    precision: Array
     values: Array
-    log_evidence: float
+    log_evidence: Array
 
     def posterior(self, kept: Array) -> tuple[Array, Array]:
-        """Return the expected accuracies `(M,)` and their covariance `(M, M)`."""
+        """Return the expected accuracies `(S, M)` and their covariance `(S, M, M)`."""
         across = self.kernel(kept, self.seen)
-        mean = across @ cho_solve((self.factor, True), self.values)
-        return mean, self.kernel(kept) - across @ cho_solve((self.factor, True), across.T)
+        gain = across @ self.precision
+        mean: Array = (gain @ self.values[..., None])[..., 0]
+        return mean, self.kernel(kept) - gain @ across.T
 
 
 def fit_guided(
-    kernel: Kernel, common: Kernel, kept: Array, accuracy: Array, noise: float, guide: Guide, lost: float
-) -> GuidedProcess:
-    """Condition a process on divergences and runs.
+    kernel: Kernel, common: Kernel, kept: Array, accuracy: Array, noise: float, guide: Guide, lost: Sequence[float]
+) -> GuidedProcesses:
+    """Condition processes on divergences and runs.
 
     Args:
         kernel: Of the surface.
@@ -91,21 +91,21 @@ def fit_guided(
         accuracy: `(N,)` in percent.
         noise: Standard deviation of one run in points.
         guide: The divergences.
-        lost: Points that a split of mean divergence loses.
+        lost: The scales: points that a split of mean divergence loses.
     """
-    n = len(guide.kept)
-    seen, values = np.vstack([guide.kept, kept]), np.concatenate([-lost * guide.relative, accuracy])
-    covariance = kernel(seen)
+    n, losses = len(guide.kept), np.outer(lost, guide.relative)
+    seen = np.vstack([guide.kept, kept])
+    values = np.hstack([-losses, np.tile(accuracy, (len(losses), 1))])
     scatter = COMMON**2 * common(guide.kept) + OWN**2 * np.eye(n)
-    covariance[:n, :n] += HEIGHT**2 + lost**2 * np.outer(guide.relative, guide.relative) * scatter
-    covariance[n:, n:] += noise**2 * np.eye(len(kept))
-    factor = cho_factor(covariance, lower=True)[0]
-    # The leading block of a Cholesky factor is that of the leading block: the divergences alone.
-    whole, alone = (_log_density(factor[:m, :m], values[:m]) for m in (len(values), n))
-    return GuidedProcess(kernel, seen, factor, values, whole - alone)
+    covariance = np.tile(kernel(seen), (len(losses), 1, 1))
+    covariance[:, :n, :n] += HEIGHT**2 + losses[:, :, None] * losses[:, None, :] * scatter
+    covariance[:, n:, n:] += noise**2 * np.eye(len(kept))
+    evidence = _log_density(covariance, values) - _log_density(covariance[:, :n, :n], values[:, :n])
+    return GuidedProcesses(kernel, seen, np.linalg.inv(covariance), values, evidence)
 
 
-def _log_density(factor: Array, values: Array) -> float:
-    """Return the log density of values that a Gaussian of mean 0 draws."""
-    fit = float(values @ cho_solve((factor, True), values))
-    return -0.5 * (fit + len(values) * np.log(2 * np.pi)) - float(np.log(np.diag(factor)).sum())
+def _log_density(covariance: Array, values: Array) -> Array:
+    """Return the log density of values `(S, N)` that Gaussians of mean 0 and covariance `(S, N, N)` draw."""
+    fit = (values * np.linalg.solve(covariance, values[..., None])[..., 0]).sum(axis=1)
+    density: Array = -0.5 * (fit + np.linalg.slogdet(covariance)[1] + values.shape[1] * np.log(2 * np.pi))
+    return density
