@@ -5,8 +5,9 @@ attentions): their coefficients are drawn around what fits the table that Bounda
 sharp the cliffs are, and how they move with the activations removed, the table leaves open; it was set so that the
 paper's 22 runs with a polynomial leave about a quarter of a point of regret.
 
-Divergences before any training are in proportion to what a split loses, up to a scatter of 8% of it, as on real
-DeiT-Tiny (`boundary_divergences`): half of its variance is common to neighbours, half is not.
+Divergences before any training are in proportion to what a split loses, up to a scatter of 8% of it: half of its
+variance is common to neighbours, half is not. The nine splits of real DeiT-Tiny scatter half as much around a straight
+line (`boundary_divergences`); other networks may scatter more.
 """
 
 from __future__ import annotations
