@@ -4,9 +4,9 @@
     PRUNERECOVER_DATA=... python -m benchmarks.boundary.boundary_map --seeds 0 --attentions 0 1 2
 
 Every split is recovered once per seed, for one epoch of 2,000 training images. The map sees the accuracy on 1,000 other
-training images, of at most 5 runs, three spread and two chosen, and no divergences; its pick is judged on the 5,000 validation images
-against the split that is best there. A repeated run takes the other seed's. Resumable: runs in the results are not made
-again. One run takes about 4 minutes on a core, one split's plan up to 8.
+training images, of at most 5 runs, three spread and two chosen, and no divergences; its pick is judged on the 5,000
+validation images against the split that is best there. A repeated run takes the other seed's. Resumable: runs in the
+results are not made again. One run takes about 4 minutes on a core, one split's plan up to 8.
 """
 
 from __future__ import annotations
