@@ -47,8 +47,8 @@ def fit_map(
         seed: Of the bootstrap.
 
     Raises:
-        ValueError: If a point does not fit the model, the runs do not determine the surface, a divergence is not a
-            number of at least 0, or an argument is unknown.
+        ValueError: If a point does not fit the model, the runs do not determine the surface, a divergence is not
+            finite, or an argument is unknown.
 
     >>> runs = [MapPoint(0, 8, 72.0), MapPoint(3, 5, 75.0), MapPoint(5, 3, 74.0), MapPoint(8, 0, 65.0)]
     >>> fit_map(runs, 12, dense=81.8).best(n_remove=8).split

@@ -19,6 +19,7 @@ from prunerecover.boundary.surfaces import Array
 
 HEIGHT = 40.0  # points: prior sd of the accuracy at divergence 0
 COMMON, OWN = 0.06, 0.08  # scatter as a share of the loss: what neighbours share, and what they do not
+ROUNDING = 1e-6  # of a divergence, in single precision; it may be negative by that
 Kernel = Callable[..., Array]
 
 
@@ -36,19 +37,19 @@ class Guide:
 
 
 def guide_of(divergences: Mapping[Split, float], layers: tuple[int, int]) -> Guide | None:
-    """Return what divergences say; None if that is nothing: one is 0, or all are the same.
+    """Return what divergences say; None if that is nothing: one is 0, or all are the same, up to rounding.
 
     Raises:
-        ValueError: If one is negative, NaN or infinite, or a split does not fit the model.
+        ValueError: If one is NaN or infinite, or a split does not fit the model.
     """
     check_inside(divergences, layers)
     values = np.array(list(divergences.values()), dtype=np.float64)
-    if not np.isfinite(values).all() or (values < 0).any():
+    if not np.isfinite(values).all():
         raise ValueError(
-            f"Expected divergences of at least 0, but got {dict(divergences)}. They are those of `plan_depth`'s "
-            "evidence, before any training."
+            f"Expected finite divergences, but got {dict(divergences)}. Do outputs of the pruned network overflow? Plan "
+            "in single precision, or leave something else in the place of what goes."
         )
-    if not len(values) or not values.min() > 0 or np.ptp(values) == 0:
+    if not len(values) or values.min() <= ROUNDING or np.ptp(values) <= ROUNDING:
         return None
     return Guide(kept_fractions(divergences, layers), values / np.exp(np.log(values).mean()))
 

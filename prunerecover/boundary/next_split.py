@@ -44,8 +44,7 @@ def next_split(
         The split. It may be one that was run before: then run it again with another seed.
 
     Raises:
-        ValueError: If there is no feasible split, one does not fit the model, or a divergence is not a number of at
-            least 0.
+        ValueError: If there is no feasible split, one does not fit the model, or a divergence is not finite.
 
     >>> runs = [MapPoint(0, 8, 72.0), MapPoint(4, 4, 75.0), MapPoint(8, 0, 65.0)]
     >>> from prunerecover.boundary.designs import feasible_splits
