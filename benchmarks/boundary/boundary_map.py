@@ -4,13 +4,14 @@
     PRUNERECOVER_DATA=... python -m benchmarks.boundary.boundary_map --seeds 0 --attentions 0 1 2
 
 Every split is recovered once per seed, for one epoch of 2,000 training images. The map sees the accuracy on 1,000 other
-training images, of at most 5 runs that the default design asks for; its pick is judged on the 5,000 validation images
-against the split that is best there. A repeated run takes the other seed's. Resumable: runs in the results are not made
-again. One run takes about 4 minutes on a core, one split's plan up to 8.
+training images, of at most 5 runs, three spread and two chosen, and no divergences; its pick is judged on the 5,000
+validation images against the split that is best there. A repeated run takes the other seed's. Resumable: runs in the
+results are not made again. One run takes about 4 minutes on a core, one split's plan up to 8.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -86,16 +87,18 @@ def planned(split: Split) -> Plan:
     return kept_plan(PLANS / f"{split[0]}-{split[1]}.json", lambda: default_planner().plan(budget))
 
 
-def picked(table: Table, seed: int) -> tuple[Split, int]:
-    """Return the split that the default design picks from one seed's runs, and how many runs it asked for."""
+def picked(
+    table: Table, seed: int, runs: int = RUNS, divergences: Mapping[Split, float] | None = None
+) -> tuple[Split, int]:
+    """Return the split that is picked from one seed's runs, three spread and the others chosen, and their number."""
     asked: list[Split] = list(spread(SPLITS, FIRST))
     points = [point(table, split, seed) for split in asked]
-    while len(points) < RUNS:
-        split = next_split(points, SPLITS, LAYERS)
+    while len(points) < runs:
+        split = next_split(points, SPLITS, LAYERS, divergences=divergences)
         again = sum(split == other for other in asked)
         points.append(point(table, split, SEEDS[(SEEDS.index(seed) + again) % len(SEEDS)]))
         asked.append(split)
-    return fit_map(points, LAYERS).best(splits=SPLITS).split, len(asked)
+    return fit_map(points, LAYERS, divergences=divergences).best(splits=SPLITS).split, len(asked)
 
 
 def point(table: Table, split: Split, seed: int) -> MapPoint:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from prunerecover.boundary.accuracy_map import AccuracyMap
 from prunerecover.boundary.designs import Layers, Split, layer_counts
 from prunerecover.boundary.gaussian_surface import fit_gaussian
+from prunerecover.boundary.guide import guide_of
 from prunerecover.boundary.map_points import MapPoint, check_inside, kept_fractions
 from prunerecover.boundary.surfaces import Surface, constraint_line, fit_parabola, fit_polynomial
 
@@ -23,6 +24,7 @@ def fit_map(
     degrees: Sequence[int] = (1, 2, 3, 4),
     surface: str | None = None,
     splits: Iterable[Split] = (),
+    divergences: Mapping[Split, float] | None = None,
     dense: float | None = None,
     noise: float = 0.5,
     seed: int = 0,
@@ -38,13 +40,15 @@ def fit_map(
             regret (`benchmarks/boundary/map_synthetic.py`), and a polynomial otherwise.
         splits: All splits of the budget that the runs are for, if they are for one: what holds along its line holds for
             each of them. By default the line is that of the runs.
+        divergences: Output divergence of splits as planned, before any training: they guide a Gaussian process.
         dense: Accuracy of the dense model in percent after a run like the others, if that is not among the points. It
             is not fitted, only kept above.
         noise: Standard deviation of the accuracy of one run, in points; from two runs that differ in seed only.
         seed: Of the bootstrap.
 
     Raises:
-        ValueError: If a point does not fit the model, the runs do not determine the surface, or an argument is unknown.
+        ValueError: If a point does not fit the model, the runs do not determine the surface, a divergence is not
+            finite, or an argument is unknown.
 
     >>> runs = [MapPoint(0, 8, 72.0), MapPoint(3, 5, 75.0), MapPoint(5, 3, 74.0), MapPoint(8, 0, 65.0)]
     >>> fit_map(runs, 12, dense=81.8).best(n_remove=8).split
@@ -55,7 +59,7 @@ def fit_map(
     if dense is None:
         measured = [point.accuracy for point in runs if point.split == DENSE]
         dense = float(np.mean(measured)) if measured else None
-    fitted = _fit_surface(runs, counts, degrees, surface, tuple(splits), noise)
+    fitted = _fit_surface(runs, counts, degrees, surface, tuple(splits), divergences or {}, noise)
     return AccuracyMap(runs, counts, fitted, dense, noise, seed)
 
 
@@ -73,6 +77,7 @@ def _fit_surface(
     degrees: Sequence[int],
     surface: str | None,
     splits: Sequence[Split],
+    divergences: Mapping[Split, float],
     noise: float,
 ) -> Surface:
     kept = kept_fractions((run.split for run in runs), layers)
@@ -81,7 +86,7 @@ def _fit_surface(
     budget = kept_fractions(splits, layers) if splits else None
     line = constraint_line(kept[pruned], 1 / layers[1], budget)
     if surface == "gaussian_process" or (surface is None and line is not None):
-        return fit_gaussian(kept, accuracy, noise, line)
+        return fit_gaussian(kept, accuracy, noise, line, guide_of(divergences, layers))
     if surface != "parabola":
         return fit_polynomial(kept, accuracy, degrees, noise)
     if line is None:

@@ -9,12 +9,13 @@ parabola 0.13 (`benchmarks/boundary/map_synthetic.py`). Not from the paper, whos
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from prunerecover.boundary.designs import Layers, Split, layer_counts, spread
 from prunerecover.boundary.gaussian_surface import fit_gaussian
+from prunerecover.boundary.guide import guide_of
 from prunerecover.boundary.map_points import MapPoint, check_inside, kept_fractions
 from prunerecover.boundary.surfaces import Array
 
@@ -22,20 +23,28 @@ FIRST = 3  # runs that are spread; fewer do not show a bend
 NODES = 15  # of Gauss-Hermite quadrature; the integrand is piecewise linear
 
 
-def next_split(points: Iterable[MapPoint], splits: Iterable[Split], layers: Layers, *, noise: float = 0.5) -> Split:
+def next_split(
+    points: Iterable[MapPoint],
+    splits: Iterable[Split],
+    layers: Layers,
+    *,
+    divergences: Mapping[Split, float] | None = None,
+    noise: float = 0.5,
+) -> Split:
     """Choose the next run among the feasible splits. Stateless: a search that was killed goes on from its runs.
 
     Args:
         points: The runs so far; those off the feasible splits count too.
         splits: The feasible splits, from `feasible_splits` or `affordable_splits`.
         layers: Number of attention and activation units of the dense model; one number stands for both.
+        divergences: See `fit_map`.
         noise: Standard deviation of one run in points.
 
     Returns:
         The split. It may be one that was run before: then run it again with another seed.
 
     Raises:
-        ValueError: If there is no feasible split, or one does not fit the model.
+        ValueError: If there is no feasible split, one does not fit the model, or a divergence is not finite.
 
     >>> runs = [MapPoint(0, 8, 72.0), MapPoint(4, 4, 75.0), MapPoint(8, 0, 65.0)]
     >>> from prunerecover.boundary.designs import feasible_splits
@@ -49,7 +58,8 @@ def next_split(points: Iterable[MapPoint], splits: Iterable[Split], layers: Laye
     if first and len(measured - {(0, 0)}) < FIRST:
         return first[0]
     accuracy = np.array([run.accuracy for run in runs])
-    surface = fit_gaussian(kept_fractions((run.split for run in runs), counts), accuracy, noise)
+    kept = kept_fractions((run.split for run in runs), counts)
+    surface = fit_gaussian(kept, accuracy, noise, guide=guide_of(divergences or {}, counts))
     gains = knowledge_gradient(*surface.posterior(kept_fractions(feasible, counts)), noise)
     return feasible[int(np.argmax(np.round(gains, 9)))]
 

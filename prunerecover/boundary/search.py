@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 
 from prunerecover.boundary.accuracy_map import AccuracyMap
 from prunerecover.boundary.designs import Split, axes_and_staircase, interleaved, one_type_at_a_time, spread
@@ -13,7 +14,7 @@ from prunerecover.boundary.map_points import MapPoint
 from prunerecover.boundary.next_split import FIRST, next_split
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.evidence import BoundaryEvidence, PredictedSplit, Regret, TrialResult
+from prunerecover.plan.evidence import BoundaryEvidence, DepthEvidence, PredictedSplit, Regret, TrialResult
 from prunerecover.plan.plan import Plan
 
 DESIGNS = ("line", "spread", "axes_and_staircase", "one_type_at_a_time", "interleaved")
@@ -73,6 +74,11 @@ class BoundaryConfig:
         """Whether the runs lie along the line of the budget."""
         return self.design in ("line", "spread")
 
+    @property
+    def guided(self) -> bool:
+        """Whether divergences before any training are read beside the runs."""
+        return self.along_line and self.surface in (None, "gaussian_process")
+
 
 @dataclass
 class BoundarySearch:
@@ -94,10 +100,11 @@ class BoundarySearch:
     config: BoundaryConfig = BoundaryConfig()
     more: Callable[[Plan], tuple[Split, ...]] | None = None
     points: list[MapPoint] = field(default_factory=list)
+    _plans: dict[Split, Plan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that the runs will determine the surface: before them, not after them."""
-        self._fitted([MapPoint(*split, 50.0) for split in self._designed()])
+        self._fitted([MapPoint(*split, 50.0) for split in self._designed()], {})
 
     @property
     def layers(self) -> tuple[int, int]:
@@ -113,7 +120,7 @@ class BoundarySearch:
         """Make the runs, fit the map and plan the best split that meets the budget."""
         for splits in iter(self._next, []):
             self._measure(splits)
-        fitted = self._fitted(self.points)
+        fitted = self._fitted(self.points, self.divergences)
         pick = fitted.best(splits=self.splits)
         split, plan = pick.split, self.plan_of(pick.split)
         while self.more is not None and (further := self.more(plan)):
@@ -143,7 +150,16 @@ class BoundarySearch:
         """Return the plan that removes a split."""
         if split == (0, 0):
             return Plan()
-        return self.planner.plan(Budget(remove=dict(zip(TYPES, split, strict=True))))
+        if split not in self._plans:
+            self._plans[split] = self.planner.plan(Budget(remove=dict(zip(TYPES, split, strict=True))))
+        return self._plans[split]
+
+    @cached_property
+    def divergences(self) -> dict[Split, float]:
+        """Output divergence of every feasible split as planned; none where no Gaussian process along the line asks."""
+        if not self.config.guided or len(self.splits) < FIRST:
+            return {}
+        return {split: _divergence(self.plan_of(split)) for split in self.splits}
 
     def _next(self) -> list[Split]:
         """Return the splits to run now, given the points; none when there are enough."""
@@ -156,15 +172,18 @@ class BoundarySearch:
             return list(spread(self.splits, FIRST)) if len(self.splits) > 1 else list(self.splits)
         if len(self.points) >= self.config.runs or len(self.splits) < FIRST:
             return []
-        return [next_split(self.points, self.splits, self.layers, noise=self.config.noise)]
+        return [
+            next_split(self.points, self.splits, self.layers, divergences=self.divergences, noise=self.config.noise)
+        ]
 
-    def _fitted(self, points: Sequence[MapPoint]) -> AccuracyMap:
+    def _fitted(self, points: Sequence[MapPoint], divergences: Mapping[Split, float]) -> AccuracyMap:
         # Runs along the budget alone determine no polynomial, however few splits it has.
         return fit_map(
             points,
             self.layers,
             surface=self.config.surface or ("gaussian_process" if self.config.along_line else None),
             splits=self.splits,
+            divergences=divergences,
             dense=self.config.dense,
             noise=self.config.noise,
             seed=self.config.seed,
@@ -196,3 +215,8 @@ class BoundarySearch:
                 f"Expected evaluate to return one accuracy per trial, {len(trials)} in all, but got {len(accuracies)}."
             )
         self.points += [MapPoint(*split, accuracy) for split, accuracy in zip(splits, accuracies, strict=True)]
+
+
+def _divergence(plan: Plan) -> float:
+    """Return the output divergence of a plan: that once its last unit in depth has gone."""
+    return list(DepthEvidence.of(plan.evidence).divergence.values())[-1] if plan.edits else 0.0
