@@ -124,6 +124,7 @@ class ImageClassifier(VisionModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss, averaged over the heads."""
         images, target = batch
+        self._check_labels(target)
         smoothing = self.label_smoothing
         if self.mix is not None and self.training and len(images) % 2 == 0:  # timm mixes pairs
             images, target = self.mix(images, target)
@@ -133,20 +134,19 @@ class ImageClassifier(VisionModule):
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Raise ValueError if labels are of classes that are not scored: an accelerator would fail without a word.
+    def update_metrics(self, metrics: MetricCollection, scores: Tensor, target: Tensor) -> None:
+        """Add scored images to the metrics."""
+        self._check_labels(target)
+        metrics.update(scores, target)
 
-        Labels are looked at before they go there, so that nothing has to wait for it.
-        """
-        if not isinstance(batch, Tensor) and not self.trainer.predicting:
-            target = batch[1]
-            wrong = target[(target < 0) | (target >= self.classes)]
-            if wrong.numel():
-                raise ValueError(
-                    f"Expected labels from 0 to {self.classes - 1}, as {self.classes} classes are scored, but got "
-                    f"{int(wrong[0])}. Set num_classes to as many as the data have, or check label_map."
-                )
-        return batch
+    def _check_labels(self, target: Tensor) -> None:
+        """Raise ValueError if labels are of classes that are not scored: a GPU would fail without a word, for good."""
+        wrong = target[(target < 0) | (target >= self.classes)]
+        if wrong.numel():
+            raise ValueError(
+                f"Expected labels from 0 to {self.classes - 1}, as {self.classes} classes are scored, but got "
+                f"{int(wrong[0])}. Set num_classes to as many as the data have, or check label_map."
+            )
 
     def predict_step(self, batch: Batch | Tensor, batch_idx: int) -> Tensor:
         """Return the probabilities `(N, classes)`."""
