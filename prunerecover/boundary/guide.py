@@ -46,8 +46,8 @@ def guide_of(divergences: Mapping[Split, float], layers: tuple[int, int]) -> Gui
     values = np.array(list(divergences.values()), dtype=np.float64)
     if not np.isfinite(values).all():
         raise ValueError(
-            f"Expected finite divergences, but got {dict(divergences)}. Do outputs of the pruned network overflow? Plan "
-            "in single precision, or leave something else in the place of what goes."
+            f"Expected finite divergences, but got {dict(divergences)}. Do outputs of the pruned network overflow? "
+            "Plan in single precision, or leave something else in the place of what goes."
         )
     if not len(values) or values.min() <= ROUNDING or np.ptp(values) <= ROUNDING:
         return None
