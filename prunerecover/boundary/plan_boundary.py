@@ -6,9 +6,9 @@ of the map is planned. Which units of each type go is decided within the type (`
 
 Where we differ from the paper, by default: the runs lie on the budget's own line and the last ones are chosen as the
 results come in (`next_split`), and the divergences of all splits before any training are read beside them (`guide`), so
-5 runs do what the paper needs 22 for; units go by output divergence, one after the
-other, and leave what fits best instead of an identity. `PUBLISHED` are the arguments of the paper's own choices. Every
-run starts from the dense weights; the paper hands weights on from run to run.
+5 runs do what the paper needs 22 for; units go by output divergence, one after the other, and leave what fits best
+instead of an identity. `PUBLISHED` are the arguments of the paper's own choices. Every run starts from the dense
+weights; the paper hands weights on from run to run.
 """
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ def runs(losses: Mapping[Split, float], splits: Sequence[Split]) -> tuple[MapPoi
     "divergences",
     [
         {},
-        dict.fromkeys(LINE, 0.7),
-        {split: float(split[0]) for split in LINE},
         {LINE[2]: 0.3},
-        {split: -1e-8 * split[1] for split in LINE},
+        dict.fromkeys(LINE, 0.7),
+        {split: float(split[0]) for split in LINE},  # one is 0
+        {split: -1e-8 * split[1] for split in LINE},  # rounding
     ],
 )
 def test_divergences_that_say_nothing_leave_the_map_as_it_is(divergences: dict[Split, float]) -> None:
