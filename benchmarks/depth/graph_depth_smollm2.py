@@ -69,8 +69,8 @@ def run(methods: tuple[str, ...] = (), budgets: tuple[float, ...] = SHARES) -> N
         for row in scored(network(), "dense", 0.0, Plan(), 0.0, STAGES[0]):
             add(row)
     for stage in STAGES:
-        for method in methods or tuple(METHODS):
-            for share in budgets:
+        for share in budgets:
+            for method in methods or tuple(METHODS):
                 if not rows_so_far(model=MODEL, method=method, budget=share, stage=stage):
                     make(method, share, stage)
 
