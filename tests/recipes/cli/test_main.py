@@ -165,7 +165,8 @@ def built_without_weights() -> list[str]:
 @pytest.mark.usefixtures("in_tmp")
 def test_modules_of_recipes_are_made(name: str) -> None:
     recipe = yaml.safe_load(Path(recipe_path(name)).read_text())["model"]
-    recipe["init_args"] = {**recipe["init_args"], "pretrained": False}
+    model = recipe["init_args"]["model"].removeprefix("timm/")  # timm's own name, in place of the hub's
+    recipe["init_args"] |= {"model": model, "pretrained": False}
     recipe["init_args"].get("model_kwargs", {}).pop("checkpoint_path", None)
     recipe["init_args"].pop("label_map", None)  # a file of the data
     maker = ArgumentParser(exit_on_error=False)
