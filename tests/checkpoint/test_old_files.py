@@ -211,15 +211,18 @@ def test_a_report_reads_back(tmp_path: Path) -> None:
     assert "Parameters" in report.to_markdown()
 
 
-def test_a_search_finds_the_plan_that_it_found(tmp_path: Path) -> None:
-    """Old records stay and count as they are, and the plan is the same.
+def test_a_search_finds_the_accuracies_that_it_found(tmp_path: Path) -> None:
+    """Old records stay; which splits are run is chosen otherwise since divergences guide the map.
 
     They are run again all the same: their keys hold where the recipe's class was to be imported from.
     """
     shutil.copy(OLD / "boundary.trials.jsonl", tmp_path)
     found = Plan.load(cases.search(cases.dense("boundary.json", OLD), tmp_path))
     assert (tmp_path / "boundary.trials.jsonl").read_text().startswith((OLD / "boundary.trials.jsonl").read_text())
-    wanted = Plan.load(OLD / "boundary.json")
-    assert found.edits == wanted.edits
-    assert found.evidence["trials"] == wanted.evidence["trials"]
-    assert as_then(found.to_dict())["result"] == wanted.to_dict()["result"]
+    then, now = (
+        {(trial["attention"], trial["activation"]): trial["accuracy"] for trial in plan.evidence["trials"]}
+        for plan in (Plan.load(OLD / "boundary.json"), found)
+    )
+    both = then.keys() & now.keys()
+    assert len(both) >= 3
+    assert {split: now[split] for split in both} == {split: then[split] for split in both}

@@ -69,7 +69,8 @@ def test_a_search_leaves_plan_page_figure_and_trials(folder: Path) -> None:
     plan, lines = Plan.load(folder / "plan.json"), lines_of(folder)
     assert len(lines) == RUNS
     assert len({line["accuracy"] for line in lines}) == RUNS
-    told = [{k: line[k] for k in ("attention", "activation", "accuracy")} for line in lines]
+    counts = [{kind: line["removed"].get(kind, 0) for kind in ("attention", "activation")} for line in lines]
+    told = [{**own, "accuracy": line["accuracy"]} for own, line in zip(counts, lines, strict=True)]
     assert plan.evidence["trials"] == told
     assert plan.made_by.method == "boundary/output_divergence"
     assert plan.evidence["search"]["trials"] == RUNS
