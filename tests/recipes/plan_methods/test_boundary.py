@@ -47,6 +47,10 @@ def accuracies(lines: list[dict[str, Any]]) -> dict[str, float]:
     return {line["key"]: line["accuracy"] for line in lines}
 
 
+def split_of_line(line: dict[str, Any]) -> tuple[int, int]:
+    return line["removed"].get("attention", 0), line["removed"].get("activation", 0)
+
+
 def split_of(plan: Plan) -> tuple[int, int]:
     return len(plan.removed.get("attention", ())), len(plan.removed.get("activation", ()))
 
@@ -69,8 +73,10 @@ def test_a_search_leaves_plan_page_figure_and_trials(folder: Path) -> None:
     plan, lines = Plan.load(folder / "plan.json"), lines_of(folder)
     assert len(lines) == RUNS
     assert len({line["accuracy"] for line in lines}) == RUNS
-    counts = [{kind: line["removed"].get(kind, 0) for kind in ("attention", "activation")} for line in lines]
-    told = [{**own, "accuracy": line["accuracy"]} for own, line in zip(counts, lines, strict=True)]
+    told = [
+        {**dict(zip(("attention", "activation"), split_of_line(line), strict=True)), "accuracy": line["accuracy"]}
+        for line in lines
+    ]
     assert plan.evidence["trials"] == told
     assert plan.made_by.method == "boundary/output_divergence"
     assert plan.evidence["search"]["trials"] == RUNS
@@ -160,7 +166,7 @@ def test_the_published_search(tmp_path: Path) -> None:
     assert {k: plan.made_by.arguments[k] for k in ("design", "surface", "replace", "search")} == {
         k: v for k, v in PUBLISHED.items() if k != "importance"
     }
-    runs = [(line["attention"], line["activation"]) for line in lines_of(tmp_path)]
+    runs = [split_of_line(line) for line in lines_of(tmp_path)]
     assert runs == list(axes_and_staircase(3, 3))
 
 
@@ -294,6 +300,6 @@ def test_two_ranks_share_the_trials_and_write_one_plan(folder: Path, tmp_path: P
     assert output.count("Wrote ") == 1
     first, second = lines_of(tmp_path), lines_of(tmp_path, "plan.trials.1.jsonl")
     assert len(first) + len(second) == RUNS
-    assert [(line["attention"], line["activation"]) for line in second] == [(2, 1)]  # of the three that go out at once
+    assert [split_of_line(line) for line in second] == [(2, 1)]  # of the three that go out at once
     assert accuracies(first) | accuracies(second) == accuracies(lines_of(folder))
     same_pick(folder, tmp_path)
