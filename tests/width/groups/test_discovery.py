@@ -63,7 +63,7 @@ EXPECTED = {  # groups by kind, counted by hand from the architectures
     "convnext_tiny": {"channel": 4, "neuron": 18},
     "convnext_tiny_timm": {"channel": 4, "neuron": 18},
     "deit_tiny": {"head": 12, "neuron": 12},
-    "swin_t": {"neuron": 12},
+    "swin_t": {"head": 12, "neuron": 12},
     "swin_tiny_timm": {"head": 12, "neuron": 12},
     "deeplabv3": {"channel": 44},
     "faster_rcnn": {"channel": 15, "neuron": 2},
