@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from prunerecover.boundary.feasible import TYPES
 from prunerecover.display import markdown
 
 COLUMNS = ("seed", "accuracy", "minutes", "peak memory")  # behind what is removed of each kind
-FIRST_KINDS = ("attention", "activation")  # what lines of earlier versions count by names of their own
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def table(records: Iterable[TrialRecord]) -> str:
 def _record_of(line: Any) -> TrialRecord:
     """Return the record of a line; files of version 0.1.0 count attentions and activations by themselves."""
     if isinstance(line, dict) and "removed" not in line:
-        line["removed"] = {kind: line.pop(kind) for kind in FIRST_KINDS}
+        line["removed"] = {kind: line.pop(kind) for kind in TYPES}
     return TrialRecord(**line)
 
 

@@ -36,6 +36,20 @@ class Trial:
 Evaluate = Callable[[Sequence[Trial]], Sequence[float]]  # accuracies after the runs, in percent
 
 
+def accuracies_of(evaluate: Evaluate, trials: Sequence[Trial]) -> Sequence[float]:
+    """Return the accuracies of trials, in percent.
+
+    Raises:
+        ValueError: If `evaluate` returns more or fewer.
+    """
+    accuracies = evaluate(trials) if trials else []
+    if len(accuracies) != len(trials):
+        raise ValueError(
+            f"Expected evaluate to return one accuracy per trial, {len(trials)} in all, but got {len(accuracies)}."
+        )
+    return accuracies
+
+
 @dataclass(frozen=True, kw_only=True)
 class BoundaryConfig:
     """How the runs of a search are chosen and judged; checked when it is put together.
@@ -209,11 +223,7 @@ class BoundarySearch:
         for split in splits:
             trials.append(Trial(self.plan_of(split), self.config.seed + asked.count(split)))
             asked.append(split)
-        accuracies = self.evaluate(trials)
-        if len(accuracies) != len(trials):
-            raise ValueError(
-                f"Expected evaluate to return one accuracy per trial, {len(trials)} in all, but got {len(accuracies)}."
-            )
+        accuracies = accuracies_of(self.evaluate, trials)
         self.points += [MapPoint(*split, accuracy) for split, accuracy in zip(splits, accuracies, strict=True)]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from prunerecover.boundary.search import Evaluate, Trial
+from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
 from prunerecover.display.progress import progress
 from prunerecover.importance.context import Loss
 from prunerecover.model.batches import Batches
@@ -176,12 +176,7 @@ class SplitSearch:
             return
         new = [i for i, one in enumerate(self.tried) if not one.refused and one.accuracy is None]
         trials = [Trial(self._plans[self.tried[i].depth], self.planner.config.seed) for i in new]
-        accuracies = self.evaluate(trials) if trials else []
-        if len(accuracies) != len(trials):
-            raise ValueError(
-                f"Expected evaluate to return one accuracy per trial, {len(trials)} in all, but got {len(accuracies)}."
-            )
-        for i, accuracy in zip(new, accuracies, strict=True):
+        for i, accuracy in zip(new, accuracies_of(self.evaluate, trials), strict=True):
             self.tried[i] = self.tried[i].model_copy(update={"accuracy": float(accuracy)})
 
     def _best(self) -> float:
