@@ -21,7 +21,7 @@ import lightning.pytorch as pl
 from rich.progress import track
 from torch import Tensor, nn
 
-from benchmarks.data.real import accuracy, commands_so_far, made_by, parser, stored, write
+from benchmarks.data.real import accuracy, ahead_by, commands_so_far, made_by, parser, stored, unpacked, write
 from benchmarks.end_to_end.natural_call_subjects import SUBJECTS, Subject
 from prunerecover import Budget, merge
 from prunerecover.boundary.feasible import TYPES
@@ -35,6 +35,7 @@ from prunerecover.display.markdown import table
 
 NAME = "natural_call"
 BUDGETS, COSTS = (0.20, 0.33, 0.50), ("macs", "latency")
+BOUNDARY = "e prunerecover (default)"  # among the rows of boundary_dpt
 PAIRS = 40
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 Row = dict[str, Any]
@@ -49,15 +50,27 @@ def even_split(subject: Subject, budget: Budget) -> DepthPrune:
     return DepthPrune(remove=dict.fromkeys(TYPES, max(1, -int(-share // pair))))
 
 
+def boundary_split(subject: Subject, budget: Budget) -> DepthPrune:
+    """Remove as many attentions and activations as BoundaryDPT's map picked for this share of the latency."""
+    assert budget.share is not None
+    (row,) = (
+        row
+        for row in stored("boundary_dpt")
+        if row["method"] == BOUNDARY and row["stage"] == "recovered" and row["budget"] == budget.share[1]
+    )
+    return DepthPrune(remove={kind: len(names) for kind, names in row["removed"].items()})
+
+
 METHODS: Mapping[str, Callable[[Subject, Budget], PruningCallback]] = {
     "Prune (joint)": lambda _, budget: Prune(budget),
     "WidthPrune default": lambda _, budget: WidthPrune(budget),
     "DepthPrune default": lambda _, budget: DepthPrune(budget),
     "one-shot": lambda _, budget: DepthPrune(budget, search="one_shot"),
     "even split by remove=": even_split,
+    "split of BoundaryDPT": boundary_split,
     "whole blocks": lambda _, budget: DepthPrune(budget, kinds="block"),
 }
-NOT_FOR = {"resnet56": ("even split by remove=",)}  # it has no attention
+NOT_FOR = {"resnet56": ("even split by remove=", "split of BoundaryDPT")}  # it has no attention
 
 
 class Watch(pl.Callback):
@@ -176,7 +189,11 @@ def save(rows: list[Row]) -> None:
     write(NAME, {"commands": commands, "rows": rows}, markdown(rows, commands))
 
 
-HEAD = ("method", "stage", "MACs share", "latency share", "top-1 (95%)", "in depth", "passes", "planning, min")
+OURS = ("DepthPrune default", "Prune (joint)")
+HEAD = (
+    *("method", "stage", "MACs share", "latency share", "top-1 (95%)", "DepthPrune ahead by", "Prune ahead by"),
+    *("in depth", "passes", "planning, min"),
+)
 
 
 def markdown(rows: list[Row], commands: list[str]) -> str:
@@ -186,7 +203,8 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         "",
         *made_by(commands),
         "Each callback with a budget and its defaults, in one short epoch with distillation. Passes: images through "
-        "all blocks while planning, timed ones included, per calibration image. In depth: of Prune's budget.",
+        "all blocks while planning, timed ones included, per calibration image. In depth: of Prune's budget. Ahead by: "
+        "top-1 points on the same images, paired, with their 95% interval.",
     ]
     for dense in (row for row in rows if row["method"] == "dense"):
         lines += ["", f"## {dense['model']}", "", f"Dense: {dense['top1']:.2f}."]
@@ -194,17 +212,26 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         for cost, budget in sorted({(row["cost"], row["budget"]) for row in own}):
             chosen = [row for row in own if (row["cost"], row["budget"]) == (cost, budget)]
             chosen.sort(key=lambda row: (row["stage"], -row["top1"]))
-            lines += ["", f"### {budget:.0%} of the {cost}", "", table(HEAD, map(_cells, chosen))]
+            lines += ["", f"### {budget:.0%} of the {cost}", "", table(HEAD, [_cells(row, chosen) for row in chosen])]
     return "\n".join(lines)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _ahead(ours: str, row: Row, rows: list[Row]) -> str:
+    """By how many points a method of ours is ahead of a row at the same stage, on the same images."""
+    same = [other for other in rows if other["method"] == ours and other["stage"] == row["stage"]]
+    if not same or row["method"] == ours:
+        return ""
+    return ahead_by(unpacked(same[0]["hits"], row["n"]), unpacked(row["hits"], row["n"]))
+
+
+def _cells(row: Row, rows: list[Row]) -> tuple[str, ...]:
     return (
         row["method"],
         row["stage"],
         f"{row['macs_share']:.3f}",
         f"{row['latency_share']:.3f}",
         f"{row['top1']:.2f} ({row['ci_low']:.2f}-{row['ci_high']:.2f})",
+        *(_ahead(ours, row, rows) for ours in OURS),
         "" if row.get("depth_share") is None else f"{row['depth_share']:.1%}",
         f"{row['passes']:.1f}",
         f"{row['planning_seconds'] / 60:.1f}",
