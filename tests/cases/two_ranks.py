@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import sys
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from cases.fits.ranks import run_scenarios
 from cases.models.habits import Manual, Plain, dataset, loader
 from cases.width.narrow_fits import CNN, RESIDUAL, Cnn, NarrowAt, ResidualCnn
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
@@ -225,7 +223,4 @@ def sharded(folder):
 
 
 if __name__ == "__main__":
-    results, where, *scenarios = sys.argv[1:]
-    found = {name: globals()[name](Path(where) / name) for name in scenarios}
-    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
-        Path(results).write_text(json.dumps(found))
+    run_scenarios(globals())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,12 @@ import lightning.pytorch as pl
 import torch
 from cases.detection.networks import scenes
 from cases.detection.remembered import Recognised, guessed
+from cases.fits.ranks import run_scenarios
+from cases.models.questions import question_rows, write_rows
 from cases.models.tiny import VOCABULARY
 from torch.utils.data import DataLoader
 
+from prunerecover.recipes.data.language.choice_data import ChoiceData
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 from prunerecover.recipes.tasks.object_detector import ObjectDetector
@@ -48,6 +49,25 @@ def language(folder: Path) -> Case:
     return CausalLM(str(folder / "llama")), rows
 
 
+def padded(folder: Path) -> Case:
+    """Sequences of 2 to 12 tokens, one of which has no label at all."""
+    lengths = torch.arange(SAMPLES) + 2
+    here = torch.arange(lengths.max())[None] < lengths[:, None]
+    tokens = torch.randint(3, VOCABULARY, here.shape)
+    labels = tokens.where(here, -100)
+    labels[5] = -100
+    columns = {"input_ids": tokens, "attention_mask": here.long(), "labels": labels}
+    return CausalLM(str(folder / "llama")), [{name: rows[i] for name, rows in columns.items()} for i in range(SAMPLES)]
+
+
+def asked(folder: Path) -> Case:
+    """Questions of two and three choices."""
+    write_rows(folder / "questions" / "validation.jsonl", question_rows(SAMPLES))
+    model = str(folder / "llama")
+    splits = {"val_split": "validation", "test_split": "validation"}
+    return CausalLM(model), ChoiceData(str(folder / "questions"), model=model, batch_size=BATCH, **splits)
+
+
 def detected(folder: Path) -> Case:
     images, targets = scenes(SAMPLES)
     found = guessed(targets, [0, 1, 2], torch.Generator().manual_seed(1))
@@ -64,6 +84,8 @@ TASKS: dict[str, Callable[[Path], Case]] = {
     "segmentation": segmented,
     "detection": detected,
     "language": language,
+    "padded language": padded,
+    "questions": asked,
 }
 
 
@@ -73,16 +95,14 @@ def logged(folder: Path, ranks: int = 2) -> dict[str, dict[str, float]]:
     settings: dict[str, Any] = {"strategy": "ddp"} if ranks > 1 else {}
     for task, make in TASKS.items():
         pl.seed_everything(0, verbose=False)
-        module, rows = make(folder)
-        loader = DataLoader(rows, BATCH, collate_fn=listed if task == "detection" else None)
+        module, data = make(folder)
+        if isinstance(data, list):
+            data = DataLoader(data, BATCH, collate_fn=listed if task == "detection" else None)
         for loop in LOOPS:
             runner = pl.Trainer(accelerator="cpu", devices=ranks, logger=False, enable_progress_bar=False, **settings)
-            (found[f"{task}, {loop}"],) = getattr(runner, loop)(module, loader, verbose=False)
+            (found[f"{task}, {loop}"],) = getattr(runner, loop)(module, data, verbose=False)
     return found
 
 
 if __name__ == "__main__":
-    results, where, *scenarios = sys.argv[1:]
-    found = {name: globals()[name](Path(where) / name) for name in scenarios}
-    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
-        Path(results).write_text(json.dumps(found))
+    run_scenarios(globals())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from cases.fits.ranks import run_scenarios
 from cases.fits.routed_lora import Language, batches, fit
 from cases.models.routed_language import removing
 from cases.two_ranks import digest
@@ -102,7 +101,4 @@ def sharded(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    results, where, *scenarios = sys.argv[1:]
-    found = {name: globals()[name](Path(where) / name) for name in scenarios}
-    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
-        Path(results).write_text(json.dumps(found))
+    run_scenarios(globals())

@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from cases.paths import ROOT, TESTS
 
 
@@ -23,3 +25,13 @@ def two_ranks(folder: Path, *scenarios: str, script: str = "two_ranks.py") -> An
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return json.loads(result.read_text())
+
+
+def run_scenarios(scenarios: Mapping[str, Callable[[Path], Any]]) -> None:
+    """On each rank of a script, run the scenarios that the command names: SCRIPT RESULT.json FOLDER SCENARIO ..."""
+    results, where, *names = sys.argv[1:]
+    found = {name: scenarios[name](Path(where) / name) for name in names}
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        Path(results).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()  # gloo's threads, left to the end of the process, can abort it

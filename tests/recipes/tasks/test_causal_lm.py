@@ -94,15 +94,6 @@ def test_perplexity_is_over_tokens_not_over_batches(llama: str, tmp_path: Path, 
     assert found[f"{prefix}_perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
 
 
-@pytest.mark.slow
-def test_perplexity_is_over_the_tokens_of_all_ranks(llama: str, tmp_path: Path) -> None:
-    module, batches = CausalLM(llama), uneven_batches()
-    expected = loss_by_hand(copy.deepcopy(module.model), batches)
-    runner = trainer(tmp_path, devices=2, strategy="ddp_spawn")
-    (found,) = runner.validate(module, DataLoader(batches, batch_size=None), verbose=False)  # type: ignore[arg-type]
-    assert found["val_perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
-
-
 def test_a_fit_after_a_validation_scores_alike(llama: str, tmp_path: Path) -> None:
     """Validation alone is in inference mode, validation in a fit is not: nothing of the one is left to the other."""
     module, loader = CausalLM(llama, learning_rate=0.0), DataLoader(uneven_batches(), batch_size=None)  # type: ignore[arg-type]

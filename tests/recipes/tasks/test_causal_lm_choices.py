@@ -59,15 +59,6 @@ def test_metrics_are_those_of_the_functions(
     assert found == pytest.approx({f"{prefix}_{name}": value for name, value in expected.items()}, abs=1e-5)
 
 
-@pytest.mark.slow
-def test_each_question_counts_once_on_two_ranks(llama: str, tmp_path: Path, data: ChoiceData) -> None:
-    """11 questions on two ranks: the first is given to both."""
-    module = CausalLM(llama)
-    expected = metrics_by_hand(module, llama)
-    (found,) = trainer(tmp_path, devices=2, strategy="ddp_spawn").validate(module, data, verbose=False)
-    assert found == pytest.approx({f"val_{name}": value for name, value in expected.items()}, abs=1e-5)
-
-
 def test_training_learns_the_answers(llama: str, tmp_path: Path, data: ChoiceData) -> None:
     data = ChoiceData(data.path, model=llama, batch_size=4, val_split="train")
     module, runner = CausalLM(llama, learning_rate=3e-3), trainer(tmp_path, max_epochs=12)

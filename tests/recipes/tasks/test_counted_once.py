@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases.fits.counted_ranks import LOOPS, TASKS, logged
 from cases.fits.ranks import two_ranks
-from cases.models.tiny import tiny_llama
+from cases.models.language import llama_folder
 from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
@@ -59,7 +59,7 @@ def test_batch_sampler_of_the_users_own() -> None:
 def of_one_and_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Logged, Logged]:
     """What one process logs of every task in every loop, and what one pair of processes does."""
     folder = tmp_path_factory.mktemp("ranks")
-    tiny_llama().save_pretrained(folder / "logged" / "llama")
+    llama_folder(folder / "logged" / "llama")
     return logged(folder / "logged", ranks=1), two_ranks(folder, "logged", script="fits/counted_ranks.py")["logged"]
 
 
