@@ -70,7 +70,8 @@ METHODS: Mapping[str, Callable[[Subject, Budget], PruningCallback]] = {
     "split of BoundaryDPT": boundary_split,
     "whole blocks": lambda _, budget: DepthPrune(budget, kinds="block"),
 }
-NOT_FOR = {"resnet56": ("even split by remove=", "split of BoundaryDPT")}  # it has no attention
+BY_COUNT = ("even split by remove=", "split of BoundaryDPT")
+NOT_FOR = {"resnet56": BY_COUNT}  # it has no attention
 
 
 class Watch(pl.Callback):
@@ -127,7 +128,9 @@ def main() -> None:
             save(rows)
     for name, method, budget, cost in track(wanted, "pruning and recovering"):
         if not done(rows, SUBJECTS[name].model, method, budget, cost, options.seed):
-            rows += measured(SUBJECTS[name], method, budget, cost, options.seed)
+            rows += known(rows, SUBJECTS[name], method, budget, cost, options.seed) or measured(
+                SUBJECTS[name], method, budget, cost, options.seed
+            )
             save(rows)
 
 
@@ -135,6 +138,17 @@ def done(rows: list[Row], model: str, method: str, budget: float, cost: str, see
     """Whether there are rows of this kind."""
     asked = {"model": model, "method": method, "budget": budget, "cost": cost, "seed": seed}
     return any(all(row[key] == value for key, value in asked.items()) for row in rows)
+
+
+def known(rows: list[Row], subject: Subject, method: str, budget: float, cost: str, seed: int) -> list[Row]:
+    """Return the rows of a method that removes so many units of each kind, if the same fit was made for another one."""
+    if method not in BY_COUNT:
+        return []
+    asked: dict[str, Any] = {cost: budget}
+    counts = METHODS[method](subject, Budget(**asked)).budget.remove
+    same = (row for row in rows if row["method"] in BY_COUNT and row["removed"] == counts)
+    about = {"method": method, "budget": budget, "cost": cost}
+    return [{**row, **about} for row in same if (row["model"], row["seed"]) == (subject.model, seed)][:2]
 
 
 def measured(subject: Subject, method: str, budget: float, cost: str, seed: int) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -37,6 +38,16 @@ def _torchvision(name: str, size: int = 32, **settings: Any) -> Callable[[], Cas
 
         torch.manual_seed(0)
         return getattr(torchvision.models, name)(num_classes=7, **settings).eval(), image(size)
+
+    return make
+
+
+def _ultralytics(name: str, size: int = 64) -> Callable[[], Case]:
+    def make() -> Case:
+        from ultralytics.nn.tasks import DetectionModel
+
+        torch.manual_seed(0)
+        return DetectionModel(f"{name}.yaml", verbose=False).eval(), image(size)
 
     return make
 
@@ -203,7 +214,8 @@ def _encoder() -> Case:
 
 HUGGING_FACE |= {"t5": _t5, "whisper": _whisper}
 OWN |= {"encoder": _encoder}
-ARCHITECTURES = {**OWN, **VISION, **HUGGING_FACE}
+YOLO = {name: _ultralytics(name) for name in ("yolov8n", "yolo11n") if find_spec("ultralytics")}  # an optional extra
+ARCHITECTURES = {**OWN, **VISION, **HUGGING_FACE, **YOLO}
 QUICK = ("unet", "in-place sums", "encoder", "detector", "split", "deit", "mobilenet_v3", "llama", "t5", "phi", "bloom")
 
 
