@@ -8,7 +8,6 @@ multiplies in it.
 
 from __future__ import annotations
 
-import json
 from functools import cache
 
 import numpy as np
@@ -17,12 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.data.real import BF16, autocast, data_root
+from benchmarks.data.questions import encoding, questions
+from benchmarks.data.real import BF16, autocast
 from benchmarks.data.smollm2 import tokenizer
 from benchmarks.depth.graph_depth_text import TEXTS, documents, token_ids
 from prunerecover.language.accuracy import choice_log_likelihoods
-from prunerecover.language.likelihood import Encoding
-from prunerecover.language.questions import Question, question_of
 from prunerecover.model.copies import deep_copy
 
 WINDOWS, WINDOW = {"wikitext2": 100, "tinystories": 50}, 160
@@ -46,7 +44,6 @@ def scores(network: nn.Module, domain: str) -> Scores:
     return {"loss": losses(network, domain)} if domain in TEXTS else hits(network, domain)
 
 
-@torch.inference_mode()
 def losses(network: nn.Module, text: str) -> NDArray[np.float64]:
     """Return the mean loss per token of each held-out window, `(W,)`."""
     return window_losses(network, windows(text))
@@ -73,7 +70,7 @@ def windows(text: str) -> Tensor:
 
 def hits(network: nn.Module, domain: str) -> Scores:
     """Return per question whether `acc` and `acc_norm` choose the right answer, `(ASKED,)` each."""
-    asked = questions(domain)
+    asked = questions(QUESTIONS[domain], LONGEST)[:ASKED]
     copied = deep_copy(network).to(torch.bfloat16 if BF16 else torch.float32)
     likely = [own.float() for own in choice_log_likelihoods(copied, asked, encoding(), batch_size=4)]
     sizes = [torch.tensor([len(choice) for choice in question.choices]) for question in asked]
@@ -83,18 +80,3 @@ def hits(network: nn.Module, domain: str) -> Scores:
         metric: np.array([int(own.argmax()) == right for own, right in zip(found, rights, strict=True)], dtype=float)
         for metric, found in {"acc": likely, "acc_norm": norm}.items()
     }
-
-
-@cache
-def encoding() -> Encoding:
-    """Return how text becomes tokens."""
-    return Encoding(tokenizer(), context=2048)
-
-
-@cache
-def questions(domain: str) -> list[Question]:
-    """Return the questions that everybody is asked."""
-    lines = (data_root() / "data" / "commonsense" / f"{QUESTIONS[domain]}.jsonl").read_text().splitlines()
-    found = (question_of(json.loads(lines[i])) for i in np.random.default_rng(0).permutation(len(lines)))
-    short = (question for question in found if len(encoding().prompt(question.prompt)) <= LONGEST)
-    return [question for question, _ in zip(short, range(ASKED), strict=False)]

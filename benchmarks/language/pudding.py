@@ -10,23 +10,22 @@ kept in `checkpoints/pudding/`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.data.real import CHECKPOINTS, command, data_root, made_by, parser, write
+from benchmarks.data.questions import encoding, questions
+from benchmarks.data.real import CHECKPOINTS, command, made_by, parser, write
 from benchmarks.data.smollm2 import network, tokenizer
 from benchmarks.depth.graph_depth_text import calibration
 from prunerecover import Plan, PlanSet, plan_depth, plan_omission_sets
 from prunerecover.cost.statistics import mean_interval, paired_difference
 from prunerecover.display.markdown import table
-from prunerecover.language.likelihood import Encoding, next_token_loss
-from prunerecover.language.questions import Question, question_of
+from prunerecover.language.likelihood import next_token_loss
+from prunerecover.language.questions import Question
 from prunerecover.recipes.tasks.route_picker import held_out, prompt_features, train_router
 from prunerecover.routing.comparison import RouteComparison, compare_routes
 from prunerecover.routing.route_table import right_table, route_table
@@ -48,21 +47,6 @@ def model() -> Any:
     return network().to(torch.bfloat16).eval()
 
 
-@cache
-def encoding() -> Encoding:
-    """Return how text becomes tokens."""
-    return Encoding(tokenizer(), context=2048)
-
-
-def questions(task: str, split: str, first: int, count: int) -> list[Question]:
-    """Return questions of a split, in a seeded order, from number `first` on; those with long prompts are left out."""
-    lines = (data_root() / "data" / "commonsense" / f"{task}.{split}.jsonl").read_text().splitlines()
-    order = np.random.default_rng(0).permutation(len(lines))
-    found = (question_of(json.loads(lines[i])) for i in order)
-    short = [question for question in found if len(encoding().prompt(question.prompt)) <= LONGEST]
-    return short[first : first + count]
-
-
 def kept(name: str, make: Callable[[], Tensor]) -> Tensor:
     """Return a tensor that an earlier run kept, or make it."""
     path = KEPT / f"{name}.pt"
@@ -79,7 +63,7 @@ def omission_sets() -> PlanSet:
     if path.is_file():
         return PlanSet.load(path)
     KEPT.mkdir(parents=True, exist_ok=True)
-    asked = {task: questions(task, "train", 0, CALIBRATED) for task in TASKS}
+    asked = {task: questions(f"{task}.train", LONGEST)[:CALIBRATED] for task in TASKS}
     sets = plan_omission_sets(model(), asked, encoding(), BLOCKS, shared_prefix=PREFIX)
     sets.save(path)
     return sets
@@ -114,8 +98,8 @@ def main() -> None:
     """Make what is missing, and write the page."""
     parser(__doc__).parse_args()
     sets = omission_sets()
-    learnt = [q for task in TASKS for q in questions(task, "train", CALIBRATED, LEARNT)]
-    asked = [q for task in TASKS for q in questions(task, "test", 0, ASKED)]
+    learnt = [q for task in TASKS for q in questions(f"{task}.train", LONGEST)[CALIBRATED:][:LEARNT]]
+    asked = [q for task in TASKS for q in questions(f"{task}.test", LONGEST)[:ASKED]]
     likelihoods = kept("likelihoods", lambda: route_table(model(), sets.blocks, learnt, encoding()))
     others = rivals()
     every = (*sets.blocks, *others.values())
