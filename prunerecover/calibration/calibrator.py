@@ -22,10 +22,12 @@ from prunerecover.calibration.hidden_states import Hidden, HiddenStates, keep, m
 from prunerecover.calibration.in_place import in_place
 from prunerecover.calibration.run_maps import RunFit
 from prunerecover.calibration.token_weights import TokenWeights, token_weights
+from prunerecover.calibration.tuned_maps import tuned_maps
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import MIN_SAMPLES, CalibrationSet
 from prunerecover.model.block_runner import BlockRunner
+from prunerecover.model.checks import is_differentiable
 from prunerecover.model.copies import share_copy
 from prunerecover.plan.kinds import KINDS, TRAITS
 from prunerecover.plan.units import Unit
@@ -155,7 +157,7 @@ class Calibrator:
         return chosen
 
     def fitted_to_all(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Return choices of the same forms, fitted to all samples, if a map is among them, which has most to fit.
+        """Return choices of the same forms, fitted to all samples and tuned, if a map is among them.
 
         Divergences stay those on samples that were held out. Without a map nothing was gained by it (DeiT-Tiny).
 
@@ -168,10 +170,13 @@ class Calibrator:
         forms = {choice.unit.name: Form(choice.candidate.leaves, choice.candidate.ridge) for choice in choices}
         again = Calibrator(self.model, samples, [choice.unit for choice in choices], self.replace, self.seed)
         found = {choice.unit.name: choice.candidate for choice in again.choose([c.unit for c in choices], forms)}
-        return [replace(choice, candidate=found[choice.unit.name]) for choice in choices]
+        fitted = [replace(choice, candidate=found[choice.unit.name]) for choice in choices]
+        if not is_differentiable(self.model):
+            return fitted
+        return tuned_maps(self.runner, self._dense, self.layout, self.samples, self._held_out, fitted)
 
     def _in_order(self, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
-        """Yield the units that are fitted together, and the first block that may change: a run's is the one before."""
+        """Yield units that are fitted together, and the first block that may change: a run's is the one before."""
         run: list[Unit] = []
         for index, here in self._by_block(units):
             if run and (here[0].kind != "block" or self.layout.block_of(run[-1].name) != index - 1):
@@ -280,9 +285,8 @@ class Calibrator:
         if form and form.leaves in ("zero", "identity"):
             return [named_candidate(self.model, unit, form.leaves, forward)]
         if unit.name not in fits and form is None:
-            return [
-                named_candidate(self.model, unit, self.replace if self.replace != "calibrated" else "zero", forward)
-            ]
+            leaves = "zero" if self.replace == "calibrated" else self.replace
+            return [named_candidate(self.model, unit, leaves, forward)]
         fitted = fits[unit.name].candidates() if unit.name in fits else []
         found = [candidate for candidate in fitted if form is None or form.fits(candidate)]
         if not found:

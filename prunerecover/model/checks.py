@@ -118,6 +118,11 @@ def check_differentiable(model: nn.Module) -> None:
         )
 
 
+def is_differentiable(model: nn.Module) -> bool:
+    """Return whether gradients flow through the weights: none is quantised, or made within `torch.inference_mode`."""
+    return not any(is_quantised(p) or p.is_inference() for p in model.parameters())
+
+
 def check_blocks_apart(model: nn.Module) -> None:
     """Raise ValueError if one module is at two places of a list of blocks: neither could be removed alone."""
     for path, container in model.named_modules():

@@ -1,0 +1,104 @@
+"""Maps in the place of runs of blocks are tuned on the network's output, as far as held-out samples gain by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from cases.engine import batches_of, build, output_of
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from prunerecover.calibration import calibrator, tuned_maps
+from prunerecover.calibration.calibrator import Calibrator
+from prunerecover.calibration.candidates import Choice, Form
+from prunerecover.calibration.divergence import mean_divergence
+from prunerecover.calibration.held_out import HeldOut
+from prunerecover.depth.family.edits import edits_of
+from prunerecover.depth.units import find_units
+from prunerecover.model.batches import CalibrationSet, split_batches
+from prunerecover.model.evaluation import evaluating
+from prunerecover.surgery.apply_edits import apply_edits
+
+FOLDED = ("llama", "qwen2", "gpt2", "opt", "hf_vit", "timm")
+BLOCKS, RIDGE = (2, 3), 0.3
+
+
+def samples_of(name: str, n: int = 128) -> CalibrationSet:
+    return split_batches(batches_of(name, n=n), torch.device("cpu"))
+
+
+def mapped(name: str, model: nn.Module, tune: bool = True, samples: CalibrationSet | None = None) -> list[Choice]:
+    """Blocks 2 and 3 with a map, fitted to all samples, tuned or not."""
+    units = [unit for i, unit in enumerate(find_units(model, ["block"])) if i in BLOCKS]
+    forms = {units[0].name: Form("zero"), units[1].name: Form("map", RIDGE)}
+    with evaluating(model), pytest.MonkeyPatch.context() as patch:
+        if not tune:
+            patch.setattr(calibrator, "is_differentiable", lambda model: False)
+        own = Calibrator(model, samples or samples_of(name), units, "calibrated")
+        return own.fitted_to_all(own.choose(units, forms))
+
+
+def divergence(name: str, choices: Sequence[Choice]) -> float:
+    """On held-out samples, of the network that the choices leave."""
+    model, held_out = build(name), samples_of(name).held_out
+    dense = [output_of(model, batch) for batch in held_out]
+    apply_edits(model, *edits_of(model, [(choice.unit, choice.candidate) for choice in choices]))
+    return mean_divergence(held_out, dense, [output_of(model, batch) for batch in held_out])
+
+
+def values(choices: Sequence[Choice]) -> dict[str, Tensor]:
+    return choices[-1].candidate.values
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_the_output_changes_less(name: str) -> None:
+    assert divergence(name, mapped(name, build(name))) < divergence(name, mapped(name, build(name), tune=False))
+
+
+def test_a_step_is_adams_on_the_output_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam's first step is its rate times the sign of the gradient, which is taken of the folded weights here."""
+    monkeypatch.setattr(tuned_maps, "EPOCHS", 1)
+    better = count(0, -1)
+    monkeypatch.setattr(HeldOut, "divergence", lambda *_: float(next(better)))
+    model, whole = build("llama"), samples_of("llama", 16)
+    (batch, *_), path = whole.fit, "model.layers.1.mlp.down_proj.weight"
+    samples = replace(whole, fit=(batch,))
+    before, after = (values(mapped("llama", model, tune, samples))["weight"] for tune in (False, True))
+    dense, weight = output_of(model, batch).log_softmax(-1), model.get_parameter(path).detach()
+    del model.model.layers[2:4]
+    learnt = before.float().requires_grad_()
+    output = functional_call(model, {path: learnt @ weight}, (), {**batch.kwargs, "use_cache": False})
+    F.kl_div(output.logits.log_softmax(-1), dense, reduction="sum", log_target=True).backward()
+    assert learnt.grad is not None
+    clear = learnt.grad.abs() > 0.1 * learnt.grad.abs().mean()
+    step = -tuned_maps.RATE / len(weight) * learnt.grad.sign()
+    torch.testing.assert_close((after - before)[clear].float(), step[clear], rtol=1e-3, atol=1e-6)
+
+
+def test_what_is_no_better_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuned_maps, "RATE", 1e4)
+    tuned, solved = (values(mapped("llama", build("llama"), tune)) for tune in (True, False))
+    torch.testing.assert_close(tuned, solved, rtol=1e-6, atol=1e-7)  # learnt in single precision
+
+
+def test_weights_that_take_no_gradients_leave_least_squares() -> None:
+    with torch.inference_mode():
+        frozen = build("llama")
+    assert values(mapped("llama", frozen))["weight"].equal(
+        values(mapped("llama", build("llama"), tune=False))["weight"]
+    )
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model: Any = build("llama")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    mapped("llama", model)
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
