@@ -92,8 +92,8 @@ def quiet() -> Iterator[None]:
     """Keep what every trainer says at its start and end from the console; warnings stay."""
     log = logging.getLogger("lightning.pytorch")
     before = log.level
-    log.setLevel(logging.WARNING)
-    try:
+    try:  # an interrupt may arrive while the level is set
+        log.setLevel(logging.WARNING)
         yield
     finally:
         log.setLevel(before)
@@ -116,8 +116,9 @@ def among(ranks: Any) -> Iterator[None]:
     if not dist.is_available():
         yield
         return
-    before, dist.group.WORLD = dist.group.WORLD, ranks
+    before = dist.group.WORLD
     try:
+        dist.group.WORLD = ranks
         yield
     finally:
         dist.group.WORLD = before

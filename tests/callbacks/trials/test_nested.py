@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,7 +11,7 @@ import torch
 from cases.models.habits import Plain
 from torch.utils.data import DataLoader
 
-from prunerecover.callbacks.trials.nested import at_start_of_fit
+from prunerecover.callbacks.trials.nested import at_start_of_fit, quiet
 from prunerecover.recipes.data.digits import DigitsData
 
 
@@ -43,3 +44,21 @@ def test_no_fit_starts_without_training_data() -> None:
 
     with pytest.raises(ValueError, match="Expected training data for Plain, but its train dataloader has no batch"):
         at_start_of_fit(Plain(), Empty(), lambda trainer, module: 0)
+
+
+def test_an_interrupt_while_a_trial_starts_leaves_the_console_as_loud_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else what says how to go on would not be shown."""
+    log = logging.getLogger("lightning.pytorch")
+    level, set_level = log.level, log.setLevel
+
+    def interrupted(wanted: int) -> None:
+        set_level(wanted)
+        if wanted == logging.WARNING:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(log, "setLevel", interrupted)
+    with pytest.raises(KeyboardInterrupt), quiet():
+        pass
+    assert log.level == level
