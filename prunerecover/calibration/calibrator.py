@@ -27,7 +27,6 @@ from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import MIN_SAMPLES, CalibrationSet
 from prunerecover.model.block_runner import BlockRunner
-from prunerecover.model.checks import is_differentiable
 from prunerecover.model.copies import share_copy
 from prunerecover.plan.kinds import KINDS, TRAITS
 from prunerecover.plan.units import Unit
@@ -157,12 +156,10 @@ class Calibrator:
         return chosen
 
     def fitted_to_all(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Return choices of the same forms, fitted to all samples and tuned, if a map is among them.
-
-        Divergences stay those on samples that were held out. Without a map nothing was gained by it (DeiT-Tiny).
+        """Return choices of the same forms, fitted to all samples and tuned, if a map is among them (else no gain).
 
         Args:
-            choices: What `choose` returned.
+            choices: What `choose` returned. Their divergences stay those on samples that were held out.
         """
         if all(choice.candidate.fold is None for choice in choices):
             return list(choices)
@@ -170,10 +167,12 @@ class Calibrator:
         forms = {choice.unit.name: Form(choice.candidate.leaves, choice.candidate.ridge) for choice in choices}
         again = Calibrator(self.model, samples, [choice.unit for choice in choices], self.replace, self.seed)
         found = {choice.unit.name: choice.candidate for choice in again.choose([c.unit for c in choices], forms)}
-        fitted = [replace(choice, candidate=found[choice.unit.name]) for choice in choices]
-        if not is_differentiable(self.model):
-            return fitted
-        return tuned_maps(self.runner, self._dense, self.layout, self.samples, self._held_out, fitted)
+        tuned = self.tuned([replace(choice, candidate=found[choice.unit.name]) for choice in choices])
+        return [replace(one, divergence=choice.divergence) for one, choice in zip(tuned, choices, strict=True)]
+
+    def tuned(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Return choices, all that goes, with their maps tuned on the output; see `tuned_maps`."""
+        return tuned_maps(self.runner, self._dense, self.layout, self.samples, self._held_out, choices)
 
     def _in_order(self, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
         """Yield units that are fitted together, and the first block that may change: a run's is the one before."""
@@ -226,7 +225,7 @@ class Calibrator:
                 f"Expected a linear before '{run[0].name}' that a map can be folded into, but {fit.reason}. Plan anew "
                 "for this model."
             )
-        return [one for one in maps if wanted.fits(one)] if wanted else [bare, *maps]
+        return maps if wanted else [bare, *maps]
 
     def _front(self, same: bool, fitting: bool = True) -> HiddenStates:
         n = len(self.samples.fit)

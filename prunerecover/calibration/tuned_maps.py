@@ -26,6 +26,7 @@ from prunerecover.display.progress import progress
 from prunerecover.families.layout import Layout
 from prunerecover.model.batches import CalibrationSet, without_padding
 from prunerecover.model.block_runner import BlockRunner
+from prunerecover.model.checks import is_differentiable
 from prunerecover.model.paths import get_module
 
 EPOCHS = 6
@@ -41,7 +42,9 @@ def tuned_maps(
     held_out: HeldOut,
     choices: Sequence[Choice],
 ) -> list[Choice]:
-    """Return choices whose maps change the network's output least; those without a map are returned as they are.
+    """Return choices whose maps change the network's output least, the last one with the divergence of all of them.
+
+    Choices without a map leave what they left. Nothing changes where none has one, or the model takes no gradients.
 
     Args:
         runner: Of the model, in evaluation mode. Its weights take gradients.
@@ -52,6 +55,8 @@ def tuned_maps(
         choices: All that goes.
     """
     places = [i for i, choice in enumerate(choices) if choice.candidate.fold is not None]
+    if not places or not is_differentiable(runner.model):
+        return list(choices)
     maps = [_learnable(choices[i].candidate) for i in places]
     into = [_into(choices[i].candidate) for i in places]
     with ExitStack() as stack:
@@ -60,12 +65,12 @@ def tuned_maps(
         start = min(layout.block_of(path) for path in into)
         states = [_entering(runner, start, batches) for batches in (samples.fit, samples.held_out)]
         stack.enter_context(_mapped(runner.model, into, maps))
-        found = _learnt(runner, DenseOutputs(dense, samples.fit), samples, held_out, start, states, maps)
-    tuned = list(choices)
+        divergence, found = _learnt(runner, DenseOutputs(dense, samples.fit), samples, held_out, start, states, maps)
+    tuned = [*choices[:-1], replace(choices[-1], divergence=divergence)]
     for i, values in zip(places, found, strict=True):
         candidate = choices[i].candidate
         own = {name: values[name].to(candidate.values[name]) for name in candidate.values}
-        tuned[i] = replace(choices[i], candidate=replace(candidate, values=own))
+        tuned[i] = replace(tuned[i], candidate=replace(candidate, values=own))
     return tuned
 
 
@@ -77,8 +82,8 @@ def _learnt(
     start: int,
     states: Sequence[Hidden],
     maps: Sequence[Values],
-) -> list[dict[str, Tensor]]:
-    """Return the maps of the best epoch.
+) -> tuple[float, list[dict[str, Tensor]]]:
+    """Return the divergence on held-out samples and the maps of the best epoch.
 
     Args:
         runner: Of the model without the runs, with the maps in place.
@@ -108,7 +113,7 @@ def _learnt(
             if divergence < best:
                 best, kept = divergence, _copied(maps)
             advance()
-    return kept
+    return best, kept
 
 
 def _entering(runner: BlockRunner, start: int, batches: Sequence[Any]) -> Hidden:

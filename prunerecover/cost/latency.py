@@ -3,7 +3,8 @@
 Two models timed one after the other differ by whatever else the machine did meanwhile. Here they are timed in pairs,
 back to back, the order swapped from one pair to the next; each pair gives one ratio, and the median over the pairs is
 reported with a bootstrap interval. The number of threads is held, the garbage collector waits, and on an accelerator
-each call is timed on the device.
+each call is timed on the device. One thread on a CPU is timed by what it computes: what else the machine does
+meanwhile does not count.
 
 Not covered: throughput under concurrency, the loading of data, and the first call (compilation, autotuning), which
 belongs to the warm-up.
@@ -75,7 +76,7 @@ def latency_ratio(
         threads: CPU threads to hold during the measurement; by default those PyTorch uses now.
         confidence: Coverage of the interval.
         seed: Seed of the bootstrap.
-        stopwatch: How to time one call; by default a clock that suits the device.
+        stopwatch: How to time one call; None: as `stopwatch_for` says.
 
     Raises:
         ValueError: If there is no pair, the models are on different devices, or they have no weights.
@@ -84,9 +85,9 @@ def latency_ratio(
     if pairs < 1:
         raise ValueError(f"Expected at least one pair, but got pairs={pairs}. 30 give a usable interval.")
     inputs = as_inputs(example_inputs).to(device)
-    seconds = stopwatch or stopwatch_for(device)
     runs = (partial(call, dense, inputs), partial(call, pruned, inputs))
     with evaluating(dense, pruned), _quiet(threads) as held:
+        seconds = stopwatch or stopwatch_for(device)
         times = np.array([_timed_pair(runs, seconds, swapped=i % 2 == 1) for i in range(warmup + pairs)])[warmup:]
     medians = np.median(times, axis=0) * 1e3
     return LatencyRatio(
@@ -112,16 +113,20 @@ def median_latency(
         warmup: Untimed passes before them.
         threads: CPU threads to hold meanwhile; None: those PyTorch uses now.
     """
-    seconds = stopwatch_for(_shared_device(model))
+    device = _shared_device(model)
     with evaluating(model), _quiet(threads):
+        seconds = stopwatch_for(device)
         times = [seconds(partial(call, model, inputs)) for _ in range(warmup + repeats)]
     return float(np.median(times[warmup:])) * 1e3
 
 
 def stopwatch_for(device: torch.device) -> Stopwatch:
-    """Return a function that runs a function once and returns the seconds it took on `device`."""
+    """Return a function that runs a function once and returns the seconds it took on `device`.
+
+    Where PyTorch uses one thread of a CPU, these are the seconds that the thread computed; with several, wall time.
+    """
     if device.type == "cpu":
-        return _wall_seconds
+        return _wall_seconds if torch.get_num_threads() > 1 else _thread_seconds
     if device.type == "cuda":
         return partial(_cuda_seconds, device=device)
     return partial(_synchronised_seconds, device=device)
@@ -131,6 +136,12 @@ def _wall_seconds(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+def _thread_seconds(run: Callable[[], object]) -> float:
+    start = time.thread_time()
+    run()
+    return time.thread_time() - start
 
 
 def _cuda_seconds(run: Callable[[], object], device: torch.device) -> float:

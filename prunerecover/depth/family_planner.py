@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -10,20 +11,20 @@ from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice
 from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.family.calibrated_sets import CalibratedSets
-from prunerecover.depth.family.edits import edits_of, saving_if_left
+from prunerecover.depth.family.edits import cost_left, edits_of, saving_if_left
 from prunerecover.depth.family.one_shot import one_shot
 from prunerecover.depth.family.runs import nearest_runs
 from prunerecover.depth.planner import Decision, DepthPlanner
-from prunerecover.depth.search.goals import Goal
+from prunerecover.depth.search.goals import Counted, Goal, Share
 from prunerecover.depth.search.joint import JointSearch
-from prunerecover.depth.search.selection import check_most
+from prunerecover.depth.search.selection import check_most, count_by_kind, outermost
 from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
 from prunerecover.model.batches import Batches
 from prunerecover.model.checks import check_blocks_apart
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import FAMILY_KINDS
+from prunerecover.plan.kinds import FAMILY_KINDS, TRAITS
 from prunerecover.plan.units import Unit
 
 
@@ -54,7 +55,7 @@ class FamilyPlanner(DepthPlanner):
         self.units = not_ignored(found, self.config.ignore)
         self.calibrator = Calibrator(self.model, self.samples, self.units, self.config.replace, self.config.seed)
         self._sets = CalibratedSets(self.calibrator, refit=self.search == "exact" and self.calibrator.fits)
-        self._saved: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        self._saved: dict[tuple[str, float | None, tuple[tuple[object, ...], ...]], float] = {}
 
     def _ranked(self) -> dict[str, float]:
         return self.config.registered(
@@ -82,10 +83,47 @@ class FamilyPlanner(DepthPlanner):
             check_most(units, cost, share, self._saver(cost), len(describe(self.model).blocks) - 1)
         goal = self._goal(units, budget, self._saved_together)
         found = JointSearch(self._sets, goal, self.search, self._known)
-        chosen = found.best_of([found.run(), *self._runs(goal, found.first)])
+        chosen = found.run()
+        others = self._finer(goal) if isinstance(goal, Share) else []
+        chosen = found.best_of([chosen, *others, *self._runs(goal, found.first)], self._sets.tune)
+        if isinstance(goal, Share):
+            chosen = found.best_of([chosen, *self._of_same_counts(goal, chosen)], self._sets.tune)
         return self._decided(found.first, self._sets.choices(chosen), chosen)
 
-    def _runs(self, goal: Goal, first: Mapping[str, float]) -> list[list[Unit]]:
+    def _finer(self, goal: Share) -> list[tuple[Unit, ...]]:
+        """Return the sets found without the units that hold most others, then without those that hold fewer.
+
+        A unit that holds others saves much at once, and looks cheap while it is judged alone; smaller units that save
+        as much together may change the output less. Where both searches go the same way, nothing is judged twice.
+
+        Args:
+            goal: A share of a cost.
+        """
+        sets = []
+        while most := max(map(_holds, goal.units), default=0):
+            goal = replace(goal, units=[unit for unit in goal.units if _holds(unit) < most])
+            if goal.reached(outermost(goal.units)) < 1:
+                break
+            try:
+                sets.append(JointSearch(self._sets, goal, self.search, self._known).run())
+            except ValueError:  # what the units leave holds too much of the cost
+                break
+        return sets
+
+    def _of_same_counts(self, goal: Share, chosen: Sequence[Unit]) -> list[tuple[Unit, ...]]:
+        """Return the set found if as many units of each kind have to go, if it meets the goal.
+
+        Counted in units, a small one that changes little is not passed over for one that saves more.
+
+        Args:
+            goal: A share of a cost.
+            chosen: The best set by shares.
+        """
+        counted = Counted(goal.units, count_by_kind(chosen))
+        found = JointSearch(self._sets, counted, self.search, self._known).run()
+        return [found] if goal.reached(found) >= 1 else []
+
+    def _runs(self, goal: Goal, first: Mapping[str, float]) -> list[tuple[Unit, ...]]:
         """Return contiguous runs of blocks that meet a goal, each of as few blocks as that takes.
 
         With a map for the whole run the output may change less than what units that are judged one by one suggest.
@@ -101,7 +139,7 @@ class FamilyPlanner(DepthPlanner):
         least = max(int(1 / price), 1)
         count = next((n for n in range(least, len(blocks)) if goal.reached(blocks[:n]) >= 1), 0)
         runs = nearest_runs(self.calibrator, blocks, count) if count > 1 else []
-        return [sorted(run, key=lambda unit: first[unit.name]) for run in runs if goal.reached(run) >= 1]
+        return [tuple(sorted(run, key=lambda unit: first[unit.name])) for run in runs if goal.reached(run) >= 1]
 
     def _decided(self, scores: dict[str, float], choices: Sequence[Choice], order: Sequence[Unit]) -> Decision:
         choices = self.calibrator.fitted_to_all(choices)
@@ -109,15 +147,25 @@ class FamilyPlanner(DepthPlanner):
         divergence = {choice.unit.name: choice.divergence for choice in choices}
         return Decision(edits, scores, divergence, order, tensors)
 
-    def _saved_together(self, units: Sequence[Unit], cost: str) -> float:
-        """Return the share of a cost that goes with units, less what they leave."""
+    def _saved_together(self, units: Sequence[Unit], cost: str, wanted: float) -> float:
+        """Return the share of a cost that goes with units, less what they leave; see `DenseCost.removed_share`.
+
+        No clock tells blocks of one size apart: latency is measured once for as many units of each kind and size.
+        """
         leaves = self._sets.leaves_of(units)
-        left = {unit.name: leaves.get(unit.name, leaves.get(unit.kind, "")) for unit in units}
-        key = cost, frozenset(left.items())
+        left = {unit: cost_left(unit, leaves) for unit in units}
+        timed = cost == "latency"
+        alike = sorted((u.kind, u.params, u.macs, what) if timed else (u.name, what) for u, what in left.items())
+        key = cost, wanted if timed else None, tuple(alike)
         if key not in self._saved:
-            named = {name: what for name, what in left.items() if what}
-            self._saved[key] = saving_if_left(self.dense_cost(cost), named)(units)
+            named = {unit.name: what for unit, what in left.items()}
+            self._saved[key] = saving_if_left(self.dense_cost(cost), named, wanted)(units)
         return self._saved[key]
 
-    def _saved_by_units(self, units: Sequence[Unit], cost: str) -> float:
-        return saving_if_left(self.dense_cost(cost), {})(units)
+    def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
+        return saving_if_left(self.dense_cost(cost), {}, wanted)(units)
+
+
+def _holds(unit: Unit) -> int:
+    """Return how many kinds of units are inside."""
+    return len(TRAITS[unit.kind].holds)

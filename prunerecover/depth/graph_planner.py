@@ -42,7 +42,7 @@ class GraphPlanner(DepthPlanner):
         self.removals, self.units = units_that_may_go(self.model, self.example, self.kinds, self.config)
         with progress("running the dense network"):
             self.variants = Variants(self.removals, self._objective())
-        self._saved: dict[tuple[str, frozenset[str]], float] = {}
+        self._saved: dict[tuple[str, float | None, frozenset[str]], float] = {}
 
     def _objective(self) -> Objective:
         """Return what sets of units are judged by: the loss, where a search goes by it."""
@@ -69,7 +69,7 @@ class GraphPlanner(DepthPlanner):
             return {}
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
-    def _choose(self, budget: Budget) -> tuple[dict[str, float], list[Unit]]:
+    def _choose(self, budget: Budget) -> tuple[dict[str, float], Sequence[Unit]]:
         goal, search = self._goal(self.units, budget, self._saved_by_units), self.search
         if search in SET_SEARCHES:
             found = JointSearch(self.variants, goal, search, self._known)
@@ -118,11 +118,11 @@ class GraphPlanner(DepthPlanner):
         check_unit_scores(able, registered.name)
         return found
 
-    def _saved_by_units(self, units: Sequence[Unit], cost: str) -> float:
-        key = cost, names_of(units)
+    def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
+        key = cost, wanted if cost == "latency" else None, names_of(units)
         if key not in self._saved:
             try:
-                self._saved[key] = self.dense_cost(cost).removed_share(self.removals.edits(units))
+                self._saved[key] = self.dense_cost(cost).removed_share(self.removals.edits(units), wanted=wanted)
             except NotRemovable:  # its widths cannot be reconciled: it saves nothing, and is not offered
                 self._saved[key] = 0.0
         return self._saved[key]

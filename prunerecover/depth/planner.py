@@ -29,7 +29,9 @@ from prunerecover.plan.removed_units import edits_without_others, leave_nothing
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.provenance import plan_for, result_of
-from prunerecover.surgery.saved_cost import DenseCost
+from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
+
+Saved = Callable[[Sequence[Unit], str, float], float]  # of units, a cost and a share that is wanted
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class DepthPlanner(ABC):
             in_part: Whether something else removes what units of depth leave of a larger budget: excess is no matter.
         """
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-            decided = self._decide(budget)
+            decided = self._decide(_aim(budget))
             removed = self._removed_by(decided.edits, budget, in_part) if decided.edits else {}
             order = self._steps(decided)
         found = DepthEvidence(
@@ -175,11 +177,17 @@ class DepthPlanner(ABC):
         """Search for what goes."""
 
     @abstractmethod
-    def _saved_by_units(self, units: Sequence[Unit], cost: str) -> float:
-        """Return the share of a cost that goes with some units which leave nothing."""
+    def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
+        """Return the share of a cost that goes with some units which leave nothing; see `DenseCost.removed_share`."""
 
-    def _goal(self, units: Sequence[Unit], budget: Budget, saved: Callable[[Sequence[Unit], str], float]) -> Goal:
-        """Return how much of some units has to go; `saved` measures the share of a cost that goes with some of them."""
+    def _goal(self, units: Sequence[Unit], budget: Budget, saved: Saved) -> Goal:
+        """Return how much of some units has to go.
+
+        Args:
+            units: That may go.
+            budget: In units, or a share of a cost.
+            saved: Measures the share of a cost that goes with some units, to be compared with a share.
+        """
         if budget.share is None:
             return Counted(units, budget.counts(count_by_kind(units)))
         cost, share = budget.share
@@ -187,8 +195,8 @@ class DepthPlanner(ABC):
         return Share(
             units,
             share,
-            lambda chosen: saved(chosen, cost),
-            lambda alone: saved(alone, counted),
+            lambda chosen: saved(chosen, cost, share),
+            lambda alone: saved(alone, counted, share),
             most_blocks=len(describe(self.model).blocks) - 1 if is_supported(self.model) else None,
         )
 
@@ -231,3 +239,10 @@ class DepthPlanner(ABC):
             )
         said = {"cost": cost, "live": live, "merged": merged, "asked": asked, "smallest_unit": smallest}
         return DepthEvidence(removed_share=RemovedShare.model_validate(said)).to_dict()
+
+
+def _aim(budget: Budget) -> Budget:
+    """Return what is planned for: clocks do not tell shares of latency apart that are as near as `CLOCKS`."""
+    if budget.latency is None:
+        return budget
+    return Budget(latency=budget.latency - min(CLOCKS, 0.05 * budget.latency))

@@ -20,7 +20,7 @@ class Budget:
         ratio: Share of the units per kind, rounded to the nearest count.
         macs: Share of the MACs.
         params: Share of the parameters.
-        latency: Share of the latency measured on the target device.
+        latency: Share of the latency, measured on the target device. A plan may miss it by 0.01, as clocks do.
 
     Raises:
         ValueError: If none or several are given, or a number is out of range.

@@ -17,6 +17,7 @@ from prunerecover.plan.evidence import DepthEvidence, SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_share
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
+from prunerecover.surgery.saved_cost import CLOCKS
 from prunerecover.width.groups.rounding import RoundTo
 
 WIDTH, DEPTH = 0.0, 1.0  # shares of the budget that depth takes where one of both goes alone
@@ -24,7 +25,7 @@ MIXED = (0.25, 0.5, 0.75)
 FINER = 0.125  # on either side of the best of them
 MOST = 0.99  # of the MACs
 TRIES = 3  # to meet the budget, once it is measured that the plan does not
-NEAR = 0.01  # of the cost: widths meet a budget within so much, and clocks do not agree any better
+NEAR = CLOCKS  # of the cost: widths meet a budget within so much as well
 
 
 def plan_pruning(

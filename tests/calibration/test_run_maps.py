@@ -75,7 +75,7 @@ def test_maps_of_a_plan_are_fitted_to_the_samples_that_judged_them_as_well() -> 
 
 @pytest.mark.parametrize(("constant", "name"), [(False, "llama"), (True, "timm")])
 def test_a_linear_run_is_found(constant: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_maps, "RIDGES", (1e-9,))
+    monkeypatch.setattr(run_maps, "RIDGE", 1e-9)
     model = build(name)
     block = describe(model).blocks[1]
     fit, mlp = RunFit(model, block), block.mlp

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from prunerecover.calibration import calibrator, tuned_maps
+from prunerecover.calibration import tuned_maps
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice, Form
 from prunerecover.calibration.divergence import mean_divergence
@@ -26,7 +26,7 @@ from prunerecover.model.evaluation import evaluating
 from prunerecover.surgery.apply_edits import apply_edits
 
 FOLDED = ("llama", "qwen2", "gpt2", "opt", "hf_vit", "timm")
-BLOCKS, RIDGE = (2, 3), 0.3
+BLOCKS = (2, 3)
 
 
 def samples_of(name: str, n: int = 128) -> CalibrationSet:
@@ -36,10 +36,10 @@ def samples_of(name: str, n: int = 128) -> CalibrationSet:
 def mapped(name: str, model: nn.Module, tune: bool = True, samples: CalibrationSet | None = None) -> list[Choice]:
     """Blocks 2 and 3 with a map, fitted to all samples, tuned or not."""
     units = [unit for i, unit in enumerate(find_units(model, ["block"])) if i in BLOCKS]
-    forms = {units[0].name: Form("zero"), units[1].name: Form("map", RIDGE)}
+    forms = {units[0].name: Form("zero"), units[1].name: Form("map")}
     with evaluating(model), pytest.MonkeyPatch.context() as patch:
         if not tune:
-            patch.setattr(calibrator, "is_differentiable", lambda model: False)
+            patch.setattr(tuned_maps, "is_differentiable", lambda model: False)
         own = Calibrator(model, samples or samples_of(name), units, "calibrated")
         return own.fitted_to_all(own.choose(units, forms))
 

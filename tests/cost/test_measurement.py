@@ -176,10 +176,24 @@ def test_environment_names_processor_and_packages(tmp_path: Path) -> None:
     assert {"python", "prunerecover", "torch", "lightning"} <= set(versions())
 
 
-def test_stopwatch_of_the_cpu_measures_wall_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("threads", "clock"), [(1, "thread_time"), (2, "perf_counter")])
+def test_a_single_thread_is_timed_by_what_it_computes(
+    threads: int, clock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moments = iter([10.0, 12.5])
-    monkeypatch.setattr("prunerecover.cost.latency.time.perf_counter", lambda: next(moments))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(f"prunerecover.cost.latency.time.{clock}", lambda: next(moments))
     assert stopwatch_for(CPU)(lambda: None) == 2.5
+
+
+def test_threads_that_are_held_decide_how_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the process itself has others."""
+    asked: list[int] = []
+    monkeypatch.setattr("prunerecover.cost.latency._thread_seconds", lambda run: asked.append(1) or 1.0)
+    monkeypatch.setattr("prunerecover.cost.latency._wall_seconds", lambda run: asked.append(2) or 1.0)
+    for threads in (1, 2):
+        latency_ratio(mlp(), mlp(), X, pairs=1, warmup=0, threads=threads)
+    assert asked == [1, 1, 2, 2]
 
 
 @pytest.mark.gpu

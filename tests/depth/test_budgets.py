@@ -16,7 +16,9 @@ import prunerecover.surgery.saved_cost as saved_cost
 from prunerecover.apply import apply_plan
 from prunerecover.cost.macs import count_macs
 from prunerecover.cost.statistics import Interval
+from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.plan_depth import plan_depth
+from prunerecover.depth.planner import Decision
 from prunerecover.depth.units import find_units
 from prunerecover.model.batches import as_inputs
 from prunerecover.plan.budget import Budget
@@ -86,6 +88,26 @@ def test_share_of_latency_is_found_by_bisection(monkeypatch: pytest.MonkeyPatch)
     assert min(a for a in asked if 1 - a >= 0.4) <= 0.6
     assert 1 - plan.result.params / sum(p.numel() for p in model.parameters()) > 0
     assert len(asked) <= 6
+
+
+def test_as_many_units_of_each_kind_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that counts parameters: blocks are of one size here, and those that remain tell which are gone."""
+    timed: list[tuple[int, int]] = []
+
+    class Ratio:
+        def __init__(self, value: float) -> None:
+            self.ratio = Interval(value, value, value, 0.95)
+
+    def clock(dense: nn.Module, pruned: nn.Module, example: Any, pairs: int, **_: Any) -> Ratio:
+        counts = [sum(p.numel() for p in m.parameters()) for m in (dense, pruned)]
+        timed.append((pairs, counts[1]))
+        return Ratio(counts[1] / counts[0])
+
+    monkeypatch.setattr(saved_cost, "latency_ratio", clock)
+    how = {"kinds": ("attention", "mlp"), "replace": "zero", "search": "joint"}
+    plan_depth(build("timm"), Budget(latency=0.5), batches=batches_of("timm"), **how)
+    assert len(timed) > 5
+    assert len(timed) == len(set(timed))
 
 
 def test_latency_budget_runs_on_the_real_clock() -> None:
@@ -164,3 +186,19 @@ def test_nothing_goes_for_a_budget_of_no_units(budget: Budget) -> None:
     """Of a network of no supported family."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     assert plan_depth(model, budget, batches=[torch.randn(8, 6)]).edits == ()
+
+
+@pytest.mark.parametrize(("asked", "aimed"), [(0.4, 0.39), (0.02, 0.019)])
+def test_a_share_of_latency_may_be_missed_as_far_as_clocks_differ(
+    asked: float, aimed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sought: list[Budget] = []
+
+    def noted(planner: FamilyPlanner, budget: Budget) -> Decision:
+        sought.append(budget)
+        return Decision([], {}, {}, [])
+
+    monkeypatch.setattr(FamilyPlanner, "_decide", noted)
+    for budget in (Budget(latency=asked), Budget(macs=asked)):
+        plan_depth(build("timm"), budget, batches=batches_of("timm"))
+    assert [budget.share for budget in sought] == [("latency", pytest.approx(aimed)), ("macs", asked)]

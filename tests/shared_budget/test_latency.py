@@ -11,6 +11,7 @@ from torch import nn
 
 from prunerecover import Budget, Plan, plan_pruning
 from prunerecover.cost.macs import count_macs
+from prunerecover.cost.statistics import Interval
 from prunerecover.plan.evidence import SplitEvidence
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 from prunerecover.shared_budget.plan_pruning import SplitSearch
@@ -26,7 +27,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def ratio(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Any:
         times = [_seconds(model, example) for model in (dense, pruned)]
-        return SimpleNamespace(ratio=SimpleNamespace(value=times[1] / times[0]))
+        share = times[1] / times[0]
+        return SimpleNamespace(ratio=Interval(share, share, share))
 
     monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
 

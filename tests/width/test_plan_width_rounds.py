@@ -29,7 +29,7 @@ def test_latency_budget_is_measured(make: Any, batches: Batches, monkeypatch: py
     model = make()
     dense = count_macs(model, IMAGE)
 
-    def clock(whole: DenseCost, edits: Any) -> float:
+    def clock(whole: DenseCost, edits: Any, wanted: float) -> float:
         copied = share_copy(whole.model)
         apply_edits(copied, edits)
         assert whole.cost == "latency"
@@ -49,7 +49,7 @@ def test_latency_is_measured_without_the_loss() -> None:
 
 
 def test_latency_that_cannot_go_is_refused(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DenseCost, "removed_share", lambda *_: 0.4)
+    monkeypatch.setattr(DenseCost, "removed_share", lambda *_, **__: 0.4)
     with pytest.raises(ValueError, match=r"can meet, 60.0% of the latency, but the most that was saved is 40.0%"):
         plan_width(cnn(), Budget(latency=0.6), batches=batches)
 

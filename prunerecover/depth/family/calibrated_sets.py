@@ -40,6 +40,7 @@ class CalibratedSets:
         self._scores: dict[Gone, dict[str, float]] = {}
         self._raced: dict[tuple[Gone, Gone], dict[str, float]] = {}
         self._choices: dict[Gone, list[Choice]] = {frozenset(): []}
+        self._tuned: set[Gone] = set()
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]]) -> list[float]:
         """Return the output divergence of each unit on top of what is gone.
@@ -102,6 +103,12 @@ class CalibratedSets:
     def settle(self, units: Sequence[Unit]) -> None:
         """Fit what units leave, each on the model without those before it in depth."""
         self.choices(units)
+
+    def tune(self, units: Sequence[Unit]) -> None:
+        """Tune the maps that units leave together on the network's output, if there are any."""
+        if names_of(units) not in self._tuned:
+            self._choices[names_of(units)] = self.calibrator.tuned(self.choices(units))
+            self._tuned.add(names_of(units))
 
     def choices(self, units: Sequence[Unit]) -> list[Choice]:
         """Return what units leave together, in order of depth.

@@ -34,23 +34,36 @@ def edits_of(model: nn.Module, chosen: Iterable[tuple[Unit, Candidate]]) -> tupl
     return [*edits, *block_removals(model, blocks)], tensors
 
 
-def saving_if_left(dense: DenseCost, left: Mapping[str, str]) -> Callable[[Sequence[Unit]], float]:
+def saving_if_left(
+    dense: DenseCost, left: Mapping[str, str], wanted: float | None = None
+) -> Callable[[Sequence[Unit]], float]:
     """Return a function that measures the share of the cost that goes with some units.
 
     Args:
         dense: What the model costs; nothing is fitted.
         left: What units leave, by name or by kind; those that are not there leave nothing.
+        wanted: See `DenseCost.removed_share`.
     """
-    bare = {"activation": "identity"}
 
     def candidate(unit: Unit) -> Candidate:
-        leaves = left.get(unit.name, left.get(unit.kind, bare.get(unit.kind, "zero")))
-        if unit.kind == "block" or leaves == "zero":
+        leaves = cost_left(unit, left)
+        if leaves == "zero":
             return Candidate(Remove(unit=unit.name, kind=unit.kind))  # type: ignore[arg-type]
         return Candidate(Replace(unit=unit.name, kind=unit.kind, leaves=leaves))  # type: ignore[arg-type]
 
     def share(units: Sequence[Unit]) -> float:
         edits, _ = edits_of(dense.model, ((u, candidate(u)) for u in units))
-        return dense.removed_share(edits)
+        return dense.removed_share(edits, wanted=wanted)
 
     return share
+
+
+def cost_left(unit: Unit, left: Mapping[str, str]) -> str:
+    """Return what a unit leaves that costs something, else "zero", or "identity" for an activation.
+
+    Args:
+        unit: A block leaves nothing, or a map that is folded elsewhere.
+        left: See `saving_if_left`.
+    """
+    bare = "identity" if unit.kind == "activation" else "zero"
+    return bare if unit.kind == "block" else left.get(unit.name, left.get(unit.kind, bare))

@@ -66,7 +66,7 @@ def _one_shot_by_cost(
     left: dict[str, str] = {}
     best, least, goal = list[Choice](), 1.0, share
     for tried in itertools.count():
-        saving = saving_if_left(dense, left)
+        saving = saving_if_left(dense, left, wanted=goal)
         with progress("measuring what units cost"):
             selected = select_by_cost(units, scores, dense.cost, goal, saving, len(calibrator.layout.blocks) - 1)
         chosen = calibrator.choose(selected)

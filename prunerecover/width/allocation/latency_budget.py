@@ -91,7 +91,7 @@ def macs_for_latency(
             except ValueError:
                 high = middle
                 continue
-            saved = dense.removed_share(edits)
+            saved = dense.removed_share(edits, wanted=latency)
             most = max(most, saved)
             if saved >= latency:
                 high = met = middle

@@ -208,7 +208,7 @@ def test_outputs_that_cannot_be_compared_leave_kinds_as_scored(model: Boxes) -> 
 
 
 def test_a_share_of_latency_beyond_what_macs_allow_leaves_kinds_as_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DenseCost, "removed_share", lambda *_: 0.99)
+    monkeypatch.setattr(DenseCost, "removed_share", lambda *_, **__: 0.99)
     plan = plan_width(vit(), Budget(latency=0.95), batches=labelled_batches())
     assert plan.removed
     assert "rates" not in plan.evidence

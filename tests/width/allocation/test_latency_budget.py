@@ -37,7 +37,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Time models by such a processor."""
 
     def of(block: int) -> None:
-        def clock(whole: DenseCost, edits: Any) -> float:
+        def clock(whole: DenseCost, edits: Any, wanted: float) -> float:
             copied = share_copy(whole.model)
             apply_edits(copied, edits)
             return 1 - products(copied, block) / products(whole.model, block)
@@ -91,9 +91,9 @@ def test_what_would_lose_more_is_not_measured(processor: Any, monkeypatch: pytes
     processor(8)
     clock, timed = DenseCost.removed_share, []
 
-    def counted(whole: DenseCost, edits: Any) -> float:
+    def counted(whole: DenseCost, edits: Any, wanted: float) -> float:
         timed.append(edits)
-        return clock(whole, edits)
+        return clock(whole, edits, wanted=wanted)
 
     monkeypatch.setattr(DenseCost, "removed_share", counted)
     planned(round_to=1)
@@ -114,7 +114,7 @@ def test_a_number_that_is_given_stays(round_to: int, processor: Any) -> None:
 def test_multiples_meet_budgets_that_single_units_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a processor that is slow whenever a width is odd."""
 
-    def clock(whole: DenseCost, edits: Any) -> float:
+    def clock(whole: DenseCost, edits: Any, wanted: float) -> float:
         copied: Any = share_copy(whole.model)
         apply_edits(copied, edits)
         return 0.5 if all(m.out_channels % 8 == 0 for m in copied if isinstance(m, nn.Conv2d)) else 0.0

@@ -162,7 +162,7 @@ def test_a_latency_budget_is_met_by_multiples(monkeypatch: pytest.MonkeyPatch) -
     model = wide()
     dense = count_macs(model, IMAGE)
 
-    def clock(whole: DenseCost, edits: Any) -> float:
+    def clock(whole: DenseCost, edits: Any, wanted: float) -> float:
         copied = share_copy(whole.model)
         apply_edits(copied, edits)
         return 1 - count_macs(copied, IMAGE) / dense

@@ -1,0 +1,47 @@
+"""Latency that edits save is measured with as many pairs as it takes to tell whether it is what is wanted."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cases.engine import batches_of, build
+
+from prunerecover.cost.statistics import Interval
+from prunerecover.model.batches import as_inputs
+from prunerecover.surgery import saved_cost
+from prunerecover.surgery.saved_cost import FEW, PAIRS, DenseCost
+
+
+@pytest.fixture
+def pairs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A clock that shows 30% less in the median, and somewhat other medians with few pairs; what was asked of it."""
+    asked: list[int] = []
+
+    def clock(*_: Any, pairs: int, **__: Any) -> Any:
+        asked.append(pairs)
+        few = pairs < PAIRS
+        return SimpleNamespace(ratio=Interval(0.72, 0.66, 0.75) if few else Interval(0.70, 0.69, 0.71))
+
+    monkeypatch.setattr(saved_cost, "latency_ratio", clock)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("wanted", "asked", "saved"),
+    [(None, [PAIRS], 0.30), (0.30, [FEW, PAIRS], 0.30), (0.27, [FEW, PAIRS], 0.30), (0.20, [FEW], 0.28)],
+)
+def test_few_pairs_are_enough_for_what_is_clearly_more_or_less(
+    wanted: float | None, asked: list[int], saved: float, pairs: list[int]
+) -> None:
+    cost = DenseCost(build("timm"), "latency", as_inputs(batches_of("timm")[0]))
+    assert cost.removed_share([], wanted=wanted) == pytest.approx(saved)
+    assert pairs == asked
+
+
+def test_what_is_counted_needs_no_pairs(pairs: list[int]) -> None:
+    model = build("timm")
+    cost = DenseCost(model, "params", as_inputs(batches_of("timm")[0]))
+    assert cost.removed_share([], wanted=0.3) == 0.0
+    assert not pairs
