@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from prunerecover.display.markdown import table
 
 OURS, SEED = "prunerecover", 0
 STAGES = {"prune_only": "without training", "lora": "after the same recovery by adapters"}
+UNITS = {"attention": (12, 20, 28), "mlp": (4, 7, 9)}  # hold as many parameters as 3, 5 and 7 blocks
 COLUMNS = (*TEXTS, "acc", "acc_norm")  # questions of all sets together
 
 
@@ -44,14 +46,33 @@ def markdown(rows: list[Row], methods: Sequence[str], depths: Sequence[int], abo
     ]
     dense = [row for row in rows if row["method"] == "dense"]
     lines += ["Dense: " + ", ".join(f"{name} {_cell(dense, name)}" for name in COLUMNS) + ".", ""]
+    blocks = [row for row in rows if row["unit"] == "block"]
     for count in depths:
         for stage, title in STAGES.items():
-            there = [row for row in rows if row["removed"] == count and row["stage"] == stage]
+            there = [row for row in blocks if row["removed"] == count and row["stage"] == stage]
             cells = [_line(method, there) for method in methods if any(row["method"] == method for row in there)]
             versus = (f"ours minus theirs, {name}" for name in (*TEXTS, "acc"))
             head = ("method", "blocks gone", *COLUMNS, *versus)
             lines += [f"## {count} of 30 blocks, {title}", "", table(head, cells), ""] if cells else []
-    return "\n".join(lines)
+    return "\n".join([*lines, *_parts(rows, depths)])
+
+
+def _parts(rows: Sequence[Row], depths: Sequence[int]) -> list[str]:
+    """Render attentions and MLPs beside as many blocks as hold their parameters."""
+    cells = []
+    for (unit, counts), (stage, title) in product(UNITS.items(), STAGES.items()):
+        at_stage = [row for row in rows if row["stage"] == stage]
+        for count, instead in zip(counts, depths, strict=True):
+            there = [row for row in at_stage if (row["unit"], row["removed"]) == (unit, count)]
+            blocks = [row for row in at_stage if (row["unit"], row["removed"]) == ("block", instead)]
+            for method in dict.fromkeys(row["method"] for row in there):
+                own = [row for row in there if row["method"] == method]
+                about = (f"{count} {unit}s, {title}", method, f"{own[0]['params_share']:.1%}")
+                ahead = (_difference(blocks, own, name) for name in TEXTS)
+                cells.append((*about, *(_cell(own, name) for name in TEXTS), *ahead))
+    versus = (f"{OURS} without blocks minus this, {name}" for name in TEXTS)
+    found = table(("gone", "method", "parameters left", *TEXTS, *versus), cells)
+    return ["## Attentions and MLPs with the parameters of 3, 5 and 7 blocks", "", found, ""] if cells else []
 
 
 def column(rows: Sequence[Row], name: str) -> NDArray[np.float64] | None:

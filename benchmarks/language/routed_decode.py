@@ -21,8 +21,9 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from benchmarks.data.real import command, made_by, parser, write
-from benchmarks.depth.graph_depth_decode import bytes_read, decoder, thread_seconds
+from benchmarks.depth.graph_depth_decode import bytes_read, decoder
 from prunerecover import PlanSet, RoutedCausalLM, apply_plan
+from prunerecover.cost.latency import stopwatch_for
 from prunerecover.cost.statistics import median_interval
 from prunerecover.display.markdown import table
 from prunerecover.routing.router import PrefixRouter
@@ -72,11 +73,12 @@ def _times(dense: Any, pruned: Any, routed: Any, ids: Tensor) -> dict[str, Any]:
         "routed": partial(routed.generate, ids, **how),
     }
     found: dict[str, list[float]] = {name: [] for name in runs}
+    seconds = stopwatch_for(ids.device)
     with torch.inference_mode():
         for number in track(range(WARMUP + ROUNDS), "rounds"):
             names = list(runs)
             for name in (*names[number % len(names) :], *names[: number % len(names)]):
-                found[name].append(thread_seconds(runs[name]))
+                found[name].append(seconds(runs[name]))
     return {name: np.array(seconds[WARMUP:]) for name, seconds in found.items()}
 
 
