@@ -17,6 +17,7 @@ from benchmarks.depth.graph_depth_rows import Row, add, pruned, rows_so_far, sha
 from prunerecover import Plan, plan_depth
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.display.markdown import table
+from prunerecover.model.key_values import cache_returned
 
 MODEL = "Llama, 8 layers, hidden {}"
 HIDDEN = (512, 1024, 2048, 4096)  # the last one takes 14 GB
@@ -34,11 +35,9 @@ class Decoding(nn.Module):
 
     def __init__(self, network: nn.Module, prompt: Tensor) -> None:
         super().__init__()
-        from transformers import DynamicCache
-
-        self.network, self.cache = network, DynamicCache()
+        self.network = network
         with torch.inference_mode():
-            network(input_ids=prompt, past_key_values=self.cache, use_cache=True)
+            self.cache = cache_returned(network(input_ids=prompt, use_cache=True))
         self.start = prompt.shape[1]
 
     def forward(self, token: Tensor) -> Tensor:
@@ -47,10 +46,11 @@ class Decoding(nn.Module):
             for place in range(self.start, self.start + WRITTEN):
                 positions = torch.tensor([[place]])
                 logits: Tensor = self.network(
-                    input_ids=token, past_key_values=self.cache, position_ids=positions, use_cache=True
+                    input_ids=token, **self.cache, position_ids=positions, use_cache=True
                 ).logits
                 token = logits[:, -1].argmax(-1, keepdim=True)
-            self.cache.crop(-WRITTEN)
+            for cache in self.cache.values():
+                cache.crop(-WRITTEN)
         return logits
 
 
@@ -117,7 +117,7 @@ def check_cache(network: nn.Module, ids: Tensor) -> None:
         whole = network(input_ids=ids).logits[:, -1]
         first = network(input_ids=ids[:, :half], use_cache=True)
         positions = torch.arange(half, ids.shape[1])[None]
-        then = network(input_ids=ids[:, half:], past_key_values=first.past_key_values, position_ids=positions)
+        then = network(input_ids=ids[:, half:], **cache_returned(first), position_ids=positions)
     if not torch.allclose(whole, then.logits[:, -1], atol=1e-3):
         raise RuntimeError("Expected the same logits with a cache as without, but they differ.")
 

@@ -6,11 +6,14 @@ shows what perplexity hides, the errors that pruning adds up over a generation, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from prunerecover.model.batches import logits_of
 from prunerecover.model.evaluation import device_of, evaluating
+from prunerecover.model.key_values import cache_returned
 
 
 def exact_continuation(model: nn.Module, tokens: Tensor, *, prompt: int, batch_size: int = 16) -> float:
@@ -45,13 +48,14 @@ def exact_continuation(model: nn.Module, tokens: Tensor, *, prompt: int, batch_s
 
 def _greedy(model: nn.Module, ids: Tensor, count: int) -> Tensor:
     """Return the likeliest next tokens, `(N, count)`, one after the other."""
-    cache, written = None, []
+    cache: dict[str, Any] = {}
+    written = []
     for _ in range(count):
-        output = model(input_ids=ids, past_key_values=cache, use_cache=True)
-        cache = getattr(output, "past_key_values", None)
-        if cache is None:
+        output = model(input_ids=ids, **cache, use_cache=True)
+        cache = cache_returned(output)
+        if not cache:
             raise TypeError(
-                f"Expected a model that returns its cache as past_key_values, but {type(model).__name__} does not. "
+                f"Expected a model that returns its cache (as `cache` or `past_key_values`), but {type(model).__name__} does not. "
                 "Compare what model.generate writes."
             )
         ids = logits_of(output)[:, -1:].argmax(-1)

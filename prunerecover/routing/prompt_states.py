@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from prunerecover.families.describe import describe_blocks
 from prunerecover.model.hooks import first_tensor
+from prunerecover.model.key_values import cache_given
 from prunerecover.model.paths import get_module
 
 GROWS = "DynamicLayer"  # transformers' class of what a cache holds of a layer: all keys and values
@@ -56,7 +57,7 @@ def recorded(network: nn.Module, blocks: int) -> Iterator[list[list[BlockStates]
         for index, module in enumerate(modules):
 
             def note(_: nn.Module, args: Any, kwargs: Any, output: Any, index: int = index) -> None:
-                layers = getattr(kwargs.get("past_key_values"), "layers", ())
+                layers = getattr(cache_given(kwargs), "layers", ())
                 own: Any = layers[index] if len(layers) > index else None
                 if type(own).__name__ == GROWS and isinstance(output, Tensor):
                     found[index].append(BlockStates(first_tensor(args, kwargs), output, own.keys, own.values))
@@ -98,7 +99,7 @@ class _Answer:
         self._block, self._index, self._known = block, index, known
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        cache: Any = kwargs.get("past_key_values")
+        cache = cache_given(kwargs)
         hidden = first_tensor(args, kwargs)
         empty = type(cache).__name__ == "DynamicCache" and not cache.get_seq_length(self._index)
         if empty and torch.equal(hidden, self._known.entered):

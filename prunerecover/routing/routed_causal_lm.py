@@ -20,6 +20,7 @@ from prunerecover.families.describe import describe_blocks
 from prunerecover.model.batches import logits_of
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating
+from prunerecover.model.key_values import CACHES
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.routing.plan_set import PlanSet
 from prunerecover.routing.prompt_states import BlockStates, handed_on, of_prompts, recorded
@@ -30,7 +31,7 @@ from prunerecover.routing.rows import check_tokens, in_order, of_rows
 # so that routed models can be copied and pickled.
 _ALONE = threading.RLock()
 # Arguments of `generate` by which it reports what blocks compute, or which change what they are given.
-REPORTED = {"return_dict_in_generate", "past_key_values", "position_ids", "inputs_embeds"}
+REPORTED = {"return_dict_in_generate", "position_ids", "inputs_embeds", *CACHES}
 _DENSE = -1  # in the place of a set's number: the dense network's twin, which routers read with
 
 

@@ -15,7 +15,6 @@ follow, too.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
@@ -26,10 +25,10 @@ from torch import nn
 from prunerecover.families.describe import describe, describe_blocks, is_supported, unnamed_stack
 from prunerecover.families.layout import Layout
 from prunerecover.families.transformers_layers import config_of
+from prunerecover.model.key_values import takes_cache
 from prunerecover.model.paths import get_module
 from prunerecover.model.replacements import Replacement
 
-CACHES = frozenset({"past_key_values", "past_key_value", "layer_past", "cache_params"})  # arguments of attentions
 DENSE, SPARSE = "mlp_only_layers", "moe_layers"  # indices of layers
 STEP, FIRST = "decoder_sparse_step", "first_k_dense_replace"
 
@@ -193,7 +192,7 @@ def freed_slots(model: nn.Module) -> list[tuple[str, int]]:
         return []
     found = []
     for part, owners in _numbered_parts(model, stack).items():
-        present = {index: module for index, module in owners if part and _takes_a_cache(module)}
+        present = {index: module for index, module in owners if part and takes_cache(module)}
         gone = {i for i, block in enumerate(stack.blocks) if _is_gone(get_module(model, block.path), part)}
         for kind in dict.fromkeys(types):
             slots = [i for i, k in enumerate(types) if k == kind]
@@ -203,10 +202,6 @@ def freed_slots(model: nn.Module) -> list[tuple[str, int]]:
             if here and alike and gone & set(slots):
                 found += [(f"{stack.blocks[i].path}.{part}", slot) for i, slot in zip(here, slots, strict=False)]
     return found
-
-
-def _takes_a_cache(module: nn.Module) -> bool:
-    return not CACHES.isdisjoint(inspect.signature(type(module).forward).parameters)
 
 
 def _is_gone(block: nn.Module, part: str) -> bool:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from prunerecover.importance.context import Loss
 from prunerecover.model.batches import as_inputs, call, without_labels
+from prunerecover.model.key_values import CACHES
 
 CLASSES, SAMPLES = 10, 4
 MakeBatch = Callable[[Generator], Any]
@@ -59,5 +60,5 @@ def squares(model: nn.Module, batch: Any) -> Tensor:
 def _plain(output: Any) -> Any:
     """Return outputs of transformers as dictionaries, without the caches that no pytree opens."""
     if hasattr(output, "to_tuple"):
-        return {name: value for name, value in output.items() if name != "past_key_values"}
+        return {name: value for name, value in output.items() if name not in CACHES}
     return output

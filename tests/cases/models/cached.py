@@ -11,6 +11,7 @@ from cases.models.tiny import (
 from torch import Tensor, nn
 
 from prunerecover.families.describe import describe
+from prunerecover.model.key_values import cache_returned
 from prunerecover.model.paths import get_module, set_module
 from prunerecover.model.replacements import Nothing
 from prunerecover.surgery.transformers_depth import apply_config, config_edits, renumber
@@ -50,10 +51,11 @@ def uncached(model: nn.Module, ids: Tensor) -> Tensor:
 @torch.no_grad()
 def cached(model: nn.Module, ids: Tensor, steps: tuple[int, ...] = (5, 4, 1, 1, 3)) -> Tensor:
     """Logits from feeding a few tokens at a time, the model finding its own place from the cache."""
-    past, logits = None, []
+    cache: dict[str, Any] = {}
+    logits = []
     for chunk in ids.split(steps, dim=1):
-        out = model(input_ids=chunk, past_key_values=past, use_cache=True)
-        past = out.past_key_values
+        out = model(input_ids=chunk, **cache, use_cache=True)
+        cache = cache_returned(out)
         logits.append(out.logits)
     return torch.cat(logits, dim=1)
 
