@@ -55,7 +55,7 @@ def _greedy(model: nn.Module, ids: Tensor, count: int) -> Tensor:
         cache = cache_returned(output)
         if not cache:
             raise TypeError(
-                f"Expected a model that returns its cache (as `cache` or `past_key_values`), but {type(model).__name__} does not. "
+                f"Expected a model that returns its cache of keys and values, but {type(model).__name__} does not. "
                 "Compare what model.generate writes."
             )
         ids = logits_of(output)[:, -1:].argmax(-1)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from prunerecover.families.standard_saving import check_saving, uncheck_saving
 from prunerecover.families.transformers_layers import is_transformers_config
-from prunerecover.model.devices import move_tensor, moved
 from prunerecover.model.paths import get_module, holder_of, set_module
+from prunerecover.surgery.forward.devices import move_tensor, moved
 from prunerecover.surgery.forward.rerouted import reroute
 from prunerecover.surgery.transformers_depth import apply_config, numbered_after
 

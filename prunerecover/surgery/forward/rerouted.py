@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from prunerecover.model.devices import move_tensor, moved
 from prunerecover.model.paths import get_module
 from prunerecover.surgery.forward.code import Forward, forward_of, set_forward
+from prunerecover.surgery.forward.devices import move_tensor, moved
 from prunerecover.surgery.forward.rewritten_forward import find_rewriting, install, place_of, put_part
 
 
