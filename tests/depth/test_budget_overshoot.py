@@ -98,4 +98,7 @@ def test_a_large_share_is_met_by_what_units_leave_in_the_end(share: float) -> No
         search="greedy",
     )
     removed = plan.evidence["removed_share"]
-    assert share <= removed["merged"] <= share + removed["smallest_unit"]
+    spare = (
+        removed["merged"] / len(plan.removed["block"]) if set(plan.removed) == {"block"} else removed["smallest_unit"]
+    )
+    assert share <= removed["merged"] <= share + spare  # a run of whole blocks holds as few as meet the budget
