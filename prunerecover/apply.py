@@ -118,7 +118,7 @@ def _fit_stage(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet,
     forms |= {edit.unit: Form("map") for edit in stage if isinstance(edit, Fold)}
     units = [u for u in find_units(model) if u.name in gone]
     calibrator = Calibrator(model, samples, units, "calibrated", seed)
-    chosen = calibrator.fitted_to_all(calibrator.choose(units, forms))
+    chosen = calibrator.finished(calibrator.choose(units, forms))
     values = {choice.unit.name: choice.candidate.values for choice in chosen}
     return {key: values[name][key.rpartition(".")[2]].float().cpu() for name, own in keys.items() for key in own}
 

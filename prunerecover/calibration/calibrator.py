@@ -8,6 +8,7 @@ local fit: a token-wise least-squares fit of an attention is better locally than
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -22,7 +23,7 @@ from prunerecover.calibration.hidden_states import Hidden, HiddenStates, keep, m
 from prunerecover.calibration.in_place import in_place
 from prunerecover.calibration.run_maps import RunFit
 from prunerecover.calibration.token_weights import TokenWeights, token_weights
-from prunerecover.calibration.tuned_maps import tuned_maps
+from prunerecover.calibration.tuning import tuned
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import MIN_SAMPLES, CalibrationSet
@@ -104,7 +105,7 @@ class Calibrator:
         return found
 
     def race(
-        self, stand_ins: Mapping[Unit, Candidate], present: Sequence[Candidate], cost: Cost
+        self, stand_ins: Mapping[Unit, Candidate], present: Sequence[Candidate], cost: Cost, limit: float = math.inf
     ) -> dict[str, tuple[float, bool]]:
         """Return the divergence with each stand-in alone, as far as it had to be known to find the cheapest.
 
@@ -112,6 +113,7 @@ class Calibrator:
             stand_ins: What units leave.
             present: What others leave.
             cost: Of a unit, by its place in `stand_ins` and its divergence; see `HeldOut.race`.
+            limit: What costs more is beaten.
 
         Returns:
             By unit: what was added up of the divergence, and whether that is all of it.
@@ -121,7 +123,9 @@ class Calibrator:
         with ExitStack() as stack:
             for candidate in present:
                 stack.enter_context(self._in_place(candidate))
-            found = self._held_out.race(starts, lambda number: self._in_place(stand_ins[units[number]]), cost)
+            found = self._held_out.race(
+                starts, lambda number: self._in_place(stand_ins[units[number]]), cost, limit=limit
+            )
         return {unit.name: one for unit, one in zip(units, found, strict=True)}
 
     def bare(self, unit: Unit) -> Candidate | None:
@@ -155,14 +159,14 @@ class Calibrator:
                 front.same, front.after_fit = False, []
         return chosen
 
-    def fitted_to_all(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Return choices of the same forms, fitted to all samples and tuned, if a map is among them (else no gain).
+    def finished(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Return choices of the same forms, tuned; fitted to all samples before if a map is among them (else no gain).
 
         Args:
             choices: What `choose` returned. Their divergences stay those on samples that were held out.
         """
         if all(choice.candidate.fold is None for choice in choices):
-            return list(choices)
+            return self.tuned(choices)
         samples = replace(self.samples, fit=self.samples.all_samples, held_out=())
         forms = {choice.unit.name: Form(choice.candidate.leaves, choice.candidate.ridge) for choice in choices}
         again = Calibrator(self.model, samples, [choice.unit for choice in choices], self.replace, self.seed)
@@ -171,8 +175,10 @@ class Calibrator:
         return [replace(one, divergence=choice.divergence) for one, choice in zip(tuned, choices, strict=True)]
 
     def tuned(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Return choices, all that goes, with their maps tuned on the output; see `tuned_maps`."""
-        return tuned_maps(self.runner, self._dense, self.layout, self.samples, self._held_out, choices)
+        """Return choices, all that goes, with what was fitted tuned on the output; see `tuning`."""
+        if not self.fits:
+            return list(choices)
+        return tuned(self.runner, self._dense, self.layout, self.samples, self._held_out, choices)
 
     def _in_order(self, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
         """Yield units that are fitted together, and the first block that may change: a run's is the one before."""
@@ -273,11 +279,14 @@ class Calibrator:
 
     def _best(self, front: HiddenStates, unit: Unit, candidates: Sequence[Candidate]) -> Choice:
         """Return the candidate of least output divergence; ties go to the first."""
-        choices = []
-        for candidate in candidates:
-            with self._in_place(candidate):
-                choices.append(Choice(unit, candidate, self._held_out.divergence(front.at, front.held_out)))
-        return min(choices, key=lambda choice: choice.divergence)
+        found = self._held_out.race(
+            [front.at] * len(candidates),
+            lambda number: self._in_place(candidates[number]),
+            lambda _, divergence: (divergence,),
+            front.held_out,
+        )
+        divergence, best = min((divergence, number) for number, (divergence, exact) in enumerate(found) if exact)
+        return Choice(unit, candidates[best], divergence)
 
     def _candidates(self, index: int, unit: Unit, fits: Mapping[str, Fit], form: Form | None) -> list[Candidate]:
         forward = self.layout.blocks[index].feed_forward

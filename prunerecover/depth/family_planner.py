@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice
+from prunerecover.cost.met_share import met_share
 from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.family.calibrated_sets import CalibratedSets
 from prunerecover.depth.family.edits import cost_left, edits_of, saving_if_left
+from prunerecover.depth.family.latency_shares import LatencyShares
 from prunerecover.depth.family.one_shot import one_shot
 from prunerecover.depth.family.runs import nearest_runs
 from prunerecover.depth.planner import Decision, DepthPlanner
@@ -26,6 +29,10 @@ from prunerecover.model.checks import check_blocks_apart
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import FAMILY_KINDS, TRAITS
 from prunerecover.plan.units import Unit
+from prunerecover.surgery.saved_cost import CLOCKS
+
+Searched = tuple[dict[str, float], tuple[Unit, ...]]  # divergence of each unit alone, and what goes
+TIMED = 8  # samples, to compare the latency of kinds
 
 
 class FamilyPlanner(DepthPlanner):
@@ -70,25 +77,47 @@ class FamilyPlanner(DepthPlanner):
             )
         )
 
-    def _decide(self, budget: Budget) -> Decision:
-        units = [unit for unit in self.units if unit.kind in budget.kinds(FAMILY_KINDS)]
+    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
+        units = [unit for unit in units if unit.kind in budget.kinds(FAMILY_KINDS)]
         if self.search == "one_shot":
             scores = self.rank()
             dense = self.dense_cost(budget.share[0]) if budget.share else None
             choices = one_shot(self.calibrator, units, scores, budget, self.config.registered, dense)
             ranked = sorted((choice.unit for choice in choices), key=lambda unit: scores[unit.name])
-            return self._decided(scores, choices, ranked)
+            return self._decided(scores, self.calibrator.finished(choices), ranked)
         if budget.share is not None:
             cost, share = budget.share
             check_most(units, cost, share, self._saver(cost), len(describe(self.model).blocks) - 1)
-        goal = self._goal(units, budget, self._saved_together)
+        if budget.latency is not None:
+            first, chosen = self._searched_for_latency(units, budget.latency, once)
+        else:
+            first, chosen = self._searched(self._goal(units, budget, self._saved_together), once)
+        return self._decided(first, self._sets.finished(chosen), chosen)
+
+    def _searched(self, goal: Goal, once: bool) -> Searched:
+        """Return the best of all sets that are found, of several ways to search unless once is enough."""
         found = JointSearch(self._sets, goal, self.search, self._known)
         chosen = found.run()
-        others = self._finer(goal) if isinstance(goal, Share) else []
+        others = self._finer(goal) if isinstance(goal, Share) and not once else []
         chosen = found.best_of([chosen, *others, *self._runs(goal, found.first)], self._sets.tune)
-        if isinstance(goal, Share):
+        if isinstance(goal, Share) and not once:
             chosen = found.best_of([chosen, *self._of_same_counts(goal, chosen)], self._sets.tune)
-        return self._decided(found.first, self._sets.choices(chosen), chosen)
+        return found.first, chosen
+
+    def _searched_for_latency(self, units: Sequence[Unit], wanted: float, once: bool) -> Searched:
+        """Return the best set by estimated shares of the latency; what it saves is measured."""
+        shares = LatencyShares([u.kind for u in units], self._half_of, lambda own: self._saved_together(own, "macs", 1))
+        most = len(describe(self.model).blocks) - 1
+        smallest = min((share for unit in units if (share := shares.of([unit])) > 0), default=0.0)
+        found, _ = met_share(
+            "latency",
+            wanted,
+            lambda share: self._searched(Share(units, share, shares.of, most_blocks=most), once),
+            lambda found: self._saved_together(found[1], "latency", wanted),
+            below=0.0,
+            above=smallest + CLOCKS,
+        )
+        return found
 
     def _finer(self, goal: Share) -> list[tuple[Unit, ...]]:
         """Return the sets found without the units that hold most others, then without those that hold fewer.
@@ -142,7 +171,6 @@ class FamilyPlanner(DepthPlanner):
         return [tuple(sorted(run, key=lambda unit: first[unit.name])) for run in runs if goal.reached(run) >= 1]
 
     def _decided(self, scores: dict[str, float], choices: Sequence[Choice], order: Sequence[Unit]) -> Decision:
-        choices = self.calibrator.fitted_to_all(choices)
         edits, tensors = edits_of(self.model, ((choice.unit, choice.candidate) for choice in choices))
         divergence = {choice.unit.name: choice.divergence for choice in choices}
         return Decision(edits, scores, divergence, order, tensors)
@@ -161,6 +189,15 @@ class FamilyPlanner(DepthPlanner):
             named = {unit.name: what for unit, what in left.items()}
             self._saved[key] = saving_if_left(self.dense_cost(cost), named, wanted)(units)
         return self._saved[key]
+
+    def _half_of(self, kind: str, cost: str) -> float:
+        """Return the share of a cost that goes with half of the units of a kind; latency on few samples."""
+        units = [unit for unit in self.units if unit.kind == kind][::2]
+        if cost != "latency":
+            return self._saved_by_units(units, cost)
+        dense = self.dense_cost(cost)
+        few = dense.example.select(torch.arange(min(TIMED, dense.example.n_samples)))
+        return saving_if_left(replace(dense, example=few), {})(units)
 
     def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
         return saving_if_left(self.dense_cost(cost), {}, wanted)(units)

@@ -50,8 +50,8 @@ class GraphPlanner(DepthPlanner):
             return LossIncrease(self.config.loss, self.batches, device_of(self.model))
         return OutputDivergence(self.samples)
 
-    def _decide(self, budget: Budget) -> Decision:
-        scores, chosen = self._choose(budget)
+    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
+        scores, chosen = self._choose(budget, units)
         return Decision(
             with_blocks_taken_out(self.model, self.example, self.removals.edits(chosen)),
             {name: value for name, value in scores.items() if math.isfinite(value)},
@@ -69,8 +69,8 @@ class GraphPlanner(DepthPlanner):
             return {}
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
-    def _choose(self, budget: Budget) -> tuple[dict[str, float], Sequence[Unit]]:
-        goal, search = self._goal(self.units, budget, self._saved_by_units), self.search
+    def _choose(self, budget: Budget, units: Sequence[Unit]) -> tuple[dict[str, float], Sequence[Unit]]:
+        goal, search = self._goal(units, budget, self._saved_by_units), self.search
         if search in SET_SEARCHES:
             found = JointSearch(self.variants, goal, search, self._known)
             chosen = found.run()
@@ -78,11 +78,11 @@ class GraphPlanner(DepthPlanner):
         scores = self.rank()
         if search == "rounds":
             return scores, self._in_rounds(goal)
-        ranked = sorted((u for u in self.units if math.isfinite(scores[u.name])), key=lambda u: scores[u.name])
+        ranked = sorted((u for u in units if math.isfinite(scores[u.name])), key=lambda u: scores[u.name])
         if search == "two_to_one":
             return scores, in_turn([_no_attention, _is_attention, _no_attention], ranked, goal, self.removals.why_not)
         if budget.share is not None:
-            check_comparable(self.units, self.config.registered)
+            check_comparable(units, self.config.registered)
             ranked.sort(key=lambda unit: scores[unit.name] / max(goal.price((unit,)), TINY))
         return scores, in_turn([lambda _: True], ranked, goal, self.removals.why_not)
 

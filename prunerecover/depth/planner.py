@@ -89,15 +89,18 @@ class DepthPlanner(ABC):
             saved = config.scores.of_units(self.model, config.registered.name, names)
             self._scores = {name: float(value) for name, value in saved.items()}
 
-    def plan(self, budget: Budget, *, in_part: bool = False) -> Plan:
+    def plan(self, budget: Budget, *, in_part: bool = False, kinds: Sequence[str] | None = None) -> Plan:
         """Return the plan of one budget.
 
         Args:
             budget: See `plan_depth`.
-            in_part: Whether something else removes what units of depth leave of a larger budget: excess is no matter.
+            in_part: Whether something else removes what units of depth leave of a larger budget: excess is no matter,
+                and one search is enough.
+            kinds: Of the units that may go, of those that the planner knows; None: all.
         """
+        units = [unit for unit in self.units if kinds is None or unit.kind in kinds]
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-            decided = self._decide(_aim(budget))
+            decided = self._decide(_aim(budget), units, once=in_part)
             removed = self._removed_by(decided.edits, budget, in_part) if decided.edits else {}
             order = self._steps(decided)
         found = DepthEvidence(
@@ -173,8 +176,14 @@ class DepthPlanner(ABC):
         """Return the importance of every unit of the dense model."""
 
     @abstractmethod
-    def _decide(self, budget: Budget) -> Decision:
-        """Search for what goes."""
+    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
+        """Search for what goes.
+
+        Args:
+            budget: How much.
+            units: That may go.
+            once: Whether the first set that is found is good enough, where several would be compared.
+        """
 
     @abstractmethod
     def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:

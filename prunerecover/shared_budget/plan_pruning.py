@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
+from prunerecover.cost.met_share import met_share
 from prunerecover.display.progress import progress
 from prunerecover.importance.context import Loss
 from prunerecover.model.batches import Batches
@@ -21,10 +22,9 @@ from prunerecover.surgery.saved_cost import CLOCKS
 from prunerecover.width.groups.rounding import RoundTo
 
 WIDTH, DEPTH = 0.0, 1.0  # shares of the budget that depth takes where one of both goes alone
-MIXED = (0.25, 0.5, 0.75)
-FINER = 0.125  # on either side of the best of them
+HALF = 0.5
+FINER = (0.25, 0.125)  # from the best of them, to the better side
 MOST = 0.99  # of the MACs
-TRIES = 3  # to meet the budget, once it is measured that the plan does not
 NEAR = CLOCKS  # of the cost: widths meet a budget within so much as well
 
 
@@ -43,8 +43,8 @@ def plan_pruning(
 ) -> Plan:
     """Decide what goes in depth and in width within one budget; the model is bit-identical afterwards.
 
-    Depth alone, width alone, and a quarter, half and three quarters of the budget by depth with the rest by width are
-    planned, and two more around the best; the plan whose output is nearest to the dense network's, on samples that
+    Depth alone, width alone, and half of the budget by depth with the rest by width are planned, and two more between
+    the best and its better neighbour; the plan whose output is nearest to the dense network's, on samples that
     depth is not fitted to, is returned. Where units of one of both cannot go at all, the other takes the budget. With
     `evaluate`, splits are recovered for a short while instead, and the most accurate one is returned.
 
@@ -120,25 +120,35 @@ class SplitSearch:
         return self._described(best, *self._met(best))
 
     def _try_splits(self) -> None:
-        with progress("trying splits", len(MIXED) + 4) as advance:
-            for share in (WIDTH, DEPTH):
+        with progress("trying splits", 3 + len(FINER)) as advance:
+            for share in (WIDTH, DEPTH, HALF):
                 self._try(share)
                 self._learn_reach(share)
                 advance()
-            for share in MIXED:
-                self._try(share)
-                advance()
             self._recover()
-            best = self._best()
-            for share in (best - FINER, best + FINER):
-                if WIDTH < share < DEPTH:
+            for step in FINER:
+                for share in self._nearer(step):
                     self._try(share)
+                self._recover()
                 advance()
-            self._recover()
+
+    def _nearer(self, step: float) -> list[float]:
+        """Return the split that is a step from the best one, on the side on which the next one is better."""
+        behind = {one.depth: _behind(one) for one in self.tried if not one.refused}
+        if not behind:
+            return [HALF - step, HALF + step]
+        best = self._best()
+        sides = [best + way * step for way in (-1, 1) if WIDTH < best + way * step < DEPTH]
+
+        def next_to(share: float) -> float:
+            beyond = [one for one in behind if (one - best) * (share - best) > 0]
+            return behind[min(beyond, key=lambda one: abs(one - best))] if beyond else math.inf
+
+        return sorted(sides, key=next_to)[:1]
 
     def _learn_reach(self, share: float) -> None:
         """Note how many of the MACs depth or width alone takes out to save as much latency as is wanted."""
-        if self.cost == "latency" and share in self._plans:
+        if self.cost == "latency" and share in self._plans and share in self._reach:
             macs, saved = (self.planner.removed_share(self._plans[share], cost) for cost in ("macs", "latency"))
             if macs > 0 and saved > 0:
                 self._reach[share] = min(macs * self.wanted / saved, MOST)
@@ -191,35 +201,16 @@ class SplitSearch:
 
     def _met(self, share: float) -> tuple[Plan, float]:
         """Return the plan of a split and what it saves; made anew while it is measured to miss the budget."""
-        plan, aim = self._plans[share], self.wanted
-        saved = self.planner.removed_share(plan, self.cost)
-        found = [(saved, plan)]
-        for _ in range(TRIES if plan.edits else 0):
-            if self._is_met(saved):
-                break
-            aim = 1 - (1 - aim) * (1 - self.wanted) / (1 - saved)
-            try:
-                plan = self._planned(share, aim)
-            except ValueError:
-                break
-            if any(plan.edits == other.edits for _, other in found):
-                break
-            saved = self.planner.removed_share(plan, self.cost)
-            found.append((saved, plan))
-        enough = [one for one in found if one[0] >= self.wanted - NEAR]
-        saved, plan = min(enough, key=_saved) if enough else max(found, key=_saved)
-        if not enough:
-            warnings.warn(
-                f"The plan saves {saved:.1%} of the {self.cost} for a budget of {self.wanted:.1%}, and what was "
-                "planned for more saves no more. Is the machine busy? Ask for a larger budget, or plan on an idle one.",
-                stacklevel=4,
-            )
-        return plan, saved
-
-    def _is_met(self, saved: float) -> bool:
-        """Whether so much is near to what is wanted; what is counted may exceed it by a unit, whatever is aimed at."""
-        excess = saved - self.wanted
-        return excess >= -NEAR and (excess <= NEAR or self.cost != "latency")
+        if not self._plans[share].edits:
+            return self._plans[share], 0.0
+        return met_share(
+            self.cost,
+            self.wanted,
+            lambda aim: self._plans[share] if aim == self.wanted else self._planned(share, aim),
+            lambda plan: self.planner.removed_share(plan, self.cost),
+            below=NEAR,
+            above=NEAR if self.cost == "latency" else math.inf,  # what is counted may exceed it by a unit
+        )
 
     def _described(self, share: float, plan: Plan, saved: float) -> Plan:
         """Return the plan as one for the whole budget."""
@@ -241,7 +232,3 @@ def _behind(split: TriedSplit) -> float:
     if split.accuracy is not None:
         return -split.accuracy
     return math.inf if split.divergence is None else split.divergence
-
-
-def _saved(found: tuple[float, Plan]) -> float:
-    return found[0]

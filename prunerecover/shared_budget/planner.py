@@ -89,6 +89,7 @@ class SharedBudgetPlanner:
                 f"Expected {type(self.model).__name__} to have units of depth or width that may go, but there are "
                 f"none. Depth: {self.why_no_depth} Width: {self.why_no_width}"
             )
+        self._kinds_of_depth: tuple[str, ...] | None = None  # that went when depth took all of the budget
         self._costs: dict[str, DenseCost] = {}
         self._output: NarrowedOutput | None = None
         self._together: list[tuple[tuple[Edit, ...], float, Plan]] = []  # by what goes in depth, and what is left
@@ -168,7 +169,11 @@ class SharedBudgetPlanner:
     def _depth_plan(self, budget: Budget, *, in_part: bool = False) -> Plan:
         if self._depth is None:
             raise ValueError(self.why_no_depth)
-        return self._depth.plan(budget, in_part=in_part)
+        if in_part:
+            return self._depth.plan(budget, in_part=True, kinds=self._kinds_of_depth)
+        plan = self._depth.plan(budget)
+        self._kinds_of_depth = tuple(plan.removed) or None
+        return plan
 
     def _depth_planner(self) -> DepthPlanner:
         if self.depth_config.kinds == ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -38,7 +39,7 @@ class CalibratedSets:
         self.leaves: dict[str, str] = {}
         self._alone: dict[str, Candidate] = {}
         self._scores: dict[Gone, dict[str, float]] = {}
-        self._raced: dict[tuple[Gone, Gone], dict[str, float]] = {}
+        self._raced: dict[tuple[Gone, Gone, float], dict[str, float]] = {}
         self._choices: dict[Gone, list[Choice]] = {frozenset(): []}
         self._tuned: set[Gone] = set()
 
@@ -61,27 +62,30 @@ class CalibratedSets:
             known |= divergences
         return [known[unit.name] for unit in units]
 
-    def race(self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]], cost: Cost) -> list[float]:
+    def race(
+        self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]], cost: Cost, limit: float = math.inf
+    ) -> list[float]:
         """Return divergences as `scores` does, but of moves that are beaten only an estimate that is higher.
 
         Args:
             gone: Units that are gone.
             moves: Of one unit each.
             cost: Of a move, by its number and its divergence, in which it does not fall.
+            limit: What costs more is beaten.
 
         Raises:
             ValueError: If a divergence is NaN or infinite.
         """
         units = [unit for (unit,) in moves]
         known = self._scores.setdefault(names_of(gone), {})
-        stand_ins = {unit: bare for unit in units if (bare := self.calibrator.bare(unit)) is not None}
-        if len(stand_ins) < len(units):
+        stand_ins = {unit: one for unit in units if (one := self._without_fit(unit)) is not None}
+        if len(stand_ins) < len(units) or all(unit.name in known for unit in units):
             return self.scores(gone, moves)
         self._alone |= {unit.name: candidate for unit, candidate in stand_ins.items()}
-        key = names_of(gone), names_of(units)
+        key = names_of(gone), names_of(units), limit
         if key not in self._raced:
             present = [c.candidate for c in self.choices(gone)] if self.refit else [self._alone[u.name] for u in gone]
-            found = self.calibrator.race(stand_ins, present, cost)
+            found = self.calibrator.race(stand_ins, present, cost, limit)
             self._raced[key] = {name: divergence for name, (divergence, _) in found.items()}
             check_unit_scores(self._raced[key], "output_divergence")
             known |= {name: divergence for name, (divergence, exact) in found.items() if exact}
@@ -105,10 +109,17 @@ class CalibratedSets:
         self.choices(units)
 
     def tune(self, units: Sequence[Unit]) -> None:
-        """Tune the maps that units leave together on the network's output, if there are any."""
+        """Tune what was fitted for these units on the network's output."""
         if names_of(units) not in self._tuned:
             self._choices[names_of(units)] = self.calibrator.tuned(self.choices(units))
             self._tuned.add(names_of(units))
+
+    def finished(self, units: Sequence[Unit]) -> list[Choice]:
+        """Return what units leave once nothing else is searched for; see `Calibrator.finished`."""
+        choices = self.choices(units)
+        if names_of(units) in self._tuned and all(choice.candidate.fold is None for choice in choices):
+            return choices
+        return self.calibrator.finished(choices)
 
     def choices(self, units: Sequence[Unit]) -> list[Choice]:
         """Return what units leave together, in order of depth.
@@ -140,6 +151,10 @@ class CalibratedSets:
         self.scores((), [(unit,) for unit in (*gone, *units)])  # fits those that are new
         stand_ins = {unit: self._alone[unit.name] for unit in units}
         return self.calibrator.judge(stand_ins, [self._alone[unit.name] for unit in gone])
+
+    def _without_fit(self, unit: Unit) -> Candidate | None:
+        """Return what stands in for a unit while units are searched for; None if something has to be fitted."""
+        return self.calibrator.bare(unit) if self.refit else self._alone.get(unit.name, self.calibrator.bare(unit))
 
     def _note(self, choices: Sequence[Choice]) -> None:
         self.leaves |= {name: c.candidate.leaves for c in choices for name in (c.unit.kind, c.unit.name)}

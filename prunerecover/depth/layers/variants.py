@@ -86,7 +86,7 @@ class Variants:
             self._rebase(gone)
         return self._each(moves, lambda move: self.divergence((*gone, *move)))
 
-    def race(self, gone: Sequence[Unit], moves: Sequence[Move], cost: Cost) -> list[float]:
+    def race(self, gone: Sequence[Unit], moves: Sequence[Move], cost: Cost, limit: float = math.inf) -> list[float]:
         """Return `scores`: a loss may fall, so that a part of the batches bounds nothing."""
         return self.scores(gone, moves)
 

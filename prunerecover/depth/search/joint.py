@@ -195,7 +195,7 @@ class JointSearch:
             while waiting and (self.search == "exact" or self._at_best(waiting[0]) <= self._limit(found)):
                 at_once = len(waiting) if self.search == "exact" else self.judge.together
                 together, waiting = waiting[:at_once], waiting[at_once:]
-                scores = self._judged(state, together)
+                scores = self._judged(state, together, self._limit(found))
                 for step, divergence in zip(together, scores, strict=True):
                     self._rough.discard(step.move)
                     if len((*state.units, *step.move)) == 1:
@@ -209,17 +209,23 @@ class JointSearch:
         enough = [step for step in ranked[self.width :] if step.price >= step.state.missing]
         return [*ranked[: self.width], *enough[: self.width - 1]]
 
-    def _judged(self, state: State, steps: Sequence[Step]) -> list[float]:
-        """Return the divergence after each step; the exact search needs to know that of the best one alone."""
+    def _judged(self, state: State, steps: Sequence[Step], limit: float = math.inf) -> list[float]:
+        """Return the divergence after each step; where one set grows, that of the best one alone has to be known.
+
+        Args:
+            state: What is gone.
+            steps: On top of it.
+            limit: Of the projected cost: a step that costs more is not among the best.
+        """
         moves = [step.move for step in steps]
-        if self.search != "exact":
+        if self.width > 1:
             return self.judge.scores(state.units, moves)
 
         def cost(number: int, divergence: float) -> tuple[float, float]:
             slope = self._slope(state, moves[number], divergence)
             return replace(steps[number], slope=slope).projected, divergence
 
-        return self.judge.race(state.units, moves, cost)
+        return self.judge.race(state.units, moves, cost, limit)
 
     def _at_best(self, step: Step) -> float:
         """Return what a step must at least cost, as far as is known."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from prunerecover.calibration import tuned_maps
+from prunerecover.calibration import tuning
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice, Form
 from prunerecover.calibration.divergence import mean_divergence
@@ -39,9 +39,9 @@ def mapped(name: str, model: nn.Module, tune: bool = True, samples: CalibrationS
     forms = {units[0].name: Form("zero"), units[1].name: Form("map")}
     with evaluating(model), pytest.MonkeyPatch.context() as patch:
         if not tune:
-            patch.setattr(tuned_maps, "is_differentiable", lambda model: False)
+            patch.setattr(tuning, "is_differentiable", lambda model: False)
         own = Calibrator(model, samples or samples_of(name), units, "calibrated")
-        return own.fitted_to_all(own.choose(units, forms))
+        return own.finished(own.choose(units, forms))
 
 
 def divergence(name: str, choices: Sequence[Choice]) -> float:
@@ -63,7 +63,7 @@ def test_the_output_changes_less(name: str) -> None:
 
 def test_a_step_is_adams_on_the_output_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adam's first step is its rate times the sign of the gradient, which is taken of the folded weights here."""
-    monkeypatch.setattr(tuned_maps, "EPOCHS", 1)
+    monkeypatch.setattr(tuning, "EPOCHS", 1)
     better = count(0, -1)
     monkeypatch.setattr(HeldOut, "divergence", lambda *_: float(next(better)))
     model, whole = build("llama"), samples_of("llama", 16)
@@ -77,12 +77,12 @@ def test_a_step_is_adams_on_the_output_divergence(monkeypatch: pytest.MonkeyPatc
     F.kl_div(output.logits.log_softmax(-1), dense, reduction="sum", log_target=True).backward()
     assert learnt.grad is not None
     clear = learnt.grad.abs() > 0.1 * learnt.grad.abs().mean()
-    step = -tuned_maps.RATE / len(weight) * learnt.grad.sign()
+    step = -tuning.MAP / len(weight) * learnt.grad.sign()
     torch.testing.assert_close((after - before)[clear].float(), step[clear], rtol=1e-3, atol=1e-6)
 
 
 def test_what_is_no_better_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuned_maps, "RATE", 1e4)
+    monkeypatch.setattr(tuning, "MAP", 1e4)
     tuned, solved = (values(mapped("llama", build("llama"), tune)) for tune in (True, False))
     torch.testing.assert_close(tuned, solved, rtol=1e-6, atol=1e-7)  # learnt in single precision
 

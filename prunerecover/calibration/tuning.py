@@ -1,0 +1,212 @@
+"""Tune what removed units leave on the network's output.
+
+Least squares makes the residual stream behind a unit alike in every direction; the rest of the network reads some
+directions and not others. From that solution on, Adam (Kingma and Ba, arXiv 1412.6980) minimises the output divergence
+on the samples that stand-ins are fitted on, all of them together, as distillation without labels. Of all epochs the one
+is kept that is best on held-out samples; that may be none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover.calibration.candidates import Candidate, Choice
+from prunerecover.calibration.divergence import output_divergence
+from prunerecover.calibration.held_out import HeldOut
+from prunerecover.calibration.hidden_states import DenseOutputs, Hidden, moved_on
+from prunerecover.calibration.in_place import in_place
+from prunerecover.display.progress import progress
+from prunerecover.families.layout import Layout
+from prunerecover.model.batches import CalibrationSet, without_padding
+from prunerecover.model.block_runner import BlockRunner
+from prunerecover.model.checks import is_differentiable
+from prunerecover.model.paths import get_module
+from prunerecover.plan.edits import Replace
+
+EPOCHS = 6
+MAP = 0.17  # Adam's rate for a folded map, per width: an output sums up as many steps as there are inputs
+AFFINE, SLOPE, BIAS = 0.06, 3e-3, 1e-3  # for an affine map's weight, per width too, and for single numbers
+
+
+@dataclass(frozen=True)
+class _Learnt:
+    """What is learnt of one choice.
+
+    Attributes:
+        place: Of the choice.
+        values: By name, in single precision.
+        held: The parameters of the model that are kept equal to them; empty for a map that is folded elsewhere.
+        rates: Adam's, by name.
+    """
+
+    place: int
+    values: dict[str, Tensor]
+    held: dict[str, nn.Parameter]
+    rates: dict[str, float]
+
+    @property
+    def sources(self) -> list[Tensor]:
+        """What gradients are taken of."""
+        return [self.held.get(name, value) for name, value in self.values.items()]
+
+    @torch.no_grad()
+    def put_in_place(self) -> None:
+        """Have the model's parameters hold the values."""
+        for name, parameter in self.held.items():
+            parameter.copy_(self.values[name])
+
+    def copied(self) -> dict[str, Tensor]:
+        """Return the values as they are."""
+        return {name: value.detach().clone() for name, value in self.values.items()}
+
+
+def tuned(
+    runner: BlockRunner,
+    dense: BlockRunner,
+    layout: Layout,
+    samples: CalibrationSet,
+    held_out: HeldOut,
+    choices: Sequence[Choice],
+) -> list[Choice]:
+    """Return choices whose fitted values change the output least, the last one with the divergence of all of them.
+
+    Nothing changes where nothing was fitted, or the model takes no gradients.
+
+    Args:
+        runner: Of the model, in evaluation mode. Its weights take gradients.
+        dense: Of the dense model.
+        layout: Of the dense model.
+        samples: Those of `fit` are learnt from.
+        held_out: Judges what was learnt.
+        choices: All that goes.
+    """
+    places = [i for i, choice in enumerate(choices) if choice.candidate.values]
+    if not places or not is_differentiable(runner.model):
+        return list(choices)
+    with ExitStack() as stack:
+        for choice in choices:
+            stack.enter_context(in_place(runner, layout, _without_map(choice.candidate)))
+        start = min(_first_changed(layout, choices[i].candidate) for i in places)
+        states = [_entering(runner, start, batches) for batches in (samples.fit, samples.held_out)]
+        learnt = [_learnable(runner.model, layout, i, choices[i].candidate) for i in places]
+        for one in learnt:
+            stack.enter_context(_folded(runner.model, choices[one.place].candidate, one.values))
+        divergence, found = _learn(runner, DenseOutputs(dense, samples.fit), samples, held_out, start, states, learnt)
+    better = [*choices[:-1], replace(choices[-1], divergence=divergence)]
+    for one, values in zip(learnt, found, strict=True):
+        candidate = choices[one.place].candidate
+        own = {name: values[name].to(value) for name, value in candidate.values.items()}
+        better[one.place] = replace(better[one.place], candidate=replace(candidate, values=own))
+    return better
+
+
+def _learn(
+    runner: BlockRunner,
+    dense: DenseOutputs,
+    samples: CalibrationSet,
+    held_out: HeldOut,
+    start: int,
+    states: Sequence[Hidden],
+    learnt: Sequence[_Learnt],
+) -> tuple[float, list[dict[str, Tensor]]]:
+    """Return the divergence on held-out samples and the values of the best epoch.
+
+    Args:
+        runner: Of the model with all stand-ins in place.
+        dense: Outputs on the samples that are learnt from.
+        samples: Calibration samples.
+        held_out: Judges.
+        start: The first block that changes.
+        states: What enters it on samples that are learnt from, and on held-out ones.
+        learnt: In place.
+    """
+    sources = [source for one in learnt for source in one.sources]
+    values = [value for one in learnt for value in one.values.values()]
+    rates = [rate for one in learnt for rate in one.rates.values()]
+    optimizer = torch.optim.Adam([{"params": [v], "lr": rate} for v, rate in zip(values, rates, strict=True)])
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(samples.fit))
+    best, kept = held_out.divergence(start, states[1]), [one.copied() for one in learnt]
+    with progress("tuning what removed units leave", EPOCHS) as advance:
+        for _ in range(EPOCHS):
+            for number, (batch, state) in enumerate(zip(samples.fit, states[0], strict=True)):
+                with torch.enable_grad():
+                    output = without_padding(runner.finish(batch, start, state), batch)
+                    loss = output_divergence(dense.of(number), output)
+                    gradients = torch.autograd.grad(loss, sources)
+                for value, gradient in zip(values, gradients, strict=True):
+                    value.grad = gradient.float()
+                optimizer.step()
+                scheduler.step()
+                for one in learnt:
+                    one.put_in_place()
+            divergence = held_out.divergence(start, states[1])
+            if divergence < best:
+                best, kept = divergence, [one.copied() for one in learnt]
+            advance()
+    return best, kept
+
+
+def _entering(runner: BlockRunner, start: int, batches: Sequence[Any]) -> Hidden:
+    nothing: Hidden = [None] * len(batches)
+    return moved_on(runner, batches, 0, start, nothing, [])
+
+
+def _first_changed(layout: Layout, candidate: Candidate) -> int:
+    """Return the first block whose output changes with a candidate's values."""
+    if candidate.fold is not None:
+        return layout.block_of(candidate.fold.into)
+    assert isinstance(candidate.edit, Replace)
+    return layout.block_of(candidate.edit.unit)
+
+
+def _learnable(model: nn.Module, layout: Layout, place: int, candidate: Candidate) -> _Learnt:
+    """Return what is learnt of a candidate that is in the model, its map apart."""
+    values = {name: value.detach().float().clone().requires_grad_() for name, value in candidate.values.items()}
+    width = max((value.shape[-1] for value in values.values() if value.ndim > 1), default=1)
+    if candidate.fold is not None:
+        return _Learnt(place, values, {}, dict.fromkeys(values, MAP / width))
+    module = get_module(model, _path_of(layout, candidate))
+    held = {name: module.get_parameter(name) for name in values}
+    for parameter in held.values():
+        parameter.requires_grad_()
+    rates = {"weight": AFFINE / width, "slope": SLOPE, "bias": BIAS}
+    return _Learnt(place, values, held, {name: rates[name] for name in values})
+
+
+def _path_of(layout: Layout, candidate: Candidate) -> str:
+    """Return where the module that holds a candidate's values is in the model."""
+    edit = candidate.edit
+    assert isinstance(edit, Replace)
+    forward = layout.blocks[layout.block_of(edit.unit)].feed_forward
+    whole = edit.kind == "activation" and edit.leaves == "affine"
+    return forward.first if whole and forward is not None else edit.unit
+
+
+@contextmanager
+def _folded(model: nn.Module, candidate: Candidate, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Have a candidate's map, if it has one, behind the linear that it is folded into, inside a `with` block."""
+
+    def mapped(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        weight, bias = (values[name].to(output.dtype) if name in values else None for name in ("weight", "bias"))
+        assert weight is not None
+        return F.linear(output, weight, bias)
+
+    if candidate.fold is None:
+        yield
+        return
+    handle = get_module(model, candidate.fold.into).register_forward_hook(mapped)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _without_map(candidate: Candidate) -> Candidate:
+    return candidate if candidate.fold is None else replace(candidate, fold=None, values={})

@@ -1,0 +1,44 @@
+"""Latency that goes with units of a supported family, from the MACs that go with them.
+
+A clock tells no single unit apart, and each look at it takes as long as many samples through the network. Units of one
+kind are alike but for their size, so what half of a kind saves is measured once, on few samples, beside the MACs that
+go with the same units; any set then saves the sum over its kinds. What is planned so is measured as a whole at the end
+and, if it misses the budget, planned anew for a corrected share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from prunerecover.plan.units import Unit
+
+LEAST = 0.1  # of its share of the MACs, that a kind saves of the latency: what a clock says of tiny networks is noise
+ByKind = Callable[[str, str], float]  # the share of a cost that goes with half of a kind: kind, cost
+Saved = Callable[[Sequence[Unit]], float]
+
+
+class LatencyShares:
+    """Estimates shares of the latency.
+
+    Args:
+        kinds: Of the units.
+        half: Measures the share of "macs" or "latency" that goes with half of the units of a kind.
+        macs: Counts the share of the MACs that goes with units, less what they leave.
+    """
+
+    def __init__(self, kinds: Sequence[str], half: ByKind, macs: Saved) -> None:
+        self.kinds, self._half, self._macs = tuple(dict.fromkeys(kinds)), half, macs
+
+    @cached_property
+    def per_macs(self) -> dict[str, float]:
+        """By kind, the share of the latency that goes with a share of the MACs; 0 where no MACs go."""
+        macs = {kind: self._half(kind, "macs") for kind in self.kinds}
+        return {k: max(self._half(k, "latency") / macs[k], LEAST) if macs[k] > 0 else 0.0 for k in macs}
+
+    def of(self, units: Sequence[Unit]) -> float:
+        """Return about the share of the latency that goes with units."""
+        by_kind: dict[str, list[Unit]] = {}
+        for unit in units:
+            by_kind.setdefault(unit.kind, []).append(unit)
+        return sum(self.per_macs[kind] * self._macs(own) for kind, own in by_kind.items())
