@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,13 +17,14 @@ import prunerecover.surgery.saved_cost as saved_cost
 from prunerecover.apply import apply_plan
 from prunerecover.cost.macs import count_macs
 from prunerecover.cost.statistics import Interval
-from prunerecover.depth.family_planner import FamilyPlanner
+from prunerecover.depth.family_planner import TIMED, FamilyPlanner
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.planner import Decision
 from prunerecover.depth.units import find_units
-from prunerecover.model.batches import as_inputs
+from prunerecover.model.batches import ModelInputs, as_inputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import merge
 
 
@@ -90,24 +92,34 @@ def test_share_of_latency_is_found_by_bisection(monkeypatch: pytest.MonkeyPatch)
     assert len(asked) <= 6
 
 
-def test_as_many_units_of_each_kind_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that counts parameters: blocks are of one size here, and those that remain tell which are gone."""
-    timed: list[tuple[int, int]] = []
+def test_kinds_are_timed_on_few_samples_and_what_is_planned_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that counts parameters."""
+    timed: list[tuple[int, float]] = []
 
     class Ratio:
         def __init__(self, value: float) -> None:
             self.ratio = Interval(value, value, value, 0.95)
 
-    def clock(dense: nn.Module, pruned: nn.Module, example: Any, pairs: int, **_: Any) -> Ratio:
+    def clock(dense: nn.Module, pruned: nn.Module, example: ModelInputs, **_: Any) -> Ratio:
         counts = [sum(p.numel() for p in m.parameters()) for m in (dense, pruned)]
-        timed.append((pairs, counts[1]))
-        return Ratio(counts[1] / counts[0])
+        timed.append((example.n_samples, counts[1] / counts[0]))
+        return Ratio(timed[-1][1])
 
     monkeypatch.setattr(saved_cost, "latency_ratio", clock)
     how = {"kinds": ("attention", "mlp"), "replace": "zero", "search": "joint"}
-    plan_depth(build("timm"), Budget(latency=0.5), batches=batches_of("timm"), **how)
-    assert len(timed) > 5
-    assert len(timed) == len(set(timed))
+    model, batches = build("timm"), [torch.cat([as_inputs(b).args[0] for b in batches_of("timm")])]
+    plan = plan_depth(model, Budget(latency=0.5), batches=batches, **how)
+    few = [left for samples, left in timed if samples == TIMED]
+    assert len(few) == len(how["kinds"]), "each kind once"
+    assert len(batches[0]) > TIMED
+    everything, *tried = [left for samples, left in timed if samples == len(batches[0])]
+    assert everything < 0.5, "whether all that may go is enough"
+    pruned = copy.deepcopy(model)
+    apply_plan(pruned, plan)
+    merge(pruned)
+    left = sum(p.numel() for p in pruned.parameters()) / sum(p.numel() for p in model.parameters())
+    assert left in [pytest.approx(one) for one in tried], "what is returned was measured"
+    assert left <= 0.51 + 1e-6
 
 
 def test_latency_budget_runs_on_the_real_clock() -> None:
@@ -194,7 +206,7 @@ def test_a_share_of_latency_may_be_missed_as_far_as_clocks_differ(
 ) -> None:
     sought: list[Budget] = []
 
-    def noted(planner: FamilyPlanner, budget: Budget) -> Decision:
+    def noted(planner: FamilyPlanner, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
         sought.append(budget)
         return Decision([], {}, {}, [])
 
