@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import cached_property
 
 from torch import nn
 
-from prunerecover.calibration.candidates import Candidate, Choice, Fit, Form, fit_of, named_candidate
+from prunerecover.calibration.candidates import RIDGES, Candidate, Choice, Fit, Form, fit_of, named_candidate
 from prunerecover.calibration.held_out import Cost, HeldOut
 from prunerecover.calibration.hidden_states import Hidden, HiddenStates, keep, moved_on, run_watched
 from prunerecover.calibration.in_place import in_place
+from prunerecover.calibration.order import by_block, in_order
 from prunerecover.calibration.run_maps import RunFit
 from prunerecover.calibration.token_weights import TokenWeights, token_weights
 from prunerecover.calibration.tuning import tuned
@@ -29,7 +30,7 @@ from prunerecover.families.describe import describe
 from prunerecover.model.batches import MIN_SAMPLES, CalibrationSet
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.copies import share_copy
-from prunerecover.plan.kinds import KINDS, TRAITS
+from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.units import Unit
 
 REPLACEMENTS = ("calibrated", "zero", "identity")
@@ -68,18 +69,28 @@ class Calibrator:
         """Token weights of each block's output, for each fitting batch."""
         return token_weights(self._dense, self.samples.fit, self.seed)
 
-    def score(self, units: Sequence[Unit], present: Sequence[Choice] = ()) -> dict[str, Choice]:
-        """Fit and judge each unit alone, on top of the `present` choices: the best stand-in and its divergence."""
+    def score(
+        self, units: Sequence[Unit], present: Sequence[Choice] = (), *, every_ridge: bool = True
+    ) -> dict[str, Choice]:
+        """Fit and judge each unit alone, on top of the `present` choices: the best stand-in and its divergence.
+
+        Args:
+            units: Of any kinds.
+            present: What others leave.
+            every_ridge: Whether affine maps are tried with every ridge, or with the strongest alone.
+        """
         scores: dict[str, Choice] = {}
         front = self._front(same=not present, fitting=any(unit.kind != "block" for unit in units))
         with ExitStack() as stack, progress("ranking units", len(units)) as advance:
             for choice in present:
                 stack.enter_context(self._in_place(choice.candidate))
-            for index, here in self._by_block(units):
+            for index, here in by_block(self.layout, units):
                 self._advance(front, index)
                 fits = self._pass(index, front, here)
                 for unit in here:
-                    scores[unit.name] = self._best(front, unit, self._candidates(index, unit, fits, None))
+                    candidates = self._candidates(index, unit, fits, None)
+                    tried = [c for c in candidates if every_ridge or c.ridge in (None, max(RIDGES))]
+                    scores[unit.name] = self._best(front, unit, tried)
                     advance()
         return scores
 
@@ -96,7 +107,7 @@ class Calibrator:
         with ExitStack() as stack, progress("ranking units", len(stand_ins)) as advance:
             for candidate in present:
                 stack.enter_context(self._in_place(candidate))
-            for index, here in self._by_block(list(stand_ins)):
+            for index, here in by_block(self.layout, list(stand_ins)):
                 hidden, at = moved_on(self.runner, batches, at, index, hidden, []), index
                 for unit in here:
                     with self._in_place(stand_ins[unit]):
@@ -148,7 +159,7 @@ class Calibrator:
         chosen: list[Choice] = []
         front = self._front(same=True)
         with ExitStack() as stack, progress("fitting what units leave", len(units)) as advance:
-            for index, together in self._in_order(units):
+            for index, together in in_order(self.layout, units, self.fits):
                 self._advance(front, index)
                 if any(unit.name not in kept for unit in together):
                     kept.clear()
@@ -179,23 +190,6 @@ class Calibrator:
         if not self.fits:
             return list(choices)
         return tuned(self.runner, self._dense, self.layout, self.samples, self._held_out, choices)
-
-    def _in_order(self, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
-        """Yield units that are fitted together, and the first block that may change: a run's is the one before."""
-        run: list[Unit] = []
-        for index, here in self._by_block(units):
-            if run and (here[0].kind != "block" or self.layout.block_of(run[-1].name) != index - 1):
-                yield self._before(run[0]), run
-                run = []
-            if here[0].kind == "block":
-                run = [*run, *here]
-            else:
-                yield from ((index, [unit]) for unit in here)
-        if run:
-            yield self._before(run[0]), run
-
-    def _before(self, unit: Unit) -> int:
-        return max(self.layout.block_of(unit.name) - (1 if self.fits else 0), 0)
 
     def _fitted(self, front: HiddenStates, together: Sequence[Unit], forms: Mapping[str, Form] | None) -> list[Choice]:
         """Choose what a run of blocks, or one other unit, leaves."""
@@ -237,12 +231,6 @@ class Calibrator:
         n = len(self.samples.fit)
         held_out: Hidden = [None] * len(self.samples.held_out)
         return HiddenStates([None] * n, [None] * n, held_out, same, fitting=fitting and self.fits)
-
-    def _by_block(self, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
-        """Yield each block that holds a unit, with its units in the order in which they go."""
-        homes = {u.name: self.layout.block_of(u.name) for u in units}
-        for index in sorted(set(homes.values())):
-            yield index, sorted((u for u in units if homes[u.name] == index), key=lambda u: KINDS.index(u.kind))
 
     def _pass(self, index: int, front: HiddenStates, units: Sequence[Unit]) -> dict[str, Fit]:
         """Run one block on the fitting samples, dense and pruned, and sum up what the units' fits need."""

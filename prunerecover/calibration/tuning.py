@@ -30,9 +30,9 @@ from prunerecover.model.checks import is_differentiable
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Replace
 
-EPOCHS = 6
+EPOCHS, MAP_EPOCHS = 3, 6  # the latter where maps for runs of blocks are among what is learnt
 MAP = 0.17  # Adam's rate for a folded map, per width: an output sums up as many steps as there are inputs
-AFFINE, SLOPE, BIAS = 0.06, 3e-3, 1e-3  # for an affine map's weight, per width too, and for single numbers
+AFFINE, SLOPE, BIAS = 0.02, 2e-3, 5e-4  # for an affine map's weight, per width too, and for single numbers
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,11 @@ def _learn(
     values = [value for one in learnt for value in one.values.values()]
     rates = [rate for one in learnt for rate in one.rates.values()]
     optimizer = torch.optim.Adam([{"params": [v], "lr": rate} for v, rate in zip(values, rates, strict=True)])
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(samples.fit))
+    epochs = EPOCHS if all(one.held for one in learnt) else MAP_EPOCHS
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(samples.fit))
     best, kept = held_out.divergence(start, states[1]), [one.copied() for one in learnt]
-    with progress("tuning what removed units leave", EPOCHS) as advance:
-        for _ in range(EPOCHS):
+    with progress("tuning what removed units leave", epochs) as advance:
+        for _ in range(epochs):
             for number, (batch, state) in enumerate(zip(samples.fit, states[0], strict=True)):
                 with torch.enable_grad():
                     output = without_padding(runner.finish(batch, start, state), batch)

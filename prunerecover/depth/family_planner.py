@@ -97,12 +97,12 @@ class FamilyPlanner(DepthPlanner):
     def _searched(self, goal: Goal, once: bool) -> Searched:
         """Return the best of all sets that are found, of several ways to search unless once is enough."""
         found = JointSearch(self._sets, goal, self.search, self._known)
-        chosen = found.run()
-        others = self._finer(goal) if isinstance(goal, Share) and not once else []
-        chosen = found.best_of([chosen, *others, *self._runs(goal, found.first)], self._sets.tune)
+        sets = [found.run()]
         if isinstance(goal, Share) and not once:
-            chosen = found.best_of([chosen, *self._of_same_counts(goal, chosen)], self._sets.tune)
-        return found.first, chosen
+            sets += self._finer(goal)
+            sets += self._of_same_counts(goal, found.cheapest(sets).units)
+        sets += self._runs(goal, found.first)
+        return found.first, found.best_of(sets, self._sets.tune, self._sets.leave_maps)
 
     def _searched_for_latency(self, units: Sequence[Unit], wanted: float, once: bool) -> Searched:
         """Return the best set by estimated shares of the latency; what it saves is measured."""

@@ -1,4 +1,4 @@
-"""Maps in the place of runs of blocks are tuned on the network's output, as far as held-out samples gain by it."""
+"""What removed units leave is tuned on the network's output, as far as held-out samples gain by it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from prunerecover.calibration import tuning
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice, Form
-from prunerecover.calibration.divergence import mean_divergence
+from prunerecover.calibration.divergence import mean_divergence, output_divergence
 from prunerecover.calibration.held_out import HeldOut
 from prunerecover.depth.family.edits import edits_of
 from prunerecover.depth.units import find_units
-from prunerecover.model.batches import CalibrationSet, split_batches
+from prunerecover.model.batches import CalibrationSet, call, predictions_of, split_batches
 from prunerecover.model.evaluation import evaluating
 from prunerecover.surgery.apply_edits import apply_edits
 
@@ -63,7 +63,7 @@ def test_the_output_changes_less(name: str) -> None:
 
 def test_a_step_is_adams_on_the_output_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adam's first step is its rate times the sign of the gradient, which is taken of the folded weights here."""
-    monkeypatch.setattr(tuning, "EPOCHS", 1)
+    monkeypatch.setattr(tuning, "MAP_EPOCHS", 1)
     better = count(0, -1)
     monkeypatch.setattr(HeldOut, "divergence", lambda *_: float(next(better)))
     model, whole = build("llama"), samples_of("llama", 16)
@@ -102,3 +102,59 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
+
+
+STAND_INS = (("mlp", "affine"), ("attention", "constant"), ("activation", "affine"), ("activation", "slope_bias"))
+
+
+def left(model: nn.Module, kind: str, leaves: str, tune: bool = True) -> list[Choice]:
+    """What units of one kind leave in the middle of a model, tuned or not."""
+    units = find_units(model, [kind])[1:3]
+    with evaluating(model), pytest.MonkeyPatch.context() as patch:
+        if not tune:
+            patch.setattr(tuning, "is_differentiable", lambda model: False)
+        own = Calibrator(model, samples_of("timm"), units, "calibrated")
+        return own.finished(own.choose(units, {unit.name: Form(leaves) for unit in units}))
+
+
+@pytest.mark.parametrize(("kind", "leaves"), STAND_INS)
+def test_what_other_units_leave_is_tuned_too(kind: str, leaves: str) -> None:
+    tuned, solved = (left(build("timm"), kind, leaves, tune) for tune in (True, False))
+    assert divergence("timm", tuned) < divergence("timm", solved)
+    assert tuned[-1].divergence == pytest.approx(divergence("timm", tuned), rel=1e-4), "of all together"
+    assert [choice.candidate.edit for choice in tuned] == [choice.candidate.edit for choice in solved]
+
+
+def test_a_step_of_single_numbers_has_their_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam's first step is its rate times the sign of the gradient, which is taken in the pruned network here."""
+    monkeypatch.setattr(tuning, "EPOCHS", 1)
+    better = count(0, -1)
+    monkeypatch.setattr(HeldOut, "divergence", lambda *_: float(next(better)))
+    model, whole = build("timm"), samples_of("timm", 16)
+    samples, units = replace(whole, fit=whole.fit[:1]), find_units(model, ["activation"])[1:2]
+    with evaluating(model):
+        own = Calibrator(model, samples, units, "calibrated")
+        solved = own.choose(units, {units[0].name: Form("slope_bias")})
+        tuned = own.tuned(solved)
+    dense = output_of(model, samples.fit[0])
+    apply_edits(model, *edits_of(model, [(choice.unit, choice.candidate) for choice in solved]))
+    names = {key: f"{units[0].name}.{key}" for key in ("slope", "bias")}
+    learnt = {key: model.get_parameter(name).requires_grad_() for key, name in names.items()}
+    with torch.enable_grad():
+        output_divergence(dense, predictions_of(call(model, samples.fit[0]))).backward()
+    for key, rate in (("slope", tuning.SLOPE), ("bias", tuning.BIAS)):
+        gradient = learnt[key].grad
+        assert gradient is not None
+        clear = gradient.abs() > 0.1 * gradient.abs().mean()
+        step = tuned[0].candidate.values[key] - solved[0].candidate.values[key]
+        torch.testing.assert_close(step[clear].float(), -rate * gradient.sign()[clear], rtol=2e-3, atol=1e-6)
+
+
+def test_what_was_not_fitted_is_not_tuned() -> None:
+    """A zero that was asked for by name stays one."""
+    model = build("timm")
+    units = find_units(model, ["activation"])[1:2]
+    with evaluating(model):
+        own = Calibrator(model, samples_of("timm"), units, "zero")
+        (choice,) = own.finished(own.choose(units))
+    assert not any(value.any() for value in choice.candidate.values.values())

@@ -70,6 +70,14 @@ def test_a_single_set_near_the_best_is_not_tuned_to_be_compared() -> None:
     assert best({"a": 0.5, "b": 0.9}, {"a": 0.0, "b": 0.0}) == ("a", [])
 
 
+def test_what_gains_little_is_tuned_only_where_it_is_best() -> None:
+    units = [Unit(name, "block", (name,), 1, 1) for name in "abc"]
+    judge = Tunable({"a": 0.5, "b": 0.6, "c": 0.6}, {"a": 0.45, "b": 0.0, "c": 0.4})
+    search = JointSearch(judge, Counted(units, {"block": 1}))
+    (chosen,) = search.best_of([(u,) for u in units], judge.tune, lambda gone: gone[0].name == "c")
+    assert (chosen.name, judge.tuned) == ("c", ["a", "c"])
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_blocks_that_go_are_those_of_least_divergence_once_tuned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned: dict[frozenset[str], float] = {}

@@ -18,8 +18,8 @@ Gone = frozenset[str]
 class CalibratedSets:
     """Judges sets of units by output divergence with fitted stand-ins; what is known serves all later searches.
 
-    While units are searched for, each has the stand-in that was fitted to it alone, on the dense model; what is chosen
-    is fitted anew, together.
+    While units are searched for, each has the stand-in that was fitted to it alone, on the dense model, an affine map
+    with the strongest ridge; what is chosen is fitted anew, together, with every ridge.
 
     Args:
         calibrator: Fits and judges stand-ins.
@@ -114,12 +114,14 @@ class CalibratedSets:
             self._choices[names_of(units)] = self.calibrator.tuned(self.choices(units))
             self._tuned.add(names_of(units))
 
+    def leave_maps(self, units: Sequence[Unit]) -> bool:
+        """Whether runs of blocks among these units leave a map, which gains most by tuning."""
+        return any(choice.candidate.fold is not None for choice in self.choices(units))
+
     def finished(self, units: Sequence[Unit]) -> list[Choice]:
         """Return what units leave once nothing else is searched for; see `Calibrator.finished`."""
-        choices = self.choices(units)
-        if names_of(units) in self._tuned and all(choice.candidate.fold is None for choice in choices):
-            return choices
-        return self.calibrator.finished(choices)
+        tuned = names_of(units) in self._tuned and not self.leave_maps(units)
+        return self.choices(units) if tuned else self.calibrator.finished(self.choices(units))
 
     def choices(self, units: Sequence[Unit]) -> list[Choice]:
         """Return what units leave together, in order of depth.
@@ -140,7 +142,7 @@ class CalibratedSets:
 
     def _fitted(self, gone: Sequence[Unit], units: Sequence[Unit]) -> dict[str, float]:
         """Fit each unit alone on the model without those that are gone, and judge what it leaves."""
-        found = self.calibrator.score(units, self.choices(gone))
+        found = self.calibrator.score(units, self.choices(gone), every_ridge=self.refit)
         self._note(list(found.values()))
         if not gone and not self.refit:
             self._alone |= {name: _light(choice.candidate) for name, choice in found.items()}

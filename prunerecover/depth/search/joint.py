@@ -19,62 +19,14 @@ from dataclasses import dataclass, field, replace
 from prunerecover.depth.search.goals import Goal, not_enough
 from prunerecover.depth.search.judge import Judge, Move
 from prunerecover.depth.search.moves import holders, of_one_module
+from prunerecover.depth.search.steps import State, Step
 from prunerecover.display.progress import progress
-from prunerecover.plan.units import names_of
 
 WIDTH = 2  # sets in the beam
 EXCHANGED = 6  # moves that are tried in the place of a chosen unit
 ROUNDS = 3  # of exchanges
 SLACK = 0.7  # of what a rough score says, which a move may cost in truth
 NEAR = 1.5  # times the least cost of a set: tuning brings no more than a third (SmolLM2-135M: 7 to 23%)
-SMALLEST = 1e-6  # of what is missing: a goal may be missed by less than any unit holds
-
-
-@dataclass(frozen=True)
-class State:
-    """Units that are gone, in the order in which they were chosen, the divergence, and the part of the goal reached."""
-
-    units: Move = ()
-    divergence: float = 0.0
-    reached: float = 0.0
-
-    @property
-    def cost(self) -> float:
-        """The divergence; what goes beyond the goal counts as much as the rest did, for it is lost without need."""
-        return self.divergence * max(self.reached, 1.0)
-
-    @property
-    def missing(self) -> float:
-        """The part of the goal that is left; what a move brings beyond that is worth nothing."""
-        return max(1 - self.reached, SMALLEST)
-
-
-@dataclass(frozen=True)
-class Step:
-    """A move on top of a state.
-
-    Attributes:
-        state: What is gone.
-        move: What goes.
-        slope: Divergence added per part of the goal.
-        price: The part of the goal that goes with the move.
-    """
-
-    state: State
-    move: Move
-    slope: float
-    price: float
-
-    @property
-    def projected(self) -> float:
-        """The cost once the goal is met, if everything else cost as much per part of it."""
-        beyond = max(self.price - self.state.missing, 0.0)
-        return (self.state.divergence + self.slope * self.state.missing) * (1 + beyond)
-
-    @property
-    def names(self) -> frozenset[str]:
-        """What is gone after it."""
-        return names_of((*self.state.units, *self.move))
 
 
 @dataclass
@@ -118,20 +70,28 @@ class JointSearch:
                 best = settled
         return best.units
 
-    def best_of(self, sets: Sequence[Move], tune: Callable[[Move], None]) -> Move:
-        """Return the set that costs least once what its units leave is fitted and tuned; the first one of equals.
+    def cheapest(self, sets: Sequence[Move]) -> State:
+        """Return the set that costs least once what its units leave is fitted; the first one of equals."""
+        return min((self._settled(State(units)) for units in sets), key=lambda state: state.cost)
+
+    def best_of(
+        self, sets: Sequence[Move], tune: Callable[[Move], None], gains: Callable[[Move], bool] = lambda _: True
+    ) -> Move:
+        """Return what `cheapest` does, with what units leave tuned as well.
 
         Args:
             sets: Units that go together, in the order in which they were chosen.
             tune: Has the units of a set leave something that changes the output less, where it can. This takes long:
                 sets that are not near the best one without it are left out.
+            gains: Whether a set may gain so much by it that it gets ahead of others; the best one is tuned anyway.
         """
-        states = [self._settled(State(units)) for units in sets]
-        least = min(state.cost for state in states)  # may be a rounding error below zero
-        near = [state.units for state in states if state.cost <= max(NEAR * least, least)]
+        best = self.cheapest(sets)
+        limit = max(NEAR * best.cost, best.cost)  # the cost may be a rounding error below zero
+        near = [units for units in sets if self._state(units).cost <= limit]
         for units in near if len(near) > 1 else ():
-            tune(units)
-        return min(map(self._state, near), key=lambda state: state.cost).units
+            if units == best.units or gains(units):
+                tune(units)
+        return self.cheapest(near).units
 
     def _grown(self, start: State, advance: Callable[[], None]) -> State:
         """Return the best set found that meets the goal, of those that hold what is gone from the start.

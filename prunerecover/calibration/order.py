@@ -1,0 +1,41 @@
+"""Order in which stand-ins are fitted: block by block, each unit on the model without those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prunerecover.families.layout import Layout
+from prunerecover.plan.kinds import KINDS
+from prunerecover.plan.units import Unit
+
+
+def by_block(layout: Layout, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
+    """Yield each block that holds a unit, with its units in the order in which they go."""
+    homes = {unit.name: layout.block_of(unit.name) for unit in units}
+    for index in sorted(set(homes.values())):
+        yield index, sorted((u for u in units if homes[u.name] == index), key=lambda u: KINDS.index(u.kind))
+
+
+def in_order(layout: Layout, units: Sequence[Unit], with_maps: bool) -> Iterator[tuple[int, list[Unit]]]:
+    """Yield units that are fitted together, and the first block that may change.
+
+    Args:
+        layout: Of the model.
+        units: All that goes.
+        with_maps: Whether runs of blocks may leave a map, in the block before them.
+    """
+    run: list[Unit] = []
+
+    def first_changed() -> int:
+        return max(layout.block_of(run[0].name) - (1 if with_maps else 0), 0)
+
+    for index, here in by_block(layout, units):
+        if run and (here[0].kind != "block" or layout.block_of(run[-1].name) != index - 1):
+            yield first_changed(), run
+            run = []
+        if here[0].kind == "block":
+            run = [*run, *here]
+        else:
+            yield from ((index, [unit]) for unit in here)
+    if run:
+        yield first_changed(), run
