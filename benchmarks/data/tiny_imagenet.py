@@ -1,8 +1,8 @@
 """DeiT-Tiny on the 200 classes of tiny_imagenet: data, recovery and scores that several benchmarks share.
 
 Units and splits are chosen on training images only. All 5,000 validation images are kept for the result. Recovery and
-scores of every method run in bf16, if the processor multiplies in it, with attention in separate operations: on such
-CPUs that takes half the time.
+scores of every method run in bf16, if the processor multiplies in it, then with attention in separate operations: on
+such CPUs that takes half the time.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def validation() -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
 
 
 def unfused(network: nn.Module) -> nn.Module:
-    """Have attentions computed in separate operations."""
+    """Have attentions computed in separate operations, if the processor multiplies in bf16; else they are slower so."""
     for layer in network.modules():
-        if hasattr(layer, "fused_attn"):
+        if BF16 and hasattr(layer, "fused_attn"):
             layer.fused_attn = False
     return network
