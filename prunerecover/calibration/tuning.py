@@ -140,7 +140,7 @@ def _learn(
                 with torch.enable_grad():
                     output = without_padding(runner.finish(batch, start, state), batch)
                     loss = output_divergence(dense.of(number), output)
-                    gradients = torch.autograd.grad(loss, sources)
+                    gradients = torch.autograd.grad(loss, sources, materialize_grads=True)
                 for value, gradient in zip(values, gradients, strict=True):
                     value.grad = gradient.float()
                 optimizer.step()
