@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from prunerecover.display.style import BLACK, BLUE, GREEN, ORANGE, PURPLE
+from prunerecover.display.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY
 
-Kind = Literal["block", "attention", "mlp", "activation", "layer", "channel", "head", "neuron", "expert"]
-WidthKind = Literal["channel", "head", "neuron", "expert"]
+Kind = Literal["block", "attention", "mlp", "activation", "layer", "channel", "head", "neuron", "expert", "hidden"]
+WidthKind = Literal["channel", "head", "neuron", "expert", "hidden"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ TRAITS: dict[str, KindTraits] = {
     "head": KindTraits("width", edits=("narrow",), composite=True, color=ORANGE, ink=BLACK),
     "neuron": KindTraits("width", edits=("narrow",), color=GREEN),
     "expert": KindTraits("width", edits=("narrow",), composite=True, color=PURPLE, ink=BLACK),
+    "hidden": KindTraits("width", edits=("narrow",), color=SKY, ink=BLACK),
 }
 KINDS = tuple(TRAITS)
 DEPTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "depth" and traits.edits)

@@ -90,8 +90,8 @@ def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[Mo
     readers = [reader for reader in readers if _can_take_over(model, reader)]
     moments: dict[Reader, Moments] = {}
     shown = progress("measuring what weights read", len(batches))
-    heads = {parent_path(reader.module) for reader in readers if reader.kind == "head"}
-    free = with_free_heads(model, (path for path in attentions_in(model) if path in heads))
+    around = {parent_path(reader.module) for reader in readers}  # attentions that do not call what reads in them
+    free = with_free_heads(model, (path for path in attentions_in(model) if path in around))
     watched = _collected(model, readers, moments)
     with ordinary_arithmetic(), evaluating(model), uncompiled(), free, watched, shown as advance:
         for inputs in batches if readers else ():  # experts have none

@@ -7,7 +7,7 @@ lie evenly (`Slice`), some product with weights makes them and another reads the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,8 @@ Form = tuple[tuple[int, ...], int]
 SIZES = ("all_head_size", "attn_dim", "inner_dim", "split_size")
 # What MLPs call the number of their neurons.
 NEURONS = ("intermediate_size", "ffn_dim", "hidden_features")
+# What models, their blocks and MLPs call the width of the residual stream.
+STREAMS = ("hidden_size", "hidden_dim", "embed_dim", "d_model", "num_features", "head_hidden_size")
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,19 @@ class Assembled:
     counted: tuple[CountedGroup, ...]
 
 
-def assemble(model: nn.Module, trace: Trace, samples: int) -> Assembled:
+def assemble(model: nn.Module, trace: Trace, samples: int, *, hidden: bool = False) -> Assembled:
     """List all groups of a traced model.
 
     Args:
         model: What was traced.
         trace: What was noted.
         samples: How many samples the traced batch had.
+        hidden: Whether residual streams are among them.
     """
     units, found = [], []
     for own in alike_units(trace.ids):
-        if (group := _group(model, trace, own, samples)) is not None:
+        group = _group(model, trace, own, samples)
+        if group is not None and (hidden or group[1].kind != "hidden"):
             units.append(own)
             found.append(group)
     order = sorted(range(len(found)), key=lambda i: found[i][0])
@@ -135,7 +139,7 @@ def _group(
         size=units.size,
         slices=slices,
         sites=_sites(trace, kind, units),
-        settings=(*_settings(model, trace, units), *_repeated(model, kind, slices, units.size)),
+        settings=(*_settings(model, trace, units), *_repeated(model, trace, kind, slices, units.size)),
         products=_macs_per_unit(trace, units, samples),
     )
     over = next((statistic for statistic in trace.statistics if units.touch(statistic.ids)), None)
@@ -149,15 +153,18 @@ def _tensor_of(trace: Trace, units: AlikeUnits, ids: Tensor) -> str:
 
 
 def _kind(model: nn.Module, trace: Trace, units: AlikeUnits, dense: list[Product]) -> WidthKind | None:
-    """Tell heads, channels and neurons apart; a residual stream that attention reads, or that is normed, is none."""
+    """Tell kinds apart; features of a stream are those that several products add to, and attention reads or norms do.
+
+    What a single product makes for attention, such as DeepSeek's latent vectors, is of no kind.
+    """
     attentions = [a for a in trace.attentions if units.touch(a.ids)]
     if attentions:
         return None if any(sizes_heads(get_module(model, a.path)) for a in attentions) else "head"
     if units.marked("stream"):
-        return None
+        return "hidden" if len(dense) > 1 else None
     if any(p.op == "conv" for p in dense):
         return "channel"
-    return None if units.marked("normalised") and len(dense) > 1 else "neuron"
+    return "hidden" if units.marked("normalised") and len(dense) > 1 else "neuron"
 
 
 def _slices(trace: Trace, units: AlikeUnits) -> tuple[Slice, ...] | None:
@@ -217,15 +224,34 @@ def _counted(module: nn.Module, attribute: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _repeated(model: nn.Module, kind: WidthKind, slices: tuple[Slice, ...], size: int) -> tuple[Setting, ...]:
-    """Find the attributes of MLPs that repeat how many neurons they have."""
-    holders = dict.fromkeys(parent_path(parent_path(part.tensor)) for part in slices) if kind == "neuron" else {}
+def _repeated(
+    model: nn.Module, trace: Trace, kind: WidthKind, slices: tuple[Slice, ...], size: int
+) -> tuple[Setting, ...]:
+    """Find the attributes of MLPs that repeat how many neurons they have, and of what is around a stream its width.
+
+    Attentions are left out: what they call so is the width of all their heads.
+    """
+    holders = dict.fromkeys(parent_path(parent_path(part.tensor)) for part in slices)
+    names = {"neuron": NEURONS, "hidden": STREAMS}.get(kind, ())
+    if kind == "hidden":
+        attentions = {attention.path for attention in trace.attentions}
+        holders = {path: None for path in _all_above(holders) if path not in attentions}
     return tuple(
         Setting(module=path, attribute=name)
         for path in holders
         for name, value in vars(get_module(model, path)).items()
-        if name in NEURONS and type(value) is int and value == size
+        if name in names and type(value) is int and value == size
     )
+
+
+def _all_above(paths: Iterable[str]) -> Iterator[str]:
+    """Yield some paths and those of all modules around them, each once."""
+    seen = set()
+    for path in paths:
+        while path not in seen:
+            yield path
+            seen.add(path)
+            path = parent_path(path)
 
 
 def _macs_per_unit(trace: Trace, units: AlikeUnits, samples: int) -> int:
