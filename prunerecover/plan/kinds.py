@@ -20,7 +20,8 @@ class KindTraits:
         edits: Operations of plans that take them out; none for a kind that nothing removes yet.
         holds: Kinds of units inside, which go along.
         fitted: Whether something can be fitted in their place, or, for blocks, before it.
-        composite: Whether a unit is several features at once, so that its scores do not compare with single ones.
+        composite: Whether a unit is several features at once.
+        weighed: Whether its scores do not compare with those of other kinds, so that what it counts for is tried.
         color: Of bars of the kind in figures.
         ink: Of text on that colour.
     """
@@ -30,6 +31,7 @@ class KindTraits:
     holds: tuple[str, ...] = ()
     fitted: bool = False
     composite: bool = False
+    weighed: bool = False
     color: str = BLACK
     ink: str = "white"
 
@@ -44,10 +46,10 @@ TRAITS: dict[str, KindTraits] = {
     "activation": KindTraits("depth", edits=("replace", "bypass"), fitted=True),
     "layer": KindTraits("depth", edits=("bypass",)),
     "channel": KindTraits("width", edits=("narrow",), color=BLUE),
-    "head": KindTraits("width", edits=("narrow",), composite=True, color=ORANGE, ink=BLACK),
+    "head": KindTraits("width", edits=("narrow",), composite=True, weighed=True, color=ORANGE, ink=BLACK),
     "neuron": KindTraits("width", edits=("narrow",), color=GREEN),
-    "expert": KindTraits("width", edits=("narrow",), composite=True, color=PURPLE, ink=BLACK),
-    "hidden": KindTraits("width", edits=("narrow",), color=SKY, ink=BLACK),
+    "expert": KindTraits("width", edits=("narrow",), composite=True, weighed=True, color=PURPLE, ink=BLACK),
+    "hidden": KindTraits("width", edits=("narrow",), weighed=True, color=SKY, ink=BLACK),
 }
 KINDS = tuple(TRAITS)
 DEPTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "depth" and traits.edits)

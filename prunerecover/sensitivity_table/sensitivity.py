@@ -108,7 +108,7 @@ def sensitivity(
         batches: Calibration batches, as of `plan_depth` and `plan_width`: labelled for width, unless `loss` reads
             labels from elsewhere.
         kinds: Of depth ("block", "attention", "mlp", "activation", "layer") and of width ("channel", "head", "neuron",
-            "expert"); None: those that `plan_depth` and `plan_width` take. What is named must be there.
+            "expert", "hidden"); None: those that `plan_depth` and `plan_width` take. What is named must be there.
         loss: `loss(model, batch) -> scalar` for width; None: cross-entropy, or what the model returns.
         protection: Signal of the saliency; see `plan_width`.
         replace: What stands in the place of a unit of depth; see `plan_depth`.

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from prunerecover.model.narrow.freeing import sizes_heads
 from prunerecover.model.paths import get_module, parent_path
-from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS
+from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS, alone
 from prunerecover.plan.groups import Group, Setting, Site, Slice
 from prunerecover.plan.kinds import WidthKind
 from prunerecover.width.groups.alike import AlikeUnits, alike_units
@@ -183,10 +183,18 @@ def _slices(trace: Trace, units: AlikeUnits) -> tuple[Slice, ...] | None:
 
 
 def _sites(trace: Trace, kind: WidthKind, units: AlikeUnits) -> tuple[Site, ...]:
-    """Where units are seen: heads and neurons in what the only module that reads them is given, others as addends."""
+    """Where units are seen: heads and neurons in what the only module that reads them is given, others as addends.
+
+    Features of a stream are seen where norms hand them on, which is what is read of them.
+    """
+    normed = [location for location in trace.normed if units.touch(location.ids)]
     readers = [seen for seen, read in trace.readers if units.touch(read) and units.touch(seen.ids)]
     alone = len({seen.path for seen in readers}) == 1
-    seen = readers[:1] if kind == "head" or (kind == "neuron" and alone) else trace.addends
+    seen: Iterable[Location] = trace.addends
+    if kind == "head" or (kind == "neuron" and alone):
+        seen = readers[:1]
+    elif kind == "hidden" and normed:
+        seen = normed
     return tuple(dict.fromkeys(site for location in seen for site in _sites_at(location, units)))
 
 
@@ -220,7 +228,7 @@ def _counted(module: nn.Module, attribute: str) -> int:
     """The attribute's value, 0 if there is none; `num_features` also is the width of models, and no norm's."""
     if attribute == "num_features" and not isinstance(module, _NormBase):
         return 0
-    value = getattr(module, attribute, 0)
+    value = alone(getattr(module, attribute, 0))
     return value if isinstance(value, int) else 0
 
 
