@@ -57,6 +57,15 @@ FAMILY_KINDS = tuple(kind for kind in DEPTH_KINDS if kind != "layer")
 WIDTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "width")
 
 
+def plural(kind: str) -> str:
+    """Return what several units of a kind are called.
+
+    >>> plural("head"), plural("hidden")
+    ('heads', 'hidden features')
+    """
+    return "hidden features" if kind == "hidden" else f"{kind}s"
+
+
 def holders_first(kind: str) -> tuple[int, int]:
     """Return a sort key by which kinds that hold others come before what they hold.
 

@@ -26,7 +26,7 @@ from prunerecover.model.batches import Batches, listed
 from prunerecover.model.checks import check_network
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import DEPTH_KINDS, WIDTH_KINDS
+from prunerecover.plan.kinds import DEPTH_KINDS, WIDTH_KINDS, plural
 from prunerecover.sensitivity_table.rows import PARTS, GroupRow, UnitRow
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.discovery import FOUND_KINDS
@@ -210,5 +210,5 @@ def _depth_cells(row: UnitRow) -> tuple[str, ...]:
 
 
 def _width_cells(row: GroupRow) -> tuple[str, ...]:
-    size = f"{row.size} {row.kind}s"
+    size = f"{row.size} {plural(row.kind)}"
     return (f"`{row.name}`", size, f"{row.params:.1%}", f"{row.macs:.1%}", *(f"{share:.2%}" for share in row.saliency))
