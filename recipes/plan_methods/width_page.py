@@ -59,7 +59,7 @@ def _weighing(evidence: WidthEvidence) -> str:
     (first, _), *others = evidence.rates.items()
     told = " and ".join(f"that of {plural(kind)} {rate:g} times" for kind, rate in others)
     damping = f"with damping {evidence.damping:g}"
-    return f" Beside the saliency of {first}s counts {told}, {damping}: of what was tried, so the output changes least."
+    return f" Beside the saliency of {plural(first)} counts {told}, {damping}: of what was tried, so the output changes least."
 
 
 def _change(before: int, after: int) -> str:
@@ -67,7 +67,7 @@ def _change(before: int, after: int) -> str:
 
 
 def _row(group: KeptGroup) -> tuple[object, ...]:
-    return f"`{group.name}`", f"{plural(group.kind)}", group.kept, group.size, f"{group.share:.0%}"
+    return f"`{group.name}`", plural(group.kind), group.kept, group.size, f"{group.share:.0%}"
 
 
 def _by_tolerance(evidence: ToleranceEvidence, arguments: Mapping[str, Any]) -> list[str]:
