@@ -58,8 +58,8 @@ def _weighing(evidence: WidthEvidence) -> str:
         return ""
     (first, _), *others = evidence.rates.items()
     told = " and ".join(f"that of {plural(kind)} {rate:g} times" for kind, rate in others)
-    damping = f"with damping {evidence.damping:g}"
-    return f" Beside the saliency of {plural(first)} counts {told}, {damping}: of what was tried, so the output changes least."
+    told = f"{told}, with damping {evidence.damping:g}"
+    return f" Beside the saliency of {plural(first)} counts {told}: of what was tried, so the output changes least."
 
 
 def _change(before: int, after: int) -> str:

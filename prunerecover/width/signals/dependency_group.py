@@ -143,6 +143,6 @@ def _unknown(model: nn.Module, group: Group, part: Slice) -> str:
     owner = type(get_module(model, parent_path(part.tensor))).__name__
     return (
         f"Expected convolutions and linear layers to make and read the {plural(group.kind)} of '{group.name}' for a "
-        f"score of torch-pruning, but '{part.tensor}' belongs to a {owner}, which it does not know. Leave the group out, "
-        f"ignore=['{group.name}'], or score it by a signal such as 'gate_taylor'."
+        f"score of torch-pruning, but '{part.tensor}' belongs to a {owner}, which it does not know. Leave the group "
+        f"out, ignore=['{group.name}'], or score it by a signal such as 'gate_taylor'."
     )
