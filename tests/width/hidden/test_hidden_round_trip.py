@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from cases.layers.attentions import TOKENS, encoder, seeded, vision_transformer
+from cases.layers.hidden import HiddenRoundTrip
 from cases.models import tiny
 from cases.models.decoders import DECODERS
 from cases.models.width import BUILD, images
 from cases.sampling import one_in
-from cases.width.hidden import HiddenRoundTrip
 from cases.width.round_trip import RoundTripChecks
 from torch import Tensor, nn
 from torch.nn import functional as F
