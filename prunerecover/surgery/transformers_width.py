@@ -33,7 +33,6 @@ NEURONS = {
 }
 QUERIES, KEYS = ("q_proj", "query"), ("k_proj", "key")
 HEAD_SIZES = ("head_dim", "attention_head_size")
-EMBEDDED = "word_embed_proj_dim"  # the width of OPT's embeddings, where these are projected
 
 
 def follow_widths(model: nn.Module, journal: Journal) -> None:
@@ -109,6 +108,4 @@ def _differing(config: Any, found: Mapping[str, set[int]]) -> dict[str, int]:
     differing = {name: v for name, v in said.items() if name != "head_dim" and getattr(config, name, v) != v}
     if differing.keys() & {"num_attention_heads", "hidden_size"}:  # else its size is a share of the hidden size
         differing["head_dim"] = said["head_dim"]
-    if "hidden_size" in differing and getattr(config, EMBEDDED, None) == config.hidden_size:
-        differing[EMBEDDED] = said["hidden_size"]
     return differing

@@ -15,7 +15,6 @@ from torch import nn
 from prunerecover import (
     Budget,
     apply_plan,
-    find_groups,
     load_pruned,
     plan_depth,
     plan_width,
@@ -24,8 +23,6 @@ from prunerecover import (
 )
 from prunerecover.cost.macs import count_macs
 from prunerecover.surgery.apply_edits import undo
-from prunerecover.surgery.provenance import plan_for
-from prunerecover.width.narrow_edits import narrow_edits
 
 IMAGES = tiny_images(16, seed=3)
 BATCHES = [(IMAGES, torch.arange(16) % 5)]
@@ -126,21 +123,6 @@ def test_configs_say_the_hidden_size_where_they_can(name: str, tmp_path: Path) -
     for parameter in again.parameters():  # a mapped file is aligned otherwise, and kernels round otherwise then
         parameter.data = parameter.data.clone()
     assert torch.equal(again(**inputs).logits, model(**inputs).logits)
-
-
-def test_heads_that_go_in_proportion_keep_their_size_a_share(tmp_path: Path) -> None:
-    """OPT's config can say half of the hidden size with half of the heads."""
-    model: Any = built("opt")
-    groups = find_groups(model, tiny_inputs("opt"), ("head", "hidden")).groups
-    plan = plan_for(model, narrow_edits(groups, {g.name: torch.arange(0, g.size, 2) for g in groups}), method="test")
-    apply_plan(model, plan)
-    config = model.config
-    assert (config.hidden_size, config.word_embed_proj_dim, config.num_attention_heads) == (16, 16, 2)
-    save_pruned(model, plan, tmp_path / "pruned")
-    again: Any = type(model).from_pretrained(tmp_path / "pruned").eval()
-    for parameter in again.parameters():
-        parameter.data = parameter.data.clone()
-    assert torch.equal(again(**tiny_inputs("opt")).logits, model(**tiny_inputs("opt")).logits)
 
 
 def test_embeddings_scaled_by_the_hidden_size_keep_their_scale(tmp_path: Path) -> None:
