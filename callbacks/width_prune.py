@@ -51,7 +51,7 @@ class WidthPrune(ReconstructingCallback):
             the training step was given. None: what the module's training step returns.
         labels: `labels(batch) -> (N,)` integer classes of what the training step was given, for "u_score"; None: the
             second element of a tuple, or `labels` of a mapping.
-        kinds: Among "channel", "head", "neuron" and "expert"; a budget in experts names its own.
+        kinds: Among "channel", "head", "neuron", "expert" and "hidden"; a budget in experts names its own.
         replace: See `plan_width`.
         equal_layers: See `plan_width`.
         round_to: See `plan_width`.

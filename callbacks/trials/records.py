@@ -16,6 +16,7 @@ from typing import Any
 
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.display import markdown
+from prunerecover.plan.kinds import plural
 
 COLUMNS = ("seed", "accuracy", "minutes", "peak memory")  # behind what is removed of each kind
 
@@ -97,7 +98,7 @@ def table(records: Iterable[TrialRecord]) -> str:
         )
         for record in sorted(records, key=lambda record: -record.accuracy)
     ]
-    return markdown.table((*(f"{kind}s removed" for kind in kinds), *COLUMNS), rows)
+    return markdown.table((*(f"{plural(kind)} removed" for kind in kinds), *COLUMNS), rows)
 
 
 def _record_of(line: Any) -> TrialRecord:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from prunerecover.plan.kinds import TRAITS
+from prunerecover.plan.kinds import TRAITS, plural
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters
 
@@ -79,7 +79,7 @@ class SurgeryEvent(_Record):
         parts: dict[str, list[str]] = {}
         for kind, count in self.removed.items():
             total = self.there.get(kind)
-            share = f"{100 * count / total:.3g}% of {kind}s" if total else ""
+            share = f"{100 * count / total:.3g}% of {plural(kind)}" if total else ""
             what = share or f"{count} {kind}{'' if count == 1 else 's'}"
             parts.setdefault(TRAITS[kind].dimension if kind in TRAITS else "other", []).append(what)
         if not parts:

@@ -41,7 +41,7 @@ def read(model: nn.Module) -> Layout | None:
             "(callbacks: `target=`)."
         )
     container, family, layers = stacks[0]
-    dim = int(config_of(model, container).hidden_size)
+    dim = _width(family, layers[0], int(config_of(model, container).hidden_size))
     blocks = (_block(family, f"{container}.{i}", layer, dim) for i, layer in enumerate(layers))
     return Layout(family.name, container, tuple(blocks))
 
@@ -87,6 +87,13 @@ def is_transformers_config(value: Any) -> bool:
 def is_transformers_model(value: Any) -> bool:
     """Whether this is a model of transformers, with any head."""
     return "PreTrainedModel" in {cls.__name__ for cls in type(value).__mro__}
+
+
+def _width(family: Family, layer: nn.Module, said: int) -> int:
+    """Return the width of the residual stream: that of a norm, for a config cannot say every narrowed one."""
+    norms = (getattr(layer, part.norm or "", None) for part in (family.attention, family.mlp))
+    weights = (getattr(norm, "weight", None) for norm in norms)
+    return next((len(weight) for weight in weights if isinstance(weight, nn.Parameter)), said)
 
 
 def _block(family: Family, path: str, layer: nn.Module, dim: int) -> Block:

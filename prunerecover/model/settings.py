@@ -28,6 +28,24 @@ REROUTED = "rerouted"  # calls that surgery took out of a module's forward
 DIFFERENT = "various"
 
 
+def alone(value: Any) -> Any:
+    """Return the only entry of a tuple, such as `normalized_shape`; what is none, or has others, as it is.
+
+    >>> alone((8,)), alone(8)
+    (8, 8)
+    """
+    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
+
+
+def like(value: Any, number: int) -> int | tuple[int]:
+    """Return a number as a tuple if a value is one.
+
+    >>> like((8,), 6), like(8, 6)
+    ((6,), 6)
+    """
+    return (number,) if isinstance(value, tuple) else number
+
+
 def settings_of(model: nn.Module) -> dict[str, str]:
     """Return the settings by name: the value if all modules that have it agree, else a hash of all of them.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from prunerecover.display.style import BLACK, BLUE, GREEN, ORANGE, PURPLE
+from prunerecover.display.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY
 
-Kind = Literal["block", "attention", "mlp", "activation", "layer", "channel", "head", "neuron", "expert"]
-WidthKind = Literal["channel", "head", "neuron", "expert"]
+Kind = Literal["block", "attention", "mlp", "activation", "layer", "channel", "head", "neuron", "expert", "hidden"]
+WidthKind = Literal["channel", "head", "neuron", "expert", "hidden"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class KindTraits:
         edits: Operations of plans that take them out; none for a kind that nothing removes yet.
         holds: Kinds of units inside, which go along.
         fitted: Whether something can be fitted in their place, or, for blocks, before it.
-        composite: Whether a unit is several features at once, so that its scores do not compare with single ones.
+        composite: Whether a unit is several features at once.
+        weighed: Whether its scores do not compare with those of other kinds, so that what it counts for is tried.
         color: Of bars of the kind in figures.
         ink: Of text on that colour.
     """
@@ -30,6 +31,7 @@ class KindTraits:
     holds: tuple[str, ...] = ()
     fitted: bool = False
     composite: bool = False
+    weighed: bool = False
     color: str = BLACK
     ink: str = "white"
 
@@ -44,14 +46,24 @@ TRAITS: dict[str, KindTraits] = {
     "activation": KindTraits("depth", edits=("replace", "bypass"), fitted=True),
     "layer": KindTraits("depth", edits=("bypass",)),
     "channel": KindTraits("width", edits=("narrow",), color=BLUE),
-    "head": KindTraits("width", edits=("narrow",), composite=True, color=ORANGE, ink=BLACK),
+    "head": KindTraits("width", edits=("narrow",), composite=True, weighed=True, color=ORANGE, ink=BLACK),
     "neuron": KindTraits("width", edits=("narrow",), color=GREEN),
-    "expert": KindTraits("width", edits=("narrow",), composite=True, color=PURPLE, ink=BLACK),
+    "expert": KindTraits("width", edits=("narrow",), composite=True, weighed=True, color=PURPLE, ink=BLACK),
+    "hidden": KindTraits("width", edits=("narrow",), weighed=True, color=SKY, ink=BLACK),
 }
 KINDS = tuple(TRAITS)
 DEPTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "depth" and traits.edits)
 FAMILY_KINDS = tuple(kind for kind in DEPTH_KINDS if kind != "layer")
 WIDTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "width")
+
+
+def plural(kind: str) -> str:
+    """Return what several units of a kind are called.
+
+    >>> plural("head"), plural("hidden")
+    ('heads', 'hidden features')
+    """
+    return "hidden features" if kind == "hidden" else f"{kind}s"
 
 
 def holders_first(kind: str) -> tuple[int, int]:

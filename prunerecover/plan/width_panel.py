@@ -26,7 +26,7 @@ from prunerecover.display.style import (
     new_axes,
 )
 from prunerecover.plan.kept_groups import KeptGroup
-from prunerecover.plan.kinds import TRAITS, WIDTH_KINDS
+from prunerecover.plan.kinds import TRAITS, WIDTH_KINDS, plural
 
 MANY = 64  # groups; beyond, only some are named
 COUNTED = 40  # groups; beyond, bars are too narrow for numbers
@@ -143,6 +143,6 @@ def _count(groups: Sequence[KeptGroup]) -> str:
 def _handles(groups: Sequence[KeptGroup]) -> list[Patch]:
     kinds = [kind for kind in WIDTH_KINDS if any(group.kind == kind for group in groups)]
     return [
-        *(Patch(facecolor=TRAITS[kind].color, label=f"{kind}s kept") for kind in kinds),
+        *(Patch(facecolor=TRAITS[kind].color, label=f"{plural(kind)} kept") for kind in kinds),
         Patch(color=LIGHT, label="gone"),
     ]

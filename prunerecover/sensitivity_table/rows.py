@@ -32,7 +32,7 @@ class GroupRow:
 
     Attributes:
         name: What plans name.
-        kind: "channel", "head", "neuron" or "expert".
+        kind: "channel", "head", "neuron", "expert" or "hidden".
         size: How many units it has.
         params: Share of the network's parameters that goes with half of its units.
         macs: Share of its MACs, likewise.

@@ -26,7 +26,7 @@ from prunerecover.model.batches import Batches, listed
 from prunerecover.model.checks import check_network
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import DEPTH_KINDS, WIDTH_KINDS
+from prunerecover.plan.kinds import DEPTH_KINDS, WIDTH_KINDS, plural
 from prunerecover.sensitivity_table.rows import PARTS, GroupRow, UnitRow
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.discovery import FOUND_KINDS
@@ -108,7 +108,7 @@ def sensitivity(
         batches: Calibration batches, as of `plan_depth` and `plan_width`: labelled for width, unless `loss` reads
             labels from elsewhere.
         kinds: Of depth ("block", "attention", "mlp", "activation", "layer") and of width ("channel", "head", "neuron",
-            "expert"); None: those that `plan_depth` and `plan_width` take. What is named must be there.
+            "expert", "hidden"); None: those that `plan_depth` and `plan_width` take. What is named must be there.
         loss: `loss(model, batch) -> scalar` for width; None: cross-entropy, or what the model returns.
         protection: Signal of the saliency; see `plan_width`.
         replace: What stands in the place of a unit of depth; see `plan_depth`.
@@ -210,5 +210,5 @@ def _depth_cells(row: UnitRow) -> tuple[str, ...]:
 
 
 def _width_cells(row: GroupRow) -> tuple[str, ...]:
-    size = f"{row.size} {row.kind}s"
+    size = f"{row.size} {plural(row.kind)}"
     return (f"`{row.name}`", size, f"{row.params:.1%}", f"{row.macs:.1%}", *(f"{share:.2%}" for share in row.saliency))

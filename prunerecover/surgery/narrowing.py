@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from prunerecover.model.narrow.freeing import FREED
 from prunerecover.model.paths import get_module, holder_of, parent_path
-from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS
+from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS, alone, like
 from prunerecover.plan.edits import FreeHeads, Narrow
 from prunerecover.plan.groups import Slice
 from prunerecover.surgery.compensation import absorb, entries_per_unit
@@ -261,15 +261,15 @@ def _settings(model: nn.Module, edit: Narrow) -> dict[TensorHolder, Any]:
         holder, name = holder_of(get_module(model, setting.module), setting.attribute)
         in_config = holder is not get_module(model, setting.module)
         value = getattr(holder, name)
-        alone = value[0] if isinstance(value, tuple) and len(value) == 1 else value  # such as normalized_shape
-        counts = isinstance(alone, int) and not isinstance(alone, bool)
-        if not counts or (alone < setting.per_unit * edit.of and not in_config):
+        count = alone(value)
+        counts = isinstance(count, int) and not isinstance(count, bool)
+        if not counts or (count < setting.per_unit * edit.of and not in_config):
             raise ValueError(
                 f"Expected '{setting.attribute}' of '{setting.module}' to count {edit.of} units of {setting.per_unit}, "
                 f"but got {value}. Was the plan made for another model, or was '{edit.unit}' narrowed before?"
             )
-        number = setting.per_unit * len(edit.keep) if in_config else alone - setting.per_unit * len(edit.gone)
-        settings[setting.module, setting.attribute] = (number,) if isinstance(value, tuple) else number
+        number = setting.per_unit * len(edit.keep) if in_config else count - setting.per_unit * len(edit.gone)
+        settings[setting.module, setting.attribute] = like(value, number)
     return settings
 
 

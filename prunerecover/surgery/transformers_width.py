@@ -95,7 +95,8 @@ def _heads(attention: nn.Module) -> dict[str, int]:
     if not (isinstance(query, nn.Linear) and isinstance(key, nn.Linear) and size):
         return {}
     heads, shared = (linear_shape(linear)[1] // size for linear in (query, key))
-    return {"num_attention_heads": heads, "num_key_value_heads": shared, "head_dim": size}
+    read = {"hidden_size": linear_shape(query)[0]}
+    return {**read, "num_attention_heads": heads, "num_key_value_heads": shared, "head_dim": size}
 
 
 def _differing(config: Any, found: Mapping[str, set[int]]) -> dict[str, int]:
@@ -105,6 +106,6 @@ def _differing(config: Any, found: Mapping[str, set[int]]) -> dict[str, int]:
         return {}
     said = {name: next(iter(values)) for name, values in found.items()}
     differing = {name: v for name, v in said.items() if name != "head_dim" and getattr(config, name, v) != v}
-    if "num_attention_heads" in differing:  # else its size is a share of the hidden size
+    if differing.keys() & {"num_attention_heads", "hidden_size"}:  # else its size is a share of the hidden size
         differing["head_dim"] = said["head_dim"]
     return differing

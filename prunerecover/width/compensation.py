@@ -7,12 +7,14 @@ Reconstruction by least squares is that of channel pruning (He et al. 2017, arXi
 one pass over the dense model, for all readers of a group and all groups at once.
 
 Not covered: what reads a group without a convolution or linear layer of its own (rewritten shortcuts, routed experts),
-grouped convolutions, and dimensions of more than `LARGEST` entries, whose second moments would not fit into memory.
+weights that are tied to those of other layers (a head that is the table of embeddings), grouped convolutions, and
+dimensions of more than `LARGEST` entries, whose second moments would not fit into memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -87,11 +89,12 @@ def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[Mo
         readers: Weights that read a group that is narrowed.
         batches: Calibration inputs, on the model's device.
     """
-    readers = [reader for reader in readers if _can_take_over(model, reader)]
+    tied = _tied(model)
+    readers = [reader for reader in readers if _can_take_over(model, reader, tied)]
     moments: dict[Reader, Moments] = {}
     shown = progress("measuring what weights read", len(batches))
-    heads = {parent_path(reader.module) for reader in readers if reader.kind == "head"}
-    free = with_free_heads(model, (path for path in attentions_in(model) if path in heads))
+    around = {parent_path(reader.module) for reader in readers}  # attentions that do not call what reads in them
+    free = with_free_heads(model, (path for path in attentions_in(model) if path in around))
     watched = _collected(model, readers, moments)
     with ordinary_arithmetic(), evaluating(model), uncompiled(), free, watched, shown as advance:
         for inputs in batches if readers else ():  # experts have none
@@ -152,7 +155,13 @@ def _moved_back(part: Slice, gone: Sequence[int]) -> Slice:
     return part.model_copy(update={"offsets": tuple(offsets)})
 
 
-def _can_take_over(model: nn.Module, reader: Reader) -> bool:
+def _tied(model: nn.Module) -> set[int]:
+    """Return the identities of parameters that several modules have."""
+    held = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    return {key for key, count in held.items() if count > 1}
+
+
+def _can_take_over(model: nn.Module, reader: Reader, tied: Collection[int]) -> bool:
     part = reader.part
     try:
         module = get_module(model, reader.module)
@@ -162,7 +171,8 @@ def _can_take_over(model: nn.Module, reader: Reader) -> bool:
         isinstance(module, _ConvNd) and module.groups == 1 and not module.transposed
     )
     alone = part.dim == 1 and len(part.offsets) == 1 and part.tensor.rpartition(".")[2] == "weight"
-    return plain and alone and reader.size * reader.per_unit <= LARGEST
+    own = id(module._parameters.get("weight")) not in tied
+    return plain and alone and own and reader.size * reader.per_unit <= LARGEST
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from prunerecover.model.batches import Batches, ModelInputs, as_inputs, with_sam
 from prunerecover.model.checks import check_differentiable, check_plannable
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of
-from prunerecover.model.paths import parent_path, unwrap
+from prunerecover.model.paths import unwrap
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.groups import Group
 from prunerecover.surgery.apply_edits import apply_edits
@@ -32,7 +32,7 @@ from prunerecover.width.allocation.measured_share import SavedOn, Shares
 from prunerecover.width.arguments import WidthConfig, WidthReplace, WidthRule
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
 from prunerecover.width.groups.counted import warn_of_counted
-from prunerecover.width.groups.discovery import find_groups
+from prunerecover.width.groups.discovery import find_groups, freed_for
 from prunerecover.width.groups.gates import with_a_gate
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.narrow_edits import narrow_edits
@@ -107,8 +107,8 @@ class NarrowableNetwork:
     def edits(self, removed: Removed) -> tuple[Edit, ...]:
         """Return the edits that take units out; none if none goes."""
         narrowed = narrow_edits(self.groups, removed)
-        headed = {parent_path(part.tensor) for edit in narrowed if edit.kind == "head" for part in edit.group}
-        rewrites = (edit for edit in self.rewrites if isinstance(edit, Rewrite) or edit.unit in headed)
+        freed = freed_for(((edit.kind, edit.group) for edit in narrowed), self.attentions)
+        rewrites = (edit for edit in self.rewrites if isinstance(edit, Rewrite) or edit.unit in freed)
         return (*rewrites, *narrowed) if narrowed else ()
 
     def compensated(self, edits: Sequence[Edit], replace: WidthReplace) -> tuple[list[Edit], dict[str, Tensor]]:

@@ -73,16 +73,17 @@ def plan_width(
             `register_signal` has named, a callable `(context) -> {group name: (size,)}`, low goes and high stays (see
             `signals.context`), or an importance object of torch-pruning.
         tolerance: For "tolerance", instead of a budget: one number in [0, 1] for all groups, as published.
-        kinds: Among "channel", "head", "neuron" and "expert"; a budget in units names its own.
+        kinds: Among "channel", "head", "neuron", "expert" and "hidden", the features of a transformer's residual stream
+            (its hidden size); a budget in units names its own.
         replace: "calibrated": weights that read a group take over what its removed units did, as far as the kept ones
             predict it (see `compensation`). "zero": nothing does, as is usual.
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say:
             `save_pruned` then makes a folder for `from_pretrained`. The budget is met by less than a unit of each.
-        round_to: What a group keeps is a multiple of this number, which processors like: 8 for channels and neurons
-            (heads and experts go one by one), or one number per kind, such as {"channel": 8, "neuron": 64}. A group
-            whose width is no multiple stays whole or is narrowed to one; one with fewer units stays whole. Units go in
-            such steps until the budget is met; no step goes that it does not need. None: any number, but for a latency
-            8 is tried, too, and taken if less saliency goes to meet it; 1: any number.
+        round_to: What a group keeps is a multiple of this number, which processors like: 8 for channels, neurons and
+            hidden features (heads and experts go one by one), or one number per kind, such as {"channel": 8,
+            "neuron": 64}. A group whose width is no multiple stays whole or is narrowed to one; one with fewer units
+            stays whole. Units go in such steps until the budget is met; no step goes that it does not need. None: any
+            number, but for a latency 8 is tried, too, and taken if less saliency goes to meet it; 1: any number.
         rounds: The budget is reached in so many steps, scored anew each time, with BatchNorm statistics estimated anew;
             what one takes beyond its part, those after it need not take.
         ignore: Shell patterns of groups that stay, such as "layer4.*".

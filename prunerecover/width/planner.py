@@ -205,7 +205,7 @@ class WidthPlanner:
         return lowest(groups, saliency, equalised(groups, removed, self.costs, budget))
 
     def _weighing(self, budget: Budget | None, rule: WidthRule) -> KindWeights:
-        """Return how saliencies count; as they are unless heads or experts may go beside others.
+        """Return how saliencies count; as they are unless heads, experts or hidden features may go beside others.
 
         For a share of the latency it is tried at as large a share of the MACs, if so many can go.
         """
@@ -214,7 +214,7 @@ class WidthPlanner:
             return plain
         cost, share = budget.share
         kinds = [kind for kind in self.units if kind != "expert" or cost == "params"]  # experts save no MACs
-        if len(kinds) < 2 or not any(TRAITS[kind].composite for kind in kinds) or not self.network.output.comparable:
+        if len(kinds) < 2 or not any(TRAITS[kind].weighed for kind in kinds) or not self.network.output.comparable:
             return plain
         if cost == "latency":
             budget = Budget(macs=share)

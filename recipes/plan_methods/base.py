@@ -15,6 +15,7 @@ import lightning.pytorch as pl
 from prunerecover.callbacks.ledger.target import find_network, find_target
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.trials.nested import at_start_of_fit
+from prunerecover.plan.kinds import plural
 from prunerecover.plan.plan import Plan
 
 
@@ -58,7 +59,9 @@ class PlanMethod(ABC):
         parts = []
         for kind, units in plan.removed.items():
             size = sum(group.size for group in groups if group.kind == kind)
-            parts.append(f"{len(units)} of {size} {kind}s" if size else f"{len(units)} {kind} ({' '.join(units)})")
+            parts.append(
+                f"{len(units)} of {size} {plural(kind)}" if size else f"{len(units)} {kind} ({' '.join(units)})"
+            )
         return f"Wrote {output}: removes {', '.join(parts) or 'nothing'}"
 
 

@@ -120,7 +120,7 @@ class PerCostPlan(WidthPlan):
             `magnitude`, `random`, for experts `routing` and `reap`, of torch-pruning `group_taylor`,
             `group_magnitude`, `lamp`, `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one
             with its arguments.
-        kinds: Among `channel`, `head`, `neuron` and `expert`; None takes the first three.
+        kinds: Among `channel`, `head`, `neuron`, `expert` and `hidden`; None takes the first three.
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
         scores: File of scores that was written beside an earlier plan of the same network: nothing is scored again.
@@ -178,7 +178,7 @@ class FairPlan(WidthPlan):
             `group_magnitude`, `lamp`, `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one
             with its arguments.
         protection: The signal whose high values stay; the same.
-        kinds: Among `channel`, `head`, `neuron` and `expert`; None takes the first three.
+        kinds: Among `channel`, `head`, `neuron`, `expert` and `hidden`; None takes the first three.
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
         scores: File of scores that was written beside an earlier plan of the same network: nothing is scored again.

@@ -8,6 +8,7 @@ from typing import Any
 from prunerecover.display.markdown import table
 from prunerecover.plan.evidence import SearchEvidence, ToleranceEvidence, UniformComparison, WidthEvidence
 from prunerecover.plan.kept_groups import KeptGroup
+from prunerecover.plan.kinds import plural
 from prunerecover.plan.plan import Plan
 from prunerecover.width.allocation.cost_model import Cost
 from prunerecover.width.allocation.tolerance import Exchange
@@ -56,9 +57,9 @@ def _weighing(evidence: WidthEvidence) -> str:
     if not evidence.rates:
         return ""
     (first, _), *others = evidence.rates.items()
-    told = " and ".join(f"that of {kind}s {rate:g} times" for kind, rate in others)
-    damping = f"with damping {evidence.damping:g}"
-    return f" Beside the saliency of {first}s counts {told}, {damping}: of what was tried, so the output changes least."
+    told = " and ".join(f"that of {plural(kind)} {rate:g} times" for kind, rate in others)
+    told = f"{told}, with damping {evidence.damping:g}"
+    return f" Beside the saliency of {plural(first)} counts {told}: of what was tried, so the output changes least."
 
 
 def _change(before: int, after: int) -> str:
@@ -66,7 +67,7 @@ def _change(before: int, after: int) -> str:
 
 
 def _row(group: KeptGroup) -> tuple[object, ...]:
-    return f"`{group.name}`", f"{group.kind}s", group.kept, group.size, f"{group.share:.0%}"
+    return f"`{group.name}`", plural(group.kind), group.kept, group.size, f"{group.share:.0%}"
 
 
 def _by_tolerance(evidence: ToleranceEvidence, arguments: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ lie evenly (`Slice`), some product with weights makes them and another reads the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from prunerecover.model.narrow.freeing import sizes_heads
 from prunerecover.model.paths import get_module, parent_path
-from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS
+from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS, alone
 from prunerecover.plan.groups import Group, Setting, Site, Slice
 from prunerecover.plan.kinds import WidthKind
 from prunerecover.width.groups.alike import AlikeUnits, alike_units
@@ -31,6 +31,8 @@ Form = tuple[tuple[int, ...], int]
 SIZES = ("all_head_size", "attn_dim", "inner_dim", "split_size")
 # What MLPs call the number of their neurons.
 NEURONS = ("intermediate_size", "ffn_dim", "hidden_features")
+# What models, their blocks and MLPs call the width of the residual stream.
+STREAMS = ("hidden_size", "hidden_dim", "embed_dim", "d_model", "num_features", "head_hidden_size")
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,19 @@ class Assembled:
     counted: tuple[CountedGroup, ...]
 
 
-def assemble(model: nn.Module, trace: Trace, samples: int) -> Assembled:
+def assemble(model: nn.Module, trace: Trace, samples: int, *, hidden: bool = False) -> Assembled:
     """List all groups of a traced model.
 
     Args:
         model: What was traced.
         trace: What was noted.
         samples: How many samples the traced batch had.
+        hidden: Whether residual streams are among them.
     """
     units, found = [], []
     for own in alike_units(trace.ids):
-        if (group := _group(model, trace, own, samples)) is not None:
+        group = _group(model, trace, own, samples)
+        if group is not None and (hidden or group[1].kind != "hidden"):
             units.append(own)
             found.append(group)
     order = sorted(range(len(found)), key=lambda i: found[i][0])
@@ -135,7 +139,7 @@ def _group(
         size=units.size,
         slices=slices,
         sites=_sites(trace, kind, units),
-        settings=(*_settings(model, trace, units), *_repeated(model, kind, slices, units.size)),
+        settings=(*_settings(model, trace, units), *_repeated(model, trace, kind, slices, units.size)),
         products=_macs_per_unit(trace, units, samples),
     )
     over = next((statistic for statistic in trace.statistics if units.touch(statistic.ids)), None)
@@ -149,15 +153,18 @@ def _tensor_of(trace: Trace, units: AlikeUnits, ids: Tensor) -> str:
 
 
 def _kind(model: nn.Module, trace: Trace, units: AlikeUnits, dense: list[Product]) -> WidthKind | None:
-    """Tell heads, channels and neurons apart; a residual stream that attention reads, or that is normed, is none."""
+    """Tell kinds apart; features of a stream are those that several products add to, and attention reads or norms do.
+
+    What a single product makes for attention, such as DeepSeek's latent vectors, is of no kind.
+    """
     attentions = [a for a in trace.attentions if units.touch(a.ids)]
     if attentions:
         return None if any(sizes_heads(get_module(model, a.path)) for a in attentions) else "head"
     if units.marked("stream"):
-        return None
+        return "hidden" if len(dense) > 1 else None
     if any(p.op == "conv" for p in dense):
         return "channel"
-    return None if units.marked("normalised") and len(dense) > 1 else "neuron"
+    return "hidden" if units.marked("normalised") and len(dense) > 1 else "neuron"
 
 
 def _slices(trace: Trace, units: AlikeUnits) -> tuple[Slice, ...] | None:
@@ -176,10 +183,18 @@ def _slices(trace: Trace, units: AlikeUnits) -> tuple[Slice, ...] | None:
 
 
 def _sites(trace: Trace, kind: WidthKind, units: AlikeUnits) -> tuple[Site, ...]:
-    """Where units are seen: heads and neurons in what the only module that reads them is given, others as addends."""
+    """Where units are seen: heads and neurons in what the only module that reads them is given, others as addends.
+
+    Features of a stream are seen where norms hand them on, which is what is read of them.
+    """
+    normed = [location for location in trace.normed if units.touch(location.ids)]
     readers = [seen for seen, read in trace.readers if units.touch(read) and units.touch(seen.ids)]
     alone = len({seen.path for seen in readers}) == 1
-    seen = readers[:1] if kind == "head" or (kind == "neuron" and alone) else trace.addends
+    seen: Iterable[Location] = trace.addends
+    if kind == "head" or (kind == "neuron" and alone):
+        seen = readers[:1]
+    elif kind == "hidden" and normed:
+        seen = normed
     return tuple(dict.fromkeys(site for location in seen for site in _sites_at(location, units)))
 
 
@@ -213,19 +228,38 @@ def _counted(module: nn.Module, attribute: str) -> int:
     """The attribute's value, 0 if there is none; `num_features` also is the width of models, and no norm's."""
     if attribute == "num_features" and not isinstance(module, _NormBase):
         return 0
-    value = getattr(module, attribute, 0)
+    value = alone(getattr(module, attribute, 0))
     return value if isinstance(value, int) else 0
 
 
-def _repeated(model: nn.Module, kind: WidthKind, slices: tuple[Slice, ...], size: int) -> tuple[Setting, ...]:
-    """Find the attributes of MLPs that repeat how many neurons they have."""
-    holders = dict.fromkeys(parent_path(parent_path(part.tensor)) for part in slices) if kind == "neuron" else {}
+def _repeated(
+    model: nn.Module, trace: Trace, kind: WidthKind, slices: tuple[Slice, ...], size: int
+) -> tuple[Setting, ...]:
+    """Find the attributes of MLPs that repeat how many neurons they have, and of what is around a stream its width.
+
+    Attentions are left out: what they call so is the width of all their heads.
+    """
+    holders = dict.fromkeys(parent_path(parent_path(part.tensor)) for part in slices)
+    names = {"neuron": NEURONS, "hidden": STREAMS}.get(kind, ())
+    if kind == "hidden":
+        attentions = {attention.path for attention in trace.attentions}
+        holders = {path: None for path in _all_above(holders) if path not in attentions}
     return tuple(
         Setting(module=path, attribute=name)
         for path in holders
         for name, value in vars(get_module(model, path)).items()
-        if name in NEURONS and type(value) is int and value == size
+        if name in names and type(value) is int and value == size
     )
+
+
+def _all_above(paths: Iterable[str]) -> Iterator[str]:
+    """Yield some paths and those of all modules around them, each once."""
+    seen = set()
+    for path in paths:
+        while path not in seen:
+            yield path
+            seen.add(path)
+            path = parent_path(path)
 
 
 def _macs_per_unit(trace: Trace, units: AlikeUnits, samples: int) -> int:

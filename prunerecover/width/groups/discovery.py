@@ -13,13 +13,15 @@ Routed experts are not found by watching, for which of them are visited depends 
 
 Not units, besides: those that an operation counts (a mean over channels that is no norm, a division by their number),
 for a network with fewer of them would compute something else than with some set to zero; `FoundGroups.counted` lists
-them. And the residual stream of transformers, the model's outputs, and heads in code that computes their size from the
-width (torchvision's Swin).
+them. And the model's outputs, and heads in code that computes their size from the width.
+
+The features of residual streams that norms or attentions read (a transformer's hidden size) are asked for by name, too.
+Their norms take statistics over those that stay, so to remove one is not to set it to zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
@@ -36,7 +38,7 @@ from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithm
 from prunerecover.model.narrow.freeing import attentions_in, free_heads
 from prunerecover.model.paths import parent_path, unwrap
 from prunerecover.plan.edits import FreeHeads, Rewrite
-from prunerecover.plan.groups import Group
+from prunerecover.plan.groups import Group, Slice
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.width.groups.assembly import assemble
 from prunerecover.width.groups.counted import CountedGroup
@@ -47,6 +49,7 @@ from prunerecover.width.rewrites.padded_shortcuts import PaddedShortcut, as_conv
 from prunerecover.width.tracing.tracer import trace_model
 
 FOUND_KINDS = ("channel", "head", "neuron")
+FREEING = ("head", "hidden")  # kinds whose number is part of the size of a head in some attentions
 
 
 @dataclass(frozen=True)
@@ -78,16 +81,21 @@ class FoundGroups:
         return (*shortcuts, *(FreeHeads(unit=path) for path in self.attentions))
 
     def without_freed_heads(self) -> FoundGroups:
-        """Return the same without heads for which an attention must become another module."""
-        kept = (g for g in self.groups if g.kind != "head" or _attention_of(g, self.attentions) is None)
+        """Return the same without units for which an attention must become another module."""
+        kept = (g for g in self.groups if not freed_for([(g.kind, g.slices)], self.attentions))
         return replace(self, groups=tuple(kept), attentions=())
 
 
-def _attention_of(group: Group, attentions: Sequence[str]) -> str | None:
-    """Return which of some attentions holds the tensors of a group, itself or in a child; None if none does."""
-    above = {parent_path(part.tensor) for part in group.slices}
-    above |= {parent_path(path) for path in above}
-    return next((path for path in attentions if path in above), None)
+def freed_for(narrowed: Iterable[tuple[str, Sequence[Slice]]], attentions: Sequence[str]) -> tuple[str, ...]:
+    """Return which of some attentions must become other modules before units can go, and in which order.
+
+    Args:
+        narrowed: Kinds of units, and their entries, in tensors of attentions or of their children.
+        attentions: Paths.
+    """
+    holders = {parent_path(part.tensor) for kind, parts in narrowed if kind in FREEING for part in parts}
+    holders |= {parent_path(path) for path in holders}
+    return tuple(path for path in attentions if path in holders)
 
 
 @ordinary_arithmetic()
@@ -103,7 +111,7 @@ def find_groups(
     Args:
         model: Any module, wrapped or not; it is bit-identical afterwards.
         example_inputs: One batch, of any form that calibration batches have; labels are not read.
-        kinds: Among "channel", "head", "neuron" and "expert".
+        kinds: Among "channel", "head", "neuron", "expert" and "hidden".
         ignore: Shell patterns of names of groups that stay, such as "layer4.*".
 
     Raises:
@@ -120,7 +128,9 @@ def find_groups(
     model = unwrap(model)
     experts = find_experts(model)
     watched = (
-        _Watched() if set(kinds) == {"expert"} else _watch(model, as_inputs(without_labels(example_inputs, model)))
+        _Watched()
+        if set(kinds) == {"expert"}
+        else _watch(model, as_inputs(without_labels(example_inputs, model)), hidden="hidden" in kinds)
     )
     found = (*watched.groups, *experts)
     groups = tuple(group for group in found if group.kind in kinds)
@@ -131,13 +141,12 @@ def find_groups(
     ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     kept, together = _without_ignored(groups, linked, counted, ignore)
     tensors = {part.tensor for group in chain(kept, *together) for part in group.slices}
-    headed = {_attention_of(group, watched.attentions) for group in kept if group.kind == "head"}
     return FoundGroups(
         kept,
         tuple(r for r in watched.rewrites if f"{r.path}.weight" in tensors),
         tuple(one for one in counted if not _ignored(one.group, ignore)),
         together,
-        tuple(path for path in watched.attentions if path in headed),
+        freed_for(((group.kind, group.slices) for group in kept), watched.attentions),
     )
 
 
@@ -160,7 +169,7 @@ class _Watched:
     attentions: tuple[str, ...] = ()
 
 
-def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
+def _watch(model: nn.Module, inputs: ModelInputs, *, hidden: bool) -> _Watched:
     inputs = inputs.to(device_of(model))
     with progress("tracing the network"), uncompiled(), evaluating(model):
         # In evaluation mode, for in training parametrizations change whenever they are read.
@@ -171,7 +180,7 @@ def _watch(model: nn.Module, inputs: ModelInputs) -> _Watched:
         attentions = attentions_in(twin)
         free_heads(twin, attentions)
         trace = trace_model(twin, inputs)
-        found = assemble(twin, trace, inputs.n_samples)
+        found = assemble(twin, trace, inputs.n_samples, hidden=hidden)
         tried = try_out(twin, inputs, found.groups, found.linked, trace)
     counted = (*found.counted, *tried.counted)
     return _Watched(

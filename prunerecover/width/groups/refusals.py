@@ -80,30 +80,43 @@ def reasons(model: nn.Module, trace: Trace, kinds: Sequence[str], failed: Mappin
 
 
 def _pinned(trace: Trace, kinds: Sequence[str]) -> Iterator[tuple[str, Pin]]:
-    """Yield what would make units of some kinds, and what pins it first; residual streams are none of these kinds."""
+    """Yield what would make units of some kinds, and what pins it first; residual streams are of kind "hidden" alone.
+
+    Where none is known as a stream, because nothing is left of what norms or attentions read, all products are looked
+    at that could make one.
+    """
     tied, units = trace.ids.components(pinned=False), trace.ids.components()
     streams = tied[trace.ids.marked("stream") | trace.ids.marked("normalised")]
     pins = [(pin, np.unique(tied[pin.ids.numpy()])) for pin in trace.pins]
-    for path, ids in _would_make(trace, kinds):
+    others = []
+    known = False
+    for path, ids, hidden in _would_make(trace, kinds):
         own = ids.numpy()
         stays = len(own) > 1 and ((units[own] == 0).any() or (units[own] == units[own[0]]).all())
-        if stays and not np.isin(tied[own], streams).any():
-            found = (pin for pin, pinned in pins if np.isin(tied[own[own != RIGID]], pinned).any())
-            if (pin := next(found, None)) is not None:
+        of_stream = bool(np.isin(tied[own], streams).any())
+        found = (pin for pin, pinned in pins if np.isin(tied[own[own != RIGID]], pinned).any())
+        if stays and (hidden or not of_stream) and (pin := next(found, None)) is not None:
+            known |= hidden and of_stream
+            if hidden == of_stream:
                 yield path, pin
+            else:
+                others.append((path, pin))
+    yield from () if known else others
 
 
-def _would_make(trace: Trace, kinds: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the modules that would make units of some kinds, and the ids of these."""
+def _would_make(trace: Trace, kinds: Sequence[str]) -> Iterator[tuple[str, Tensor, bool]]:
+    """Yield the modules that would make units of some kinds, the ids of these, and whether they must be of a stream."""
     for product in trace.products:
         if KINDS.get(product.op) in kinds:
-            yield product.path, product.made
+            yield product.path, product.made, False
+        if "hidden" in kinds and product.op != "depthwise":
+            yield product.path, product.made, True
     for attention in trace.attentions if "head" in kinds else ():
         if len(attention.ids):
-            yield attention.path, attention.ids
+            yield attention.path, attention.ids, False
         for product in () if len(attention.ids) else trace.products:  # nothing is left of what projections make
             if product.path.startswith(f"{attention.path}."):
-                yield attention.path, product.made
+                yield attention.path, product.made, False
 
 
 def _named(pin: Pin) -> str:

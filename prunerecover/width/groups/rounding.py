@@ -42,7 +42,7 @@ def rounded(groups: Sequence[Group], round_to: RoundTo | None) -> tuple[Group, .
 
     Args:
         groups: Of any kinds.
-        round_to: One number for all kinds whose units are single features (channels and neurons), or one per kind;
+        round_to: One number for all kinds whose units are single features (all but heads and experts), or one per kind;
             None: no multiples.
     """
     if round_to is None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import get_module
+from prunerecover.model.settings import alone, like
 from prunerecover.plan.groups import Group
 from prunerecover.surgery.module_sizes import sizes_of
 
@@ -58,7 +59,8 @@ def narrow_copy(model: nn.Module, kept: Mapping[Group, int], stays: Stays) -> nn
     for group, units in kept.items():
         for setting in group.settings:
             holder, lost = get_module(twin, setting.module), setting.per_unit * (group.size - units)
-            setattr(holder, setting.attribute, getattr(holder, setting.attribute) - lost)
+            value = getattr(holder, setting.attribute)
+            setattr(holder, setting.attribute, like(value, alone(value) - lost))
     for path, module in twin.named_modules():
         _follow(path, module)
     return twin

@@ -21,6 +21,7 @@ from torch.nn import Parameter
 
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.groups import Group, Slice
+from prunerecover.plan.kinds import plural
 from prunerecover.width.groups.unit_slices import tensor_named
 
 
@@ -141,7 +142,7 @@ def _root_first(group: Group, layers: list[Layer]) -> list[Layer]:
 def _unknown(model: nn.Module, group: Group, part: Slice) -> str:
     owner = type(get_module(model, parent_path(part.tensor))).__name__
     return (
-        f"Expected convolutions and linear layers to make and read the {group.kind}s of '{group.name}' for a score of "
-        f"torch-pruning, but '{part.tensor}' belongs to a {owner}, which it does not know. Leave the group out, "
-        f"ignore=['{group.name}'], or score it by a signal such as 'gate_taylor'."
+        f"Expected convolutions and linear layers to make and read the {plural(group.kind)} of '{group.name}' for a "
+        f"score of torch-pruning, but '{part.tensor}' belongs to a {owner}, which it does not know. Leave the group "
+        f"out, ignore=['{group.name}'], or score it by a signal such as 'gate_taylor'."
     )

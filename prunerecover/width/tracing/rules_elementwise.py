@@ -38,7 +38,7 @@ def reduced(trace: Trace, operation: Operation) -> None:
     for ids in trace.info(data).maps:
         if set(varying(ids)) <= dims:
             if operation.name != "sum":
-                trace.ids.mark("normalised", ids)
+                trace.record_norm(ids)
             over.append(ids)
         else:
             maps += trace.ids.fixed_along(ids, *dims)
@@ -112,12 +112,14 @@ def layer_norm(trace: Trace, operation: Operation) -> None:
     maps: list[Tensor] = []
     for ids in trace.info(data).maps:
         if varying(ids) == dims:
-            trace.ids.mark("normalised", ids)
+            trace.record_norm(ids)
             maps.append(ids)
         else:
             maps += trace.ids.fixed_along(ids, *dims)
     solid = trace.operand(data, data.ndim, only=dims).solid
     own = [trace.operand(w, data.ndim, only=()) for w in weights if isinstance(w, Tensor)]
+    if not own and len(dims) == 1:  # no tensor shows how many units there are
+        trace.counts.extend(Count(trace.path, "normalized_shape", m.flatten()) for m in maps if varying(m) == dims)
     propagate(trace, operation, unify(trace.ids, [Operand(tuple(maps), solid), *own]))
 
 
@@ -127,7 +129,7 @@ def group_norm(trace: Trace, operation: Operation) -> None:
     maps = channels(trace, data)
     for ids in maps:
         if groups == 1:
-            trace.ids.mark("normalised", ids)
+            trace.record_norm(ids)
         else:
             members = ids.view(groups, -1)
             trace.ids.tie(members, members[:, :1])

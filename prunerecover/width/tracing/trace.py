@@ -143,6 +143,7 @@ class Trace:
         ids: And what ties them.
         products: In order of execution.
         addends: Where chains were last seen before they were added up, concatenated or read.
+        normed: Outputs of modules that norm over what they are given.
         readers: Inputs of modules that read them by a product, with the ids of the weights that do.
         attentions: Products of activations with each other.
         counts: Attributes that must follow.
@@ -155,6 +156,7 @@ class Trace:
     ids: DimensionIds = field(default_factory=DimensionIds)
     products: list[Product] = field(default_factory=list)
     addends: dict[Location, None] = field(default_factory=dict)
+    normed: dict[Location, None] = field(default_factory=dict)
     readers: list[tuple[Location, Tensor]] = field(default_factory=list)
     attentions: list[Attention] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
@@ -164,6 +166,7 @@ class Trace:
     pins: list[Pin] = field(default_factory=list)
     _infos: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
     _modules: list[tuple[str, Any]] = field(default_factory=list)
+    _norms: set[str] = field(default_factory=set)
 
     @property
     def path(self) -> str:
@@ -207,6 +210,11 @@ class Trace:
             self.pins.append(Pin(torch.cat(self.ids.pinned), operation, self.path, line))
             self.ids.pinned.clear()
 
+    def record_norm(self, ids: Tensor) -> None:
+        """Note that units were normed over, by the module that is being called."""
+        self.ids.mark("normalised", ids)
+        self._norms.add(self.path)
+
     def record_addends(self, *chains: Chain | None) -> None:
         """Note that chains were added up, concatenated or read."""
         for chain in chains:
@@ -238,6 +246,8 @@ class Trace:
             return
         info = self.info(first)
         single = [ids for ids in info.maps if len(varying(ids)) == 1]
+        if path in self._norms:
+            self.normed |= dict.fromkeys(_location(path, "output", ids) for ids in single)
         if info.chain is not None and len(single) == 1:
             chain = replace(info.chain, seen=_location(path, "output", single[0]))
             self.note(first, replace(info, chain=chain))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, apply_plan, load_pruned, plan_depth, plan_width, save_pruned
 
-WIDTH = ("channel", "head", "neuron")
+WIDTH = ("channel", "head", "neuron", "hidden")
 
 
 def planned(model: nn.Module, batch: Any, kind: str, alike: bool = False) -> Plan:

@@ -55,14 +55,14 @@ def _refused(reason: str, *columns: str) -> dict[str, str]:
 
 BLOCKS, NARROW = "from_pretrained, fewer blocks", "from_pretrained, fewer neurons or experts"
 NO_LAYER = NO_UNITS.format(kind="layer")
-IN_DEPTH = (*DEPTH, "head", "neuron")
+IN_DEPTH = (*DEPTH, "head", "neuron", "hidden")
 STANDARD = (BLOCKS, NARROW)
-HIDDEN_SIZE = _refused(NO_GROUPS, "channel")
+NO_CHANNELS = _refused(NO_GROUPS, "channel")
 
 
 def _decoder(name: str, gated: bool = False, heads: bool = True, narrow: bool = True, quick: bool = False) -> Family:
     """`narrow`: whether the config follows a smaller number of neurons in all layers."""
-    refused = HIDDEN_SIZE | (_refused(GATED, "activation") if gated else {})
+    refused = NO_CHANNELS | (_refused(GATED, "activation") if gated else {})
     refused |= {} if heads else _refused(NO_GROUPS, "head")
     standard = STANDARD if narrow else (BLOCKS,)
     works = tuple(column for column in (*IN_DEPTH, *standard) if column not in refused)
@@ -73,9 +73,9 @@ def _decoder(name: str, gated: bool = False, heads: bool = True, narrow: bool = 
 
 def _mixture(name: str, *works: str, known: bool = False, layer: str = FIXED, quick: bool = False) -> Family:
     """`known`: whether a record says what its parts are; `layer`: why no layer goes."""
-    refused = _refused(MIXED if known else NO_UNITS, "activation") | HIDDEN_SIZE | {"layer": layer}
+    refused = _refused(MIXED if known else NO_UNITS, "activation") | NO_CHANNELS | {"layer": layer}
     works = (*works, "block", "attention", "mlp", BLOCKS)
-    refused |= _refused(NO_GROUPS, *(kind for kind in ("head", "neuron") if kind not in works))
+    refused |= _refused(NO_GROUPS, *(kind for kind in ("head", "neuron", "hidden") if kind not in works))
     build = partial(tiny.tiny_mixture, name) if name in tiny.MIXTURES else decoders.DECODERS[name].build
     make: Callable[[], Built] = lambda: (build(), tiny.tiny_inputs("text"))  # noqa: E731
     return Family("transformers", make, (*works, "expert", NARROW), refused, quick)
@@ -93,13 +93,13 @@ def _transformer(library: str, name: str, *works: str) -> Family:
     missing = ("block", "activation") if name == "segformer" else ()
     units = tuple(kind for kind in DEPTH if kind not in missing)
     refused = _refused(NO_UNITS, *(kind for kind in DEPTH if kind not in units))
-    refused |= _refused(NO_GROUPS, *(kind for kind in ("channel", "head") if kind not in works))
+    refused |= _refused(NO_GROUPS, *(kind for kind in ("channel", "head", "hidden") if kind not in works))
     return Family(library, width.BUILD[name], (*units, *works), refused)
 
 
 def _vit(distilled: bool) -> Family:
     make: Callable[[], Built] = lambda: (tiny.tiny_timm(distilled=distilled), tiny.tiny_images())  # noqa: E731
-    return Family("timm", make, (*IN_DEPTH, "ONNX"), HIDDEN_SIZE, quick=not distilled)
+    return Family("timm", make, (*IN_DEPTH, "ONNX"), NO_CHANNELS, quick=not distilled)
 
 
 FAMILIES: dict[str, Family] = {
@@ -138,10 +138,10 @@ FAMILIES: dict[str, Family] = {
     "DeepSeek-V2": _mixture("deepseek_v2", "neuron"),
     "DeepSeek-V2, experts in groups": _mixture("deepseek_v2_grouped", "neuron"),
     "DeepSeek-V3": _mixture("deepseek_v3", "neuron"),
-    "ViT of torchvision": _transformer("torchvision", "torchvision_vit", "head", "neuron", "ONNX"),
-    "Swin of torchvision": _transformer("torchvision", "torchvision_swin", "head", "neuron", "ONNX"),
-    "Swin of timm": _transformer("timm", "timm_swin", "head", "neuron", "ONNX"),
-    "SegFormer": _transformer("transformers", "segformer", "channel", "head", "neuron"),
+    "ViT of torchvision": _transformer("torchvision", "torchvision_vit", "head", "neuron", "hidden", "ONNX"),
+    "Swin of torchvision": _transformer("torchvision", "torchvision_swin", "head", "neuron", "hidden", "ONNX"),
+    "Swin of timm": _transformer("timm", "timm_swin", "head", "neuron", "hidden", "ONNX"),
+    "SegFormer": _transformer("transformers", "segformer", "channel", "head", "neuron", "hidden"),
     "CIFAR ResNet, option A": _convolutional("option_a_resnet20", "block", "layer", "channel", "ONNX", quick=True),
     "ResNet": _convolutional("bottlenecks", "block", "layer", "channel", "ONNX"),
     "ResNeXt": _convolutional("resnext", "block", "layer", "channel", "ONNX"),

@@ -17,8 +17,8 @@ Written by `{COMMAND}`, which runs every cell on a small model of the family; th
 - **no**, with a number: it is refused; the messages are below.
 - **-**: a family has no such unit, or (ONNX, from_pretrained) it was not tried.
 
-block, attention, mlp, activation and layer are removed by `plan_depth`, channel, head, neuron and expert by
-`plan_width`.
+block, attention, mlp, activation and layer are removed by `plan_depth`, channel, head, neuron, hidden (features of
+residual streams that norms or attentions read, a transformer's hidden size) and expert by `plan_width`.
 
 A narrowed network computes what the dense one does with the removed units set to zero, before weights are made to
 take over for them. Norms over units take their statistics over the units that stay, as is usual: LayerNorm, RMSNorm and

@@ -202,5 +202,5 @@ def test_no_whole_numbers(wrong: Any) -> None:
 
 
 def test_kinds_that_do_not_exist() -> None:
-    with pytest.raises(ValueError, match="Expected round_to for kinds among channel, head, neuron, expert, but got 'c"):
+    with pytest.raises(ValueError, match="Expected round_to for kinds among channel, .*, expert, hidden, but got 'c"):
         plan_width(cnn(), Budget(macs=0.3), batches=labelled_batches(), round_to={"channels": 8})

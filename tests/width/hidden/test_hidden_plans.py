@@ -1,0 +1,187 @@
+"""Plans that narrow residual streams: budgets, compensation, configs, optimizers, other kinds beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases.models.decoders import DECODERS
+from cases.models.families import squares
+from cases.models.tiny import BUILD, tiny_images, tiny_inputs, tiny_llama, tiny_timm
+from torch import nn
+
+from prunerecover import (
+    Budget,
+    apply_plan,
+    load_pruned,
+    plan_depth,
+    plan_width,
+    save_pruned,
+    update_optimizer,
+)
+from prunerecover.cost.macs import count_macs
+from prunerecover.surgery.apply_edits import undo
+
+IMAGES = tiny_images(16, seed=3)
+BATCHES = [(IMAGES, torch.arange(16) % 5)]
+HIDDEN = ("hidden",)
+
+
+def text(name: str) -> list[dict[str, torch.Tensor]]:
+    ids = tiny_inputs(name, 8)
+    return [{**ids, "labels": ids["input_ids"]}]
+
+
+def built(name: str) -> Any:
+    return (BUILD[name] if name in BUILD else DECODERS[name].build)()
+
+
+def halved(name: str, **settings: Any) -> tuple[Any, Any]:
+    """A language model with half of its hidden size, and the plan."""
+    model = built(name)
+    plan = plan_width(model, Budget(remove={"hidden": 16}), batches=text(name), kinds=HIDDEN, **settings)
+    apply_plan(model, plan)
+    return model, plan
+
+
+@pytest.mark.parametrize("budget", [Budget(macs=0.3), Budget(params=0.3)])
+def test_a_budget_is_met_by_less_than_a_feature(budget: Budget) -> None:
+    model = tiny_timm()
+    dense = count_macs(model, IMAGES[:1]), sum(p.numel() for p in model.parameters())
+    plan = plan_width(model, budget, batches=BATCHES, kinds=HIDDEN)
+    apply_plan(model, plan)
+    assert plan.result.macs == count_macs(model, IMAGES[:1])
+    assert plan.result.params == sum(p.numel() for p in model.parameters())
+    left = plan.result.macs / dense[0] if budget.macs else plan.result.params / dense[1]
+    assert 0.7 - 1 / 32 < left <= 0.7
+
+
+def test_what_features_count_for_beside_other_kinds_is_tried(tmp_path: Path) -> None:
+    model = tiny_timm()
+    plan = plan_width(model, Budget(macs=0.5), batches=BATCHES, kinds=("head", "neuron", "hidden"))
+    apply_plan(model, plan)
+    assert plan.result.macs == count_macs(model, IMAGES[:1]) <= 0.5 * count_macs(tiny_timm(), IMAGES[:1])
+    assert set(plan.evidence["rates"]) == {"head", "neuron", "hidden"}
+    again = load_pruned(save_pruned(model, plan, tmp_path / "pruned"), tiny_timm())
+    assert torch.equal(again.eval()(IMAGES), model(IMAGES))
+
+
+def test_dead_features_go_first() -> None:
+    """What hardly anything writes, or reads, is the least."""
+    model = tiny_timm()
+    dead = [3, 17, 30]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.shape[-1] == 32 and name.endswith(("qkv.weight", "fc1.weight", "head.weight")):
+                parameter[:, dead] *= 1e-4
+    plan = plan_width(model, Budget(remove={"hidden": 3}), batches=BATCHES, kinds=HIDDEN)
+    assert plan.removed == {"hidden": tuple(f"patch_embed.proj[{number}]" for number in dead)}
+
+
+def test_weights_take_over_for_what_goes() -> None:
+    """Copies of other features can go without a trace, but for their part in the norms' statistics."""
+    changes = {}
+    for replace in ("zero", "calibrated"):
+        model = tiny_timm()
+        dense = model(IMAGES)
+        plan = plan_width(model, Budget(remove={"hidden": 8}), batches=BATCHES, kinds=HIDDEN, replace=replace)
+        apply_plan(model, plan)
+        changes[replace] = (model(IMAGES) - dense).square().mean()
+        assert bool(plan.tensors) == (replace == "calibrated")
+    assert changes["calibrated"] < changes["zero"]
+
+
+def test_tied_tables_take_nothing_over() -> None:
+    """What a head takes over for would change the embeddings."""
+    model, plan = halved("qwen3")
+    assert plan.tensors
+    assert not any("embed" in name or "lm_head" in name for name in plan.tensors)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.lm_head.weight.shape == (61, 16)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "smollm3", "phi", "hf_vit", "olmo", "opt"])
+def test_configs_say_the_hidden_size_where_they_can(name: str, tmp_path: Path) -> None:
+    if name == "hf_vit":
+        model: Any = built(name)
+        batches = [{**tiny_inputs(name, 8), "labels": torch.arange(8) % 5}]
+        plan = plan_width(model, Budget(remove={"hidden": 16}), batches=batches, kinds=HIDDEN, replace="zero")
+        apply_plan(model, plan)
+    else:
+        model, plan = halved(name, replace="zero")
+    inputs = tiny_inputs(name)
+    save_pruned(model, plan, tmp_path / "pruned")
+    if name == "opt":  # its code takes the size of a head for a share of the hidden size
+        assert model.config.hidden_size == 32
+        assert not (tmp_path / "pruned" / "config.json").exists()
+        again: Any = load_pruned(tmp_path / "pruned")
+    else:
+        assert (model.config.hidden_size, model.config.head_dim) == (16, 8)
+        again = type(model).from_pretrained(tmp_path / "pruned").eval()
+    for parameter in again.parameters():  # a mapped file is aligned otherwise, and kernels round otherwise then
+        parameter.data = parameter.data.clone()
+    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+
+
+def test_embeddings_scaled_by_the_hidden_size_keep_their_scale(tmp_path: Path) -> None:
+    """Gemma's config would have its code scale them by the root of a smaller size, so it stays as it is."""
+    model, plan = halved("gemma", replace="zero")
+    assert model.config.hidden_size == 32
+    again: Any = load_pruned(save_pruned(model, plan, tmp_path / "pruned"))
+    assert torch.equal(again.eval()(**tiny_inputs("gemma")).logits, model(**tiny_inputs("gemma")).logits)
+
+
+def test_everything_is_taken_back() -> None:
+    model: Any = tiny_llama()
+    before, config = model(**tiny_inputs("llama")).logits, model.config
+    plan = plan_width(model, Budget(remove={"hidden": 8}), batches=text("llama"), kinds=HIDDEN)
+    applied = apply_plan(model, plan)
+    assert model.model.layers[0].mlp.hidden_size == 24
+    undo(model, applied.journal)
+    assert model.config is config
+    assert model.model.layers[0].mlp.hidden_size == 32
+    assert torch.equal(model(**tiny_inputs("llama")).logits, before)
+
+
+def test_moments_of_an_optimizer_are_cut_with_their_weights() -> None:
+    model = tiny_timm()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    squares(model, IMAGES).backward()
+    optimizer.step()
+    before = optimizer.state[model.get_parameter("blocks.1.mlp.fc1.weight")]["exp_avg"].clone()
+    plan = plan_width(model, Budget(remove={"hidden": 8}), batches=BATCHES, kinds=HIDDEN, replace="zero")
+    update_optimizer(optimizer, apply_plan(model, plan))
+    (edit,) = plan.edits
+    after = optimizer.state[model.get_parameter("blocks.1.mlp.fc1.weight")]["exp_avg"]
+    assert torch.equal(after, before[:, list(edit.keep)])  # type: ignore[union-attr]
+    optimizer.zero_grad()
+    squares(model, IMAGES).backward()
+    optimizer.step()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_depth_goes_after_hidden_features(name: str) -> None:
+    """Also where the config goes on saying the dense hidden size."""
+    model, _ = halved(name, replace="zero")
+    plan = plan_depth(model, remove={"attention": 1}, batches=[tiny_inputs(name, 8)], replace="calibrated")
+    apply_plan(model, plan)
+    assert model(**tiny_inputs(name)).logits.isfinite().all()
+
+
+def test_width_is_rounded() -> None:
+    plan = plan_width(tiny_timm(), Budget(remove={"hidden": 9}), batches=BATCHES, kinds=HIDDEN, round_to=8)
+    (edit,) = plan.edits
+    assert len(edit.keep) == 16  # type: ignore[union-attr]
+
+
+def test_a_network_with_nothing_else_to_narrow() -> None:
+    with pytest.raises(ValueError, match="to have groups of kind hidden, but it has 1 of kind neuron"):
+        plan_width(
+            nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)),
+            Budget(macs=0.2),
+            batches=[(torch.randn(8, 4), torch.arange(8) % 2)],
+            kinds=HIDDEN,
+        )
