@@ -54,9 +54,10 @@ def plan_depth(
             `register_importance` has named, or a callable `(context) -> {unit name: importance}`; see
             `importance.context.DepthContext`.
         loss: `loss(model, batch) -> scalar`, for "gate_gradient", "taylor" and "cross_entropy".
-        replace: "calibrated" fits what is left, picks it by its effect on the output and tunes it on the output, without
-            labels; "zero" and "identity" are there by name. Whole blocks leave nothing in their place; "calibrated" folds a linear map for each run of
-            them into the linear before it, where that changes the output less: no parameter is added.
+        replace: "calibrated" fits what is left, picks it by its effect on the output and tunes it on the output,
+            without labels; "zero" and "identity" are there by name. Whole blocks leave nothing in their place;
+            "calibrated" folds a linear map for each run of them into the linear before it, where that changes the
+            output less: no parameter is added.
         search: "joint" removes one unit at a time by divergence per saved cost, ranks the others again on the pruned
             network, and then exchanges chosen units for better ones: units interact. "greedy" does so without
             exchanges, and "exact" judges every unit at each step, where the others leave out those that can hardly be
