@@ -7,8 +7,10 @@ both.
 from __future__ import annotations
 
 import re
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +33,16 @@ def pruned(suite: str, name: str, folder: Path) -> Row:
     model, given = dense(network, SEED), batches(network)
     example = without_labels(given[0])
     before = count_macs(model, example)
+    row: Row = {}
     try:
-        plan, told = _planned(model, given, network)
+        with _timed(row):
+            plan, told = _planned(model, given, network)
         applied(model, plan)
         removed = 1 - count_macs(model, example) / before
         trained_and_saved(model, plan, given, network, folder)
     except Ended as end:
-        return {"outcome": end.outcome, "reason": str(end)}
-    return {**judged(removed, told), "removed": removed}
+        return {**row, "outcome": end.outcome, "reason": str(end)}
+    return {**row, **judged(removed, told), "removed": removed}
 
 
 def judged(removed: float, told: Sequence[str]) -> Row:
@@ -62,6 +66,16 @@ def judged(removed: float, told: Sequence[str]) -> Row:
 
 def _names(text: str, share: float) -> bool:
     return any(abs(float(number) / 100 - share) < 0.006 for number in re.findall(r"(\d+(?:\.\d+)?) ?%", text))
+
+
+@contextmanager
+def _timed(row: Row) -> Iterator[None]:
+    """Note the seconds of processor time that planning takes, also where it ends in a refusal."""
+    started = time.process_time()
+    try:
+        yield
+    finally:
+        row["planning_seconds"] = round(time.process_time() - started, 2)
 
 
 def _planned(model: nn.Module, given: list[Any], network: Network) -> tuple[Plan, list[str]]:

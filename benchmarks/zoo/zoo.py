@@ -1,12 +1,14 @@
 """Pruning in width or in depth on networks of all kinds, with random weights: a row per network.
 
     python -m benchmarks.zoo.zoo --kind width|depth [--suite SUITE ...] [--only NAME ...] [--again-failed]
+    python -m benchmarks.zoo.zoo --kind width --large
     python -m benchmarks.zoo.zoo --kind depth --sequences N [--only NAME ...]
 
 Every network of benchmarks/zoo/networks is planned (in width at 30% of its MACs, in depth for three of its units, drawn
 at random), pruned, trained for one step, saved, and loaded in another process, where it has to give the same bits. With
 `--sequences N`, up to five units after another are taken out of each small architecture of tests/cases/depth, in N
-random ways. Rows are written as they are measured; a run that was interrupted goes on where it was. A network that
+random ways; with `--large`, the groups of a Llama-2-7B are found on the meta device. Rows are written as they are
+measured; a run that was interrupted goes on where it was, and rows that lack a figure are measured anew. A network that
 crashes or takes longer than `--timeout` is a row, too. torchvision, timm and transformers come with the project; for
 the suite ultralytics, which is no dependency (its licence is AGPL-3.0), that package has to be installed by hand, else
 the page says that it is missing. An hour on one core.
@@ -26,7 +28,7 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.data.real import parser, stored, write
-from benchmarks.zoo import depth_page, depth_trial, sequences, width_page, width_trial
+from benchmarks.zoo import depth_page, depth_trial, large, sequences, width_page, width_trial
 from benchmarks.zoo.networks.suites import SUITES, available
 from benchmarks.zoo.trial import SEED, Row, prepare, reloaded
 from benchmarks.zoo.worker import Lost, Worker
@@ -37,7 +39,10 @@ Name = tuple[str, str]  # suite, and the name in it
 
 @dataclass(frozen=True)
 class Dimension:
-    """What is measured of every network: the page's name, the first step, and what a row begins with."""
+    """What is measured of every network: the page's name, the first step, and what a row begins with.
+
+    A row without one of these entries is of an earlier version.
+    """
 
     page: str
     pruned: Callable[[str, str, Path], Row]
@@ -50,16 +55,20 @@ class Dimension:
 
 
 DIMENSIONS = {
-    "width": Dimension("zoo", width_trial.pruned, {"asked": width_trial.ASKED, "removed": None}),
+    "width": Dimension(
+        "zoo", width_trial.pruned, {"asked": width_trial.ASKED, "removed": None, "planning_seconds": None}
+    ),
     "depth": Dimension("zoo_depth", depth_trial.pruned, {}),
 }
 
 
 def main() -> None:
-    """Measure the networks that have no row yet, or random sequences."""
+    """Measure the networks that have no row yet, large ones, or random sequences."""
     options = arguments()
     if options.sequences:
         measure_sequences(options)
+    elif options.large:
+        measure_large(options)
     else:
         measure_networks(options)
 
@@ -73,7 +82,10 @@ def arguments() -> argparse.Namespace:
     command_line.add_argument("--again-failed", action="store_true", help="measure anew what is not ok")
     command_line.add_argument("--timeout", type=float, default=120, help="seconds that a network may take")
     command_line.add_argument("--sequences", type=int, metavar="N", help="random sequences of each small architecture")
+    command_line.add_argument("--large", action="store_true", help="find the groups of large networks instead")
     options = command_line.parse_args()
+    if options.large and options.kind != "width":
+        command_line.error("--large is of --kind width")
     if options.sequences and options.kind != "depth":
         command_line.error("--sequences are of --kind depth")
     return options
@@ -88,7 +100,8 @@ def measure_networks(options: argparse.Namespace) -> None:
     earlier = stored(dimension.page)
     rows = {key(row): row for row in earlier if row["name"] in found.get(row["suite"], {row["name"]: None})}
     names = [(suite, name) for suite in options.suite for name in found.get(suite, {})]
-    due = [name for name in names if is_chosen(name, options.only) and is_due(rows.get(name), options.again_failed)]
+    chosen = [name for name in names if is_chosen(name, options.only)]
+    due = [name for name in chosen if is_due(rows.get(name), options.again_failed, dimension)]
     workers = [Worker(prepare) for _ in dimension.steps]
     for count, name in enumerate(track(due, "networks")):
         if count % CALLS == 0:
@@ -97,6 +110,18 @@ def measure_networks(options: argparse.Namespace) -> None:
         save(options.kind, rows.values(), missing)
     stop(workers)
     save(options.kind, rows.values(), missing)
+
+
+def measure_large(options: argparse.Namespace) -> None:
+    """Write the rows of networks on the meta device."""
+    page = DIMENSIONS["width"].page
+    rows = {row["name"]: row for row in stored(page, "large")}
+    worker = Worker(prepare)
+    for name in [name for name in large.NETWORKS if is_chosen((name,), options.only) and name not in rows]:
+        worker.stop()
+        rows[name] = worker.call(large.measured, name, timeout=options.timeout)
+        save("width", stored(page), available()[1], [*rows.values()])
+    worker.stop()
 
 
 def measure_sequences(options: argparse.Namespace) -> None:
@@ -125,9 +150,9 @@ def is_chosen(name: tuple[str, ...], patterns: list[str]) -> bool:
     return any(fnmatch(name[-1], pattern) for pattern in patterns)
 
 
-def is_due(row: Row | None, again_failed: bool) -> bool:
+def is_due(row: Row | None, again_failed: bool, dimension: Dimension) -> bool:
     """Return whether a network is to be measured, given the row that it has."""
-    return row is None or (again_failed and row["outcome"] != "ok")
+    return row is None or not dimension.row.keys() <= row.keys() or (again_failed and row["outcome"] != "ok")
 
 
 def key(row: Row) -> Name:
@@ -165,24 +190,22 @@ def joined(row: Row, found: Row) -> dict[str, Any]:
     return {**found, "outcome": outcome, **({"reason": "; ".join(reasons)} if reasons else {})}
 
 
-def save(kind: str, rows: Iterable[Row], missing: dict[str, str], in_turn: list[Row] | None = None) -> None:
+def save(kind: str, rows: Iterable[Row], missing: dict[str, str], others: list[Row] | None = None) -> None:
     """Write the rows and the page, suite by suite.
 
     Args:
         kind: Of the units.
         rows: Of networks.
         missing: Why suites are left out; it counts for suites that earlier runs left no rows of.
-        in_turn: Of sequences; None: those of earlier runs.
+        others: Rows of sequences in depth, of large networks in width; None: those of earlier runs.
     """
     page = DIMENSIONS[kind].page
     in_order = sorted(rows, key=lambda row: SUITES.index(row["suite"]))
     missing = {suite: why for suite, why in missing.items() if all(row["suite"] != suite for row in in_order)}
     found = {"seed": SEED, "missing": missing, "rows": in_order}
-    if kind == "width":
-        write(page, found, width_page.markdown(in_order, missing))
-    else:
-        in_turn = stored(page, "sequences") if in_turn is None else in_turn
-        write(page, {**found, "sequences": in_turn}, depth_page.markdown(in_order, missing, in_turn))
+    further, markdown = ("large", width_page.markdown) if kind == "width" else ("sequences", depth_page.markdown)
+    others = stored(page, further) if others is None else others
+    write(page, {**found, further: others}, markdown(in_order, missing, others))
 
 
 def stop(workers: list[Worker]) -> None:

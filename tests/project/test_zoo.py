@@ -15,7 +15,7 @@ import pytest
 from cases.paths import ROOT
 
 from benchmarks.data import real
-from benchmarks.zoo import sequences, zoo
+from benchmarks.zoo import large, sequences, zoo
 from benchmarks.zoo.depth_trial import drawn
 from benchmarks.zoo.depth_trial import judged as judged_depth
 from benchmarks.zoo.networks import suites
@@ -82,6 +82,11 @@ def test_an_interrupted_run_goes_on_where_it_was(run: Run, calls: list[tuple[str
         assert row["outcome"] == "ok", row
         assert row["removed"] == pytest.approx(row["asked"], abs=0.02)
         assert row["seconds"] > 0
+        assert row["planning_seconds"] > 0
+    longest = sorted(found["rows"], key=lambda row: row["planning_seconds"], reverse=True)
+    named = ", ".join(f"{row['name']} {row['planning_seconds']:.1f}" for row in longest)
+    assert "Planning takes less than 30 s of processor time on 2 of 2 networks" in found["page"]
+    assert f"longest on {named}." in found["page"]
     assert "| hard | 2 | 0 | 2 | 2 of 2: 100.0% (34.2 to 100.0) | 0 | 0 |" in found["page"]
     assert f"- hard: {', '.join(QUICK)}" in found["page"]
 
@@ -100,6 +105,52 @@ def test_what_failed_is_measured_again_if_asked(
     assert not calls
     assert "Not ok" not in run("--suite", "hard", "--only", QUICK[0], "--again-failed")["page"]
     assert calls
+
+
+def test_rows_that_lack_a_figure_are_measured_anew(run: Run, calls: list[tuple[str, str]], tmp_path: Path) -> None:
+    found = run("--suite", "hard", "--only", *QUICK)
+    name = found["rows"][1]["name"]
+    del found["rows"][1]["planning_seconds"]
+    (tmp_path / "zoo.json").write_text(json.dumps(found))
+    calls.clear()
+    again = run("--suite", "hard", "--only", *QUICK)
+    assert {called for _, called in calls} == {name}
+    assert again["rows"][0] == found["rows"][0]
+    assert again["rows"][1]["planning_seconds"] > 0
+
+
+def test_planning_of_a_network_that_was_lost_has_no_figure(
+    run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("--suite", "hard", "--only", QUICK[0])
+
+    def lost(*_: object, timeout: float) -> None:
+        raise Lost("took more than 1 s")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InThisProcess, "call", lost)
+        found = run("--suite", "hard", "--only", *QUICK)
+    assert found["rows"][1]["planning_seconds"] is None
+    assert "Planning takes less than 30 s of processor time on 1 of 2 networks" in found["page"]
+
+
+def test_groups_of_large_networks_are_found_without_weights(
+    run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    monkeypatch.setattr(large, "NETWORKS", {"small": small})
+    monkeypatch.setattr(InThisProcess, "call", lambda _, function, *args, timeout: function(*args))
+    [row] = (found := run("--large"))["large"]
+    assert row["groups"] == {"head": 2, "neuron": 2}
+    assert "`find_groups` finds 2 groups of heads and 2 groups of neurons in" in found["page"]
+    assert run("--large")["large"] == [row]
+    assert run("--suite", "hard", "--only", QUICK[0])["large"] == [row]
+
+
+def test_large_networks_are_of_width(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run("--large", kind="depth")
+    assert "--large is of --kind width" in capsys.readouterr().err
 
 
 def test_a_suite_without_its_package_is_named(

@@ -1,0 +1,171 @@
+"""What round_to=8 does to the latency: plans at 30 and 50% of the MACs, rounded and not, against the dense network.
+
+    PRUNERECOVER_DATA=... python -m benchmarks.width.rounding
+
+One thread, interleaved pairs, processor time: each plan against the dense network, and the rounded network against the
+one that is not. ResNet-56 and DeiT-Tiny have trained weights and are planned on training images; the networks of
+torchvision have random weights and random images, which choose other units, but a latency depends on widths alone.
+Resumable; 5 minutes on a core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision import models
+
+from benchmarks.data import cifar, tiny_imagenet
+from benchmarks.data.real import deit_tiny, made_by, parser, stored, write
+from benchmarks.width.cifar_models import load
+from prunerecover import Budget, Plan, apply_plan
+from prunerecover.cost.latency import LatencyRatio, latency_ratio
+from prunerecover.cost.macs import count_macs
+from prunerecover.display.markdown import table
+from prunerecover.model.copies import deep_copy
+from prunerecover.plan.kinds import TRAITS
+from prunerecover.width.arguments import WidthConfig, WidthRule
+from prunerecover.width.planner import WidthPlanner
+
+NAME, PAIRS, WARMUP, SEED = "rounding", 30, 3, 0
+MULTIPLE, SHARES = 8, (0.3, 0.5)
+HEAD = (
+    "model",
+    "batch",
+    "asked",
+    "round_to",
+    f"widths in multiples of {MULTIPLE}",
+    "MACs gone",
+    "time",
+    "rounded / not",
+)
+Row = dict[str, Any]
+Images = tuple[Tensor, Tensor]
+
+
+def at_random(build: Callable[..., nn.Module]) -> nn.Module:
+    """Return a network of torchvision with random weights."""
+    torch.manual_seed(SEED)
+    return build(weights=None).eval()
+
+
+def noise() -> list[Images]:
+    """Return random images with random labels."""
+    generator = torch.Generator().manual_seed(SEED)
+    images = torch.randn(8, 3, 224, 224, generator=generator)
+    return [(images, torch.randint(1000, (8,), generator=generator))]
+
+
+def photos() -> list[Images]:
+    """Return training images of tiny_imagenet."""
+    images, labels = tiny_imagenet.calibration(16)[0]
+    return [(images, labels)]
+
+
+Model = tuple[Callable[[], nn.Module], Callable[[], list[Images]], Callable[[nn.Module, Any], Tensor], int]
+MODELS: dict[str, Model] = {  # how it is made, what it is planned on and with which loss, and the samples of a pass
+    "ResNet-56": (lambda: load("ResNet-56"), lambda: cifar.batches(64, SEED), cifar.cross_entropy, 8),
+    "DeiT-Tiny": (deit_tiny, photos, tiny_imagenet.loss, 1),
+    "ResNet-18": (partial(at_random, models.resnet18), noise, cifar.cross_entropy, 1),
+    "MobileNetV2": (partial(at_random, models.mobilenet_v2), noise, cifar.cross_entropy, 2),
+}
+
+
+def measured(name: str) -> list[Row]:
+    """Plan a network with both settings at all shares, and time what is left."""
+    build, batches, loss, samples = MODELS[name]
+    dense, given = build(), batches()
+    images = given[0][0][:samples]
+    planner = WidthPlanner(deep_copy(dense), batches=given, config=WidthConfig(loss=loss, seed=SEED))
+    rows = []
+    for share in SHARES:
+        plans = {
+            multiple: planner.plan(Budget(macs=share), WidthRule(round_to=multiple, replace="zero"))
+            for multiple in (1, MULTIPLE)
+        }
+        networks = {multiple: pruned(dense, plan) for multiple, plan in plans.items()}
+        against = timed(networks[1], networks[MULTIPLE], images)
+        for multiple, plan in plans.items():
+            own, of = in_multiples(plan)
+            row = {
+                "model": name,
+                "batch": len(images),
+                "asked": share,
+                "round_to": multiple,
+                "multiples": own,
+                "of": of,
+            }
+            row["removed"] = 1 - count_macs(networks[multiple], images) / count_macs(dense, images)
+            row |= seconds("", timed(dense, networks[multiple], images))
+            rows.append(row | (seconds("against_unrounded_", against) if multiple > 1 else {}))
+    return rows
+
+
+def pruned(dense: nn.Module, plan: Plan) -> nn.Module:
+    """Return a pruned copy."""
+    network = deep_copy(dense)
+    apply_plan(network, plan)
+    return network.eval()
+
+
+def timed(one: nn.Module, other: nn.Module, images: Tensor) -> LatencyRatio:
+    """Return the time of the other network as a share of the one's."""
+    return latency_ratio(one, other, images, pairs=PAIRS, warmup=WARMUP, threads=1, seed=SEED)
+
+
+def in_multiples(plan: Plan) -> tuple[int, int]:
+    """Return how many groups of channels and neurons keep a multiple, and of how many that have so many units."""
+    groups = [group for group in plan.kept_groups if not TRAITS[group.kind].composite and group.size >= MULTIPLE]
+    return sum(group.kept % MULTIPLE == 0 for group in groups), len(groups)
+
+
+def seconds(prefix: str, found: LatencyRatio) -> Row:
+    """Return what a row says of a time."""
+    ratio = {"ratio": found.ratio.value, "ci_low": found.ratio.low, "ci_high": found.ratio.high}
+    return {prefix + key: value for key, value in {**ratio, "ms": found.pruned_ms, "pairs": found.pairs}.items()}
+
+
+def interval(row: Row, prefix: str = "") -> str:
+    """Return a time in percent with its interval; empty if the row has none."""
+    if prefix + "ratio" not in row:
+        return ""
+    value, low, high = (100 * row[prefix + key] for key in ("ratio", "ci_low", "ci_high"))
+    return f"{value:.1f}% ({low:.1f} to {high:.1f})"
+
+
+def cells(row: Row) -> tuple[object, ...]:
+    """Return the cells of a row."""
+    return (
+        *(row["model"], row["batch"], f"{row['asked']:.0%}", row["round_to"], f"{row['multiples']} of {row['of']}"),
+        *(f"{row['removed']:.1%}", interval(row), interval(row, "against_unrounded_")),
+    )
+
+
+def markdown(rows: list[Row]) -> str:
+    """Render the rows."""
+    about = (
+        "Planned in width with default arguments but `round_to`, and without the fit of what is left. Widths: of "
+        "groups of channels and neurons; heads are not rounded. Time: of a pass on one thread, as a share of the dense "
+        f"network's, the median of {PAIRS} interleaved pairs with its 95% interval, in processor time; rounded / not: "
+        "the same of the two pruned networks (below 100%: rounding is faster). ResNet-18 and MobileNetV2 have random "
+        "weights."
+    )
+    made = made_by([f"python -m benchmarks.width.{NAME}"])
+    return "\n".join(["# Widths in multiples of 8", "", *made, about, "", table(HEAD, map(cells, rows), "lrrrrrrr")])
+
+
+def main() -> None:
+    """Measure the networks that have no rows yet."""
+    parser(__doc__).parse_args()
+    for name in MODELS:
+        rows = stored(NAME)
+        if all(row["model"] != name for row in rows):
+            rows += measured(name)
+        write(NAME, {"seed": SEED, "threads": 1, "rows": rows}, markdown(rows))
+
+
+if __name__ == "__main__":
+    main()
