@@ -39,13 +39,6 @@ def markdown(rows: list[Row], commands: list[str], settings: Row) -> str:
         f"{settings['held_out']:,} held-out training images. Test images chose nothing. Ahead by: points on the same "
         "images, paired; with several seeds (of the recovery alone) the mean over them.",
     ]
-    if settings["rates"]:
-        told = ", ".join(f"{value}: {score:.2f}" for value, score in settings["rates"].items())
-        lines += [
-            "",
-            "Rate of all recoveries: the best for the published method without 4 attentions and 4 activations after a "
-            f"tenth, held-out accuracy {told}.",
-        ]
     again = _group(rows, "dense", 0.0, "whole", False)
     if again:
         lines += ["", f"The dense network after as much training again: {_top1(again)}."]
