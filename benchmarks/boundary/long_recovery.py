@@ -72,7 +72,7 @@ METHODS: dict[str, Callable[[float], Plan]] = {"default": default, "book": book,
 
 
 def main() -> None:
-    """Make the rows that are missing, method by method at each budget and seed."""
+    """Make the rows that are missing, budget by budget for each seed."""
     command_line = parser(__doc__)
     command_line.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     command_line.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
@@ -86,8 +86,8 @@ def main() -> None:
     wanted += [
         (method, budget, stage, seed if STAGES[stage] else 0, options.distill and STAGES[stage] > 0)
         for seed in options.seeds
-        for method in options.methods
         for budget in options.budgets
+        for method in options.methods
         for stage in options.stages
     ]
     wanted += [("dense", 0.0, "whole", seed, options.distill) for seed in options.seeds if options.dense]
