@@ -95,7 +95,7 @@ def main() -> None:
         key = dict(zip(("method", "budget", "stage", "seed", "distilled"), asked, strict=True))
         if not any(all(row[name] == value for name, value in key.items()) for row in rows):
             console.print(f"{time.strftime('%H:%M:%S')} {key}")
-            rows.append(made(**key))
+            rows.append(made(*asked))
             save(rows)
     save(rows)
 

@@ -52,7 +52,7 @@ def markdown(rows: list[Row], commands: list[str], settings: Row) -> str:
 
 
 def _cells(rows: list[Row], budget: float, distilled: bool) -> list[tuple[str, ...]]:
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for stage in ORDER:
         distils = distilled and stage != "untrained"
         book = _group(rows, "book", budget, stage, distils)
@@ -71,7 +71,8 @@ def _group(rows: list[Row], method: str, budget: float, stage: str, distilled: b
 
 
 def _hits(rows: list[Row]) -> NDArray[np.float64]:
-    return np.mean([unpacked(row["hits"], row["n"]) for row in rows], axis=0)
+    right: NDArray[np.float64] = np.mean([unpacked(row["hits"], row["n"]) for row in rows], axis=0)
+    return right
 
 
 def _top1(rows: list[Row]) -> str:

@@ -54,15 +54,20 @@ class ConvStem(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         """Return tokens."""
         top, left = ((side - SIDE) // 2 for side in x.shape[2:])
-        return super().forward(x[:, :, top : top + SIDE, left : left + SIDE]).flatten(2).transpose(1, 2)
+        x = x[:, :, top : top + SIDE, left : left + SIDE]
+        for part in self:
+            x = part(x)
+        return x.flatten(2).transpose(1, 2)
 
 
 def small_vit(seed: int = 0) -> nn.Module:
     """Return the ViT with random weights."""
     torch.manual_seed(seed)
-    made = VisionTransformer(SIDE, 8, embed_dim=WIDTH, depth=12, num_heads=2, num_classes=10, embed_layer=ConvStem)
-    for block in made.blocks:
-        block.attn.fused_attn = False  # slower with so few tokens
+    sizes: dict[str, Any] = {"embed_dim": WIDTH, "depth": 12, "num_heads": 2, "num_classes": 10}
+    made: nn.Module = VisionTransformer(SIDE, 8, embed_layer=ConvStem, **sizes)
+    for part in made.modules():
+        if hasattr(part, "fused_attn"):
+            part.fused_attn = False  # slower with so few tokens
     return made
 
 
