@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Attention, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -66,7 +66,7 @@ def small_vit(seed: int = 0) -> nn.Module:
     sizes: dict[str, Any] = {"embed_dim": WIDTH, "depth": 12, "num_heads": 2, "num_classes": 10}
     made: nn.Module = VisionTransformer(SIDE, 8, embed_layer=ConvStem, **sizes)
     for part in made.modules():
-        if hasattr(part, "fused_attn"):
+        if isinstance(part, Attention):
             part.fused_attn = False  # slower with so few tokens
     return made
 
