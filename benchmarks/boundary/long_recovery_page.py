@@ -37,11 +37,16 @@ def markdown(rows: list[Row], commands: list[str], settings: Row) -> str:
         "unless the dense network is named as a teacher. Merged before they are scored. Removed: attentions, "
         f"activations, MLPs, blocks. Short runs behind a map: {settings['short']} epochs, scored on "
         f"{settings['held_out']:,} held-out training images. Test images chose nothing. Ahead by: points on the same "
-        "images, paired; with several seeds (of the recovery alone) the mean over them.",
+        "images, paired; with several seeds (of the recovery alone) the mean over them. Intervals are over images: they "
+        "do not hold what another dense network would change. MACs shares differ by less than an activation saves.",
     ]
     again = _group(rows, "dense", 0.0, "whole", False)
     if again:
-        lines += ["", f"The dense network after as much training again: {_top1(again)}."]
+        lines += [
+            "",
+            f"The dense network after as much training again, by the same schedule: {_top1(again)}. Recovered networks "
+            "are to be read beside this, too: they have been trained for as long.",
+        ]
     pruned = [row for row in rows if row["method"] != "dense"]
     for distilled in sorted({row["distilled"] for row in pruned}):
         for budget in sorted({row["budget"] for row in pruned if row["distilled"] == distilled}):
@@ -97,7 +102,7 @@ def _curves(rows: list[Row]) -> list[str]:
     if not whole:
         return []
     whole.sort(key=lambda row: (row["budget"], row["seed"], list(NAMES).index(row["method"])))
-    epochs = [str(epoch) for epoch, _ in whole[0]["held_out"]]
+    epochs = [f"{epoch:.0f}" for epoch, _ in whole[0]["held_out"]]
     cells = [
         (f"{row['budget']:.0%}", NAMES[row["method"]], row["seed"], *(f"{score:.1f}" for _, score in row["held_out"]))
         for row in whole
