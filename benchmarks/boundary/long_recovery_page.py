@@ -38,7 +38,7 @@ def markdown(rows: list[Row], commands: list[str], settings: Row) -> str:
         f"activations, MLPs, blocks. Short runs behind a map: {settings['short']} epochs, scored on "
         f"{settings['held_out']:,} held-out training images. Test images chose nothing. Ahead by: points on the same "
         "images, paired; with several seeds (of the recovery alone) the mean over them. Intervals are over images: "
-        "they do not hold what another dense network would change. MACs shares differ by less than an activation saves.",
+        "they do not hold what another dense network changes. MACs shares differ by less than an activation saves.",
     ]
     again = _group(rows, "dense", 0.0, "whole", False)
     if again:
