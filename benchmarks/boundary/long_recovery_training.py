@@ -1,0 +1,220 @@
+"""What `long_recovery.py` trains: a small ViT, the images, and one recovery that is the same for all methods.
+
+The ViT has 12 blocks of DeiT's shape (class token, mlp_ratio 4) at a width of 64, and three convolutions instead of
+patches (arXiv 2106.14881), so that it learns from 10,000 images. It sees crops of 24 x 24, random ones in training and
+the middle otherwise, as 9 tokens: all of this has to run on one thread. Training and held-out images are both from
+CIFAR-10's training split; the test images are only scored.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.models.vision_transformer import Attention, VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.data.cifar import training_images
+from benchmarks.data.real import CHECKPOINTS, RESULTS
+from prunerecover import Plan, apply_plan
+from prunerecover.boundary.search import Trial
+from prunerecover.recovery.distillation import distillation_loss
+
+TRAINED, HELD_OUT, CALIBRATION = 10_000, 2_000, 192  # images; 192 are what DepthPrune takes by default
+EPOCHS, TENTH, SHORT = 10, 1, 0.5  # of training and of the whole recovery, of a tenth of it, of a run behind a map
+BATCH, RATE, DECAY, WARM_UP = 128, 2e-3, 0.05, 0.05
+WIDTH, STEM, SIDE = 64, (16, 32), 24
+DATA_SEED, ALPHA, TEMPERATURE = 0, 0.5, 2.0  # the last two are DistillRecover's
+WEIGHTS = CHECKPOINTS / "long_recovery"
+TRIALS = RESULTS / "long_recovery.trials.jsonl"
+EXAMPLE = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+class ConvStem(nn.Sequential):
+    """Three convolutions of stride 2 over the middle of images `(N, 3, H, W)`: tokens `(N, 9, C)`."""
+
+    num_patches = 9
+
+    def __init__(self, embed_dim: int, **_: Any) -> None:
+        widths = (3, *STEM, embed_dim)
+        parts: list[nn.Module] = []
+        for width, following in zip(widths, widths[1:], strict=False):
+            parts += [nn.Conv2d(width, following, 3, stride=2, padding=1), nn.BatchNorm2d(following), nn.GELU()]
+        super().__init__(*parts[:-2])  # the last one gives tokens as they are
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tokens."""
+        top, left = ((side - SIDE) // 2 for side in x.shape[2:])
+        x = x[:, :, top : top + SIDE, left : left + SIDE]
+        for part in self:
+            x = part(x)
+        return x.flatten(2).transpose(1, 2)
+
+
+def small_vit(seed: int = 0) -> nn.Module:
+    """Return the ViT with random weights."""
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {"embed_dim": WIDTH, "depth": 12, "num_heads": 2, "num_classes": 10}
+    made: nn.Module = VisionTransformer(SIDE, 8, embed_layer=ConvStem, **sizes)
+    for part in made.modules():
+        if isinstance(part, Attention):
+            part.fused_attn = False  # slower with so few tokens
+    return made
+
+
+@cache
+def _pixels() -> tuple[Tensor, Tensor]:
+    return training_images(TRAINED + HELD_OUT, DATA_SEED)
+
+
+def calibration() -> list[tuple[Tensor, Tensor]]:
+    """Return training images with labels, in batches."""
+    return list(zip(*(tensor[:CALIBRATION].split(64) for tensor in _pixels()), strict=True))
+
+
+def held_out(network: nn.Module) -> float:
+    """Return the accuracy on held-out images of the training split, in percent."""
+    pixels, labels = (tensor[TRAINED:] for tensor in _pixels())
+    was, network = network.training, network.eval()
+    with torch.inference_mode():
+        predicted = torch.cat([network(batch).argmax(1) for batch in pixels.split(100)])
+    network.train(was)
+    return 100 * float(predicted.eq(labels).double().mean())
+
+
+def train(
+    network: nn.Module, epochs: float, rate: float, seed: int, teacher: nn.Module | None = None
+) -> list[tuple[float, float]]:
+    """Train: AdamW, warm-up and cosine to 0, random crops and flips; the same for the dense network and for recoveries.
+
+    Args:
+        network: Trained in place, and left in eval mode.
+        epochs: Of all training images.
+        rate: At the end of the warm-up.
+        seed: Of the order and the augmentation.
+        teacher: Whose softened predictions are half of the loss; None: the labels are all of it.
+
+    Returns:
+        Accuracy on held-out images after some tenths of the epochs, at whatever rate there then is.
+    """
+    pixels, labels = (tensor[:TRAINED] for tensor in _pixels())
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    steps = round(epochs * math.ceil(TRAINED / BATCH))
+    optimizer = torch.optim.AdamW(network.parameters(), rate, weight_decay=DECAY, fused=True)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(steps))
+    marks = {round(steps * tenth / 10) for tenth in (1, 2, 4, 6, 8, 10)} if epochs >= EPOCHS else set()
+    curve = []
+    network.train()
+    for step, chosen in enumerate(islice(_order(generator), steps), 1):
+        images = cropped(pixels[chosen], generator)
+        logits = network(images)
+        loss = F.cross_entropy(logits, labels[chosen])
+        if teacher is not None:
+            with torch.no_grad():
+                answers = teacher(images)
+            loss = (1 - ALPHA) * loss + ALPHA * distillation_loss(logits, answers, TEMPERATURE)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        if step in marks:
+            curve.append((round(step * BATCH / TRAINED, 1), held_out(network)))
+    network.eval()
+    return curve
+
+
+def _order(generator: torch.Generator) -> Iterator[Tensor]:
+    """Give indices of batches, all images in a new order each epoch."""
+    while True:
+        yield from torch.randperm(TRAINED, generator=generator).split(BATCH)
+
+
+def cropped(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Crop each image `(N, 3, H, W)` at random, and flip half of them."""
+    tops, lefts = torch.randint(pixels.shape[-1] - SIDE + 1, (2, len(pixels)), generator=generator).tolist()
+    flips = torch.rand(len(pixels), generator=generator) < 0.5
+    crops = [image[:, y : y + SIDE, x : x + SIDE] for image, y, x in zip(pixels, tops, lefts, strict=True)]
+    stacked = torch.stack(crops)
+    return torch.where(flips.view(-1, 1, 1, 1), stacked.flip(3), stacked)
+
+
+def schedule(steps: int) -> Callable[[int], float]:
+    """Return the factor of the rate at each step: a linear warm-up, then half a cosine to 0."""
+    warm = max(1, round(WARM_UP * steps))
+
+    def factor(step: int) -> float:
+        if step < warm:
+            return (step + 1) / warm
+        return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+    return factor
+
+
+@cache
+def _dense() -> nn.Module:
+    path = WEIGHTS / "dense.pt"
+    network = small_vit()
+    if path.is_file():
+        network.load_state_dict(torch.load(path, weights_only=True))
+        return network.eval()
+    curve = train(network, EPOCHS, RATE, seed=0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(network.state_dict(), path)
+    (WEIGHTS / "dense.json").write_text(json.dumps(curve))
+    return network
+
+
+def dense() -> nn.Module:
+    """Return a copy of the trained ViT; it is trained by the first call, for as long as everything is recovered."""
+    return copy.deepcopy(_dense())
+
+
+def pruned(plan: Plan) -> nn.Module:
+    """Apply a plan to the trained ViT; nothing is merged yet."""
+    network = dense()
+    apply_plan(network, plan)
+    return network
+
+
+class ShortRuns:
+    """Recovers trials of `plan_boundary` for a short while and scores them on held-out images; keeps what it did.
+
+    Args:
+        rate: Of the recoveries.
+        path: Of the records, one per line.
+    """
+
+    def __init__(self, rate: float, path: Path = TRIALS) -> None:
+        self.rate, self.path = rate, path
+
+    def __call__(self, trials: Sequence[Trial]) -> list[float]:
+        """Return the accuracies, in percent."""
+        return [self.accuracy(trial.plan, SHORT, trial.seed, self.rate) for trial in trials]
+
+    def accuracy(self, plan: Plan, epochs: float, seed: int, rate: float) -> float:
+        """Return the accuracy after one recovery, of an earlier run if there was one."""
+        told = json.dumps([edit.model_dump(mode="json") for edit in plan.edits], sort_keys=True)
+        key = hashlib.sha256(told.encode()).hexdigest()[:16]
+        asked = {"plan": key, "epochs": epochs, "seed": seed, "rate": rate}
+        lines = self.path.read_text().splitlines() if self.path.is_file() else []
+        for record in map(json.loads, lines):
+            if all(record[key] == value for key, value in asked.items()):
+                return float(record["accuracy"])
+        network = pruned(plan)
+        train(network, epochs, rate, seed)
+        removed = {kind: len(names) for kind, names in plan.removed.items()}
+        record = {**asked, "removed": removed, "accuracy": held_out(network)}
+        with self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        return float(record["accuracy"])
