@@ -5,7 +5,7 @@ network is merged, and a run of single tokens with a key-value cache, batch 1, i
 interleaved pairs, both eager or both compiled. Time is that of the one thread on its processor, for the machine may be
 shared. The bytes are those of all weights that such a step reads: all but the embedding table.
 
-`--methods eager` or `--methods compiled` makes the rows of one mode.
+`--methods compiled 1024 "12 layers"` makes only such rows: any modes, hidden sizes and removals may be named.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def run(methods: tuple[str, ...] = ()) -> None:
     """Make the rows that are missing.
 
     Args:
-        methods: Modes to measure; empty: all.
+        methods: Modes, hidden sizes and removals to measure; of what is not named, all.
     """
     for hidden in HIDDEN:
-        left = [about for about in cases(hidden) if about.mode in (methods or MODES) and not is_made(hidden, about)]
+        left = [about for about in cases(hidden) if asked(hidden, about, methods) and not is_made(hidden, about)]
         if left:
             rows_of(hidden, left)
 
@@ -90,6 +90,13 @@ def cases(hidden: int) -> list[Case]:
     if hidden in COMPILED:
         several += [Case("compiled", about.unit, about.remove) for about in several if about.unit != "attention"]
     return several
+
+
+def asked(hidden: int, about: Case, methods: tuple[str, ...]) -> bool:
+    """Whether a case is among those that modes, hidden sizes and removals name."""
+    names = [case.name for case in cases(hidden)]
+    sorts = ((about.mode, list(MODES)), (str(hidden), list(map(str, HIDDEN))), (about.name, names))
+    return all(own in methods or not set(methods) & set(several) for own, several in sorts)
 
 
 def is_made(hidden: int, about: Case) -> bool:
@@ -201,7 +208,7 @@ def section(rows: list[Row]) -> list[str]:
         f"Decoding of {WRITTEN} single tokens behind a prompt of {PROMPT}, batch 1, fp32, random weights, pruned and "
         f"merged, as shares of the dense network's: the median of {PAIRS} interleaved pairs with its 95% interval, in "
         "processor time of one thread. Units are drawn at random. Compiled: both networks as one graph per token "
-        "(torch.compile, inductor with its C++ wrapper, Dynamo's guards left out), fixed shapes and a static cache.",
+        "(torch.compile with inductor, Dynamo's guards left out), fixed shapes and a static cache.",
     ]
     for mode in MODES:
         own = [row for row in rows if row["mode"] == mode]

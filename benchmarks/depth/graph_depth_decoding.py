@@ -1,9 +1,9 @@
 """Decoding token by token, in two modes: eager with a cache that grows, and compiled with one of a fixed size.
 
 Both write the same tokens after the same prompt and take them out of the cache again, so that every call does the same
-work. Compiled is one graph of one token for each network (torch.compile, inductor with its C++ wrapper), its shapes
-fixed; the checks that Dynamo does before each call are left out, for nothing changes between calls. Compilation
-belongs to the first call, which no one times.
+work. Compiled is one graph of one token for each network (torch.compile with inductor), its shapes fixed; the guards
+that Dynamo checks before each call are left out, for nothing changes between calls. Compilation belongs to the first
+call, which no one times.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CompiledDecoding(Decoding):
             fullgraph=True,
             dynamic=False,
             isolate_recompiles=True,  # two networks share the code of their classes, and must not share its graphs
-            options={"cpp_wrapper": True, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
+            options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
         )
 
     def filled(self, prompt: Tensor) -> dict[str, Any]:
