@@ -24,6 +24,7 @@ from benchmarks.depth import graph_depth_stories260k as stories260k
 from benchmarks.depth.graph_depth_rows import NAME, Row, rows_so_far, without_samples
 
 NAMED = 12  # of what is missing
+UNSAID: Row = {"mode": "eager"}  # of rows from before there were modes
 SUBJECTS: dict[str, tuple[str, ModuleType]] = {
     "resnet56": ("The order of removal: ResNet-56", resnet56),
     "stories260k": ("Against exhaustive search: stories260K", stories260k),
@@ -54,7 +55,7 @@ def markdown(rows: list[Row]) -> str:
     """Render a section per subject."""
     lines = ["# Depth on the computation graph", "", *made_by(sorted({row["command"] for row in rows}))]
     for subject, (title, module) in SUBJECTS.items():
-        own = [row for row in rows if row["subject"] == subject]
+        own = [{**UNSAID, **row} for row in rows if row["subject"] == subject]
         lines += [f"## {title}", "", *(module.section(own) if own else []), "", *missing(module, own)]
     return "\n".join(lines)
 

@@ -2,17 +2,21 @@
 
 Random weights, no data: cost does not depend on them. Layers, attentions or whole blocks are taken out at random, the
 network is merged, and a run of single tokens with a key-value cache, batch 1, is timed against the dense network's in
-interleaved pairs. Time is that of the one thread on its processor, for the machine may be shared. The bytes are those
-of all weights that such a step reads: all but the embedding table.
+interleaved pairs, both eager or both compiled. Time is that of the one thread on its processor, for the machine may be
+shared. The bytes are those of all weights that such a step reads: all but the embedding table.
+
+`--methods compiled 1024 "12 layers"` makes only such rows: any modes, hidden sizes and removals may be named.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.depth.graph_depth_decoding import PROMPT, WRITTEN, CompiledDecoding, Decoding
 from benchmarks.depth.graph_depth_rows import Row, add, pruned, rows_so_far, shares
 from prunerecover import Plan, plan_depth
 from prunerecover.cost.latency import latency_ratio
@@ -21,7 +25,10 @@ from prunerecover.model.key_values import cache_returned
 
 MODEL = "Llama, 8 layers, hidden {}"
 HIDDEN = (512, 1024, 2048, 4096)  # the last one takes 14 GB
-PROMPT, WRITTEN, PAIRS, WARMUP, SEED = 64, 8, 20, 2, 0
+COMPILED = (1024, 2048, 512)
+PAIRS, WARMUP, SEED = 20, 2, 0
+TOKEN = torch.tensor([[1]])
+MODES: dict[str, type[Decoding]] = {"eager": Decoding, "compiled": CompiledDecoding}
 REMOVED: dict[str, tuple[dict[str, int], ...]] = {
     "attention, layer": ({"attention": 2, "layer": 4}, {"attention": 4, "layer": 8}),
     "layer": ({"layer": 12}, {"layer": 6}, {"layer": 18}),
@@ -30,69 +37,102 @@ REMOVED: dict[str, tuple[dict[str, int], ...]] = {
 }
 
 
-class Decoding(nn.Module):
-    """Writes some tokens after a prompt that is in the cache, and takes them out of it again."""
+@dataclass(frozen=True)
+class Case:
+    """What is taken out, and how the networks run then.
 
-    def __init__(self, network: nn.Module, prompt: Tensor) -> None:
-        super().__init__()
-        self.network = network
-        with torch.inference_mode():
-            self.cache = cache_returned(network(input_ids=prompt, use_cache=True))
-        self.start = prompt.shape[1]
+    Args:
+        mode: eager or compiled.
+        unit: Under which the row is listed.
+        remove: How many units of each kind go.
+    """
 
-    def forward(self, token: Tensor) -> Tensor:
-        """Return the logits of the last token."""
-        with torch.inference_mode():
-            for place in range(self.start, self.start + WRITTEN):
-                positions = torch.tensor([[place]])
-                logits: Tensor = self.network(
-                    input_ids=token, **self.cache, position_ids=positions, use_cache=True
-                ).logits
-                token = logits[:, -1].argmax(-1, keepdim=True)
-            for cache in self.cache.values():
-                cache.crop(-WRITTEN)
-        return logits
+    mode: str
+    unit: str
+    remove: dict[str, int]
+
+    @property
+    def name(self) -> str:
+        """What is taken out, in words."""
+        return ", ".join(f"{n} {kind}s" for kind, n in self.remove.items())
 
 
 def run(methods: tuple[str, ...] = ()) -> None:
-    """Make the rows that are missing."""
+    """Make the rows that are missing.
+
+    Args:
+        methods: Modes, hidden sizes and removals to measure; of what is not named, all.
+    """
     for hidden in HIDDEN:
-        dense = decoder(hidden)
-        for unit, removals in REMOVED.items():
-            for remove in removals:
-                name = named(remove)
-                if not rows_so_far(model=MODEL.format(hidden), method=name):
-                    add(row(dense, hidden, unit, name, remove))
+        left = [about for about in cases(hidden) if asked(hidden, about, methods) and not is_made(hidden, about)]
+        if left:
+            rows_of(hidden, left)
+
+
+def rows_of(hidden: int, wanted_: list[Case]) -> None:
+    """Make rows against one dense network, which is compiled once."""
+    dense = decoder(hidden)
+    prompt = calibration()[:1]
+    timed = {mode: MODES[mode](dense, prompt) for mode in {about.mode for about in wanted_}}
+    for about in wanted_:
+        add(row(timed[about.mode], hidden, about))
 
 
 def wanted() -> list[Row]:
     """Return what each row that this benchmark wants is about."""
-    removals = [named(remove) for several in REMOVED.values() for remove in several]
-    return [{"model": MODEL.format(hidden), "method": name} for hidden in HIDDEN for name in removals]
+    several = [(hidden, about) for mode in MODES for hidden in HIDDEN for about in cases(hidden) if about.mode == mode]
+    return [{"model": MODEL.format(hidden), "method": about.name, "mode": about.mode} for hidden, about in several]
 
 
-def named(remove: dict[str, int]) -> str:
-    """Return what is taken out, in words."""
-    return ", ".join(f"{n} {kind}s" for kind, n in remove.items())
+def cases(hidden: int) -> list[Case]:
+    """Return what is measured at a hidden size."""
+    several = [Case("eager", unit, remove) for unit, removals in REMOVED.items() for remove in removals]
+    if hidden in COMPILED:
+        several += [Case("compiled", about.unit, about.remove) for about in several if about.unit != "attention"]
+    return several
 
 
-def row(dense: nn.Module, hidden: int, unit: str, name: str, remove: dict[str, int]) -> Row:
-    """Take units out, check that the cache still serves, and time."""
-    generator = torch.Generator().manual_seed(SEED)
-    ids = torch.randint(1000, (8, PROMPT), generator=generator)
+def asked(hidden: int, about: Case, methods: tuple[str, ...]) -> bool:
+    """Whether a case is among those that modes, hidden sizes and removals name."""
+    names = [case.name for case in cases(hidden)]
+    sorts = ((about.mode, list(MODES)), (str(hidden), list(map(str, HIDDEN))), (about.name, names))
+    return all(own in methods or not set(methods) & set(several) for own, several in sorts)
+
+
+def is_made(hidden: int, about: Case) -> bool:
+    """Whether there is a row of a case."""
+    rows = rows_so_far(subject="decode", model=MODEL.format(hidden), method=about.name)
+    return any(row.get("mode", "eager") == about.mode for row in rows)
+
+
+def calibration() -> Tensor:
+    """Return eight prompts `(8, PROMPT)`."""
+    return torch.randint(1000, (8, PROMPT), generator=torch.Generator().manual_seed(SEED))
+
+
+def row(timed: Decoding, hidden: int, about: Case) -> Row:
+    """Take units out of a network, check that the cache still serves, and time it.
+
+    Args:
+        timed: The dense network, ready to decode in the mode of the case.
+        hidden: Its hidden size.
+        about: What to take out.
+    """
+    dense, ids, remove = timed.network, calibration(), about.remove
     plan = plan_depth(
         dense, remove=remove, batches=[{"input_ids": ids}], importance="random", replace="zero", search="one_shot"
     )
     other = pruned(dense, plan)
     check_cache(other, ids[:1])
-    token = torch.tensor([[1]])
-    pair = (Decoding(network, ids[:1]) for network in (dense, other))
-    found = latency_ratio(*pair, token, pairs=PAIRS, warmup=WARMUP, threads=1)
+    decoding = MODES[about.mode](other, ids[:1])
+    check_mode(decoding, ids[:1])
+    found = latency_ratio(timed, decoding, TOKEN, pairs=PAIRS, warmup=WARMUP, threads=1)
     return {
         "subject": "decode",
         "model": MODEL.format(hidden),
-        "method": name,
-        "unit": unit,
+        "method": about.name,
+        "mode": about.mode,
+        "unit": about.unit,
         "budget": remove,
         **shares(dense, other, {"input_ids": ids[:1]}),
         "bytes_share": bytes_read(other) / bytes_read(dense),
@@ -108,6 +148,12 @@ def row(dense: nn.Module, hidden: int, unit: str, name: str, remove: dict[str, i
         "threads": found.threads,
         "removed": removed(plan),
     }
+
+
+def check_mode(decoding: Decoding, prompt: Tensor) -> None:
+    """Raise RuntimeError if a network does not write in its mode what it writes in eager mode."""
+    if not torch.allclose(decoding(TOKEN), Decoding(decoding.network, prompt)(TOKEN), atol=1e-3):
+        raise RuntimeError("Expected the same logits as in eager mode, but they differ.")
 
 
 def check_cache(network: nn.Module, ids: Tensor) -> None:
@@ -157,7 +203,21 @@ def hidden_of(row: Row) -> int:
 
 
 def section(rows: list[Row]) -> list[str]:
-    """Render a table."""
+    """Render a table per mode."""
+    lines = [
+        f"Decoding of {WRITTEN} single tokens behind a prompt of {PROMPT}, batch 1, fp32, random weights, pruned and "
+        f"merged, as shares of the dense network's: the median of {PAIRS} interleaved pairs with its 95% interval, in "
+        "processor time of one thread. Units are drawn at random. Compiled: both networks as one graph per token "
+        "(torch.compile with inductor, Dynamo's guards left out), fixed shapes and a static cache.",
+    ]
+    for mode in MODES:
+        own = [row for row in rows if row["mode"] == mode]
+        lines += ["", f"### {mode.capitalize()}", "", *(rendered(own) if own else [])]
+    return lines
+
+
+def rendered(rows: list[Row]) -> list[str]:
+    """Render the rows of one mode as a table."""
     cells = [
         (
             row["model"],
@@ -172,10 +232,4 @@ def section(rows: list[Row]) -> list[str]:
         for row in sorted(rows, key=lambda row: (HIDDEN.index(hidden_of(row)), row["unit"], -row["bytes_share"]))
     ]
     head = ("model", "removed", "parameters left", "bytes read", "time", "time / bytes", "ms a token, before and after")
-    return [
-        f"Decoding of {WRITTEN} single tokens behind a prompt of {PROMPT}, batch 1, fp32, random weights, pruned and "
-        f"merged, as shares of the dense network's: the median of {PAIRS} interleaved pairs with its 95% interval, in "
-        "processor time of one thread. Units are drawn at random.",
-        "",
-        table(head, cells),
-    ]
+    return [table(head, cells)]
