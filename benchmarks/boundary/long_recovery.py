@@ -8,7 +8,8 @@ on the 10,000 test images untrained, after a tenth of the recovery (its own shor
 is as long as training was. The published method leaves identities, ranks by gate gradients, and takes the split of its
 polynomial map, from the 22 runs of its published table; `boundary` is our map with its own five runs. All that is
 chosen is chosen on training images. Resumable: plans, short runs and rows that are there are not made again; no step
-takes longer than training.
+takes longer than training. To train another network, for longer or on more images, remove checkpoints/long_recovery,
+the results and their trials first: rows of two networks do not compare.
 """
 
 from __future__ import annotations
