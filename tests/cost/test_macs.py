@@ -93,6 +93,8 @@ OLD = pytest.mark.skipif(torch.__version__ < "2.10", reason="torch 2.9 takes fus
 @pytest.mark.parametrize("device", ["cpu", pytest.param("meta", marks=OLD)])
 def test_fused_experts_equal_closed_form(device: str) -> None:
     model = llama(device=device, kind="Mixtral", num_local_experts=4, num_experts_per_tok=2)
+    if device == "meta":  # torch 2.14 multiplies groups there in half precision alone
+        model = model.bfloat16()
     assert count_macs(model, {"input_ids": IDS}) == llama_macs(mlp=2 * 3 * 64 * 96 + 64 * 4) + angles(model)
 
 

@@ -37,7 +37,7 @@ def test_no_budget() -> None:
 
 @pytest.mark.parametrize("kinds", ["layers", ("attention", "heads"), ()])
 def test_unknown_kinds(kinds: Any) -> None:
-    refused("Expected kinds among block, attention, .*, expert, but got", kinds=kinds)
+    refused("Expected kinds among block, attention, .*, expert, hidden, but got", kinds=kinds)
 
 
 def test_nothing_can_go() -> None:
