@@ -8,7 +8,6 @@ local fit: a token-wise least-squares fit of an attention is better locally than
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -17,7 +16,7 @@ from functools import cached_property
 
 from torch import nn
 
-from prunerecover.calibration.candidates import RIDGES, Candidate, Choice, Fit, Form, fit_of, named_candidate
+from prunerecover.calibration.candidates import Candidate, Choice, Fit, Form, fit_of, named_candidate
 from prunerecover.calibration.held_out import Cost, HeldOut
 from prunerecover.calibration.hidden_states import Hidden, HiddenStates, keep, moved_on, run_watched
 from prunerecover.calibration.in_place import in_place
@@ -69,16 +68,8 @@ class Calibrator:
         """Token weights of each block's output, for each fitting batch."""
         return token_weights(self._dense, self.samples.fit, self.seed)
 
-    def score(
-        self, units: Sequence[Unit], present: Sequence[Choice] = (), *, every_ridge: bool = True
-    ) -> dict[str, Choice]:
-        """Fit and judge each unit alone, on top of the `present` choices: the best stand-in and its divergence.
-
-        Args:
-            units: Of any kinds.
-            present: What others leave.
-            every_ridge: Whether affine maps are tried with every ridge, or with the strongest alone.
-        """
+    def score(self, units: Sequence[Unit], present: Sequence[Choice] = ()) -> dict[str, Choice]:
+        """Fit and judge each unit alone, on top of the `present` choices: the best stand-in and its divergence."""
         scores: dict[str, Choice] = {}
         front = self._front(same=not present, fitting=any(unit.kind != "block" for unit in units))
         with ExitStack() as stack, progress("ranking units", len(units)) as advance:
@@ -88,9 +79,7 @@ class Calibrator:
                 self._advance(front, index)
                 fits = self._pass(index, front, here)
                 for unit in here:
-                    candidates = self._candidates(index, unit, fits, None)
-                    tried = [c for c in candidates if every_ridge or c.ridge in (None, max(RIDGES))]
-                    scores[unit.name] = self._best(front, unit, tried)
+                    scores[unit.name] = self._best(front, unit, self._candidates(index, unit, fits, None))
                     advance()
         return scores
 
@@ -116,7 +105,11 @@ class Calibrator:
         return found
 
     def race(
-        self, stand_ins: Mapping[Unit, Candidate], present: Sequence[Candidate], cost: Cost, limit: float = math.inf
+        self,
+        stand_ins: Mapping[Unit, Candidate],
+        present: Sequence[Candidate],
+        cost: Cost,
+        bounds: Sequence[float] | None = None,
     ) -> dict[str, tuple[float, bool]]:
         """Return the divergence with each stand-in alone, as far as it had to be known to find the cheapest.
 
@@ -124,7 +117,7 @@ class Calibrator:
             stand_ins: What units leave.
             present: What others leave.
             cost: Of a unit, by its place in `stand_ins` and its divergence; see `HeldOut.race`.
-            limit: What costs more is beaten.
+            bounds: What each costs at least, in the order of `stand_ins`.
 
         Returns:
             By unit: what was added up of the divergence, and whether that is all of it.
@@ -135,7 +128,7 @@ class Calibrator:
             for candidate in present:
                 stack.enter_context(self._in_place(candidate))
             found = self._held_out.race(
-                starts, lambda number: self._in_place(stand_ins[units[number]]), cost, limit=limit
+                starts, lambda number: self._in_place(stand_ins[units[number]]), cost, bounds=bounds
             )
         return {unit.name: one for unit, one in zip(units, found, strict=True)}
 

@@ -54,27 +54,29 @@ class HeldOut:
         in_place: Callable[[int], AbstractContextManager[None]],
         cost: Cost,
         hidden: Hidden | None = None,
-        limit: float = math.inf,
+        bounds: Sequence[float] | None = None,
     ) -> list[tuple[float, bool]]:
-        """Return the divergence of each entrant, and whether it is exact, as that of the cheapest within a limit is.
+        """Return the divergence of each entrant, and whether it is exact, as that of the cheapest is.
 
-        The others' are estimated from the batches on which they were beaten, at no less than was added up there.
+        The others' are estimated from the batches on which they were beaten, at no less than was added up there; they
+        are infinite where a bound alone was enough.
 
         Args:
-            starts: The first block that each entrant changes, ascending.
+            starts: The first block that each entrant changes.
             in_place: Has an entrant in the model inside a `with` block.
             cost: Of an entrant by its number and its divergence, in which it does not fall.
             hidden: What enters that block, by batch, where it is the same one for all and that is known.
-            limit: What costs more is beaten.
+            bounds: What each entrant costs at least, as far as is known: it is not run before others cost as much.
         """
         told = [total / max(asked, 1) for total, asked in zip(self._told, self._asked, strict=True)]
         order = sorted(range(len(told)), key=lambda number: -told[number])
         states = _StatesBefore(self._runner, self._batches, starts)
         terms = [dict[int, float]() for _ in starts]
         waiting: list[tuple[tuple[float, ...], bool, int]] = [
-            ((-math.inf,), not order, entrant) for entrant in range(len(starts))
+            ((bound,), not order, entrant) for entrant, bound in enumerate(bounds or [-math.inf] * len(starts))
         ]
-        while waiting and not waiting[0][1] and not (limit < waiting[0][0][0]):
+        heapq.heapify(waiting)
+        while waiting and not waiting[0][1]:
             entrant = heapq.heappop(waiting)[2]
             own, start = terms[entrant], starts[entrant]
             number = order[len(own)]
@@ -82,11 +84,11 @@ class HeldOut:
             with in_place(entrant):
                 own[number] = self._term(number, start, before)
             heapq.heappush(waiting, (cost(entrant, self._mean(own)), len(own) == len(order), entrant))
-        best = terms[waiting[0][2]] if waiting and waiting[0][1] else dict(enumerate(told))
-        return [(self._estimate(own, best), len(own) == len(order)) for own in terms]
+        best = terms[waiting[0][2]] if waiting else {}
+        return [(self._estimate(own, best) if own or not order else math.inf, len(own) == len(order)) for own in terms]
 
     def _estimate(self, terms: dict[int, float], best: dict[int, float]) -> float:
-        """Return the mean over all batches, given that over some of them and what to expect of all."""
+        """Return the mean over all batches, given that over some of them and that of the best over all."""
         seen = self._mean({number: best[number] for number in terms})
         part = 1.0 if len(terms) == len(best) or seen <= 0 else seen / self._mean(best)
         return self._mean(terms) / part

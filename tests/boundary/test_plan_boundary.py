@@ -19,13 +19,11 @@ from prunerecover.boundary.designs import Split, feasible_splits
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.boundary.plan_boundary import PUBLISHED, plan_boundary
 from prunerecover.boundary.search import Trial
-from prunerecover.calibration.candidates import Choice
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.units import Unit
 
 
 def cross_entropy(model: nn.Module, batch: Tensor) -> Tensor:
@@ -204,11 +202,7 @@ def test_a_planner_does_not_score_the_same_units_twice(monkeypatch: pytest.Monke
     calls = []
     own = planner.calibrator.score
 
-    def noted(units: Sequence[Unit], gone: Sequence[Choice], **how: Any) -> dict[str, Choice]:
-        calls.append(len(units))
-        return own(units, gone, **how)
-
-    monkeypatch.setattr(planner.calibrator, "score", noted)
+    monkeypatch.setattr(planner.calibrator, "score", lambda units, gone: calls.append(len(units)) or own(units, gone))
     planner.plan(Budget(remove={"attention": 2, "activation": 2}))
     assert sum(calls) > 0
     calls.clear()

@@ -18,8 +18,8 @@ Gone = frozenset[str]
 class CalibratedSets:
     """Judges sets of units by output divergence with fitted stand-ins; what is known serves all later searches.
 
-    While units are searched for, each has the stand-in that was fitted to it alone, on the dense model, an affine map
-    with the strongest ridge; what is chosen is fitted anew, together, with every ridge.
+    While units are searched for, each has the stand-in that was fitted to it alone, on the dense model; what is chosen
+    is fitted anew, together.
 
     Args:
         calibrator: Fits and judges stand-ins.
@@ -39,7 +39,7 @@ class CalibratedSets:
         self.leaves: dict[str, str] = {}
         self._alone: dict[str, Candidate] = {}
         self._scores: dict[Gone, dict[str, float]] = {}
-        self._raced: dict[tuple[Gone, Gone, float], dict[str, float]] = {}
+        self._raced: dict[tuple[Gone, Gone, tuple[float, ...] | None], dict[str, float]] = {}
         self._choices: dict[Gone, list[Choice]] = {frozenset(): []}
         self._tuned: set[Gone] = set()
 
@@ -62,8 +62,16 @@ class CalibratedSets:
             known |= divergences
         return [known[unit.name] for unit in units]
 
+    def races(self, moves: Sequence[tuple[Unit, ...]]) -> bool:
+        """Whether there is something for all units of some moves that stands in for them while they are judged."""
+        return all(self._without_fit(unit) is not None for (unit,) in moves)
+
     def race(
-        self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]], cost: Cost, limit: float = math.inf
+        self,
+        gone: Sequence[Unit],
+        moves: Sequence[tuple[Unit, ...]],
+        cost: Cost,
+        bounds: Sequence[float] | None = None,
     ) -> list[float]:
         """Return divergences as `scores` does, but of moves that are beaten only an estimate that is higher.
 
@@ -71,10 +79,10 @@ class CalibratedSets:
             gone: Units that are gone.
             moves: Of one unit each.
             cost: Of a move, by its number and its divergence, in which it does not fall.
-            limit: What costs more is beaten.
+            bounds: What each move costs at least. Where that alone is too much, its divergence is infinite.
 
         Raises:
-            ValueError: If a divergence is NaN or infinite.
+            ValueError: If a divergence is NaN.
         """
         units = [unit for (unit,) in moves]
         known = self._scores.setdefault(names_of(gone), {})
@@ -82,12 +90,13 @@ class CalibratedSets:
         if len(stand_ins) < len(units) or all(unit.name in known for unit in units):
             return self.scores(gone, moves)
         self._alone |= {unit.name: candidate for unit, candidate in stand_ins.items()}
-        key = names_of(gone), names_of(units), limit
+        key = names_of(gone), names_of(units), None if bounds is None else tuple(bounds)
         if key not in self._raced:
             present = [c.candidate for c in self.choices(gone)] if self.refit else [self._alone[u.name] for u in gone]
-            found = self.calibrator.race(stand_ins, present, cost, limit)
+            found = self.calibrator.race(stand_ins, present, cost, bounds)
             self._raced[key] = {name: divergence for name, (divergence, _) in found.items()}
-            check_unit_scores(self._raced[key], "output_divergence")
+            run = {name: divergence for name, (divergence, exact) in found.items() if exact or divergence != math.inf}
+            check_unit_scores(run, "output_divergence")
             known |= {name: divergence for name, (divergence, exact) in found.items() if exact}
         return [self._raced[key][unit.name] for unit in units]
 
@@ -142,7 +151,7 @@ class CalibratedSets:
 
     def _fitted(self, gone: Sequence[Unit], units: Sequence[Unit]) -> dict[str, float]:
         """Fit each unit alone on the model without those that are gone, and judge what it leaves."""
-        found = self.calibrator.score(units, self.choices(gone), every_ridge=self.refit)
+        found = self.calibrator.score(units, self.choices(gone))
         self._note(list(found.values()))
         if not gone and not self.refit:
             self._alone |= {name: _light(choice.candidate) for name, choice in found.items()}

@@ -86,7 +86,13 @@ class Variants:
             self._rebase(gone)
         return self._each(moves, lambda move: self.divergence((*gone, *move)))
 
-    def race(self, gone: Sequence[Unit], moves: Sequence[Move], cost: Cost, limit: float = math.inf) -> list[float]:
+    def races(self, moves: Sequence[Move]) -> bool:
+        """No: see `race`."""
+        return False
+
+    def race(
+        self, gone: Sequence[Unit], moves: Sequence[Move], cost: Cost, bounds: Sequence[float] | None = None
+    ) -> list[float]:
         """Return `scores`: a loss may fall, so that a part of the batches bounds nothing."""
         return self.scores(gone, moves)
 

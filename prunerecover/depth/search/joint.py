@@ -153,10 +153,13 @@ class JointSearch:
         for state in states:
             waiting = sorted(self._open(state), key=self._at_best)
             while waiting and (self.search == "exact" or self._at_best(waiting[0]) <= self._limit(found)):
-                at_once = len(waiting) if self.search == "exact" else self.judge.together
+                racing = self.width == 1 and self.judge.races([step.move for step in waiting])
+                at_once = len(waiting) if racing or self.search == "exact" else self.judge.together
                 together, waiting = waiting[:at_once], waiting[at_once:]
-                scores = self._judged(state, together, self._limit(found))
+                scores = self._judged(state, together)
                 for step, divergence in zip(together, scores, strict=True):
+                    if racing and math.isinf(divergence):  # it cannot be among the best
+                        continue
                     self._rough.discard(step.move)
                     if len((*state.units, *step.move)) == 1:
                         self.first[step.move[0].name] = divergence
@@ -169,14 +172,8 @@ class JointSearch:
         enough = [step for step in ranked[self.width :] if step.price >= step.state.missing]
         return [*ranked[: self.width], *enough[: self.width - 1]]
 
-    def _judged(self, state: State, steps: Sequence[Step], limit: float = math.inf) -> list[float]:
-        """Return the divergence after each step; where one set grows, that of the best one alone has to be known.
-
-        Args:
-            state: What is gone.
-            steps: On top of it.
-            limit: Of the projected cost: a step that costs more is not among the best.
-        """
+    def _judged(self, state: State, steps: Sequence[Step]) -> list[float]:
+        """Return the divergence after each step; where one set grows, that of the best one alone has to be known."""
         moves = [step.move for step in steps]
         if self.width > 1:
             return self.judge.scores(state.units, moves)
@@ -185,7 +182,8 @@ class JointSearch:
             slope = self._slope(state, moves[number], divergence)
             return replace(steps[number], slope=slope).projected, divergence
 
-        return self.judge.race(state.units, moves, cost, limit)
+        exact = self.search == "exact"
+        return self.judge.race(state.units, moves, cost, None if exact else [self._at_best(step) for step in steps])
 
     def _at_best(self, step: Step) -> float:
         """Return what a step must at least cost, as far as is known."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -30,14 +29,19 @@ class Judge(Protocol):
             ValueError: If a divergence is NaN.
         """
 
-    def race(self, gone: Sequence[Unit], moves: Sequence[Move], cost: Cost, limit: float = math.inf) -> list[float]:
+    def races(self, moves: Sequence[Move]) -> bool:
+        """Whether `race` is cheaper than `scores` for these moves."""
+
+    def race(
+        self, gone: Sequence[Unit], moves: Sequence[Move], cost: Cost, bounds: Sequence[float] | None = None
+    ) -> list[float]:
         """Return what `scores` does; of moves that do not cost least it may be an estimate that costs more than those.
 
         Args:
             gone: Units that are gone.
             moves: On top of them.
             cost: Of a move, by its number and its divergence, in which it does not fall.
-            limit: Of moves that cost more, an estimate is enough.
+            bounds: What each move costs at least. A divergence may be infinite where that alone is too much.
         """
 
     def rough(self, moves: Sequence[Move]) -> list[float]:

@@ -1,0 +1,96 @@
+"""Races on held-out samples find what all samples would show, with fewer runs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cases.engine import batches_of, build
+
+from prunerecover.calibration.calibrator import Calibrator
+from prunerecover.calibration.held_out import HeldOut
+from prunerecover.depth.arguments import DepthConfig
+from prunerecover.depth.family.calibrated_sets import CalibratedSets
+from prunerecover.depth.family_planner import FamilyPlanner
+from prunerecover.depth.units import find_units
+from prunerecover.model.batches import split_batches
+from prunerecover.model.evaluation import evaluating
+from prunerecover.plan.budget import Budget
+
+KINDS = ("attention", "mlp", "activation")
+
+
+def own_cost(_: int, divergence: float) -> tuple[float, ...]:
+    return (divergence,)
+
+
+@pytest.fixture(scope="module")
+def calibrator() -> Calibrator:
+    model = build("timm")
+    with evaluating(model):
+        samples = split_batches(batches_of("timm", n=128), torch.device("cpu"))
+        return Calibrator(model, samples, find_units(model, KINDS), "calibrated")
+
+
+def test_the_cheapest_is_what_all_samples_show(calibrator: Calibrator) -> None:
+    with evaluating(calibrator.model):
+        fitted = calibrator.score(find_units(calibrator.model, KINDS))
+        stand_ins = {choice.unit: choice.candidate for choice in reversed(fitted.values())}  # in any order of depth
+        whole = calibrator.judge(stand_ins)
+        found = calibrator.race(stand_ins, [], own_cost)
+    best = min(whole, key=lambda name: whole[name])
+    assert found[best] == (pytest.approx(whole[best], rel=1e-6), True)
+    assert all(divergence >= whole[best] - 1e-9 for divergence, _ in found.values())
+    assert all(
+        divergence == pytest.approx(whole[name], rel=1e-6) for name, (divergence, exact) in found.items() if exact
+    )
+    assert not all(exact for _, exact in found.values()), "most are beaten before the end"
+
+
+def test_what_a_bound_shows_to_be_beaten_is_not_run(calibrator: Calibrator) -> None:
+    with evaluating(calibrator.model):
+        units = find_units(calibrator.model, KINDS)
+        stand_ins = {choice.unit: choice.candidate for choice in calibrator.score(units).values()}
+        whole = calibrator.judge(stand_ins)
+        bounds = [whole[unit.name] * (1 - 1e-6) for unit in stand_ins]
+        found = calibrator.race(stand_ins, [], own_cost, bounds)
+    best = min(whole, key=lambda name: whole[name])
+    assert found.pop(best) == (pytest.approx(whole[best], rel=1e-6), True)
+    assert set(found.values()) == {(math.inf, False)}
+
+
+def test_the_best_form_is_taken_whatever_the_order_of_batches(
+    calibrator: Calibrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was judged before decides which batches come first, and nothing else."""
+    units = find_units(calibrator.model, KINDS)
+    with evaluating(calibrator.model):
+        raced = calibrator.score(units)
+
+        def in_full(held_out: HeldOut, starts, in_place, cost, hidden, bounds=None):  # type: ignore[no-untyped-def]
+            found = []
+            for entrant, start in enumerate(starts):
+                with in_place(entrant):
+                    found.append((held_out.divergence(start, hidden), True))
+            return found
+
+        monkeypatch.setattr(HeldOut, "race", in_full)
+        judged = calibrator.score(units)
+    assert {name: choice.candidate.leaves for name, choice in raced.items()} == {
+        name: choice.candidate.leaves for name, choice in judged.items()
+    }
+    for name, choice in raced.items():
+        assert choice.divergence == pytest.approx(judged[name].divergence, rel=1e-6)
+
+
+@pytest.mark.parametrize("budget", [Budget(remove={"attention": 2, "activation": 2}), Budget(macs=0.3)], ids=str)
+def test_a_greedy_search_by_races_finds_the_same_units(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    def removed() -> dict[str, tuple[str, ...]]:
+        planner = FamilyPlanner(build("timm"), KINDS, batches=batches_of("timm", n=64), config=DepthConfig())
+        return dict(planner.plan(budget).removed)
+
+    raced = removed()
+    monkeypatch.setattr(CalibratedSets, "races", lambda *_: False)
+    monkeypatch.setattr(CalibratedSets, "race", lambda sets, gone, moves, *_: sets.scores(gone, moves))
+    assert raced == removed()
