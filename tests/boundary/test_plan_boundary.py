@@ -201,7 +201,6 @@ def test_a_planner_does_not_score_the_same_units_twice(monkeypatch: pytest.Monke
     planner = FamilyPlanner(build("timm"), TYPES, batches=BATCHES)
     calls = []
     own = planner.calibrator.score
-
     monkeypatch.setattr(planner.calibrator, "score", lambda units, gone: calls.append(len(units)) or own(units, gone))
     planner.plan(Budget(remove={"attention": 2, "activation": 2}))
     assert sum(calls) > 0
