@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from prunerecover.calibration.calibrator import Calibrator
@@ -32,7 +31,6 @@ from prunerecover.plan.units import Unit
 from prunerecover.surgery.saved_cost import CLOCKS
 
 Searched = tuple[dict[str, float], tuple[Unit, ...]]  # divergence of each unit alone, and what goes
-TIMED = 8  # samples, to compare the latency of kinds
 
 
 class FamilyPlanner(DepthPlanner):
@@ -193,11 +191,8 @@ class FamilyPlanner(DepthPlanner):
     def _half_of(self, kind: str, cost: str) -> float:
         """Return the share of a cost that goes with half of the units of a kind; latency on few samples."""
         units = [unit for unit in self.units if unit.kind == kind][::2]
-        if cost != "latency":
-            return self._saved_by_units(units, cost)
         dense = self.dense_cost(cost)
-        few = dense.example.select(torch.arange(min(TIMED, dense.example.n_samples)))
-        return saving_if_left(replace(dense, example=few), {})(units)
+        return saving_if_left(dense.on_few() if cost == "latency" else dense, {})(units)
 
     def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
         return saving_if_left(self.dense_cost(cost), {}, wanted)(units)

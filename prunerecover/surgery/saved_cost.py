@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import nn
 
 from prunerecover.cost.latency import latency_ratio
@@ -20,8 +21,9 @@ from prunerecover.surgery.apply_edits import apply_edits, edited
 from prunerecover.surgery.merging import merge_edits
 
 PAIRS = 30
+FEW = 6  # pairs, enough where they agree, or where a share is far from the one that is wanted
 CLOCKS = 0.01  # of a latency: two measurements of one model differ by as much
-FEW = 6  # of them, enough where a share is far from the one that is wanted
+TIMED = 8  # samples, enough to compare the latency of several plans
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,12 @@ class DenseCost:
     cost: str
     example: ModelInputs
     seed: int = 0
+
+    def on_few(self) -> DenseCost:
+        """Return the cost of the same model on few of the samples, or this one if there are no more."""
+        if self.example.n_samples <= TIMED:
+            return self
+        return replace(self, example=self.example.select(torch.arange(TIMED)))
 
     def removed_share(self, edits: Sequence[Edit], *, merged: bool = True, wanted: float | None = None) -> float:
         """Return the share of the cost that goes.
@@ -58,11 +66,10 @@ class DenseCost:
             return 1 - self._counted(self._twin) / self._total
 
     def _faster(self, wanted: float | None) -> float:
-        """Return the share of the latency that the pruned twin saves."""
-        if wanted is not None:
-            few = latency_ratio(self._merged, self._twin, self.example, pairs=FEW, warmup=1, seed=self.seed).ratio
-            if 1 - wanted not in few:
-                return 1 - few.value
+        """Return the share of the latency that the pruned twin saves, by few pairs if these are enough."""
+        few = latency_ratio(self._merged, self._twin, self.example, pairs=FEW, warmup=1, seed=self.seed).ratio
+        if few.high - few.low <= CLOCKS or (wanted is not None and 1 - wanted not in few):
+            return 1 - few.value
         return 1 - latency_ratio(self._merged, self._twin, self.example, pairs=PAIRS, seed=self.seed).ratio.value
 
     @cached_property

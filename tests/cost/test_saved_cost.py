@@ -6,12 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from cases.engine import batches_of, build
 
 from prunerecover.cost.statistics import Interval
 from prunerecover.model.batches import as_inputs
 from prunerecover.surgery import saved_cost
-from prunerecover.surgery.saved_cost import FEW, PAIRS, DenseCost
+from prunerecover.surgery.saved_cost import FEW, PAIRS, TIMED, DenseCost
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     ("wanted", "asked", "saved"),
-    [(None, [PAIRS], 0.30), (0.30, [FEW, PAIRS], 0.30), (0.27, [FEW, PAIRS], 0.30), (0.20, [FEW], 0.28)],
+    [(None, [FEW, PAIRS], 0.30), (0.30, [FEW, PAIRS], 0.30), (0.27, [FEW, PAIRS], 0.30), (0.20, [FEW], 0.28)],
 )
 def test_few_pairs_are_enough_for_what_is_clearly_more_or_less(
     wanted: float | None, asked: list[int], saved: float, pairs: list[int]
@@ -38,6 +39,28 @@ def test_few_pairs_are_enough_for_what_is_clearly_more_or_less(
     cost = DenseCost(build("timm"), "latency", as_inputs(batches_of("timm")[0]))
     assert cost.removed_share([], wanted=wanted) == pytest.approx(saved)
     assert pairs == asked
+
+
+@pytest.mark.parametrize(("spread", "asked"), [(0.009, [FEW]), (0.011, [FEW, PAIRS])])
+def test_few_pairs_are_enough_if_they_agree(spread: float, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def clock(*_: Any, pairs: int, **__: Any) -> Any:
+        seen.append(pairs)
+        return SimpleNamespace(ratio=Interval(0.7, 0.7, 0.7 + spread))
+
+    monkeypatch.setattr(saved_cost, "latency_ratio", clock)
+    cost = DenseCost(build("timm"), "latency", as_inputs(batches_of("timm")[0]))
+    assert cost.removed_share([], wanted=0.3) == pytest.approx(0.3)
+    assert seen == asked
+
+
+def test_few_samples_are_the_first_ones() -> None:
+    cost = DenseCost(build("timm"), "latency", as_inputs(torch.arange(20.0)))
+    few = cost.on_few()
+    assert few.example.args[0].tolist() == list(range(TIMED))
+    assert (few.model, few.cost) == (cost.model, cost.cost)
+    assert few.on_few() is few
 
 
 def test_what_is_counted_needs_no_pairs(pairs: list[int]) -> None:

@@ -17,7 +17,7 @@ import prunerecover.surgery.saved_cost as saved_cost
 from prunerecover.apply import apply_plan
 from prunerecover.cost.macs import count_macs
 from prunerecover.cost.statistics import Interval
-from prunerecover.depth.family_planner import TIMED, FamilyPlanner
+from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.planner import Decision
 from prunerecover.depth.units import find_units
@@ -109,9 +109,9 @@ def test_kinds_are_timed_on_few_samples_and_what_is_planned_on_all(monkeypatch: 
     how = {"kinds": ("attention", "mlp"), "replace": "zero", "search": "joint"}
     model, batches = build("timm"), [torch.cat([as_inputs(b).args[0] for b in batches_of("timm")])]
     plan = plan_depth(model, Budget(latency=0.5), batches=batches, **how)
-    few = [left for samples, left in timed if samples == TIMED]
+    few = [left for samples, left in timed if samples == saved_cost.TIMED]
     assert len(few) == len(how["kinds"]), "each kind once"
-    assert len(batches[0]) > TIMED
+    assert len(batches[0]) > saved_cost.TIMED
     everything, *tried = [left for samples, left in timed if samples == len(batches[0])]
     assert everything < 0.5, "whether all that may go is enough"
     pruned = copy.deepcopy(model)

@@ -12,16 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from torch import nn
-
 from prunerecover.display.progress import progress
-from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.surgery.saved_cost import DenseCost
 
 Way = TypeVar("Way")
 STEPS = 6
+MOST = 0.99  # of the MACs
+STEP = MOST / 2**STEPS  # two budgets that are tried differ by as much
 
 
 @dataclass(frozen=True)
@@ -64,23 +63,18 @@ def cheapest(ways: Sequence[Way], meet: Callable[[Way, float], Met[Way]]) -> Met
     return best
 
 
-def macs_for_latency(
-    model: nn.Module, latency: float, edits_at: Callable[[Budget], Sequence[Edit]], batch: ModelInputs, seed: int = 0
-) -> Budget:
-    """Return the least budget of MACs that was tried and saves a share of the latency, on the model's device.
+def macs_for_latency(dense: DenseCost, latency: float, edits_at: Callable[[Budget], Sequence[Edit]]) -> Budget:
+    """Return the least budget of MACs that was tried and saves a share of the latency.
 
     Args:
-        model: Unwrapped; it is not changed.
+        dense: The latency of the model.
         latency: The share that has to go, in (0, 1).
         edits_at: Returns the edits of a budget; a ValueError says that so much cannot go.
-        batch: What latency is measured on.
-        seed: Of the latency's bootstrap.
 
     Raises:
         ValueError: If no budget of MACs that was tried saves as much.
     """
-    dense = DenseCost(model, "latency", batch, seed)
-    low, high, most = 0.0, 0.99, 0.0
+    low, high, most = 0.0, MOST, 0.0
     met: float | None = None
     with progress("measuring latency", STEPS) as advance:
         for _ in range(STEPS):

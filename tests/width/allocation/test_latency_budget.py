@@ -10,10 +10,10 @@ import torch
 from cases.width.plan_width import labelled_batches
 from torch import nn
 
-from prunerecover import Budget, Plan, plan_width
+from prunerecover import Budget, Plan, apply_plan, plan_width
 from prunerecover.model.copies import share_copy
 from prunerecover.surgery.apply_edits import apply_edits
-from prunerecover.surgery.saved_cost import DenseCost
+from prunerecover.surgery.saved_cost import TIMED, DenseCost
 from prunerecover.width.allocation.by_saliency import uniform
 from prunerecover.width.allocation.latency_budget import STEPS, cheapest
 from prunerecover.width.groups.rounding import BLOCK
@@ -48,8 +48,8 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def planned(**how: Any) -> Plan:
-    how = {"protection": "magnitude", "replace": "zero", **how}
-    return plan_width(network(), Budget(latency=0.4), batches=labelled_batches(), **how)
+    how = {"batches": labelled_batches(), "protection": "magnitude", "replace": "zero", **how}
+    return plan_width(network(), Budget(latency=0.4), **how)
 
 
 @pytest.mark.parametrize("allocation", ["per_cost", "uniform", "global"])
@@ -96,11 +96,33 @@ def test_what_would_lose_more_is_not_measured(processor: Any, monkeypatch: pytes
         return clock(whole, edits, wanted=wanted)
 
     monkeypatch.setattr(DenseCost, "removed_share", counted)
-    planned(round_to=1)
+    few = [(images[:TIMED], labels[:TIMED]) for images, labels in labelled_batches()]
+    planned(batches=few, round_to=1)
     alone = len(timed)
-    planned()
+    planned(batches=few)
     assert alone == STEPS
     assert alone < len(timed) - alone < 2 * alone
+
+
+def test_budgets_are_compared_on_few_samples(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found saves as much on the whole batch, or is looked for again."""
+    processor(1)
+    clock, timed = DenseCost.removed_share, []
+
+    def less_on_all(whole: DenseCost, edits: Any, wanted: float) -> float:
+        timed.append(whole.example.n_samples)
+        saved = clock(whole, edits, wanted=wanted)
+        return saved if timed[-1] == TIMED else 0.8 * saved
+
+    monkeypatch.setattr(DenseCost, "removed_share", less_on_all)
+    plan = planned(round_to=1)
+    (images, _), *_ = labelled_batches()
+    assert len(images) > TIMED
+    assert set(timed) == {TIMED, len(images)}
+    assert timed.count(len(images)) == 2
+    pruned = network()
+    apply_plan(pruned, plan)
+    assert 0.39 <= 0.8 * (1 - products(pruned, 1) / products(network(), 1)) < 0.43
 
 
 @pytest.mark.parametrize("round_to", [1, 2])
