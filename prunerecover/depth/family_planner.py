@@ -97,7 +97,7 @@ class FamilyPlanner(DepthPlanner):
         found = JointSearch(self._sets, goal, self.search, self._known)
         sets = [found.run()]
         if isinstance(goal, Share) and not once:
-            sets += self._finer(goal)
+            sets += self._finer(goal, sets[0])
             sets += self._of_same_counts(goal, found.cheapest(sets).units)
         sets += self._runs(goal, found.first)
         return found.first, found.best_of(sets, self._sets.tune, self._sets.leave_maps)
@@ -117,22 +117,27 @@ class FamilyPlanner(DepthPlanner):
         )
         return found
 
-    def _finer(self, goal: Share) -> list[tuple[Unit, ...]]:
+    def _finer(self, goal: Share, found: tuple[Unit, ...]) -> list[tuple[Unit, ...]]:
         """Return the sets found without the units that hold most others, then without those that hold fewer.
 
         A unit that holds others saves much at once, and looks cheap while it is judged alone; smaller units that save
-        as much together may change the output less. Where both searches go the same way, nothing is judged twice.
+        as much together may change the output less. Where none of those that hold most went, there is no need to search
+        without them.
 
         Args:
             goal: A share of a cost.
+            found: The set found with all units.
         """
         sets = []
         while most := max(map(_holds, goal.units), default=0):
             goal = replace(goal, units=[unit for unit in goal.units if _holds(unit) < most])
             if goal.reached(outermost(goal.units)) < 1:
                 break
+            if max(map(_holds, found)) < most:
+                continue
             try:
-                sets.append(JointSearch(self._sets, goal, self.search, self._known).run())
+                found = JointSearch(self._sets, goal, self.search, self._known).run()
+                sets.append(found)
             except ValueError:  # what the units leave holds too much of the cost
                 break
         return sets
