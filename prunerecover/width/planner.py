@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import nn
 
-from prunerecover.cost.met_share import met_share
 from prunerecover.display.progress import progress
 from prunerecover.importance.losses import supervised_loss
 from prunerecover.importance.registry import name_of
@@ -27,7 +26,7 @@ from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.provenance import plan_for
-from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
+from prunerecover.surgery.saved_cost import DenseCost
 from prunerecover.width.allocation.by_saliency import lowest, per_cost
 from prunerecover.width.allocation.cost_model import CostModel
 from prunerecover.width.allocation.diagnostics import tolerance_evidence
@@ -39,7 +38,7 @@ from prunerecover.width.allocation.kind_weights import (
     number_of_trials,
     weighted,
 )
-from prunerecover.width.allocation.latency_budget import STEP, Met, cheapest, macs_for_latency
+from prunerecover.width.allocation.latency_budget import Choices, met_latency
 from prunerecover.width.allocation.measured_share import Shares, meet_measured, warn_if_inputs_decide
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
 from prunerecover.width.arguments import WidthConfig, WidthRule
@@ -236,45 +235,18 @@ class WidthPlanner:
             return best_kind_weights(kinds, divergence_at)
 
     def _in_macs(self, latency: float, rule: WidthRule, weighing: KindWeights) -> tuple[WidthRule, Budget]:
-        """Return the budget of MACs whose plan saves a share of the latency, and whether widths are rounded for it.
-
-        Budgets are compared on few samples; what the one that is found saves is measured on the whole batch.
-        """
-        dense = DenseCost(self.network.model, "latency", self.first_batch(), self.config.seed)
-        few = dense.on_few()
-
-        def meet(share: float) -> Met[WidthRule]:
-            return self._cheapest(few, share, rule, weighing)
-
-        def saved(met: Met[WidthRule]) -> float:
-            return dense.removed_share(self._edits_at(met.budget, met.way, weighing), wanted=latency)
-
-        if few is dense:
-            best = meet(latency)
-        else:
-            best, _ = met_share("latency", latency, meet, saved, below=CLOCKS, above=CLOCKS + STEP)
-        return best.way, best.budget
-
-    def _cheapest(self, dense: DenseCost, latency: float, rule: WidthRule, weighing: KindWeights) -> Met[WidthRule]:
-        """Return the way to save a share of the latency by which the least saliency goes."""
+        """Return the budget of MACs whose plan saves a share of the latency, and whether widths are rounded for it."""
         *_, saliency = self.scores(*rule.signals)  # before errors mean that structure forbids a budget
         saliency = weighted(self.groups, saliency, weighing.rates)
-
-        def lost(removed: Removed) -> float:
-            return sum(float(saliency[name][units].sum()) for name, units in removed.items())
-
-        def meet(way: WidthRule, less_than: float) -> Met[WidthRule]:
-            def edits_at(budget: Budget) -> tuple[Edit, ...]:
-                removed, _ = self._removed(budget, way, weighing)
-                if lost(removed) >= less_than:
-                    raise ValueError(f"Expected less saliency than {less_than} to go, but got {lost(removed)}.")
-                return self.network.edits(removed)
-
-            macs = macs_for_latency(dense, latency, edits_at)
-            return Met(way, macs, lost(self._removed(macs, way, weighing)[0]))
-
+        choices = Choices[WidthRule](
+            removed=lambda way, budget: self._removed(budget, way, weighing)[0],
+            edits=self.network.edits,
+            lost=lambda removed: sum(float(saliency[name][units].sum()) for name, units in removed.items()),
+        )
         ways = [way for way in rule.ways if way is rule or rounded(self.groups, way.round_to) != self.groups]
-        return cheapest(ways, meet)
+        dense = DenseCost(self.network.model, "latency", self.first_batch(), self.config.seed)
+        met = met_latency(dense, latency, ways, choices)
+        return met.way, met.budget
 
     def _edits_at(self, budget: Budget, rule: WidthRule, weighing: KindWeights) -> tuple[Edit, ...]:
         return self.network.edits(self._removed(budget, rule, weighing)[0])

@@ -12,15 +12,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from prunerecover.cost.met_share import met_share
 from prunerecover.display.progress import progress
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
-from prunerecover.surgery.saved_cost import DenseCost
+from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
+from prunerecover.width.allocation.greedy_fill import Removed
 
 Way = TypeVar("Way")
 STEPS = 6
 MOST = 0.99  # of the MACs
 STEP = MOST / 2**STEPS  # two budgets that are tried differ by as much
+
+
+@dataclass(frozen=True)
+class Choices(Generic[Way]):
+    """How units are chosen.
+
+    Attributes:
+        removed: Returns what goes by a way and a budget of MACs; a ValueError says that so much cannot go.
+        edits: Returns the edits that take it out.
+        lost: Returns its saliency.
+    """
+
+    removed: Callable[[Way, Budget], Removed]
+    edits: Callable[[Removed], Sequence[Edit]]
+    lost: Callable[[Removed], float]
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,47 @@ class Met(Generic[Way]):
     way: Way
     budget: Budget
     lost: float
+
+
+def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: Choices[Way]) -> Met[Way]:
+    """Return the way by which the least saliency goes for a share of the latency, and its budget of MACs.
+
+    Budgets are compared on few samples; what the one that is found saves is measured on the whole batch, and another
+    share is planned for if that is not enough.
+
+    Args:
+        dense: The latency of the model, on its device.
+        latency: The share that has to go, in (0, 1).
+        ways: To choose units; the first one stays if others are no better.
+        choices: What goes by each.
+
+    Raises:
+        ValueError: If the latency cannot be met by any way.
+    """
+    few = dense.on_few()
+
+    def meet(share: float) -> Met[Way]:
+        return cheapest(ways, lambda way, less_than: _met(few, share, way, choices, less_than))
+
+    def saved(met: Met[Way]) -> float:
+        return dense.removed_share(choices.edits(choices.removed(met.way, met.budget)), wanted=latency)
+
+    if few is dense:
+        return meet(latency)
+    return met_share("latency", latency, meet, saved, below=CLOCKS, above=CLOCKS + STEP)[0]
+
+
+def _met(few: DenseCost, latency: float, way: Way, choices: Choices[Way], less_than: float) -> Met[Way]:
+    """Meet a latency by one way, with less saliency than a number."""
+
+    def edits_at(budget: Budget) -> Sequence[Edit]:
+        removed = choices.removed(way, budget)
+        if (lost := choices.lost(removed)) >= less_than:
+            raise ValueError(f"Expected less saliency than {less_than} to go, but got {lost}.")
+        return choices.edits(removed)
+
+    macs = macs_for_latency(few, latency, edits_at)
+    return Met(way, macs, choices.lost(choices.removed(way, macs)))
 
 
 def cheapest(ways: Sequence[Way], meet: Callable[[Way, float], Met[Way]]) -> Met[Way]:
