@@ -24,7 +24,7 @@ QUADRATIC = 36.0  # points: prior sd of the curvature term; at depth 12, a quart
 DEVIATION = 2.0  # points: how far the surface strays from a quadratic
 LENGTH = 0.47  # in kept fractions (a, t): along a line of equal counts, a third of the depth
 LOST = (1.5, 3.0, 6.0, 12.0, 24.0, 48.0)  # points lost at the mean divergence: scales that are tried, all as likely
-SILENT = 0.75  # probability beforehand that divergences say nothing of accuracies
+SILENT = 0.35  # probability beforehand that divergences say nothing of accuracies
 
 
 class Processes(Protocol):

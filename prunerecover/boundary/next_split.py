@@ -1,6 +1,7 @@
 """Sequential design: the split to train next, given the runs so far, so that the final pick costs least.
 
-The first three runs are spread over the feasible splits. Each further one is where a run is expected to raise the
+The first three runs are spread over the feasible splits, those apart whose divergence before any training is far above
+the least one, where divergences are known. Each further one is where a run is expected to raise the
 predicted accuracy of the final pick most: the knowledge gradient (Frazier, Powell and Dayanik 2009) of the Gaussian
 process in `gaussian_surface`. That is near the top, on the side that is less certain, and at times a second run of the
 best split so far. On synthetic surfaces five such runs lose 0.07 points to the best split, 0.05 beside divergences, and
@@ -21,6 +22,7 @@ from prunerecover.boundary.map_points import MapPoint, check_inside, kept_fracti
 from prunerecover.boundary.surfaces import Array
 
 FIRST = 3  # runs that are spread; fewer do not show a bend
+NEAR, FEWEST = 2.0, 5  # they are spread over splits of up to so many times the least divergence, at least so many
 NODES = 15  # of Gauss-Hermite quadrature; the integrand is piecewise linear
 
 
@@ -55,7 +57,7 @@ def next_split(
     counts, runs, feasible = layer_counts(layers), tuple(points), sorted(set(splits))
     check_inside((*feasible, *(run.split for run in runs)), counts)
     measured = {run.split for run in runs}
-    first = [split for split in spread(feasible, FIRST) if split not in measured]
+    first = [split for split in first_splits(feasible, counts, divergences) if split not in measured]
     if first and len(measured - {(0, 0)}) < FIRST:
         return first[0]
     accuracy = np.array([run.accuracy for run in runs])
@@ -63,6 +65,31 @@ def next_split(
     surface = fit_gaussian(kept, accuracy, noise, guide=guide_of(divergences or {}, counts))
     gains = knowledge_gradient(*surface.posterior(kept_fractions(feasible, counts)), noise)
     return feasible[int(np.argmax(np.round(gains, 9)))]
+
+
+def first_splits(
+    splits: Iterable[Split], layers: tuple[int, int], divergences: Mapping[Split, float] | None = None
+) -> tuple[Split, ...]:
+    """Return the first runs, which need no others.
+
+    Args:
+        splits: The feasible splits.
+        layers: Number of attention and activation units of the dense model.
+        divergences: See `fit_map`; what is not known of every split says nothing.
+
+    Raises:
+        ValueError: As `next_split` does.
+
+    >>> from prunerecover.boundary.designs import feasible_splits
+    >>> first_splits(feasible_splits(12, n_remove=8), (12, 12))
+    ((0, 8), (4, 4), (8, 0))
+    """
+    feasible, known = sorted(set(splits)), divergences or {}
+    if guide_of(known, layers) is not None and known.keys() >= set(feasible):
+        limit = NEAR * min(known[split] for split in feasible)
+        least = sorted(feasible, key=known.__getitem__)[:FEWEST]
+        feasible = [split for split in feasible if split in least or known[split] <= limit]
+    return spread(feasible, FIRST)
 
 
 def knowledge_gradient(mean: Array, covariance: Array, noise: float) -> Array:

@@ -11,7 +11,7 @@ from prunerecover.boundary.designs import Split, axes_and_staircase, interleaved
 from prunerecover.boundary.feasible import TYPES, layers_of
 from prunerecover.boundary.fit_map import check_fit, fit_map
 from prunerecover.boundary.map_points import MapPoint
-from prunerecover.boundary.next_split import FIRST, next_split
+from prunerecover.boundary.next_split import FIRST, first_splits, next_split
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import BoundaryEvidence, DepthEvidence, PredictedSplit, Regret, TrialResult
@@ -183,7 +183,7 @@ class BoundarySearch:
 
     def _next_on_line(self) -> list[Split]:
         if not self.points:
-            return list(spread(self.splits, FIRST)) if len(self.splits) > 1 else list(self.splits)
+            return list(first_splits(self.splits, self.layers, self.divergences))
         if len(self.points) >= self.config.runs or len(self.splits) < FIRST:
             return []
         return [

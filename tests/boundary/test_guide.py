@@ -18,7 +18,7 @@ from prunerecover.boundary.designs import Split, feasible_splits, spread
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.boundary.guide import COMMON, HEIGHT, OWN, fit_guided, guide_of
 from prunerecover.boundary.map_points import kept_fractions
-from prunerecover.boundary.next_split import next_split
+from prunerecover.boundary.next_split import first_splits, next_split
 from prunerecover.boundary.plan_boundary import plan_boundary
 from prunerecover.boundary.search import BoundaryConfig, BoundarySearch, Trial
 from prunerecover.depth.plan_depth import plan_depth
@@ -111,6 +111,28 @@ def test_runs_overrule_divergences_that_are_wrong() -> None:
     fitted = fit_map(runs(LOSSES, LINE), 12, divergences=wrong)
     assert fitted.best(n_remove=8).split == (5, 3)
     assert fitted.surface.predict(KEPT) == pytest.approx(fit_map(runs(LOSSES, LINE), 12).surface.predict(KEPT), abs=0.3)
+
+
+def test_the_first_runs_are_spread_over_splits_that_may_be_the_best() -> None:
+    steep = {split: 0.1 + 0.03 * abs(split[0] - 6) for split in LINE}
+    near = [(attention, 8 - attention) for attention in range(3, 9)]  # up to 0.2
+    assert [split for split in LINE if steep[split] <= 2 * steep[6, 2]] == near
+    assert first_splits(LINE, (12, 12), steep) == spread(near, 3)
+    assert next_split([], LINE, 12, divergences=steep) == near[0]
+    assert next_split(runs(LOSSES, near[:1]), LINE, 12, divergences=steep) == spread(near, 3)[1]
+
+
+def test_the_first_runs_are_spread_over_five_splits_at_least() -> None:
+    cliff = {split: 10.0 ** abs(split[0] - 6) for split in LINE}
+    assert first_splits(LINE, (12, 12), cliff) == ((4, 4), (6, 2), (8, 0))
+
+
+@pytest.mark.parametrize("divergences", [None, {}, {LINE[2]: 0.3}, dict.fromkeys(LINE, 0.0), LOSSES])
+def test_the_first_runs_are_spread_over_all_splits_that_divergences_leave(
+    divergences: dict[Split, float] | None,
+) -> None:
+    assert max(LOSSES.values()) < 2 * min(LOSSES.values())
+    assert first_splits(LINE, (12, 12), divergences) == spread(LINE, 3)
 
 
 # The search asks for them.
