@@ -91,15 +91,16 @@ class SplitSearch:
 
     Attributes:
         tried: In order.
+        plans: By the share of the budget that depth takes.
     """
 
     def __init__(self, planner: SharedBudgetPlanner, budget: Budget, evaluate: Evaluate | None = None) -> None:
         self.planner, self.budget, self.evaluate = planner, budget, evaluate
         self.cost, self.wanted = check_share(budget)
         self.tried: list[TriedSplit] = []
-        self._plans: dict[float, Plan] = {}
+        self.plans: dict[float, Plan] = {}
         self._warnings: dict[float, list[Warning | str]] = {}
-        self._reach = {WIDTH: self.wanted, DEPTH: self.wanted}
+        self._reach = self.wanted  # of the MACs (or parameters) in depth alone, to save what is wanted of the cost
 
     def run(self) -> Plan:
         """Return the plan of the best split.
@@ -123,7 +124,8 @@ class SplitSearch:
         with progress("trying splits", 3 + len(FINER)) as advance:
             for share in (WIDTH, DEPTH, HALF):
                 self._try(share)
-                self._learn_reach(share)
+                if share == DEPTH:
+                    self._learn_reach()
                 advance()
             self._recover()
             for step in FINER:
@@ -146,12 +148,12 @@ class SplitSearch:
 
         return sorted(sides, key=next_to)[:1]
 
-    def _learn_reach(self, share: float) -> None:
-        """Note how many of the MACs depth or width alone takes out to save as much latency as is wanted."""
-        if self.cost == "latency" and share in self._plans and share in self._reach:
-            macs, saved = (self.planner.removed_share(self._plans[share], cost) for cost in ("macs", "latency"))
+    def _learn_reach(self) -> None:
+        """Note how many of the MACs depth alone takes out to save as much latency as is wanted."""
+        if self.cost == "latency" and DEPTH in self.plans:
+            macs, saved = (self.planner.removed_share(self.plans[DEPTH], cost) for cost in ("macs", "latency"))
             if macs > 0 and saved > 0:
-                self._reach[share] = min(macs * self.wanted / saved, MOST)
+                self._reach = min(macs * self.wanted / saved, MOST)
 
     def _try(self, share: float) -> None:
         """Plan a split, and compare its output if there are others."""
@@ -165,17 +167,16 @@ class SplitSearch:
         alone = self.planner.why_no_depth or self.planner.why_no_width
         compared = not alone and self.evaluate is None
         self.tried.append(TriedSplit(depth=share, divergence=self._divergence(plan) if compared else None))
-        self._plans[share], self._warnings[share] = plan, [warning.message for warning in caught]
+        self.plans[share], self._warnings[share] = plan, [warning.message for warning in caught]
 
     def _planned(self, share: float, aim: float) -> Plan:
         """Return the plan of a split that is to save a share of the cost."""
         if share in (WIDTH, DEPTH):
             return self.planner.alone(share == DEPTH, aim)
-        depth, width = (min(reach * aim / self.wanted, MOST) for reach in (self._reach[DEPTH], self._reach[WIDTH]))
-        return self.planner.together(depth, width, share)
+        return self.planner.together(min(share * self._reach * aim / self.wanted, MOST), aim)
 
     def _divergence(self, plan: Plan) -> float | None:
-        same = next((share for share, other in self._plans.items() if other.edits == plan.edits), None)
+        same = next((share for share, other in self.plans.items() if other.edits == plan.edits), None)
         if same is not None:
             return next(one.divergence for one in self.tried if one.depth == same)
         found = self.planner.divergence(plan)
@@ -186,7 +187,7 @@ class SplitSearch:
         if self.evaluate is None:
             return
         new = [i for i, one in enumerate(self.tried) if not one.refused and one.accuracy is None]
-        trials = [Trial(self._plans[self.tried[i].depth], self.planner.config.seed) for i in new]
+        trials = [Trial(self.plans[self.tried[i].depth], self.planner.config.seed) for i in new]
         for i, accuracy in zip(new, accuracies_of(self.evaluate, trials), strict=True):
             self.tried[i] = self.tried[i].model_copy(update={"accuracy": float(accuracy)})
 
@@ -201,12 +202,12 @@ class SplitSearch:
 
     def _met(self, share: float) -> tuple[Plan, float]:
         """Return the plan of a split and what it saves; made anew while it is measured to miss the budget."""
-        if not self._plans[share].edits:
-            return self._plans[share], 0.0
+        if not self.plans[share].edits:
+            return self.plans[share], 0.0
         return met_share(
             self.cost,
             self.wanted,
-            lambda aim: self._plans[share] if aim == self.wanted else self._planned(share, aim),
+            lambda aim: self.plans[share] if aim == self.wanted else self._planned(share, aim),
             lambda plan: self.planner.removed_share(plan, self.cost),
             below=NEAR,
             above=NEAR if self.cost == "latency" else math.inf,  # what is counted may exceed it by a unit

@@ -39,7 +39,7 @@ from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
 from prunerecover.surgery.apply_edits import edited
 from prunerecover.surgery.merging import merge_edits
 from prunerecover.surgery.provenance import plan_for
-from prunerecover.surgery.saved_cost import DenseCost
+from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.narrowed_output import NarrowedOutput
@@ -62,8 +62,7 @@ class SharedBudgetPlanner:
     Attributes:
         why_no_depth: Why no unit of depth can go; empty if some can.
         why_no_width: Why no unit of width can go; empty if some can.
-        counted: The cost that parts of a budget are planned in: MACs for a latency, which is measured at the end.
-
+        counted: The cost that depth's part of a budget is planned in: MACs for a latency.
         depth_config: Of planning in depth.
 
     Raises:
@@ -92,7 +91,7 @@ class SharedBudgetPlanner:
         self._kinds_of_depth: tuple[str, ...] | None = None  # that went when depth took all of the budget
         self._costs: dict[str, DenseCost] = {}
         self._output: NarrowedOutput | None = None
-        self._together: list[tuple[tuple[Edit, ...], float, Plan]] = []  # by what goes in depth, and what is left
+        self._together: list[tuple[tuple[Edit, ...], float, Plan]] = []  # by what goes in depth, and in all
 
     def score_width(self) -> None:
         """Score the units of width of the dense network, while errors do not mean yet that a budget cannot be met.
@@ -123,25 +122,26 @@ class SharedBudgetPlanner:
         return self._depth_plan(budget) if depth else self._narrowed(Plan(), budget)
 
     @ordinary_arithmetic()
-    def together(self, depth: float, width: float, part: float) -> Plan:
+    def together(self, depth: float, share: float) -> Plan:
         """Return the plan of a part in depth, and of the rest in width.
 
+        Latency is measured on few samples in between, for narrow layers save less of it than of the MACs.
+
         Args:
-            depth: Share of the MACs (or parameters) that would meet the budget in depth alone.
-            width: The same of width alone: for a latency another one, as narrow layers are not as fast.
-            part: Of the budget, that depth takes.
+            depth: Share of the MACs (or parameters) that depth takes out.
+            share: Of the cost, that has to go.
 
         Raises:
             ValueError: If the network cannot be pruned so.
         """
-        first = self._depth_plan(budget_of(self.counted, part * depth), in_part=True)
-        gone = self.removed_share(first, self.counted)
-        left = width * (1 - gone / depth) / (1 - gone)
-        if left <= 0:
-            return first
-        known = (whole for edits, share, whole in self._together if edits == first.edits and share == left)
-        plan = next(known, None) or self._narrowed(first, budget_of(self.counted, left))
-        self._together.append((first.edits, left, plan))
+        first = self._depth_plan(budget_of(self.counted, depth), in_part=True)
+        known = (whole for edits, asked, whole in self._together if edits == first.edits and asked == share)
+        if (plan := next(known, None)) is None:
+            gone = self._dense_cost(self.cost).on_few().removed_share(first.edits) if first.edits else 0.0
+            left = (share - gone) / (1 - gone)
+            least = CLOCKS if self.cost == "latency" else 0.0
+            plan = self._narrowed(first, budget_of(self.cost, left)) if left > least else first
+            self._together.append((first.edits, share, plan))
         return plan
 
     def removed_share(self, plan: Plan, cost: str, *, merged: bool = True) -> float:
@@ -152,10 +152,13 @@ class SharedBudgetPlanner:
             cost: "macs", "params" or "latency".
             merged: Whether the network without what goes is merged.
         """
+        return self._dense_cost(cost).removed_share(plan.edits, merged=merged) if plan.edits else 0.0
+
+    def _dense_cost(self, cost: str) -> DenseCost:
         if cost not in self._costs:
             run = self._first if cost == "latency" else self._example
             self._costs[cost] = DenseCost(self.model, cost, run, self.config.seed)
-        return self._costs[cost].removed_share(plan.edits, merged=merged) if plan.edits else 0.0
+        return self._costs[cost]
 
     @ordinary_arithmetic()
     def divergence(self, plan: Plan) -> float | None:

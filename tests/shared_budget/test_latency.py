@@ -46,6 +46,27 @@ def test_latency_is_met_as_it_is_measured() -> None:
     assert len(found.splits) >= 5
 
 
+def test_splits_are_compared_where_each_saves_the_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor that computes eight columns at once, also where some are gone: few neurons save nothing."""
+
+    def ratio(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Any:
+        share = _columns(pruned) / _columns(dense)
+        return SimpleNamespace(ratio=Interval(share, share, share))
+
+    monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
+    planner = SharedBudgetPlanner(vit(depth=4), "latency", images(), SharedBudgetConfig(kinds=KINDS))
+    search = SplitSearch(planner, Budget(latency=0.2))
+    search.run()
+    assert len(search.plans) >= 4
+    for plan in search.plans.values():
+        assert planner.removed_share(plan, "latency") >= 0.19
+
+
+def _columns(model: nn.Module) -> int:
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return sum(module.in_features * -(-module.out_features // 8) for module in linears)
+
+
 class Missing(SharedBudgetPlanner):
     """Plans save a little less than they should."""
 

@@ -28,7 +28,7 @@ HALF = Budget(macs=0.5)
 def both() -> Plan:
     """A plan in which half of the budget goes in depth, and the other half in width."""
     planner = SharedBudgetPlanner(vit(), "macs", images(), SharedBudgetConfig())
-    return planner.together(0.5, 0.5, 0.5)
+    return planner.together(0.25, 0.5)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def test_plan_of_both_is_fitted_to_other_weights(both: Plan) -> None:
 
 def test_neurons_of_linears_that_become_one_stay(both: Plan) -> None:
     planner = SharedBudgetPlanner(vit(), "macs", images(), SharedBudgetConfig(kinds=("activation", "neuron")))
-    plan = planner.together(0.3, 0.3, 0.5)
+    plan = planner.together(0.15, 0.3)
     gone = {name.removesuffix(".act") for name in plan.removed["activation"]}
     assert gone
     assert not [name for name in plan.removed["neuron"] if name.partition(".fc1")[0] in gone]
@@ -153,7 +153,7 @@ def test_experts_go_for_a_share_of_the_parameters() -> None:
     assert "expert" in SharedBudgetConfig().width_kinds(model, "params")
     assert "expert" not in SharedBudgetConfig().width_kinds(model, "macs")
     config = SharedBudgetConfig(kinds=("attention", "expert"))
-    plan = SharedBudgetPlanner(model, "params", text(2), config).together(0.2, 0.2, 0.25)
+    plan = SharedBudgetPlanner(model, "params", text(2), config).together(0.05, 0.2)
     assert plan.removed["attention"]
     assert plan.removed["expert"]
     dense = sum(p.numel() for p in model.parameters())
@@ -166,7 +166,7 @@ def test_blocks_and_equal_widths_leave_a_standard_llama(tmp_path: Path) -> None:
 
     model = tiny_llama()
     config = SharedBudgetConfig(kinds=("block", "neuron"), equal_layers=True)
-    plan = SharedBudgetPlanner(model, "params", text(2), config).together(0.4, 0.4, 0.5)
+    plan = SharedBudgetPlanner(model, "params", text(2), config).together(0.2, 0.4)
     assert plan.removed["block"]
     apply_plan(model, plan)
     save_pruned(model, plan, tmp_path)

@@ -39,7 +39,7 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Classifier]:
 def both() -> Plan:
     """A plan of both for the module's network, made beforehand."""
     network, batches = Classifier("vit").net.eval(), list(rows(False))
-    return SharedBudgetPlanner(network, "macs", batches, SharedBudgetConfig(kinds=KINDS)).together(0.3, 0.3, 0.5)
+    return SharedBudgetPlanner(network, "macs", batches, SharedBudgetConfig(kinds=KINDS)).together(0.15, 0.3)
 
 
 def test_budget_goes_and_training_goes_on(pruned: tuple[Path, Classifier]) -> None:
@@ -108,7 +108,7 @@ def test_surgeries_divide_the_budget(tmp_path: Path) -> None:
 
 def mixed(network: torch.nn.Module) -> Plan:
     config = SharedBudgetConfig(kinds=("block", "channel"))
-    return SharedBudgetPlanner(network, "macs", list(rows(False)), config).together(0.5, 0.5, 0.5)
+    return SharedBudgetPlanner(network, "macs", list(rows(False)), config).together(0.25, 0.5)
 
 
 def test_network_with_batchnorm_is_reconstructed_after_depth() -> None:
