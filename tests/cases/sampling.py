@@ -1,4 +1,4 @@
-"""Long lists of cases of one fact: some with every run of the tests, others with the slow ones, or not the whole list."""
+"""Long lists of cases of one fact: some with every run of the tests, others with the slow ones, or some for all."""
 
 from __future__ import annotations
 
