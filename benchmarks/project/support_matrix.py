@@ -2,8 +2,9 @@
 
     python -m benchmarks.project.support_matrix
 
-The rows, the columns and what is expected of each cell are in `tests/cases/support`; the tests run the same. A cell in
-which something else happens stops the page from being written. Six minutes on one core; no data or weights are needed.
+The rows, the columns and what is expected of each cell are in `tests/cases/support`; the tests run a part of them. A
+cell in which something else happens stops the page from being written. Six minutes on one core; no data or weights are
+needed.
 """
 
 from __future__ import annotations

@@ -66,8 +66,13 @@ def describe_blocks(model: nn.Module) -> Layout:
     Raises:
         ValueError: If the model is of no supported family, and none of transformers with one list of layers.
     """
-    stack = unnamed_stack(model)
-    return describe(model) if stack is None else stack
+    try:
+        return describe(model)
+    except ValueError:
+        stack = transformers_layers.read_stack(model)
+        if stack is None:
+            raise
+        return stack
 
 
 def unnamed_stack(model: nn.Module) -> Layout | None:
@@ -75,10 +80,14 @@ def unnamed_stack(model: nn.Module) -> Layout | None:
     return None if is_supported(model) else transformers_layers.read_stack(model)
 
 
+def layout_of(model: nn.Module) -> Layout | None:
+    """Describe a model as `describe` does; None if it is of no supported family."""
+    try:
+        return describe(model)
+    except ValueError:
+        return None
+
+
 def is_supported(model: nn.Module) -> bool:
     """Whether `describe` knows the model."""
-    try:
-        describe(model)
-    except ValueError:
-        return False
-    return True
+    return layout_of(model) is not None

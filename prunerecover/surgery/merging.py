@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from prunerecover.families.describe import describe, describe_blocks, is_supported
+from prunerecover.families.describe import describe_blocks, is_supported, layout_of
 from prunerecover.families.layout import FeedForward
 from prunerecover.model.hooks import users_hooks
 from prunerecover.model.linears import has_affine
@@ -67,9 +67,9 @@ def _hooked(model: nn.Module, edits: Sequence[Edit]) -> list[str]:
 
 def merge_edits(model: nn.Module) -> list[Edit]:
     """Decide what `merge` would do; the model is not changed. Where no depth can be pruned, nothing can be merged."""
-    if not is_supported(model):
+    layout = layout_of(model)
+    if layout is None:
         return []
-    layout = describe(model)
     edits = [edit for block in layout.blocks for edit in _merge_feed_forward(model, block.feed_forward)]
     empty = [i for i, block in enumerate(layout.blocks) if _is_empty(get_module(model, block.path))]
     one_stays = empty[1:] if len(empty) == len(layout.blocks) else empty

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from prunerecover.families.describe import describe, describe_blocks, is_supported, unnamed_stack
+from prunerecover.families.describe import describe_blocks, layout_of, unnamed_stack
 from prunerecover.families.layout import Layout
 from prunerecover.families.transformers_layers import config_of
 from prunerecover.model.key_values import takes_cache
@@ -129,9 +129,9 @@ def renumber(model: nn.Module) -> None:
     Raises:
         RuntimeError: If the config's `layer_types` do not fit the blocks: `apply_config` comes first.
     """
-    if not is_supported(model):
+    layout = layout_of(model)
+    if layout is None:
         return
-    layout = describe(model)
     types = getattr(config_of(model, layout.container), "layer_types", None) or ["any"] * len(layout.blocks)
     if len(types) != len(layout.blocks):
         raise RuntimeError(

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from cases.models.tiny import BUILD, TRANSFORMERS, tiny_images, tiny_inputs, tiny_timm
+from cases.sampling import first
 from torch import Tensor, nn
 
 from prunerecover.depth.plan_depth import plan_depth
@@ -23,7 +23,7 @@ TIMM: dict[str, dict[str, Any]] = {
 }
 FAMILIES = (*TRANSFORMERS, *TIMM)
 UNLIKE = ("timm_all", "llama", "gpt2", "opt_post_norm", "bert")  # between them they have every kind of layout
-PLANNED = [pytest.param(name, marks=() if name in UNLIKE else pytest.mark.slow) for name in FAMILIES]
+PLANNED = first(3, UNLIKE)
 UNGATED = ("timm", "timm_all", "gpt2", "opt", "opt_post_norm", "bert", "hf_vit")
 
 

@@ -1,11 +1,14 @@
-"""Long lists of cases of one fact: some with every run of the tests, the others with the slow ones."""
+"""Long lists of cases of one fact: some with every run of the tests, others with the slow ones, or some for all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+
+MARKED = type(pytest.param())
 
 
 def one_in(step: int, cases: Iterable[Any]) -> list[Any]:
@@ -14,10 +17,45 @@ def one_in(step: int, cases: Iterable[Any]) -> list[Any]:
     Cases with marks of their own keep those, and are not counted. For a product of lists, a step without a common
     divisor with the lengths of the inner lists takes every value of each.
     """
-    found, marked = [*cases], type(pytest.param())
-    often = [case for case in found if not isinstance(case, marked)][::step]
-    for place, case in enumerate(found):
-        if not isinstance(case, marked):
+    found = [*cases]
+    return _slow_but(_unmarked(found)[::step], found)
+
+
+def first(count: int, cases: Iterable[Any]) -> list[Any]:
+    """Mark all but the first cases as slow, as `one_in` does."""
+    found = [*cases]
+    return _slow_but(_unmarked(found)[:count], found)
+
+
+def covering(*lists: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return some of all combinations, such that every two values of two lists meet; the first of them tell most.
+
+    Greedy: the combination with most new pairs is next, the first one of equals. It stands for the whole product.
+
+    >>> covering("ab", "xy", [1, 2])
+    [('a', 'x', 1), ('a', 'y', 2), ('b', 'x', 2), ('b', 'y', 1)]
+    """
+    product = [*itertools.product(*(range(len(values)) for values in lists))]
+    pairs = {places: {*itertools.combinations(enumerate(places), 2)} for places in product}
+    missing, found = set().union(*pairs.values()), []
+    while missing:
+        best = max(product, key=lambda places: len(pairs[places] & missing))
+        found.append(best)
+        missing -= pairs[best]
+    return [tuple(values[place] for values, place in zip(lists, places, strict=True)) for places in found]
+
+
+def _unmarked(cases: Iterable[Any]) -> list[Any]:
+    return [case for case in cases if not isinstance(case, MARKED)]
+
+
+def _slow_but(often: Sequence[Any], cases: list[Any]) -> list[Any]:
+    """Return the cases with a mark on those that are not run often, and have none of their own."""
+    marked = []
+    for case in cases:
+        if isinstance(case, MARKED):
+            marked.append(case)
+        else:
             values = case if isinstance(case, tuple) else (case,)
-            found[place] = pytest.param(*values, marks=() if case in often else pytest.mark.slow)
-    return found
+            marked.append(pytest.param(*values, marks=() if case in often else pytest.mark.slow))
+    return marked

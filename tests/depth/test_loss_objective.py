@@ -17,7 +17,7 @@ from prunerecover import Plan, plan_depth
 from prunerecover.language.likelihood import Encoding, answer_batches, answer_loss, next_token_loss
 from prunerecover.language.questions import Question
 
-BLOCKS = 6
+BLOCKS = 5
 
 
 @pytest.fixture

@@ -5,12 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from functools import cache
+from typing import Any
 
 import pytest
 from cases.engine import batches_of, build
 
-from prunerecover import plan_depth
+from prunerecover import Plan, plan_depth
 from prunerecover.calibration import hidden_states
+
+
+@cache
+def all_kept(search: Any, **remove: int) -> Plan:
+    return plan_depth(build("llama"), remove=remove, batches=batches_of("llama", count=4), search=search)
 
 
 @pytest.mark.parametrize(("remove", "search"), [({"attention": 1}, "exact"), ({"block": 2}, "greedy")])
@@ -18,7 +25,7 @@ from prunerecover.calibration import hidden_states
 def test_nothing_kept_finds_the_same(
     room: int, remove: dict[str, int], search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = plan_depth(build("llama"), remove=remove, batches=batches_of("llama", count=4), search=search)
+    wanted = all_kept(search, **remove)
     monkeypatch.setattr(hidden_states, "MOST_KEPT", room)
     found = plan_depth(build("llama"), remove=remove, batches=batches_of("llama", count=4), search=search)
     assert found.removed == wanted.removed

@@ -10,7 +10,7 @@ import torch
 from cases.models.cached import assert_cache_is_exact, cached, generated, numbers, uncached
 from cases.models.decoders import DECODERS, WINDOWS
 from cases.models.tiny import tiny_inputs
-from cases.sampling import one_in
+from cases.sampling import first, one_in
 from torch import nn
 
 from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
@@ -64,7 +64,7 @@ def test_removed_block_leaves_a_checkpoint_that_transformers_reloads(
 @pytest.mark.parametrize("name", NAMES)
 def test_config_builds_what_is_left_whichever_blocks_go(name: str) -> None:
     model = DECODERS[name].build()
-    for gone in ((0,), (1,), (2,), (3,), (0, 2), (1, 2, 3)):
+    for gone in ((1,), (3,), (0, 2), (1, 2, 3)):
         applied = apply_edits(model, block_removals(model, gone))
         standard = type(model)(type(model.config).from_dict(model.config.to_dict())).eval()
         standard.load_state_dict(model.state_dict())
@@ -79,7 +79,7 @@ def assert_steps_are_exact(model: nn.Module) -> None:
     torch.testing.assert_close(cached(model, IDS), uncached(model, IDS), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first(2, dict.fromkeys((*QUICK, *tuple(DECODERS)[::2]))))
 def test_calibrated_branches_reopen_and_generate(name: str, tmp_path: Path) -> None:
     model = DECODERS[name].build()
     plan = planned(model, attention=1, mlp=1)

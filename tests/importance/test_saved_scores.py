@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, plan_depth, plan_width, sensitivity
 from prunerecover.importance.saved_scores import SavedScores
+from prunerecover.sensitivity_table.sensitivity import Sensitivity
 
 IMAGES = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELLED = [(IMAGES, torch.arange(16) % 4)]
@@ -23,9 +24,14 @@ def vit() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def file(vit: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scored(vit: nn.Module) -> Sensitivity:
+    return sensitivity(vit, batches=LABELLED)
+
+
+@pytest.fixture(scope="module")
+def file(scored: Sensitivity, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("scores") / "vit.scores.safetensors"
-    sensitivity(vit, batches=LABELLED).save(path)
+    scored.save(path)
     return path
 
 
@@ -33,9 +39,8 @@ def not_again(*_: object, **__: object) -> None:
     raise AssertionError("scored again")
 
 
-def test_scores_read_back_exactly(vit: nn.Module, file: Path) -> None:
-    found = SavedScores.load(file)
-    wanted = sensitivity(vit, batches=LABELLED).saved
+def test_scores_read_back_exactly(scored: Sensitivity, file: Path) -> None:
+    found, wanted = SavedScores.load(file), scored.saved
     assert found.weights == wanted.weights
     assert found.scores.keys() == wanted.scores.keys() == {"output_divergence", "gate_taylor"}
     for name, by_unit in wanted.scores.items():

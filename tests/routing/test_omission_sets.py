@@ -14,7 +14,7 @@ TASKS = {"first": questions(6, first=5, seed=1), "second": questions(6, first=30
 
 @pytest.fixture(scope="module")
 def sets() -> PlanSet:
-    return plan_omission_sets(tiny_llama(num_hidden_layers=6), TASKS, encoding(), 2)
+    return plan_omission_sets(tiny_llama(num_hidden_layers=5), TASKS, encoding(), 2)
 
 
 def test_there_is_a_set_per_task_and_loss_and_a_static_one(sets: PlanSet) -> None:

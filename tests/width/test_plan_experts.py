@@ -21,9 +21,11 @@ from prunerecover.width.groups.experts import find_experts
 
 
 EACH = [*itertools.product(MIXTURES, ["per_cost", "tolerance", "uniform", "global"])]
+EVEN = [case for place, case in enumerate(EACH) if (place + place // 4) % 2 == 0]  # of each mixture, two in turn
+ODD = [case for case in EACH if case not in EVEN]
 
 
-@pytest.mark.parametrize(("name", "allocation"), one_in(7, EACH))
+@pytest.mark.parametrize(("name", "allocation"), one_in(5, EVEN))
 def test_budgets_are_met(name: str, allocation: Any) -> None:
     model, batches = tiny_mixture(name), text()
     step = 2 if name.endswith(("grouped", "v3")) or allocation == "uniform" else 1  # one of each of two layers
@@ -74,7 +76,7 @@ def test_the_model_is_bit_identical_afterwards() -> None:
 # What is refused
 
 
-@pytest.mark.parametrize(("name", "allocation"), one_in(7, EACH))
+@pytest.mark.parametrize(("name", "allocation"), one_in(5, ODD))
 def test_more_experts_than_the_routing_needs_stay(name: str, allocation: Any) -> None:
     model = tiny_mixture(name)
     total, needed = sum(counts(model)), sum(group.at_least for group in find_experts(model))

@@ -44,15 +44,15 @@ ALL = {
     "distill": lambda: [DistillRecover(features=True), depth()],
     "all": lambda: [lora(), depth(), width(start=2), DistillRecover(features=True), PruneReport(pairs=2)],
 }
-LONG = ("depth and width", "all")
+PARTS = {"depth": 1, "depth and width": 3, "all": 3}  # of the files of others, one in two is resumed from
 
 
 def resumed_equals_uninterrupted(folder: Path, name: str, pattern: str, files: int, **settings: Any) -> None:
-    """Of all files, or of a third of those of callbacks that take as long as all others."""
+    """Of all files, or of a part of them, drawn anew for each of the callbacks."""
     whole = fit(folder / "whole", ALL[name], **settings)
     found = sorted((folder / "whole").glob(pattern))
     assert len(found) == files
-    for file in random.Random(files).sample(found, max(3, files // 3) if name in LONG else files):
+    for file in random.Random(name).sample(found, min(files, max(3, files // PARTS.get(name, 2)))):
         resumed = fit(folder / file.stem, ALL[name], file, **settings)
         assert Ledger.of(resumed).removed_units == Ledger.of(whole).removed_units, file.stem
         assert_same(whole, resumed)

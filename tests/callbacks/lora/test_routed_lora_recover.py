@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ IDS = tokens(4)
 def logits(network: Any) -> torch.Tensor:
     with torch.no_grad():
         return network.eval()(input_ids=IDS).logits  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A folder with the files of a fit of two epochs, and the module that was fitted; neither is changed."""
+    folder = tmp_path_factory.mktemp("fitted")
+    return folder, fit(folder)[0]
 
 
 class Calls(pl.Callback):
@@ -85,8 +93,8 @@ def test_the_loss_is_of_the_sets_model_and_of_the_teacher(tmp_path: Path) -> Non
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_adapters_alone_train(tmp_path: Path) -> None:
-    module, _ = fit(tmp_path)
+def test_adapters_alone_train(fitted: tuple[Path, Any]) -> None:
+    module = fitted[1]
     before = Language().net.state_dict()
     after = {name.replace("base_layer.", ""): value for name, value in module.net.state_dict().items()}
     assert all(torch.equal(after[name], value) for name, value in before.items())
@@ -114,8 +122,8 @@ def test_epochs_before_the_start_train_the_whole_model(tmp_path: Path) -> None:
     assert (BLOCKS, False) in calls.depths[4:]
 
 
-def test_the_module_is_as_its_user_wrote_it_afterwards(tmp_path: Path) -> None:
-    module, _ = fit(tmp_path)
+def test_the_module_is_as_its_user_wrote_it_afterwards(fitted: tuple[Path, Any]) -> None:
+    module = fitted[1]
     assert "training_step" not in vars(module)
     assert len(module.net.model.layers) == BLOCKS
     assert not module.net._forward_hooks
@@ -138,10 +146,10 @@ def test_compiled_network_learns_the_same(tmp_path: Path) -> None:
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
 
 
-def test_routed_folder_is_the_live_model(tmp_path: Path) -> None:
+def test_routed_folder_is_the_live_model(fitted: tuple[Path, Any]) -> None:
     """Every set routes over the recovered weights as the module with its adapters does."""
-    module, _ = fit(tmp_path)
-    routed = load_routed(tmp_path / "routed")
+    folder, module = fitted
+    routed = load_routed(folder / "routed")
     assert not has_adapters(routed)
     for number, plan in enumerate(sets_of(Language().net).plans):
         with WithoutUnits(module.net, plan.edits):
@@ -149,19 +157,18 @@ def test_routed_folder_is_the_live_model(tmp_path: Path) -> None:
         torch.testing.assert_close(logits(routed.network(number)), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_base_in_the_folder_is_a_standard_model(tmp_path: Path) -> None:
-    module, _ = fit(tmp_path)
-    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "routed" / "model")
+def test_base_in_the_folder_is_a_standard_model(fitted: tuple[Path, Any]) -> None:
+    folder, module = fitted
+    opened = AutoModelForCausalLM.from_pretrained(folder / "routed" / "model")
     assert opened.config.num_hidden_layers == BLOCKS
     torch.testing.assert_close(logits(opened), logits(module.net), rtol=1e-4, atol=1e-4)
 
 
-def test_checkpoint_gives_the_recovered_base(tmp_path: Path) -> None:
-    module, _ = fit(tmp_path)
-    opened = load_pruned(tmp_path / "epoch=1.ckpt")
-    routed = RoutedCausalLM(opened, sets_of(Language().net))
+def test_checkpoint_gives_the_recovered_base(fitted: tuple[Path, Any]) -> None:
+    folder, _ = fitted
+    routed = RoutedCausalLM(load_pruned(folder / "epoch=1.ckpt"), sets_of(Language().net))
     torch.testing.assert_close(
-        logits(routed.network(1)), logits(load_routed(tmp_path / "routed").network(1)), rtol=1e-4, atol=1e-4
+        logits(routed.network(1)), logits(load_routed(folder / "routed").network(1)), rtol=1e-4, atol=1e-4
     )
 
 
@@ -175,9 +182,11 @@ def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     assert_same(whole, part)
 
 
-def test_resumed_run_writes_its_folder_again(tmp_path: Path) -> None:
-    fit(tmp_path)
+def test_resumed_run_writes_its_folder_again(fitted: tuple[Path, Any], tmp_path: Path) -> None:
+    shutil.copytree(fitted[0], tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "routed" / "model")
     fit(tmp_path, resume=tmp_path / "epoch=0.ckpt")
+    assert load_routed(tmp_path / "routed").sets.names == sets_of(Language().net).names
     assert [path.name for path in sorted(tmp_path.glob("routed*"))] == ["routed"]
 
 

@@ -62,15 +62,18 @@ def test_resumed_equals_uninterrupted(pruned: tuple[Path, Classifier], tmp_path:
             assert torch.equal(resumed.state_dict()[name], value), name
 
 
-def test_less_pruned_files_are_tested_as_they_were(tmp_path: Path) -> None:
-    module = fit(tmp_path, prune(), network="vit", epochs=2)
-    removed = Ledger.of(module).removed_units
-    runner = trainer(tmp_path, prune())
-    dense = runner.test(module, rows(False), ckpt_path=tmp_path / "files" / "epoch=0.ckpt", weights_only=False)[0]
+def test_less_pruned_files_are_tested_as_they_were(pruned: tuple[Path, Classifier], tmp_path: Path) -> None:
+    folder, whole = pruned
+    module, runner = Classifier("vit"), trainer(tmp_path, prune())
+
+    def tested(file: str) -> object:
+        return runner.test(module, rows(False), ckpt_path=folder / "files" / file, weights_only=False)[0]
+
+    live = tested("last.ckpt")
+    assert Ledger.of(module).removed_units == Ledger.of(whole).removed_units > 0
+    dense = tested("epoch=0.ckpt")
     assert not Ledger.of(module).removed_units
-    again = runner.test(module, rows(False), ckpt_path=tmp_path / "files" / "last.ckpt", weights_only=False)[0]
-    assert Ledger.of(module).removed_units == removed > 0
-    assert dense != again
+    assert tested("last.ckpt") == live != dense
 
 
 def test_given_plan_is_applied_before_test(both: Plan, tmp_path: Path) -> None:

@@ -18,36 +18,46 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.cost.macs import count_macs
 
 
-def test_half_goes_and_training_goes_on(tmp_path: Path) -> None:
-    module = fit(tmp_path, prune())
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Classifier]:
+    """A fit of three epochs with a surgery at the start of the second."""
+    folder = tmp_path_factory.mktemp("halved")
+    return folder, fit(folder, prune())
+
+
+def test_half_goes_and_training_goes_on(halved: tuple[Path, Classifier]) -> None:
+    folder, module = halved
     assert 0.46 < left(module) <= 0.5
     event = Ledger.of(module).events[0]
     assert event.by == "WidthPrune.0"
     assert event.epoch == 1
     assert all(p.requires_grad for p in module.net.parameters())
-    plan = Plan.load(tmp_path / "files" / "plan.json")
+    plan = Plan.load(folder / "files" / "plan.json")
     assert plan.removed["channel"]
-    files = load_pruned(tmp_path / "files" / "pruned", model=Classifier().net)
+    files = load_pruned(folder / "files" / "pruned", model=Classifier().net)
     images = next(iter(rows(False)))[0]
     assert torch.equal(files.eval()(images), module.net.eval()(images))
 
 
-def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+def test_resumed_equals_uninterrupted(halved: tuple[Path, Classifier], tmp_path: Path) -> None:
     whole = fit(tmp_path / "whole", prune(), epochs=4)
-    fit(tmp_path / "cut", prune(), epochs=3)
-    resumed = fit(tmp_path / "again", prune(), epochs=4, ckpt=tmp_path / "cut" / "files" / "epoch=1.ckpt")
+    resumed = fit(tmp_path / "again", prune(), epochs=4, ckpt=halved[0] / "files" / "epoch=1.ckpt")
     for name, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
 
 
-def test_less_pruned_files_are_tested_as_they_were(tmp_path: Path) -> None:
-    module = fit(tmp_path, prune())
-    runner = trainer(tmp_path, prune())
-    dense = runner.test(module, rows(False), ckpt_path=tmp_path / "files" / "epoch=0.ckpt", weights_only=False)[0]
-    assert left(module) == 1.0
-    again = runner.test(module, rows(False), ckpt_path=tmp_path / "files" / "last.ckpt", weights_only=False)[0]
+def test_less_pruned_files_are_tested_as_they_were(halved: tuple[Path, Classifier], tmp_path: Path) -> None:
+    module, runner = Classifier(), trainer(tmp_path, prune())
+
+    def tested(file: str) -> object:
+        return runner.test(module, rows(False), ckpt_path=halved[0] / "files" / file, weights_only=False)[0]
+
+    live = tested("last.ckpt")
     assert left(module) <= 0.5
-    assert dense != again
+    dense = tested("epoch=0.ckpt")
+    assert left(module) == 1.0
+    assert tested("last.ckpt") == live != dense
+    assert left(module) <= 0.5
 
 
 def test_batchnorm_is_recalibrated_at_the_surgery(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 
 class OwnModule(pl.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 7) -> None:
         super().__init__()
-        self.network = tiny_timm(depth=8, num_classes=4)
+        self.network = tiny_timm(depth=depth, num_classes=4)
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
@@ -40,12 +41,13 @@ def own_trainer(callbacks: list[pl.Callback]) -> pl.Trainer:
     return pl.Trainer(max_epochs=1, callbacks=[*callbacks, ModelCheckpoint("path/to/checkpoints")], **QUIET)
 
 
-def in_a_trainer() -> dict[str, Any]:
-    return {"Trainer": own_trainer, "your_module": OwnModule(), "your_data": own_loader()}
+def in_a_trainer(depth: int = 7) -> dict[str, Any]:
+    """A network of as many blocks as the page takes activations out of, and one more."""
+    return {"Trainer": own_trainer, "your_module": OwnModule(depth), "your_data": own_loader()}
 
 
 def without_lightning() -> dict[str, Any]:
-    model = tiny_timm(depth=8, num_classes=4)
+    model = tiny_timm(depth=6, num_classes=4)
     return {"model": model, "loader": own_loader(), "optimizer": torch.optim.AdamW(model.parameters())}
 
 
@@ -56,7 +58,7 @@ def with_scenes() -> dict[str, Any]:
 
 GIVEN: dict[str, Given] = {
     "README.md": {"prunerecover": in_a_trainer, "Without Lightning": without_lightning},
-    "docs/index.md": {"prunerecover": in_a_trainer},
+    "docs/index.md": {"prunerecover": partial(in_a_trainer, depth=3)},
     "docs/detection.md": {"From Python": with_scenes},
 }
 # What the reader does next, or looks at.

@@ -11,9 +11,10 @@ from prunerecover.language.questions import Question
 from prunerecover.plan.plan import Plan
 from prunerecover.routing.plan_set import PlanSet
 from prunerecover.surgery.merging import block_removals
-from prunerecover.surgery.provenance import plan_for
+from prunerecover.surgery.provenance import plan_for, source_of
 
 SETS = ((3, 4), (2, 4), (2, 5), (5,))
+MADE: dict[str, PlanSet] = {}
 
 
 def encoding() -> Encoding:
@@ -36,4 +37,9 @@ def removing(model: nn.Module, *blocks: int) -> Plan:
 
 
 def sets_of(model: nn.Module) -> PlanSet:
-    return PlanSet(names=tuple(f"set {i}" for i in range(len(SETS))), plans=tuple(removing(model, *s) for s in SETS))
+    """Plan the sets of a model, once for all that are the same."""
+    source = repr(source_of(model))
+    if source not in MADE:
+        plans = tuple(removing(model, *blocks) for blocks in SETS)
+        MADE[source] = PlanSet(names=tuple(f"set {i}" for i in range(len(SETS))), plans=plans)
+    return MADE[source]

@@ -9,7 +9,7 @@ COMMAND = "python -m benchmarks.project.support_matrix"
 HEAD = f"""\
 # What works on which family of models
 
-Written by `{COMMAND}`, which runs every cell on a small model of the family; the tests run the same.
+Written by `{COMMAND}`, which runs every cell on a small model of the family; the tests run a part of them.
 
 - **yes**: it was planned, applied, saved and opened again with the same outputs, and gradients reach what is left.
   from_pretrained: transformers' own class opens the saved folder and computes the same, without prunerecover.

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from cases.sampling import covering
 from torch import Tensor, nn
 
 from prunerecover import NarrowAttention
 from prunerecover.model.narrow.freeing import attentions_in, with_free_heads
 
-CALLS = list(
-    product([True, False], [True, False], [None, "true", "added", "per head", "causal"], [None, "true", "added"])
-)
+CALLS = covering((True, False), (True, False), (None, "true", "added", "per head", "causal"), (None, "true", "added"))
 
 
 def attentions() -> Iterator[nn.MultiheadAttention]:

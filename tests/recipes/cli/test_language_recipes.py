@@ -60,7 +60,7 @@ def test_a_small_fit_of_the_recipe(name: str, small: dict[str, dict[str, Any]], 
     assert 0 < len(opened.model.layers) < 4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(2, NAMES))
 def test_the_plan_command_of_the_header(
     name: str, small: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +70,7 @@ def test_the_plan_command_of_the_header(
     assert set(Plan.load(tmp_path / "plan.json").removed) == {"block"}
 
 
-@pytest.mark.parametrize("name", ROUTED)
+@pytest.mark.parametrize("name", one_in(2, ROUTED))
 def test_sets_are_searched_and_recovered_together(
     name: str, small: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

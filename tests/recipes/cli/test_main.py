@@ -114,9 +114,9 @@ def test_a_recipe_by_name_parses(capsys: pytest.CaptureFixture[str]) -> None:
     assert yaml.safe_load(capsys.readouterr().out)["model"]["class_path"].endswith("DigitsClassifier")
 
 
-@pytest.mark.parametrize(("name", "command"), one_in(5, itertools.product(recipe_names(), ["fit", "test", "plan"])))
+@pytest.mark.parametrize(("name", "command"), one_in(4, zip(recipe_names(), itertools.cycle(["fit", "test", "plan"]))))
 @pytest.mark.usefixtures("in_tmp")
-def test_every_recipe_parses_for_every_command(
+def test_every_recipe_parses_for_a_command(
     name: str, command: str, parser: LightningArgumentParser, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "yolo" in name:

@@ -72,12 +72,7 @@ class TestRoundTrip(RoundTripChecks):
     pass
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_narrowed_equals_norms_over_kept_features(name: str) -> None:
-    NETWORKS[name].assert_masked_equals_narrowed()
-
-
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", one_in(4, NETWORKS))
 def test_every_stream_is_one_group(name: str) -> None:
     """Each stage of a Swin has a stream of its own."""
     sizes = {"Swin of timm": [12, 24], "Swin of torchvision": [12, 24]}
