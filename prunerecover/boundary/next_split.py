@@ -1,10 +1,10 @@
 """Sequential design: the split to train next, given the runs so far, so that the final pick costs least.
 
 The first three runs are spread over the feasible splits, those apart whose divergence before any training is far above
-the least one, where divergences are known. Each further one is where a run is expected to raise the
-predicted accuracy of the final pick most: the knowledge gradient (Frazier, Powell and Dayanik 2009) of the Gaussian
-process in `gaussian_surface`. That is near the top, on the side that is less certain, and at times a second run of the
-best split so far. On synthetic surfaces five such runs lose 0.07 points to the best split, 0.05 beside divergences, and
+the least one, where divergences are known. Each further one is where a run is expected to raise the predicted accuracy
+of the final pick most: the knowledge gradient (Frazier, Powell and Dayanik 2009) of the Gaussian process in
+`gaussian_surface`. That is near the top, on the side that is less certain, and at times a second run of the best split
+so far. On synthetic surfaces five such runs lose 0.07 points to the best split, 0.045 beside divergences, and
 five spread runs with a parabola 0.13 (`benchmarks/boundary/map_synthetic.py`). Not from the paper, whose runs are fixed
 beforehand.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_models_that_bring_inputs_need_no_example() -> None:
     assert (count(units, "layer"), count(units, "attention")) == (3 * depth, depth)
 
 
-@pytest.mark.parametrize(("size", "strided"), first(2, [("m", True), ("m", False), ("l", False), ("x", True)]))
+@pytest.mark.parametrize(("size", "strided"), first(2, itertools.product(YOLO, (True, False))))
 def test_yolov5_has_the_published_numbers_of_layers(size: str, strided: bool) -> None:
     ultralytics = pytest.importorskip("ultralytics")
     model = ultralytics.YOLO(f"yolov5{size}.yaml").model

@@ -15,13 +15,13 @@ from cases.depth.removal import check_sequence, check_unit, removals_in
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 
 UNITS = {"resnet50": 16}  # how many units of a network are tried alone, if not 6
-SEQUENCES = 4  # of each light architecture; the benchmark of the zoo in depth draws many
+SEQUENCES = 10  # of each light architecture
 
 # Where some layers turn out to be fixed by what reads them, how many of the units still can go at least.
 SHARES = {"split": 0.6, "gated": 0.7, "shared": 0.9, "post-norm": 0.8, "1-d": 0.8, "regnet": 0.7, "resnest": 0.6}
 SHARES |= dict.fromkeys(("nfnet", "maxvit", "res2net"), 0.8)
 
-# In which a sequence takes long: one each.
+# In which a sequence takes long: one each; the benchmark of the zoo in depth draws many.
 LARGE = ("resnet18", "resnet50", "densenet", "mobilenet_v3", "regnet", "shufflenet", "googlenet", "vgg", "efficientnet")
 LARGE += ("mixer", "resmlp", "gmlp", "xcit", "poolformer", "metaformer", "convnext", "convnext_v2", "resnest", "nfnet")
 LARGE += ("cspdarknet", "edgenext", "maxvit", "res2net", "resnet_timm", "squeeze-excite", "segformer", "t5")
