@@ -1,7 +1,7 @@
 """Sequential design: the split to train next, given the runs so far, so that the final pick costs least.
 
-The first three runs are spread over the feasible splits, those apart whose divergence before any training is far above
-the least one, where divergences are known. Each further one is where a run is expected to raise the predicted accuracy
+The first three runs are spread over the feasible splits; where their divergences before any training are known, over
+those near the least one, five at least. Each further one is where a run is expected to raise the predicted accuracy
 of the final pick most: the knowledge gradient (Frazier, Powell and Dayanik 2009) of the Gaussian process in
 `gaussian_surface`. That is near the top, on the side that is less certain, and at times a second run of the best split
 so far. On synthetic surfaces five such runs lose 0.07 points to the best split, 0.045 beside divergences, and
@@ -22,7 +22,8 @@ from prunerecover.boundary.map_points import MapPoint, check_inside, kept_fracti
 from prunerecover.boundary.surfaces import Array
 
 FIRST = 3  # runs that are spread; fewer do not show a bend
-NEAR, FEWEST = 2.0, 5  # they are spread over splits of up to so many times the least divergence, at least so many
+NEAR = 2.0  # times the least divergence: they are spread over splits whose divergence is no larger
+FEWEST = 5  # splits of least divergence that they are spread over in any case
 NODES = 15  # of Gauss-Hermite quadrature; the integrand is piecewise linear
 
 
@@ -78,14 +79,14 @@ def first_splits(
         divergences: See `fit_map`; what is not known of every split says nothing.
 
     Raises:
-        ValueError: As `next_split` does.
+        ValueError: If there is no feasible split, or a divergence is not finite or of no split of the model.
 
     >>> from prunerecover.boundary.designs import feasible_splits
     >>> first_splits(feasible_splits(12, n_remove=8), (12, 12))
     ((0, 8), (4, 4), (8, 0))
     """
     feasible, known = sorted(set(splits)), divergences or {}
-    if guide_of(known, layers) is not None and known.keys() >= set(feasible):
+    if feasible and guide_of(known, layers) is not None and known.keys() >= set(feasible):
         limit = NEAR * min(known[split] for split in feasible)
         least = sorted(feasible, key=known.__getitem__)[:FEWEST]
         feasible = [split for split in feasible if split in least or known[split] <= limit]

@@ -55,9 +55,9 @@ class BoundaryConfig:
     """How the runs of a search are chosen and judged; checked when it is put together.
 
     Args:
-        design: Which splits are run: "line" (spread over the feasible splits, the last ones chosen by the results),
-            "spread", the paper's "axes_and_staircase" (its published table), "one_type_at_a_time" (Algorithm 1) and
-            "interleaved" (Algorithm 2), or the splits themselves.
+        design: Which splits are run: "line" (three spread over the splits of little divergence, the others chosen by
+            the results), "spread", the paper's "axes_and_staircase" (its published table), "one_type_at_a_time"
+            (Algorithm 1) and "interleaved" (Algorithm 2), or the splits themselves.
         runs: How many runs "line" and "spread" make.
         surface: See `fit_map`.
         dense: Accuracy of the dense model in percent after such a run; no prediction may lie above it.

@@ -133,7 +133,7 @@ class FamilyPlanner(DepthPlanner):
             goal = replace(goal, units=[unit for unit in goal.units if _holds(unit) < most])
             if goal.reached(outermost(goal.units)) < 1:
                 break
-            if max(map(_holds, found)) < most:
+            if max(map(_holds, found), default=0) < most:
                 continue
             try:
                 found = JointSearch(self._sets, goal, self.search, self._known).run()

@@ -43,8 +43,8 @@ class DenseCost:
     seed: int = 0
 
     def on_few(self) -> DenseCost:
-        """Return the cost of the same model on few of the samples, or this one if there are no more."""
-        if self.example.n_samples <= TIMED:
+        """Return the cost of the same model on few of the samples, or this one if there are hardly more."""
+        if self.example.n_samples < 2 * TIMED:
             return self
         return replace(self, example=self.example.select(torch.arange(TIMED)))
 
@@ -54,8 +54,8 @@ class DenseCost:
         Args:
             edits: In order, without fitted tensors: values do not change the cost.
             merged: Whether the pruned model is merged, too, as it is once it is saved.
-            wanted: A share; all that matters is whether so much goes. Latency that is clearly another is measured with
-                fewer pairs. None: the exact share matters.
+            wanted: A share; all that matters is whether so much goes, so that few pairs are enough for a latency that
+                is clearly another. None: the share itself matters; few pairs are enough where they agree.
         """
         with ExitStack() as stack:
             stack.enter_context(edited(self._twin, edits))

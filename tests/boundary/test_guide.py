@@ -182,3 +182,7 @@ def test_divergences_are_finite(value: float) -> None:
 def test_divergences_are_of_splits_of_the_model() -> None:
     with pytest.raises(ValueError, match=r"within the 12 and 12 units of the model, but got \(13, 0\)"):
         next_split(noisy(spread(LINE, 3)), LINE, 12, divergences={(13, 0): 0.4})
+    with pytest.raises(ValueError, match=r"within the 12 and 12 units of the model, but got \(13, 0\)"):
+        first_splits(LINE, (12, 12), {(13, 0): 0.4})
+    with pytest.raises(ValueError, match="Expected at least one split and two runs, but got 0 splits"):
+        first_splits([], (12, 12), LOSSES)

@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import flop_counter
 
 from prunerecover.cost.macs import count_macs, macs_by_module
@@ -188,16 +188,3 @@ def test_views_of_parameters_are_counted_in_every_mode(mode: Any) -> None:
 def test_models_with_a_class_token_of_their_own_are_counted() -> None:
     pooled = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, global_pool="map", class_token=False)
     assert count_macs(pooled, torch.zeros(1, 3, 32, 32)) > 0
-
-
-def test_of_a_condition_the_larger_branch_counts() -> None:
-    class Conditional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.narrow, self.wide = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cond(x.sum() > 0, self.narrow, self.wide, (x,))
-
-    model, inputs = Conditional().requires_grad_(False), torch.ones(2, 4)
-    assert count_macs(model, inputs) == macs_by_module(model, inputs)[""] == 2 * (4 * 64 + 64 * 4)

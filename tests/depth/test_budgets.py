@@ -193,6 +193,11 @@ def test_nothing_goes_for_a_share_of_nothing(kinds: str, search: str) -> None:
     assert plan.edits == ()
 
 
+@pytest.mark.parametrize("budget", [Budget(macs=0.0), Budget(params=0.0), Budget(latency=0.0)], ids=str)
+def test_nothing_of_any_kind_goes_for_a_share_of_nothing(budget: Budget) -> None:
+    assert plan_depth(build("timm"), budget, batches=batches_of("timm")).edits == ()
+
+
 @pytest.mark.parametrize("budget", [Budget(remove={}), Budget(remove={"layer": 0})], ids=str)
 def test_nothing_goes_for_a_budget_of_no_units(budget: Budget) -> None:
     """Of a network of no supported family."""

@@ -8,8 +8,11 @@ less saliency goes.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from prunerecover.cost.met_share import met_share
@@ -22,7 +25,7 @@ from prunerecover.width.allocation.greedy_fill import Removed
 Way = TypeVar("Way")
 STEPS = 6
 MOST = 0.99  # of the MACs
-STEP = MOST / 2**STEPS  # two budgets that are tried differ by as much
+STEP = MOST / 2**STEPS  # two budgets that are tried differ by as much, and so does about the latency
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: 
     """Return the way by which the least saliency goes for a share of the latency, and its budget of MACs.
 
     Budgets are compared on few samples; what the one that is found saves is measured on the whole batch, and another
-    share is planned for if that is not enough.
+    share is planned for if that is not enough, or clearly too much. Where few samples say too little of the whole batch
+    (those that fill no GPU), budgets are compared on that.
 
     Args:
         dense: The latency of the model, on its device.
@@ -70,20 +74,24 @@ def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: 
     Raises:
         ValueError: If the latency cannot be met by any way.
     """
-    few = dense.on_few()
 
-    def meet(share: float) -> Met[Way]:
-        return cheapest(ways, lambda way, less_than: _met(few, share, way, choices, less_than))
+    def meet(on: DenseCost, share: float) -> Met[Way]:
+        return cheapest(ways, lambda way, less_than: _met(on, share, way, choices, less_than))
 
     def saved(met: Met[Way]) -> float:
         return dense.removed_share(choices.edits(choices.removed(met.way, met.budget)), wanted=latency)
 
-    if few is dense:
-        return meet(latency)
-    return met_share("latency", latency, meet, saved, below=CLOCKS, above=CLOCKS + STEP)[0]
+    few = dense.on_few()
+    if few is not dense:
+        with suppress(ValueError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # if it is missed on the whole batch: that is tried then
+            best, share = met_share("latency", latency, partial(meet, few), saved, below=CLOCKS, above=CLOCKS + STEP)
+            if share >= latency - CLOCKS:
+                return best
+    return meet(dense, latency)
 
 
-def _met(few: DenseCost, latency: float, way: Way, choices: Choices[Way], less_than: float) -> Met[Way]:
+def _met(dense: DenseCost, latency: float, way: Way, choices: Choices[Way], less_than: float) -> Met[Way]:
     """Meet a latency by one way, with less saliency than a number."""
 
     def edits_at(budget: Budget) -> Sequence[Edit]:
@@ -92,7 +100,7 @@ def _met(few: DenseCost, latency: float, way: Way, choices: Choices[Way], less_t
             raise ValueError(f"Expected less saliency than {less_than} to go, but got {lost}.")
         return choices.edits(removed)
 
-    macs = macs_for_latency(few, latency, edits_at)
+    macs = macs_for_latency(dense, latency, edits_at)
     return Met(way, macs, choices.lost(choices.removed(way, macs)))
 
 

@@ -47,7 +47,11 @@ def test_the_recipe_of_a_yolo_takes_its_convolutions(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["prunerecover"])
     network = {"model.model.init_args.model": "yolo11n.yaml", "model.image_size": 64}  # no weights without a download
-    trainer = {"trainer.fast_dev_run": "true", "trainer.accelerator": "cpu"}
+    trainer = {
+        "trainer.fast_dev_run": "true",
+        "trainer.accelerator": "cpu",
+        "trainer.callbacks.DepthPrune.calibration": 8,
+    }
     data = {"data.path": f"{data_root}/data/coco128", "data.num_workers": 0, "data.batch_size": 2}
     options = [f"--{name}={value}" for name, value in (network | trainer | data).items()]
     assert main(["fit", "--config", "yolo11_depth_coco", *options]) == 0

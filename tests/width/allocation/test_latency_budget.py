@@ -125,6 +125,37 @@ def test_budgets_are_compared_on_few_samples(processor: Any, monkeypatch: pytest
     assert 0.39 <= 0.8 * (1 - products(pruned, 1) / products(network(), 1)) < 0.43
 
 
+def test_few_samples_that_say_too_little_decide_nothing(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are timed as if hardly anything went, as on a GPU that they do not fill."""
+    processor(1)
+    clock = DenseCost.removed_share
+
+    def less_on_few(whole: DenseCost, edits: Any, wanted: float) -> float:
+        saved = clock(whole, edits, wanted=wanted)
+        return 0.3 * saved if whole.example.n_samples == TIMED else saved
+
+    monkeypatch.setattr(DenseCost, "removed_share", less_on_few)
+    pruned = network()
+    apply_plan(pruned, planned(round_to=1))
+    assert 0.4 <= 1 - products(pruned, 1) / products(network(), 1) < 0.43
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_latency_that_the_whole_batch_does_not_meet_is_refused(
+    processor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor(1)
+    clock = DenseCost.removed_share
+
+    def less_on_all(whole: DenseCost, edits: Any, wanted: float) -> float:
+        saved = clock(whole, edits, wanted=wanted)
+        return saved if whole.example.n_samples == TIMED else 0.3 * saved
+
+    monkeypatch.setattr(DenseCost, "removed_share", less_on_all)
+    with pytest.raises(ValueError, match=r"can meet, 40.0% of the latency, but the most that was saved is 2"):
+        planned(round_to=1)
+
+
 @pytest.mark.parametrize("round_to", [1, 2])
 def test_a_number_that_is_given_stays(round_to: int, processor: Any) -> None:
     processor(8)
