@@ -244,7 +244,7 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         "top-1 points on the same images, paired, with their 95% interval. Splits by counts may miss the share: "
         "BoundaryDPT's at 33% were picked for the latency, and take out 31% of the MACs. Latency is of one thread, "
         "by what it computes; of rows by MACs, that of networks without as many units of each kind, drawn at random. "
-        "Rows with a star were made before what units leave was tuned on the output, elsewhere, and in bf16.",
+        "Rows with a star were made when only maps of runs of blocks were tuned on the output, elsewhere, and in bf16.",
     ]
     for dense in (row for row in rows if row["method"] == "dense"):
         lines += ["", f"## {dense['model']}", "", f"Dense: {dense['top1']:.2f}."]
