@@ -23,7 +23,7 @@ from prunerecover.width.groups.alike import AlikeUnits, alike_units
 from prunerecover.width.groups.counted import CountedGroup, named_operation
 from prunerecover.width.groups.equal_parts import balance
 from prunerecover.width.tracing.dimension_ids import Owner
-from prunerecover.width.tracing.trace import Location, Product, Statistic, Trace
+from prunerecover.width.tracing.trace import PART, Count, Location, Product, Statistic, Trace
 
 Form = tuple[tuple[int, ...], int]
 
@@ -209,7 +209,7 @@ def _settings(model: nn.Module, trace: Trace, units: AlikeUnits) -> tuple[Settin
     """Find the attributes that count the group's units."""
     settings = []
     for count in trace.counts:
-        value = _counted(get_module(model, count.path), count.attribute)
+        value = _counted(get_module(model, count.path), count)
         unit_of = units.at(count.ids)
         among = np.bincount(unit_of[unit_of >= 0], minlength=units.size) * value  # others may be counted, too
         if among.any() and (among == among[0]).all() and among[0] % len(unit_of) == 0:
@@ -224,12 +224,14 @@ def _settings(model: nn.Module, trace: Trace, units: AlikeUnits) -> tuple[Settin
     return tuple(dict.fromkeys(settings))
 
 
-def _counted(module: nn.Module, attribute: str) -> int:
-    """The attribute's value, 0 if there is none; `num_features` also is the width of models, and no norm's."""
-    if attribute == "num_features" and not isinstance(module, _NormBase):
+def _counted(module: nn.Module, count: Count) -> int:
+    """The attribute's value, 0 if there is none; others call the width of a model, or anything, by the same name."""
+    if count.attribute == "num_features" and not isinstance(module, _NormBase):
         return 0
-    value = alone(getattr(module, attribute, 0))
-    return value if isinstance(value, int) else 0
+    value = alone(getattr(module, count.attribute, 0))
+    if not isinstance(value, int) or (count.attribute == PART and value != len(count.ids)):
+        return 0
+    return value
 
 
 def _repeated(

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from prunerecover.width.tracing.dimension_ids import Maps, Operand, compact, unify, varying
 from prunerecover.width.tracing.operation import Operation, propagate, record_output, unknown
-from prunerecover.width.tracing.trace import Info, Split, Trace
+from prunerecover.width.tracing.trace import PART, Count, Info, Split, Trace
 
 VIEWS = ("view", "_unsafe_view", "_reshape_alias")
 SPLITS = ("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
@@ -50,10 +50,12 @@ def move_elements(trace: Trace, operation: Operation) -> None:
 
 
 def _note_parts(trace: Trace, operation: Operation, maps: Maps) -> None:
-    """Note which ids lie in which part."""
+    """Note which ids lie in which part, and that the module around may know how long equal parts are."""
     dim = operation.argument(2, "dim", 0) % operation.args[0].ndim
     sizes = [part.shape[dim] for part in operation.outputs]
-    trace.splits.extend(Split(torch.split(ids.flatten(), sizes)) for ids in maps if varying(ids) == (dim,))
+    splits = [Split(torch.split(ids.flatten(), sizes)) for ids in maps if varying(ids) == (dim,)]
+    trace.splits.extend(splits)
+    trace.counts.extend(Count(trace.path, PART, split.parts[0]) for split in splits if split.equal)
 
 
 def _on_cpu(leaf: Any) -> Any:

@@ -95,6 +95,10 @@ class Attention:
     macs: int
 
 
+# What blocks of ultralytics call the channels of each half that they cut a tensor into; some read it in exports alone.
+PART = "c"
+
+
 @dataclass(frozen=True)
 class Count:
     """An attribute that counts something, such as `groups` of a convolution, and the ids of what is counted."""

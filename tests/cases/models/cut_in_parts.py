@@ -32,15 +32,22 @@ class Bottleneck(nn.Module):
 
 
 class C2f(nn.Module):
-    """One half goes through bottlenecks, and everything is concatenated."""
+    """One half goes through bottlenecks, and everything is concatenated; the exporter calls `forward_split`."""
 
     def __init__(self, c_in: int, c_out: int, width: int, *, shortcut: bool) -> None:
         super().__init__()
+        self.c = width
         self.cv1, self.cv2 = ConvNorm(c_in, 2 * width), ConvNorm(3 * width, c_out)
         self.m = nn.ModuleList([Bottleneck(width, shortcut=shortcut)])
 
     def forward(self, x: Tensor) -> Tensor:
-        y = list(self.cv1(x).chunk(2, 1))
+        return self._joined(*self.cv1(x).chunk(2, 1))
+
+    def forward_split(self, x: Tensor) -> Tensor:
+        return self._joined(*self.cv1(x).split((self.c, self.c), 1))
+
+    def _joined(self, left: Tensor, right: Tensor) -> Tensor:
+        y = [left, right]
         y.extend(m(y[-1]) for m in self.m)
         return self.cv2(torch.cat(y, 1))
 

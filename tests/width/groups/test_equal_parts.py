@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -96,6 +97,19 @@ def test_linked_groups_that_lose_as_many_are_masked() -> None:
             for j, group in enumerate(together)
         }
         assert_narrowed_is_masked(net, found, keep)
+
+
+def test_the_length_of_parts_that_an_exporter_reads_follows() -> None:
+    net = stirred(c2f_network())
+    (together, _), x = find_groups(net, images(4)).linked, images(4)
+    small = narrowed(
+        net, find_groups(net, x), {group: random_units(8, 1, 3, seed) for seed, group in enumerate(together)}
+    )
+    split = copy.deepcopy(small)
+    split[1].forward = split[1].forward_split
+    assert [net[1].c, small[1].c, small[2].c] == [8, 5, 7]
+    with torch.no_grad():
+        assert torch.equal(split(x), small(x))
 
 
 def test_linked_groups_go_by_kind_and_name() -> None:
