@@ -11,6 +11,10 @@ TRIES = 4
 MOST = 0.99  # that is planned for
 
 
+class BudgetMissed(UserWarning):
+    """A plan saves less than its budget asks for."""
+
+
 def met_share(
     cost: str,
     wanted: float,
@@ -61,6 +65,7 @@ def met_share(
         warnings.warn(
             f"The plan saves {saved:.1%} of the {cost} for a budget of {wanted:.1%}, and what was planned for more "
             "saves no more. Is the machine busy? Ask for a larger budget, or plan on an idle one.",
+            BudgetMissed,
             stacklevel=5,
         )
     return planned, saved

@@ -197,7 +197,7 @@ class FamilyPlanner(DepthPlanner):
         """Return the share of a cost that goes with half of the units of a kind; latency on few samples."""
         units = [unit for unit in self.units if unit.kind == kind][::2]
         dense = self.dense_cost(cost)
-        return saving_if_left(dense.on_few() if cost == "latency" else dense, {})(units)
+        return saving_if_left(dense.on_few if cost == "latency" else dense, {})(units)
 
     def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
         return saving_if_left(self.dense_cost(cost), {}, wanted)(units)

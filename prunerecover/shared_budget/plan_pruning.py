@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
-from prunerecover.cost.met_share import met_share
+from prunerecover.cost.met_share import MOST, BudgetMissed, met_share
 from prunerecover.display.progress import progress
 from prunerecover.importance.context import Loss
 from prunerecover.model.batches import Batches
@@ -24,7 +24,6 @@ from prunerecover.width.groups.rounding import RoundTo
 WIDTH, DEPTH = 0.0, 1.0  # shares of the budget that depth takes where one of both goes alone
 HALF = 0.5
 FINER = (0.25, 0.125)  # from the best of them, to the better side
-MOST = 0.99  # of the MACs
 NEAR = CLOCKS  # of the cost: widths meet a budget within so much as well
 
 
@@ -170,10 +169,12 @@ class SplitSearch:
         self.plans[share], self._warnings[share] = plan, [warning.message for warning in caught]
 
     def _planned(self, share: float, aim: float) -> Plan:
-        """Return the plan of a split that is to save a share of the cost."""
-        if share in (WIDTH, DEPTH):
-            return self.planner.alone(share == DEPTH, aim)
-        return self.planner.together(min(share * self._reach * aim / self.wanted, MOST), aim)
+        """Return the plan of a split that is to save a share of the cost; what its parts miss, `_met` measures."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BudgetMissed)
+            if share in (WIDTH, DEPTH):
+                return self.planner.alone(share == DEPTH, aim)
+            return self.planner.together(min(share * self._reach * aim / self.wanted, MOST), aim)
 
     def _divergence(self, plan: Plan) -> float | None:
         same = next((share for share, other in self.plans.items() if other.edits == plan.edits), None)

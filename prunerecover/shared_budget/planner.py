@@ -122,22 +122,22 @@ class SharedBudgetPlanner:
         return self._depth_plan(budget) if depth else self._narrowed(Plan(), budget)
 
     @ordinary_arithmetic()
-    def together(self, depth: float, share: float) -> Plan:
+    def together(self, depth_share: float, share: float) -> Plan:
         """Return the plan of a part in depth, and of the rest in width.
 
         Latency is measured on few samples in between, for narrow layers save less of it than of the MACs.
 
         Args:
-            depth: Share of the MACs (or parameters) that depth takes out.
+            depth_share: Of the MACs (or parameters), that depth takes out.
             share: Of the cost, that has to go.
 
         Raises:
             ValueError: If the network cannot be pruned so.
         """
-        first = self._depth_plan(budget_of(self.counted, depth), in_part=True)
+        first = self._depth_plan(budget_of(self.counted, depth_share), in_part=True)
         known = (whole for edits, asked, whole in self._together if edits == first.edits and asked == share)
         if (plan := next(known, None)) is None:
-            gone = self._dense_cost(self.cost).on_few().removed_share(first.edits) if first.edits else 0.0
+            gone = self._dense_cost(self.cost).on_few.removed_share(first.edits) if first.edits else 0.0
             left = (share - gone) / (1 - gone)
             least = CLOCKS if self.cost == "latency" else 0.0
             plan = self._narrowed(first, budget_of(self.cost, left)) if left > least else first
@@ -199,8 +199,13 @@ class SharedBudgetPlanner:
         with edited(self.model, part.edits, part.tensors):
             with self._merged():
                 found = (self._width_planner(part) if part.edits else self._width).plan(budget)
-            made_by = found.made_by
-            narrowing = plan_for(
+            return part + self._plan_of_unmerged(found)
+
+    def _plan_of_unmerged(self, found: Plan) -> Plan:
+        """Return a plan for the merged network as one for the network as it is, which must run with its edits, too."""
+        made_by = found.made_by
+        try:
+            return plan_for(
                 self.model,
                 found.edits,
                 method=made_by.method,
@@ -210,7 +215,13 @@ class SharedBudgetPlanner:
                 example=self._example,
                 evidence=found.evidence,
             )
-        return part + narrowing
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # a norm that merging folds away reads the stream that was narrowed
+            raise ValueError(
+                "Expected width to go of a network that also runs before it is merged, but without these units it "
+                f"fails: {error}. Ask for a smaller share of depth, or of the cost."
+            ) from error
 
     @contextmanager
     def _merged(self) -> Iterator[None]:

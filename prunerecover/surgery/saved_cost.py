@@ -42,8 +42,9 @@ class DenseCost:
     example: ModelInputs
     seed: int = 0
 
+    @cached_property
     def on_few(self) -> DenseCost:
-        """Return the cost of the same model on few of the samples, or this one if there are hardly more."""
+        """The cost of the same model on few of the samples, or this one if there are hardly more."""
         if self.example.n_samples < 2 * TIMED:
             return self
         return replace(self, example=self.example.select(torch.arange(TIMED)))

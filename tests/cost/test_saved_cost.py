@@ -57,10 +57,10 @@ def test_few_pairs_are_enough_if_they_agree(spread: float, asked: list[int], mon
 
 def test_few_samples_are_the_first_ones() -> None:
     cost = DenseCost(build("timm"), "latency", as_inputs(torch.arange(20.0)))
-    few = cost.on_few()
+    few = cost.on_few
     assert few.example.args[0].tolist() == list(range(TIMED))
     assert (few.model, few.cost) == (cost.model, cost.cost)
-    assert few.on_few() is few
+    assert few.on_few is few
 
 
 def test_what_is_counted_needs_no_pairs(pairs: list[int]) -> None:

@@ -11,12 +11,14 @@ from torch import nn
 
 from prunerecover import Budget, Plan, plan_pruning
 from prunerecover.cost.macs import count_macs
+from prunerecover.cost.met_share import BudgetMissed
 from prunerecover.cost.statistics import Interval
 from prunerecover.plan.evidence import SplitEvidence
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 from prunerecover.shared_budget.plan_pruning import SplitSearch
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.surgery import saved_cost
+from prunerecover.surgery.saved_cost import TIMED
 
 KINDS = ("attention", "neuron")
 
@@ -65,6 +67,22 @@ def test_splits_are_compared_where_each_saves_the_latency(monkeypatch: pytest.Mo
 def _columns(model: nn.Module) -> int:
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     return sum(module.in_features * -(-module.out_features // 8) for module in linears)
+
+
+def test_a_missed_latency_is_told_once_and_for_the_budget_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where few samples promise four times what the whole batch saves, every part misses its share, too."""
+
+    def ratio(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Any:
+        saved = 1 - count_macs(pruned, example) / count_macs(dense, example)
+        share = 1 - (saved if example.n_samples <= TIMED else 0.25 * saved)
+        return SimpleNamespace(ratio=Interval(share, share, share))
+
+    monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
+    with pytest.warns(BudgetMissed) as told:
+        plan_pruning(vit(depth=2), Budget(latency=0.24), batches=images(1, 2 * TIMED), kinds=KINDS)
+    assert len(told) == 1
+    assert "for a budget of 24.0%" in str(told[0].message)
+    assert told[0].filename == __file__
 
 
 class Missing(SharedBudgetPlanner):

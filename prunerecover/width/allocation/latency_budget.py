@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from prunerecover.cost.met_share import met_share
+from prunerecover.cost.met_share import MOST, BudgetMissed, met_share
 from prunerecover.display.progress import progress
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
@@ -24,7 +24,6 @@ from prunerecover.width.allocation.greedy_fill import Removed
 
 Way = TypeVar("Way")
 STEPS = 6
-MOST = 0.99  # of the MACs
 STEP = MOST / 2**STEPS  # two budgets that are tried differ by as much, and so does about the latency
 
 
@@ -81,10 +80,10 @@ def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: 
     def saved(met: Met[Way]) -> float:
         return dense.removed_share(choices.edits(choices.removed(met.way, met.budget)), wanted=latency)
 
-    few = dense.on_few()
+    few = dense.on_few
     if few is not dense:
         with suppress(ValueError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # if it is missed on the whole batch: that is tried then
+            warnings.simplefilter("ignore", BudgetMissed)  # on the whole batch: that is tried then
             best, share = met_share("latency", latency, partial(meet, few), saved, below=CLOCKS, above=CLOCKS + STEP)
             if share >= latency - CLOCKS:
                 return best
