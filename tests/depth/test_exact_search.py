@@ -79,9 +79,8 @@ def test_the_set_is_that_of_exhaustive_greedy(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_it_calls_few_of_the_blocks_that_the_naive_loop_calls(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, data = llama(seed, 32), batches(8, seed)
+def test_it_calls_few_of_the_blocks_that_the_naive_loop_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = llama(0, 32), batches(8, 0)
     with counted(monkeypatch) as ours:
         found = exact(model, data, 7)
     with counted(monkeypatch) as theirs:
