@@ -7,20 +7,14 @@ does), and is bit for bit as it was afterwards.
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatch
-from itertools import chain
-from typing import TypeVar
 
 import torch
 from torch import nn
 
-from prunerecover.depth.arguments import kinds_of
 from prunerecover.depth.plan_depth import planner_for
 from prunerecover.depth.planner import DepthPlanner
-from prunerecover.depth.units import find_units
 from prunerecover.model.batches import (
     Batches,
     as_inputs,
@@ -34,18 +28,15 @@ from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Merge
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.removed_units import names_after
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
+from prunerecover.shared_budget.ignored import groups_that_stay, patterns_of_depth, possible
 from prunerecover.surgery.apply_edits import edited
 from prunerecover.surgery.merging import merge_edits
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
 from prunerecover.width.arguments import WidthConfig
-from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.narrowed_output import NarrowedOutput
 from prunerecover.width.planner import WidthPlanner
-
-T = TypeVar("T")
 
 
 class SharedBudgetPlanner:
@@ -80,9 +71,10 @@ class SharedBudgetPlanner:
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             check_call(self.model, self._example, "batches")
         self._kinds = config.width_kinds(self.model, cost)
-        self.depth_config = config.depth(config.depth_kinds(), self._patterns_of_depth())
-        self._width, self.why_no_width = _possible(self._width_of_dense)
-        self._depth, self.why_no_depth = _possible(self._depth_planner)
+        ignored = patterns_of_depth(self.model, self._first, config, self._kinds)
+        self.depth_config = config.depth(config.depth_kinds(), ignored)
+        self._width, self.why_no_width = possible(self._width_of_dense)
+        self._depth, self.why_no_depth = possible(self._depth_planner)
         if self._depth is None and self._width is None:
             raise ValueError(
                 f"Expected {type(self.model).__name__} to have units of depth or width that may go, but there are "
@@ -105,7 +97,8 @@ class SharedBudgetPlanner:
 
     def width_config(self, part: Plan) -> WidthConfig:
         """Return the arguments of planning in width, while the network is pruned by a plan in depth."""
-        return self.config.width(self._kinds, self._groups_that_stay(part))
+        stay = groups_that_stay(self.model, self._first, self.config, self._kinds, part.edits)
+        return self.config.width(self._kinds, stay)
 
     @ordinary_arithmetic()
     def alone(self, depth: bool, share: float) -> Plan:
@@ -228,47 +221,3 @@ class SharedBudgetPlanner:
         """Have linears merged inside a `with` block; emptied blocks stay, so that the others keep their names."""
         with edited(self.model, [edit for edit in merge_edits(self.model) if isinstance(edit, Merge)]):
             yield
-
-    def _patterns_of_depth(self) -> tuple[str, ...]:
-        """Return the patterns in `ignore` that match units of depth.
-
-        Raises:
-            ValueError: If one matches neither such a unit nor a group of width.
-        """
-        if not self.config.ignore:
-            return ()
-        kinds = kinds_of(self.model, None, self.config.depth_kinds())
-        units, _ = _possible(lambda: [unit.name for unit in find_units(self.model, kinds, self._first)])
-        groups, _ = _possible(self._group_names)
-        for pattern in self.config.ignore:
-            names = [*(units or ()), *(groups or ())]
-            if not any(fnmatch(name, pattern) for name in names):
-                raise ValueError(
-                    f"Expected argument ignore to match units of depth or groups of width"
-                    f"{f' such as {names[0]}' if names else ''}, but '{pattern}' matches none. List the names with "
-                    "find_units and find_groups."
-                )
-        return tuple(pattern for pattern in self.config.ignore if any(fnmatch(name, pattern) for name in units or ()))
-
-    def _group_names(self) -> list[str]:
-        found = find_groups(self.model, self._first, self._kinds)
-        return [group.name for group in (*found.groups, *chain(*found.linked), *(one.group for one in found.counted))]
-
-    def _groups_that_stay(self, part: Plan) -> tuple[str, ...]:
-        """Return patterns of the groups that `ignore` names in the dense model, as a plan in depth leaves them."""
-        if not self.config.ignore:
-            return ()
-        names = names_after(part.edits)
-        return tuple(
-            glob.escape(name)
-            for name in self._group_names()
-            if any(fnmatch(names.dense_name(name), pattern) for pattern in self.config.ignore)
-        )
-
-
-def _possible(make: Callable[[], T]) -> tuple[T | None, str]:
-    """Return what is made, or why it cannot be."""
-    try:
-        return make(), ""
-    except ValueError as refusal:
-        return None, str(refusal)

@@ -1,0 +1,94 @@
+"""What `ignore` names when depth and width share a budget: units of depth, groups of width, or both.
+
+Names are those of the dense network. Width is planned on the network that depth leaves, where later blocks have moved
+up: what stays there is said by the names that its groups have then.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
+from itertools import chain
+from typing import TypeVar
+
+from torch import nn
+
+from prunerecover.depth.arguments import kinds_of
+from prunerecover.depth.units import find_units
+from prunerecover.model.batches import ModelInputs
+from prunerecover.plan.edits import Edit
+from prunerecover.plan.removed_units import names_after
+from prunerecover.shared_budget.arguments import SharedBudgetConfig
+from prunerecover.width.groups.discovery import find_groups
+
+T = TypeVar("T")
+
+
+def possible(make: Callable[[], T]) -> tuple[T | None, str]:
+    """Return what is made, or None and why it cannot be.
+
+    >>> possible(lambda: int("7")), possible(lambda: int("seven"))
+    ((7, ''), (None, "invalid literal for int() with base 10: 'seven'"))
+    """
+    try:
+        return make(), ""
+    except ValueError as refusal:
+        return None, str(refusal)
+
+
+def patterns_of_depth(
+    model: nn.Module, example: ModelInputs, config: SharedBudgetConfig, kinds: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the patterns in `ignore` that match units of depth.
+
+    Args:
+        model: The dense network.
+        example: Inputs for it.
+        config: With what is ignored.
+        kinds: Of width.
+
+    Raises:
+        ValueError: If a pattern matches neither such a unit nor a group of width.
+    """
+    if not config.ignore:
+        return ()
+    of_depth = kinds_of(model, None, config.depth_kinds())
+    units, _ = possible(lambda: [unit.name for unit in find_units(model, of_depth, example)])
+    groups, _ = possible(lambda: _group_names(model, example, kinds))
+    for pattern in config.ignore:
+        names = [*(units or ()), *(groups or ())]
+        if not any(fnmatch(name, pattern) for name in names):
+            raise ValueError(
+                f"Expected argument ignore to match units of depth or groups of width"
+                f"{f' such as {names[0]}' if names else ''}, but '{pattern}' matches none. List the names with "
+                "find_units and find_groups."
+            )
+    return tuple(pattern for pattern in config.ignore if any(fnmatch(name, pattern) for name in units or ()))
+
+
+def groups_that_stay(
+    model: nn.Module, example: ModelInputs, config: SharedBudgetConfig, kinds: Sequence[str], gone: Sequence[Edit]
+) -> tuple[str, ...]:
+    """Return patterns of the groups that `ignore` names in the dense network, as they are called without some units.
+
+    Args:
+        model: The network without these units.
+        example: Inputs for it.
+        config: With what is ignored.
+        kinds: Of width.
+        gone: The edits that took the units out.
+    """
+    if not config.ignore:
+        return ()
+    names = names_after(gone)
+    return tuple(
+        glob.escape(name)
+        for name in _group_names(model, example, kinds)
+        if any(fnmatch(names.dense_name(name), pattern) for pattern in config.ignore)
+    )
+
+
+def _group_names(model: nn.Module, example: ModelInputs, kinds: Sequence[str]) -> list[str]:
+    found = find_groups(model, example, kinds)
+    return [group.name for group in (*found.groups, *chain(*found.linked), *(one.group for one in found.counted))]
