@@ -17,7 +17,7 @@ from functools import cached_property
 from torch import nn
 
 from prunerecover.calibration.candidates import Candidate, Choice, Fit, Form, fit_of, named_candidate
-from prunerecover.calibration.held_out import Cost, HeldOut
+from prunerecover.calibration.held_out import Cost, HeldOut, Terms
 from prunerecover.calibration.hidden_states import Hidden, HiddenStates, keep, moved_on, run_watched
 from prunerecover.calibration.in_place import in_place
 from prunerecover.calibration.order import by_block, in_order
@@ -110,6 +110,7 @@ class Calibrator:
         present: Sequence[Candidate],
         cost: Cost,
         bounds: Sequence[float] | None = None,
+        terms: Mapping[str, Terms] | None = None,
     ) -> dict[str, tuple[float, bool]]:
         """Return the divergence with each stand-in alone, as far as it had to be known to find the cheapest.
 
@@ -118,6 +119,7 @@ class Calibrator:
             present: What others leave.
             cost: Of a unit, by its place in `stand_ins` and its divergence; see `HeldOut.race`.
             bounds: What each costs at least, in the order of `stand_ins`.
+            terms: By unit, what earlier races of it on top of the same units added up.
 
         Returns:
             By unit: what was added up of the divergence, and whether that is all of it.
@@ -128,7 +130,11 @@ class Calibrator:
             for candidate in present:
                 stack.enter_context(self._in_place(candidate))
             found = self._held_out.race(
-                starts, lambda number: self._in_place(stand_ins[units[number]]), cost, bounds=bounds
+                starts,
+                lambda number: self._in_place(stand_ins[units[number]]),
+                cost,
+                bounds=bounds,
+                terms=None if terms is None else [terms[unit.name] for unit in units],
             )
         return {unit.name: one for unit, one in zip(units, found, strict=True)}
 

@@ -22,6 +22,7 @@ from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.hooks import recording
 
 Cost = Callable[[int, float], tuple[float, ...]]
+Terms = dict[int, float]  # of one model's divergence, by batch
 
 
 class HeldOut:
@@ -55,6 +56,7 @@ class HeldOut:
         cost: Cost,
         hidden: Hidden | None = None,
         bounds: Sequence[float] | None = None,
+        terms: Sequence[Terms] | None = None,
     ) -> list[tuple[float, bool]]:
         """Return the divergence of each entrant, and whether it is exact, as that of the cheapest is.
 
@@ -67,33 +69,39 @@ class HeldOut:
             cost: Of an entrant by its number and its divergence, in which it does not fall.
             hidden: What enters that block, by batch, where it is the same one for all and that is known.
             bounds: What each entrant costs at least, as far as is known: it is not run before others cost as much.
+            terms: What earlier races added up of each entrant, which are added to and not computed again.
         """
         told = [total / max(asked, 1) for total, asked in zip(self._told, self._asked, strict=True)]
         order = sorted(range(len(told)), key=lambda number: -told[number])
         states = _StatesBefore(self._runner, self._batches, starts)
-        terms = [dict[int, float]() for _ in starts]
-        waiting: list[tuple[tuple[float, ...], bool, int]] = [
-            ((bound,), not order, entrant) for entrant, bound in enumerate(bounds or [-math.inf] * len(starts))
-        ]
+        terms = [Terms() for _ in starts] if terms is None else terms
+
+        def at_least(entrant: int, bound: float) -> tuple[tuple[float, ...], bool, int]:
+            own = terms[entrant]
+            complete = len(own) == len(order)
+            seen = cost(entrant, self._mean(own)) if own else (bound,)
+            return seen if complete else max(seen, (bound,)), complete, entrant
+
+        waiting = [at_least(entrant, bound) for entrant, bound in enumerate(bounds or [-math.inf] * len(starts))]
         heapq.heapify(waiting)
         while waiting and not waiting[0][1]:
             entrant = heapq.heappop(waiting)[2]
             own, start = terms[entrant], starts[entrant]
-            number = order[len(own)]
+            number = next(number for number in order if number not in own)
             before = states.of(number, start) if hidden is None else hidden[number]
             with in_place(entrant):
                 own[number] = self._term(number, start, before)
             heapq.heappush(waiting, (cost(entrant, self._mean(own)), len(own) == len(order), entrant))
-        best = terms[waiting[0][2]] if waiting else {}
+        best = terms[waiting[0][2]] if waiting else Terms()
         return [(self._estimate(own, best) if own or not order else math.inf, len(own) == len(order)) for own in terms]
 
-    def _estimate(self, terms: dict[int, float], best: dict[int, float]) -> float:
+    def _estimate(self, terms: Terms, best: Terms) -> float:
         """Return the mean over all batches, given that over some of them and that of the best over all."""
         seen = self._mean({number: best[number] for number in terms})
         part = 1.0 if len(terms) == len(best) or seen <= 0 else seen / self._mean(best)
         return self._mean(terms) / part
 
-    def _mean(self, terms: dict[int, float]) -> float:
+    def _mean(self, terms: Terms) -> float:
         return sum(terms[number] for number in sorted(terms)) / max(self._samples, 1)
 
     def _term(self, number: int, start: int, state: Tensor | None) -> float:

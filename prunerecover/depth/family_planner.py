@@ -112,7 +112,7 @@ class FamilyPlanner(DepthPlanner):
             wanted,
             lambda share: self._searched(Share(units, share, shares.of, most_blocks=most), once),
             lambda found: self._saved_together(found[1], "latency", wanted),
-            below=0.0,
+            below=CLOCKS,
             above=smallest + CLOCKS,
         )
         return found

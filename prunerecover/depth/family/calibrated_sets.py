@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Candidate, Choice
-from prunerecover.calibration.held_out import Cost
+from prunerecover.calibration.held_out import Cost, Terms
 from prunerecover.importance.registry import check_unit_scores
 from prunerecover.plan.units import Unit, names_of
 
@@ -40,6 +41,7 @@ class CalibratedSets:
         self._alone: dict[str, Candidate] = {}
         self._scores: dict[Gone, dict[str, float]] = {}
         self._raced: dict[tuple[Gone, Gone, tuple[float, ...] | None], dict[str, float]] = {}
+        self._terms: defaultdict[Gone, defaultdict[str, Terms]] = defaultdict(lambda: defaultdict(Terms))
         self._choices: dict[Gone, list[Choice]] = {frozenset(): []}
         self._tuned: set[Gone] = set()
 
@@ -93,7 +95,8 @@ class CalibratedSets:
         key = names_of(gone), names_of(units), None if bounds is None else tuple(bounds)
         if key not in self._raced:
             present = [c.candidate for c in self.choices(gone)] if self.refit else [self._alone[u.name] for u in gone]
-            found = self.calibrator.race(stand_ins, present, cost, bounds)
+            terms = None if self.refit else self._terms[names_of(gone)]  # what is refitted may be tuned in between
+            found = self.calibrator.race(stand_ins, present, cost, bounds, terms)
             self._raced[key] = {name: divergence for name, (divergence, _) in found.items()}
             run = {name: divergence for name, (divergence, exact) in found.items() if exact or divergence != math.inf}
             check_unit_scores(run, "output_divergence")
