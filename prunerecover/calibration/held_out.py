@@ -3,7 +3,8 @@
 A divergence is a sum over batches of terms that are not negative, so that what has been added up bounds it from below.
 In a race the one with the least sum goes on, over the batches that tell most first, until the least sum is complete:
 what is beaten by then was run on a part of the batches alone, and the best is the one that all batches would show.
-What it is ahead by on that part tells about how far the others are behind it on all.
+What it is ahead by on that part tells about how far the others are behind it on all. Forms of what one unit leaves are
+so much alike that a part of the batches is enough to choose one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from prunerecover.model.hooks import recording
 
 Cost = Callable[[int, float], tuple[float, ...]]
 Terms = dict[int, float]  # of one model's divergence, by batch
+FEW = 16  # samples, enough to tell forms apart that differ
 
 
 class HeldOut:
@@ -54,7 +56,6 @@ class HeldOut:
         starts: Sequence[int],
         in_place: Callable[[int], AbstractContextManager[None]],
         cost: Cost,
-        hidden: Hidden | None = None,
         bounds: Sequence[float] | None = None,
         terms: Sequence[Terms] | None = None,
     ) -> list[tuple[float, bool]]:
@@ -67,33 +68,93 @@ class HeldOut:
             starts: The first block that each entrant changes.
             in_place: Has an entrant in the model inside a `with` block.
             cost: Of an entrant by its number and its divergence, in which it does not fall.
-            hidden: What enters that block, by batch, where it is the same one for all and that is known.
             bounds: What each entrant costs at least, as far as is known: it is not run before others cost as much.
             terms: What earlier races added up of each entrant, which are added to and not computed again.
         """
-        told = [total / max(asked, 1) for total, asked in zip(self._told, self._asked, strict=True)]
-        order = sorted(range(len(told)), key=lambda number: -told[number])
+        if not starts:
+            return []
         states = _StatesBefore(self._runner, self._batches, starts)
         terms = [Terms() for _ in starts] if terms is None else terms
 
-        def at_least(entrant: int, bound: float) -> tuple[tuple[float, ...], bool, int]:
+        def run(entrant: int, number: int) -> float:
+            before = states.of(number, starts[entrant])
+            with in_place(entrant):
+                return self._term(number, starts[entrant], before)
+
+        order = self._most_telling_first()
+        best = terms[self._cheapest(order, run, cost, bounds or [-math.inf] * len(starts), terms)]
+        return [(self._estimate(own, best) if own or not order else math.inf, len(own) == len(order)) for own in terms]
+
+    def best_form(
+        self, entrants: int, start: int, in_place: Callable[[int], AbstractContextManager[None]], hidden: Hidden
+    ) -> tuple[int, float]:
+        """Return which entrant is the best on a third of the samples, and its divergence on all of them.
+
+        For entrants of which those that are nearly as good would do as well: what one unit may leave.
+
+        Args:
+            entrants: How many there are, at least one; the first one of equals is the best.
+            start: The first block that they change.
+            in_place: Has an entrant in the model inside a `with` block.
+            hidden: What enters that block, by batch.
+        """
+
+        def run(entrant: int, number: int) -> float:
+            with in_place(entrant):
+                return self._term(number, start, hidden[number])
+
+        order = self._most_telling_first()
+        terms = [Terms() for _ in range(entrants)]
+        best = self._cheapest(self._third(order), run, _itself, [-math.inf] * entrants, terms)
+        terms[best] |= {number: run(best, number) for number in order if number not in terms[best]}
+        return best, self._mean(terms[best])
+
+    def _cheapest(
+        self,
+        order: Sequence[int],
+        run: Callable[[int, int], float],
+        cost: Cost,
+        bounds: Sequence[float],
+        terms: Sequence[Terms],
+    ) -> int:
+        """Return the entrant that costs least on some batches; the others run until they cost more.
+
+        Args:
+            order: Of the batches.
+            run: Returns the term of an entrant and a batch.
+            cost: See `race`.
+            bounds: See `race`.
+            terms: What is known of each entrant, and is learnt now.
+        """
+
+        def entry(entrant: int, bound: float) -> tuple[tuple[float, ...], bool, int]:
             own = terms[entrant]
-            complete = len(own) == len(order)
+            complete = all(number in own for number in order)
             seen = cost(entrant, self._mean(own)) if own else (bound,)
             return seen if complete else max(seen, (bound,)), complete, entrant
 
-        waiting = [at_least(entrant, bound) for entrant, bound in enumerate(bounds or [-math.inf] * len(starts))]
+        waiting = [entry(entrant, bound) for entrant, bound in enumerate(bounds)]
         heapq.heapify(waiting)
-        while waiting and not waiting[0][1]:
+        while not waiting[0][1]:
             entrant = heapq.heappop(waiting)[2]
-            own, start = terms[entrant], starts[entrant]
-            number = next(number for number in order if number not in own)
-            before = states.of(number, start) if hidden is None else hidden[number]
-            with in_place(entrant):
-                own[number] = self._term(number, start, before)
-            heapq.heappush(waiting, (cost(entrant, self._mean(own)), len(own) == len(order), entrant))
-        best = terms[waiting[0][2]] if waiting else Terms()
-        return [(self._estimate(own, best) if own or not order else math.inf, len(own) == len(order)) for own in terms]
+            number = next(number for number in order if number not in terms[entrant])
+            terms[entrant][number] = run(entrant, number)
+            heapq.heappush(waiting, entry(entrant, -math.inf))
+        return waiting[0][2]
+
+    def _most_telling_first(self) -> list[int]:
+        """Return the batches, those first on which models diverged most so far."""
+        told = [total / max(asked, 1) for total, asked in zip(self._told, self._asked, strict=True)]
+        return sorted(range(len(told)), key=lambda number: -told[number])
+
+    def _third(self, order: Sequence[int]) -> Sequence[int]:
+        """Return the first batches with a third of the samples, or a few if that is more."""
+        wanted, samples = max(self._samples / 3, FEW), 0
+        for count, number in enumerate(order, 1):
+            samples += self._batches[number].n_samples
+            if samples >= wanted:
+                return order[:count]
+        return order
 
     def _estimate(self, terms: Terms, best: Terms) -> float:
         """Return the mean over all batches, given that over some of them and that of the best over all."""
@@ -111,6 +172,10 @@ class HeldOut:
         self._told[number] += found
         self._asked[number] += 1
         return found
+
+
+def _itself(_: int, divergence: float) -> tuple[float, ...]:
+    return (divergence,)
 
 
 class _StatesBefore:
