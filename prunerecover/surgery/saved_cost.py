@@ -14,6 +14,7 @@ from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import meta_copy, share_copy
+from prunerecover.model.evaluation import device_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import Plan
@@ -44,8 +45,11 @@ class DenseCost:
 
     @cached_property
     def on_few(self) -> DenseCost:
-        """The cost of the same model on few of the samples, or this one if there are hardly more."""
-        if self.example.n_samples < 2 * TIMED:
+        """The cost of the same model on few of the samples, or this one if there are hardly more.
+
+        Other devices than CPUs compute few samples as fast as many, so that few tell nothing.
+        """
+        if self.example.n_samples < 2 * TIMED or device_of(self.model).type != "cpu":
             return self
         return replace(self, example=self.example.select(torch.arange(TIMED)))
 

@@ -119,18 +119,19 @@ class WidthPlanner:
         return self.config.scores.of_units(self.network.model, signal, names)
 
     @ordinary_arithmetic()
-    def plan(self, budget: Budget | None = None, rule: WidthRule | None = None) -> Plan:
+    def plan(self, budget: Budget | None = None, rule: WidthRule | None = None, *, in_part: bool = False) -> Plan:
         """Return the plan of one budget; see `plan_width`.
 
         Args:
             budget: None: the rule has a tolerance.
             rule: How units are chosen, and what they leave; None: as the planner's `config` says.
+            in_part: More goes than this, and latency is measured once all is planned: few samples are enough here.
         """
         rule = self.config if rule is None else rule
         rule.check_budget(budget, sorted(self.units))
         weighing = self._weighing(budget, rule)
         if budget is not None and budget.latency is not None:
-            rule, budget_of_macs = self._in_macs(budget.latency, rule, weighing)
+            rule, budget_of_macs = self._in_macs(budget.latency, rule, weighing, in_part)
             removed, evidence = self._removed(budget_of_macs, rule, weighing)
         else:
             removed, evidence = self._measured(budget, rule, weighing)
@@ -234,7 +235,9 @@ class WidthPlanner:
 
             return best_kind_weights(kinds, divergence_at)
 
-    def _in_macs(self, latency: float, rule: WidthRule, weighing: KindWeights) -> tuple[WidthRule, Budget]:
+    def _in_macs(
+        self, latency: float, rule: WidthRule, weighing: KindWeights, in_part: bool
+    ) -> tuple[WidthRule, Budget]:
         """Return the budget of MACs whose plan saves a share of the latency, and whether widths are rounded for it."""
         *_, saliency = self.scores(*rule.signals)  # before errors mean that structure forbids a budget
         saliency = weighted(self.groups, saliency, weighing.rates)
@@ -245,7 +248,7 @@ class WidthPlanner:
         )
         ways = [way for way in rule.ways if way is rule or rounded(self.groups, way.round_to) != self.groups]
         dense = DenseCost(self.network.model, "latency", self.first_batch(), self.config.seed)
-        met = met_latency(dense, latency, ways, choices)
+        met = met_latency(dense.on_few if in_part else dense, latency, ways, choices)
         return met.way, met.budget
 
     def _edits_at(self, budget: Budget, rule: WidthRule, weighing: KindWeights) -> tuple[Edit, ...]:

@@ -63,6 +63,11 @@ def test_few_samples_are_the_first_ones() -> None:
     assert few.on_few is few
 
 
+def test_other_devices_are_timed_on_all_samples() -> None:
+    cost = DenseCost(build("timm").to("meta"), "latency", as_inputs(torch.arange(20.0)))
+    assert cost.on_few is cost
+
+
 def test_what_is_counted_needs_no_pairs(pairs: list[int]) -> None:
     model = build("timm")
     cost = DenseCost(model, "params", as_inputs(batches_of("timm")[0]))

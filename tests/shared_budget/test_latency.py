@@ -85,6 +85,24 @@ def test_a_missed_latency_is_told_once_and_for_the_budget_that_was_asked_for(mon
     assert told[0].filename == __file__
 
 
+def test_parts_of_a_split_are_timed_on_few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+
+    def ratio(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Any:
+        timed.append(example.n_samples)
+        share = _seconds(pruned, example) / _seconds(dense, example)
+        return SimpleNamespace(ratio=Interval(share, share, share))
+
+    monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
+    batches = images(1, 2 * TIMED)
+    planner = SharedBudgetPlanner(vit(depth=2), "latency", batches, SharedBudgetConfig(kinds=KINDS))
+    plan = planner.together(0.2, 0.3)
+    assert set(timed) == {TIMED}
+    assert plan.removed.keys() == set(KINDS)
+    planner.removed_share(plan, "latency")
+    assert timed[-1] == 2 * TIMED
+
+
 class Missing(SharedBudgetPlanner):
     """Plans save a little less than they should."""
 
