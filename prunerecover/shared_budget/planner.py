@@ -191,9 +191,8 @@ class SharedBudgetPlanner:
             raise ValueError(self.why_no_width)
         with edited(self.model, part.edits, part.tensors):
             with self._merged():
-                found = (self._width_planner(part) if part.edits else self._width).plan(
-                    budget, in_part=bool(part.edits)
-                )
+                planner = self._width_planner(part) if part.edits else self._width
+                found = planner.plan(budget, in_part=bool(part.edits))
             return part + self._plan_of_unmerged(found)
 
     def _plan_of_unmerged(self, found: Plan) -> Plan:
