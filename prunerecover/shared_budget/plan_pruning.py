@@ -19,12 +19,14 @@ from prunerecover.plan.plan import Plan
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_share
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.surgery.saved_cost import CLOCKS
+from prunerecover.width.allocation.latency_budget import STEP
 from prunerecover.width.groups.rounding import RoundTo
 
 WIDTH, DEPTH = 0.0, 1.0  # shares of the budget that depth takes where one of both goes alone
 HALF = 0.5
 FINER = (0.25, 0.125)  # from the best of them, to the better side
 NEAR = CLOCKS  # of the cost: widths meet a budget within so much as well
+CLEARLY = CLOCKS + STEP  # of the latency: too much, which widths would not take out either
 
 
 def plan_pruning(
@@ -211,7 +213,7 @@ class SplitSearch:
             lambda aim: self.plans[share] if aim == self.wanted else self._planned(share, aim),
             lambda plan: self.planner.removed_share(plan, self.cost),
             below=NEAR,
-            above=NEAR if self.cost == "latency" else math.inf,  # what is counted may exceed it by a unit
+            above=CLEARLY if self.cost == "latency" else math.inf,  # what is counted may exceed it by a unit
         )
 
     def _described(self, share: float, plan: Plan, saved: float) -> Plan:
