@@ -22,7 +22,7 @@ from prunerecover.plan.edits import Config, Edit, Fold, Merge, Narrow, Remove, R
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, apply_edits, check_source, check_tensors
-from prunerecover.width.compensation import fit_compensation
+from prunerecover.width.compensation import fitted_tensors
 
 
 def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None = None) -> Applied:
@@ -109,7 +109,7 @@ def _stages(edits: Sequence[Edit]) -> Iterator[list[Edit]]:
 def _fit_stage(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet, seed: int) -> dict[str, Tensor]:
     narrowing = [edit for edit in stage if isinstance(edit, Narrow)]
     if any(edit.tensors for edit in narrowing):
-        return _fit_narrowing(model, narrowing, samples)
+        return fitted_tensors(model, narrowing, (*samples.fit, *samples.held_out))
     keys = {edit.unit: edit.tensors for edit in stage if isinstance(edit, Replace | Fold) and edit.tensors}
     if not keys:
         return {}
@@ -121,11 +121,3 @@ def _fit_stage(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet,
     chosen = calibrator.finished(calibrator.choose(units, forms))
     values = {choice.unit.name: choice.candidate.values for choice in chosen}
     return {key: values[name][key.rpartition(".")[2]].float().cpu() for name, own in keys.items() for key in own}
-
-
-def _fit_narrowing(model: nn.Module, edits: Sequence[Narrow], samples: CalibrationSet) -> dict[str, Tensor]:
-    found = fit_compensation(model, edits, (*samples.fit, *samples.held_out))
-    by_path = (
-        (key, values[key.partition(".")[2]]) for e, values in zip(edits, found, strict=True) for key in e.tensors
-    )
-    return dict(by_path)

@@ -7,34 +7,37 @@ does), and is bit for bit as it was afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from prunerecover.depth.plan_depth import planner_for
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.model.batches import (
     Batches,
+    ModelInputs,
     as_inputs,
     listed,
     with_samples,
     without_labels,
 )
 from prunerecover.model.checks import check_call, check_network, check_plannable
+from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import Edit, Merge
+from prunerecover.plan.edits import Edit, Merge, Narrow
 from prunerecover.plan.plan import Plan
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
 from prunerecover.shared_budget.ignored import groups_that_stay, patterns_of_depth, possible
-from prunerecover.surgery.apply_edits import edited
+from prunerecover.surgery.apply_edits import apply_edits, edited
 from prunerecover.surgery.merging import merge_edits
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
 from prunerecover.width.arguments import WidthConfig
+from prunerecover.width.compensation import fitted_tensors
 from prunerecover.width.narrowed_output import NarrowedOutput
 from prunerecover.width.planner import WidthPlanner
 
@@ -155,12 +158,26 @@ class SharedBudgetPlanner:
 
     @ordinary_arithmetic()
     def divergence(self, plan: Plan) -> float | None:
-        """Return the output divergence on held-out samples, BatchNorm recalibrated; None: it cannot be compared."""
+        """Return the output divergence on held-out samples, BatchNorm recalibrated; None: it cannot be compared.
+
+        What is left of width is fitted without these samples, as depth is: otherwise width looks better than it is.
+        """
+        assert self._depth is not None, "one plan alone is not compared"
+        samples = self._depth.samples
         if self._output is None:
-            assert self._depth is not None, "one plan alone is not compared"
-            samples = self._depth.samples
             self._output = NarrowedOutput(self.model, samples.held_out, samples.fit)
-        return self._output.divergence(plan.edits, plan.tensors) if self._output.comparable else None
+        if not self._output.comparable:
+            return None
+        return self._output.divergence(plan.edits, {**plan.tensors, **self._fitted_widths(plan, samples.fit)})
+
+    def _fitted_widths(self, plan: Plan, samples: Sequence[ModelInputs]) -> dict[str, Tensor]:
+        """Return what narrowed weights take over, fitted to some samples; depth has gone before."""
+        narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
+        if not any(edit.tensors for edit in narrowing):
+            return {}
+        narrowed = share_copy(self.model)
+        apply_edits(narrowed, plan.edits[: plan.edits.index(narrowing[0])], plan.tensors)
+        return fitted_tensors(narrowed, narrowing, samples)
 
     def _depth_plan(self, budget: Budget, *, in_part: bool = False) -> Plan:
         if self._depth is None:

@@ -81,6 +81,14 @@ def fit_compensation(
     return predictions(edits, moments_of(model, readers, batches))
 
 
+def fitted_tensors(model: nn.Module, edits: Sequence[Narrow], batches: Sequence[ModelInputs]) -> dict[str, Tensor]:
+    """Return the tensors that edits name, fitted to a model; see `fit_compensation`."""
+    found = fit_compensation(model, edits, batches)
+    return {
+        key: values[key.partition(".")[2]] for edit, values in zip(edits, found, strict=True) for key in edit.tensors
+    }
+
+
 def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[ModelInputs]) -> dict[Reader, Moments]:
     """Return the moments of what readers read, from one pass; those that can take nothing over are left out.
 

@@ -17,9 +17,13 @@ from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, load_pruned, plan_depth, plan_pruning, plan_width, save_pruned
 from prunerecover.apply import refit_plan
+from prunerecover.model.batches import split_batches
+from prunerecover.plan.edits import Narrow
 from prunerecover.plan.evidence import SplitEvidence
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.width.compensation import fitted_tensors
 
 HALF = Budget(macs=0.5)
 
@@ -138,6 +142,29 @@ def test_plan_of_both_is_fitted_to_other_weights(both: Plan) -> None:
         other.head.weight.mul_(1.5)
     apply_plan(other, refit_plan(other, both, images()))
     assert other(IMAGE).isfinite().all()
+
+
+def test_splits_are_compared_on_samples_that_nothing_was_fitted_to(both: Plan) -> None:
+    """Weights that read removed units would have learnt the held-out samples, too, and width would look too good."""
+    model = vit()
+    planner = SharedBudgetPlanner(model, "macs", images(), SharedBudgetConfig())
+    samples = split_batches([batch for batch, _ in images()], torch.device("cpu"))
+    inputs = torch.cat([batch.args[0] for batch in samples.held_out])
+
+    def divergence(tensors: dict[str, torch.Tensor]) -> float:
+        pruned = copy.deepcopy(model)
+        apply_edits(pruned, both.edits, tensors)
+        with torch.inference_mode():
+            dense, output = model(inputs).log_softmax(-1), pruned(inputs).log_softmax(-1)
+        return nn.functional.kl_div(output, dense, log_target=True, reduction="batchmean").item()
+
+    first = next(i for i, edit in enumerate(both.edits) if isinstance(edit, Narrow))
+    without_depth = copy.deepcopy(model)
+    apply_edits(without_depth, both.edits[:first], both.tensors)
+    narrowing = [edit for edit in both.edits[first:] if isinstance(edit, Narrow)]
+    honest = divergence({**both.tensors, **fitted_tensors(without_depth, narrowing, samples.fit)})
+    assert planner.divergence(both) == pytest.approx(honest, rel=1e-4)
+    assert divergence(dict(both.tensors)) != pytest.approx(honest, rel=1e-2)
 
 
 def test_neurons_of_linears_that_become_one_stay(both: Plan) -> None:
