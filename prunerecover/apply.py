@@ -23,6 +23,8 @@ from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, apply_edits, check_source, check_tensors
 from prunerecover.width.compensation import fitted_tensors
+from prunerecover.width.narrowed_output import fitted_to, judge_of
+from prunerecover.width.tuning import tuned
 
 
 def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None = None) -> Applied:
@@ -109,7 +111,8 @@ def _stages(edits: Sequence[Edit]) -> Iterator[list[Edit]]:
 def _fit_stage(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet, seed: int) -> dict[str, Tensor]:
     narrowing = [edit for edit in stage if isinstance(edit, Narrow)]
     if any(edit.tensors for edit in narrowing):
-        return fitted_tensors(model, narrowing, (*samples.fit, *samples.held_out))
+        judge = judge_of(model, samples)
+        return tuned(stage, fitted_tensors(model, narrowing, fitted_to(samples, judge)), samples, judge)
     keys = {edit.unit: edit.tensors for edit in stage if isinstance(edit, Replace | Fold) and edit.tensors}
     if not keys:
         return {}

@@ -193,6 +193,7 @@ def measured(subject: Subject, method: str, budget: float, cost: str, seed: int)
         "planning_seconds": sum(event.seconds or 0.0 for event in ledger.events),
         "removed": {kind: len(names) for kind, names in plan.removed.items()},
         "depth_share": plan.evidence.get("depth_share"),
+        "splits": plan.evidence.get("splits"),
     }
     assert behind.network is not None
     stages = {"prune_only": behind.network, "recovered": ledger.plain_copy(module, subject.target)}

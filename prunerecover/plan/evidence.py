@@ -177,12 +177,14 @@ class TriedSplit(_Record):
         depth: Share of the budget that depth was asked to take.
         divergence: Of the output on held-out samples; None: it cannot be compared, or nothing had to be.
         accuracy: After a short recovery, in percent; None: splits were not recovered.
+        saved: The share of the cost that went, once merged; of latency as it was measured. None: there is no plan.
         refused: Why there is no such plan; empty if there is one.
     """
 
     depth: float
     divergence: float | None = None
     accuracy: float | None = None
+    saved: float | None = None
     refused: str = ""
 
 

@@ -167,7 +167,9 @@ class SplitSearch:
                 return
         alone = self.planner.why_no_depth or self.planner.why_no_width
         compared = not alone and self.evaluate is None
-        self.tried.append(TriedSplit(depth=share, divergence=self._divergence(plan) if compared else None))
+        divergence = self._divergence(plan) if compared else None
+        saved = self.planner.removed_share(plan, self.cost)
+        self.tried.append(TriedSplit(depth=share, divergence=divergence, saved=saved))
         self.plans[share], self._warnings[share] = plan, [warning.message for warning in caught]
 
     def _planned(self, share: float, aim: float) -> Plan:

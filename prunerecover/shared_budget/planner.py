@@ -7,39 +7,41 @@ does), and is bit for bit as it was afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from prunerecover.cost.met_share import met_share
 from prunerecover.depth.plan_depth import planner_for
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.model.batches import (
     Batches,
-    ModelInputs,
+    CalibrationSet,
     as_inputs,
     listed,
     with_samples,
     without_labels,
 )
 from prunerecover.model.checks import check_call, check_network, check_plannable
-from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import Edit, Merge, Narrow
+from prunerecover.plan.edits import Edit, Merge
 from prunerecover.plan.plan import Plan
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
 from prunerecover.shared_budget.ignored import groups_that_stay, patterns_of_depth, possible
-from prunerecover.surgery.apply_edits import apply_edits, edited
+from prunerecover.surgery.apply_edits import edited
 from prunerecover.surgery.merging import merge_edits
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
+from prunerecover.width.allocation.latency_budget import STEP
 from prunerecover.width.arguments import WidthConfig
-from prunerecover.width.compensation import fitted_tensors
-from prunerecover.width.narrowed_output import NarrowedOutput
+from prunerecover.width.narrowed_output import NarrowedOutput, judge_of
 from prunerecover.width.planner import WidthPlanner
+from prunerecover.width.tuning import tuned
 
 
 class SharedBudgetPlanner:
@@ -76,6 +78,7 @@ class SharedBudgetPlanner:
         self._kinds = config.width_kinds(self.model, cost)
         ignored = patterns_of_depth(self.model, self._first, config, self._kinds)
         self.depth_config = config.depth(config.depth_kinds(), ignored)
+        self._latest_width: tuple[tuple[Edit, ...], WidthPlanner] | None = None  # by what has gone before
         self._width, self.why_no_width = possible(self._width_of_dense)
         self._depth, self.why_no_depth = possible(self._depth_planner)
         if self._depth is None and self._width is None:
@@ -85,7 +88,7 @@ class SharedBudgetPlanner:
             )
         self._kinds_of_depth: tuple[str, ...] | None = None  # that went when depth took all of the budget
         self._costs: dict[str, DenseCost] = {}
-        self._output: NarrowedOutput | None = None
+        self._shares: dict[tuple[str, bool, tuple[Edit, ...]], float] = {}
         self._together: list[tuple[tuple[Edit, ...], float, Plan]] = []  # by what goes in depth, and in all
 
     def score_width(self) -> None:
@@ -121,7 +124,8 @@ class SharedBudgetPlanner:
     def together(self, depth_share: float, share: float) -> Plan:
         """Return the plan of a part in depth, and of the rest in width.
 
-        Latency is measured on few samples in between, for narrow layers save less of it than of the MACs.
+        Latency is measured on few samples in between, for narrow layers save less of it than of the MACs, and on the
+        whole batch at the end: splits can only be compared where they save the same.
 
         Args:
             depth_share: Of the MACs (or parameters), that depth takes out.
@@ -133,11 +137,31 @@ class SharedBudgetPlanner:
         first = self._depth_plan(budget_of(self.counted, depth_share), in_part=True)
         known = (whole for edits, asked, whole in self._together if edits == first.edits and asked == share)
         if (plan := next(known, None)) is None:
-            gone = self._dense_cost(self.cost).on_few.removed_share(first.edits) if first.edits else 0.0
-            left = (share - gone) / (1 - gone)
-            least = CLOCKS if self.cost == "latency" else 0.0
-            plan = self._narrowed(first, budget_of(self.cost, left)) if left > least else first
+            plan = self._completed(first, share)
+            if plan is not first:
+                plan = plan.with_tensors(tuned(plan.edits, plan.tensors, self._samples, self._output))
             self._together.append((first.edits, share, plan))
+        return plan
+
+    def _completed(self, first: Plan, share: float) -> Plan:
+        """Return a plan in depth with one in width, made anew while both together are measured to miss a latency."""
+        gone = self._dense_cost(self.cost).on_few.removed_share(first.edits) if first.edits else 0.0
+        least = CLOCKS if self.cost == "latency" else 0.0
+
+        def completed(aim: float) -> Plan:
+            left = (aim - gone) / (1 - gone)
+            return self._narrowed(first, budget_of(self.cost, left)) if left > least else first
+
+        if self.cost != "latency":
+            return completed(share)
+        plan, _ = met_share(
+            self.cost,
+            share,
+            completed,
+            lambda plan: self.removed_share(plan, self.cost),
+            below=CLOCKS,
+            above=CLOCKS + STEP,
+        )
         return plan
 
     def removed_share(self, plan: Plan, cost: str, *, merged: bool = True) -> float:
@@ -148,7 +172,11 @@ class SharedBudgetPlanner:
             cost: "macs", "params" or "latency".
             merged: Whether the network without what goes is merged.
         """
-        return self._dense_cost(cost).removed_share(plan.edits, merged=merged) if plan.edits else 0.0
+        asked = (cost, merged, plan.edits)
+        if asked not in self._shares:
+            removed = self._dense_cost(cost).removed_share(plan.edits, merged=merged) if plan.edits else 0.0
+            self._shares[asked] = removed
+        return self._shares[asked]
 
     def _dense_cost(self, cost: str) -> DenseCost:
         if cost not in self._costs:
@@ -158,26 +186,18 @@ class SharedBudgetPlanner:
 
     @ordinary_arithmetic()
     def divergence(self, plan: Plan) -> float | None:
-        """Return the output divergence on held-out samples, BatchNorm recalibrated; None: it cannot be compared.
+        """Return the output divergence on held-out samples, BatchNorm recalibrated; None: it cannot be compared."""
+        return self._output.divergence(plan.edits, plan.tensors) if self._output.comparable else None
 
-        What is left of width is fitted without these samples, as depth is: otherwise width looks better than it is.
-        """
+    @cached_property
+    def _output(self) -> NarrowedOutput:
+        """What the dense network puts out for samples that neither depth nor width is fitted to."""
+        return judge_of(self.model, self._samples)
+
+    @property
+    def _samples(self) -> CalibrationSet:
         assert self._depth is not None, "one plan alone is not compared"
-        samples = self._depth.samples
-        if self._output is None:
-            self._output = NarrowedOutput(self.model, samples.held_out, samples.fit)
-        if not self._output.comparable:
-            return None
-        return self._output.divergence(plan.edits, {**plan.tensors, **self._fitted_widths(plan, samples.fit)})
-
-    def _fitted_widths(self, plan: Plan, samples: Sequence[ModelInputs]) -> dict[str, Tensor]:
-        """Return what narrowed weights take over, fitted to some samples; depth has gone before."""
-        narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
-        if not any(edit.tensors for edit in narrowing):
-            return {}
-        narrowed = share_copy(self.model)
-        apply_edits(narrowed, plan.edits[: plan.edits.index(narrowing[0])], plan.tensors)
-        return fitted_tensors(narrowed, narrowing, samples)
+        return self._depth.samples
 
     def _depth_plan(self, budget: Budget, *, in_part: bool = False) -> Plan:
         if self._depth is None:
@@ -200,7 +220,10 @@ class SharedBudgetPlanner:
             return self._width_planner(Plan())
 
     def _width_planner(self, part: Plan) -> WidthPlanner:
-        return WidthPlanner(self.model, batches=self.batches, config=self.width_config(part))
+        if self._latest_width is None or self._latest_width[0] != part.edits:
+            planner = WidthPlanner(self.model, batches=self.batches, config=self.width_config(part))
+            self._latest_width = part.edits, planner
+        return self._latest_width[1]
 
     def _narrowed(self, part: Plan, budget: Budget) -> Plan:
         """Return a plan in depth and the one in width that takes the budget of what it leaves."""

@@ -77,7 +77,7 @@ def fit_compensation(
         edits: In order; each names tensors as those before leave them.
         batches: What the model is called with.
     """
-    readers = [reader for own in _readers(edits) for reader in own]
+    readers = [reader for own in readers_of_edits(edits) for reader in own]
     return predictions(edits, moments_of(model, readers, batches))
 
 
@@ -115,7 +115,7 @@ def predictions(edits: Sequence[Narrow], moments: Mapping[Reader, Moments]) -> l
     """Return per edit what its readers take over, given the moments of all of them; see `fit_compensation`."""
     return [
         {r.part.tensor: _prediction(edit, r, moments[r]) for r in own if r in moments}
-        for edit, own in zip(edits, _readers(edits), strict=True)
+        for edit, own in zip(edits, readers_of_edits(edits), strict=True)
     ]
 
 
@@ -143,8 +143,8 @@ def with_compensation(
     return done, tensors
 
 
-def _readers(edits: Sequence[Narrow]) -> list[list[Reader]]:
-    """List each edit's readers, with their offsets as before the first edit."""
+def readers_of_edits(edits: Sequence[Narrow]) -> list[list[Reader]]:
+    """List the weights that read what each edit narrows, with their offsets as before the first edit."""
     gone: dict[tuple[str, int], list[int]] = {}
     found = []
     for edit in edits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,15 @@ from torch import Tensor, nn
 
 from prunerecover.calibration.moments import Moments
 from prunerecover.cost.macs import count_macs
-from prunerecover.model.batches import Batches, ModelInputs, as_inputs, with_samples, without_labels
+from prunerecover.model.batches import (
+    Batches,
+    CalibrationSet,
+    ModelInputs,
+    as_inputs,
+    split_batches,
+    with_samples,
+    without_labels,
+)
 from prunerecover.model.checks import check_differentiable, check_plannable
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of
@@ -36,7 +44,8 @@ from prunerecover.width.groups.discovery import find_groups, freed_for
 from prunerecover.width.groups.gates import with_a_gate
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.narrowed_output import NarrowedOutput
+from prunerecover.width.narrowed_output import NarrowedOutput, fitted_to, judge_of
+from prunerecover.width.tuning import tuned
 
 
 class NarrowableNetwork:
@@ -50,6 +59,7 @@ class NarrowableNetwork:
     Attributes:
         model: Unwrapped.
         batches: As they were given.
+        seed: Of the samples that are held out.
         example: The first sample.
         groups: What may be narrowed, in order of depth.
         rewrites: Edits without which groups could not be narrowed.
@@ -61,7 +71,7 @@ class NarrowableNetwork:
         self.model = unwrap(model)
         check_plannable(self.model)
         check_differentiable(self.model)
-        self.batches = with_samples(batches)
+        self.batches, self.seed = with_samples(batches), config.seed
         self.example = self.first_batch().select(torch.tensor([0]))
         found = find_groups(self.model, self.example, config.kinds, config.ignore)
         warn_of_counted(found.counted)
@@ -120,6 +130,10 @@ class NarrowableNetwork:
             self._latest = tuple(edits), with_compensation(edits, predictions(narrowing, self._moments))
         return self._latest[1]
 
+    def tuned(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what reading weights take over, tuned on the output; see `tuning`."""
+        return tuned(edits, tensors, self.samples, self.output)
+
     def shares(self, cost: str, removed: Removed, rule: WidthRule) -> Shares:
         """Return what an allocation saves of a cost.
 
@@ -171,11 +185,17 @@ class NarrowableNetwork:
         return network
 
     @cached_property
+    def samples(self) -> CalibrationSet:
+        """The batches without labels; held-out samples judge what is fitted to the others."""
+        batches = [without_labels(batch, self.model) for batch in self.batches]
+        return split_batches(batches, device_of(self.model), self.seed)
+
+    @cached_property
     def _moments(self) -> dict[Reader, Moments]:
         """Of all that reads groups; they take the square of a group's entries in memory for as long as this lives."""
-        return moments_of(self.model, readers_of(self.groups), [self._inputs(batch) for batch in self.batches])
+        return moments_of(self.model, readers_of(self.groups), fitted_to(self.samples, self.output))
 
     @cached_property
     def output(self) -> NarrowedOutput:
-        """What the dense network puts out, to compare narrowed copies with."""
-        return NarrowedOutput(self.model, [self._inputs(batch) for batch in self.batches])
+        """What the dense network puts out for held-out samples, to compare narrowed copies with."""
+        return judge_of(self.model, self.samples)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from prunerecover.calibration.divergence import mean_divergence
-from prunerecover.model.batches import ModelInputs, call, predictions_of
+from prunerecover.model.batches import CalibrationSet, ModelInputs, call, predictions_of
 from prunerecover.model.copies import deep_copy, share_copy
 from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.plan.edits import Edit
@@ -46,12 +46,26 @@ class NarrowedOutput:
 
     def divergence(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> float:
         """Return the mean divergence over samples once edits are applied to a copy, BatchNorm recalibrated."""
+        return mean_divergence(self.batches, self.dense, outputs(self.pruned(edits, tensors), self.batches))
+
+    def pruned(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> nn.Module:
+        """Return a copy with edits, BatchNorm recalibrated; what they leave alone may be the model's own."""
         network = share_copy(self.model)
         apply_edits(network, edits, tensors)
         if self.recalibration and batchnorms(network):
             network = deep_copy(network)  # whose statistics are not the model's own
             recalibrate_batchnorm(network, self.recalibration)
-        return mean_divergence(self.batches, self.dense, outputs(network, self.batches))
+        return network
+
+
+def judge_of(model: nn.Module, samples: CalibrationSet) -> NarrowedOutput:
+    """Return what compares copies on held-out samples, with about as many others to recalibrate BatchNorm on."""
+    return NarrowedOutput(model, samples.held_out, subsample(samples.fit, SAMPLES))
+
+
+def fitted_to(samples: CalibrationSet, judge: NarrowedOutput) -> tuple[ModelInputs, ...]:
+    """Return the samples that are fitted to: all of them unless the others can judge."""
+    return samples.fit if judge.comparable else samples.all_samples
 
 
 def outputs(model: nn.Module, batches: Sequence[ModelInputs]) -> list[Tensor]:

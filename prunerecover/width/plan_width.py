@@ -76,7 +76,9 @@ def plan_width(
         kinds: Among "channel", "head", "neuron", "expert" and "hidden", the features of a transformer's residual stream
             (its hidden size); a budget in units names its own.
         replace: "calibrated": weights that read a group take over what its removed units did, as far as the kept ones
-            predict it (see `compensation`). "zero": nothing does, as is usual.
+            predict it, and this is tuned on the network's output (see `compensation` and `tuning`): least squares
+            on three quarters of the samples, then three epochs over them, judged on the others. "zero": nothing does,
+            as is usual.
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say:
             `save_pruned` then makes a folder for `from_pretrained`. The budget is met by less than a unit of each.
         round_to: What a group keeps is a multiple of this number, which processors like: 8 for channels, neurons and

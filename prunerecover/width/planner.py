@@ -125,7 +125,8 @@ class WidthPlanner:
         Args:
             budget: None: the rule has a tolerance.
             rule: How units are chosen, and what they leave; None: as the planner's `config` says.
-            in_part: More goes than this, and latency is measured once all is planned: few samples are enough here.
+            in_part: More goes than this. Latency is measured, and what weights take over is tuned, once all is planned:
+                few samples are enough here.
         """
         rule = self.config if rule is None else rule
         rule.check_budget(budget, sorted(self.units))
@@ -139,7 +140,7 @@ class WidthPlanner:
             kept={g.name: (g.size - len(removed[g.name]), g.size) for g in self.groups},
             kinds={g.name: g.kind for g in self.groups},
         )
-        edits, tensors = self.network.compensated(self.network.edits(removed), rule.replace)
+        edits, fitted = self.network.compensated(self.network.edits(removed), rule.replace)
         removal, protection = [None, *map(name_of, rule.signals)][-2:]
         return plan_for(
             self.network.model,
@@ -155,7 +156,7 @@ class WidthPlanner:
                 **({} if rule.round_to is None else {"round_to": rule.round_to}),
             },
             seed=self.config.seed,
-            tensors=tensors,
+            tensors=fitted if in_part else self.network.tuned(edits, fitted),
             example=self.network.example,
             evidence={**found.to_dict(), **evidence},
         )

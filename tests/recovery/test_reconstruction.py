@@ -63,14 +63,14 @@ def error(network: nn.Module, dense: nn.Module) -> float:
         return float((network(images(64, 9)) - dense(images(64, 9))).square().mean())
 
 
-@pytest.mark.parametrize("replace", ["calibrated", "zero"])
-def test_outputs_come_nearer_to_the_dense_ones_on_other_samples(replace: str) -> None:
+@pytest.mark.parametrize(("replace", "left"), [("calibrated", 0.7), ("zero", 0.6)])  # the former starts nearer
+def test_outputs_come_nearer_to_the_dense_ones_on_other_samples(replace: str, left: float) -> None:
     dense = residual()
     network, plan = narrowed(dense, replace=replace)
     recalibrated = copy.deepcopy(network)
     recalibrate_batchnorm(recalibrated, labelled(256))
     reconstruct(network, dense, plan, labelled(256))
-    assert error(network, dense) < 0.6 * error(recalibrated, dense)
+    assert error(network, dense) < left * error(recalibrated, dense)
 
 
 def test_what_kept_units_can_say_is_said() -> None:

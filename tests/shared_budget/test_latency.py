@@ -18,7 +18,8 @@ from prunerecover.shared_budget.arguments import SharedBudgetConfig
 from prunerecover.shared_budget.plan_pruning import SplitSearch
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.surgery import saved_cost
-from prunerecover.surgery.saved_cost import TIMED
+from prunerecover.surgery.saved_cost import CLOCKS, TIMED
+from prunerecover.width.allocation.latency_budget import STEP
 
 KINDS = ("attention", "neuron")
 
@@ -97,10 +98,25 @@ def test_parts_of_a_split_are_timed_on_few_samples(monkeypatch: pytest.MonkeyPat
     batches = images(1, 2 * TIMED)
     planner = SharedBudgetPlanner(vit(depth=2), "latency", batches, SharedBudgetConfig(kinds=KINDS))
     plan = planner.together(0.2, 0.3)
-    assert set(timed) == {TIMED}
+    assert set(timed[:-1]) == {TIMED}
     assert plan.removed.keys() == set(KINDS)
-    planner.removed_share(plan, "latency")
-    assert timed[-1] == 2 * TIMED
+    assert timed[-1] == 2 * TIMED, "both together, once"
+    assert planner.removed_share(plan, "latency") == pytest.approx(0.3, abs=CLOCKS + STEP)
+    assert timed.count(2 * TIMED) == 1
+
+
+def test_both_parts_are_made_anew_until_the_whole_batch_saves_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits can only be compared where they save the same."""
+
+    def ratio(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Any:
+        share = _seconds(pruned, example) / _seconds(dense, example)
+        share += 0.08 if example.n_samples > TIMED else 0.0
+        return SimpleNamespace(ratio=Interval(share, share, share))
+
+    monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
+    planner = SharedBudgetPlanner(vit(depth=2), "latency", images(1, 2 * TIMED), SharedBudgetConfig(kinds=KINDS))
+    plan = planner.together(0.2, 0.3)
+    assert planner.removed_share(plan, "latency") >= 0.3 - CLOCKS
 
 
 class Missing(SharedBudgetPlanner):

@@ -23,7 +23,7 @@ from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
 from prunerecover.width.allocation.greedy_fill import Removed
 
 Way = TypeVar("Way")
-STEPS = 6
+STEPS = 7
 STEP = MOST / 2**STEPS  # two budgets that are tried differ by as much, and so does about the latency
 
 

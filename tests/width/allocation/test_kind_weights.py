@@ -20,7 +20,7 @@ from prunerecover import Budget, apply_plan, plan_width, recalibrate_batchnorm
 from prunerecover.calibration.divergence import output_divergence
 from prunerecover.callbacks import WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.model.batches import ModelInputs
+from prunerecover.model.batches import ModelInputs, split_batches
 from prunerecover.model.copies import deep_copy
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
@@ -33,6 +33,7 @@ from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.narrowed_output import NarrowedOutput, subsample
 from prunerecover.width.planner import WidthPlanner
+from prunerecover.width.tuning import EPOCHS
 
 
 def inputs() -> list[ModelInputs]:
@@ -86,9 +87,9 @@ def divergence_of(model: nn.Module, planner: WidthPlanner, rate: float, damping:
     weights = {group.name: (rate if group.kind == "head" else 1) * scores[group.name] for group in planner.groups}
     removed = per_cost(planner.groups, weights, planner.costs, Budget(macs=0.4), damping=damping)
     edits = narrow_edits(planner.groups, removed)
-    found = fit_compensation(network, edits, [ModelInputs((images,)) for images, _ in batches])
-    apply_edits(network, *with_compensation(edits, found))
-    images = torch.cat([images for images, _ in batches])
+    samples = split_batches([images for images, _ in batches], torch.device("cpu"))
+    apply_edits(network, *with_compensation(edits, fit_compensation(network, edits, samples.fit)))
+    images = torch.cat([batch.args[0] for batch in samples.held_out])
     with torch.no_grad():
         return float(output_divergence(model(images), network.eval()(images)))
 
@@ -250,6 +251,6 @@ def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path:
         settings = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
         trainer = pl.Trainer(max_steps=1, accelerator="cpu", callbacks=[prune], default_root_dir=tmp_path, **settings)
         trainer.fit(module, datamodule=DigitsData())
-    assert len(kept) == number_of_trials(KINDS)
+    assert len(kept) == number_of_trials(KINDS) + 1 + EPOCHS, "and what weights take over is tuned"
     (plan,) = Ledger.of(module).plans.values()
     assert plan.removed

@@ -13,13 +13,15 @@ from cases.width.plan_width import cnn, vit
 from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_width, save_pruned
-from prunerecover.model.batches import ModelInputs
+from prunerecover.model.batches import ModelInputs, split_batches
 from prunerecover.plan.edits import Narrow
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.arguments import WidthRule
-from prunerecover.width.compensation import fit_compensation, with_compensation
+from prunerecover.width.compensation import fit_compensation, fitted_tensors, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
+from prunerecover.width.narrowed_output import judge_of
 from prunerecover.width.planner import WidthPlanner
+from prunerecover.width.tuning import tuned
 
 IMAGES = torch.randn(32, 3, 16, 16, generator=torch.Generator().manual_seed(3))
 LABELS = torch.arange(32) % 4
@@ -117,9 +119,10 @@ def test_moments_that_a_planner_keeps_give_what_the_edits_alone_do(make: Any) ->
     model = make()
     x = torch.randn(64, 6) if make is Both else IMAGES
     batches = [(x, torch.arange(len(x)) % 3)]
-    plan = WidthPlanner(model, batches=batches).plan(Budget(params=0.3), WidthRule(allocation="uniform"))
+    planner = WidthPlanner(model, batches=batches)
+    plan = planner.plan(Budget(params=0.3), WidthRule(allocation="uniform"), in_part=True)  # before they are tuned
     narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
-    found = fit_compensation(model, narrowing, [ModelInputs((x,))])
+    found = fit_compensation(model, narrowing, split_batches([x], x.device).fit)
     assert sum(map(len, found)) == len(plan.tensors) > 0
     for edit, values in zip(narrowing, found, strict=True):
         for key in edit.tensors:
@@ -182,12 +185,9 @@ def test_refitted_plan_is_the_plan_of_the_other_weights() -> None:
         apply_plan(other, plan)
     apply_plan(other, plan, refit=batches)
     narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
-    found = fit_compensation(by_hand, narrowing, [ModelInputs((IMAGES,))])
-    tensors = {
-        key: values[key.partition(".")[2]]
-        for edit, values in zip(narrowing, found, strict=True)
-        for key in edit.tensors
-    }
+    samples = split_batches([IMAGES], IMAGES.device)
+    fitted = fitted_tensors(by_hand, narrowing, samples.fit)
+    tensors = tuned(plan.edits, fitted, samples, judge_of(by_hand, samples))
     source = plan.source.model_copy(update={"weights": None})
     apply_plan(by_hand, plan.model_copy(update={"source": source}).with_tensors(tensors))
     torch.testing.assert_close(other(IMAGES), by_hand(IMAGES), rtol=1e-4, atol=1e-4)
