@@ -23,6 +23,7 @@ def met_share(
     *,
     below: float,
     above: float,
+    tries: int = TRIES,
 ) -> tuple[Found, float]:
     """Return what was planned, and the share that it is measured to save; a warning says if that is not enough.
 
@@ -33,6 +34,7 @@ def met_share(
         measure: Returns the share that goes with what was planned.
         below: By how much the share may be missed.
         above: By how much it may be exceeded before less is planned for.
+        tries: How often at most something is planned.
 
     Returns:
         Of what saves enough, that which saves least; what saves most if nothing saves enough.
@@ -45,7 +47,7 @@ def met_share(
     """
     found: list[tuple[float, Found]] = []
     asked = wanted
-    while len(found) < TRIES:
+    while len(found) < tries:
         try:
             planned = plan(asked)
         except ValueError:

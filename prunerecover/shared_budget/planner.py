@@ -1,14 +1,7 @@
-"""Planner of one budget over depth and width: a plan in depth for a part of it, and one in width for what is left.
-
-Width is planned on the network without the units of depth, merged as it will be: neurons between two linears that
-become one save nothing. The network itself is pruned for as long, for a loss may know it by reference (a training step
-does), and is bit for bit as it was afterwards.
-"""
+"""Planner of one budget over depth and width: a plan in depth for a part of it, and one in width for what is left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 
 import torch
@@ -29,19 +22,18 @@ from prunerecover.model.checks import check_call, check_network, check_plannable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import Edit, Merge
+from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import Plan
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
-from prunerecover.shared_budget.ignored import groups_that_stay, patterns_of_depth, possible
-from prunerecover.surgery.apply_edits import edited
-from prunerecover.surgery.merging import merge_edits
-from prunerecover.surgery.provenance import plan_for
+from prunerecover.shared_budget.ignored import patterns_of_depth, possible
+from prunerecover.shared_budget.rest_in_width import RestInWidth
 from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
 from prunerecover.width.allocation.latency_budget import STEP
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.narrowed_output import NarrowedOutput, judge_of
-from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.tuning import tuned
+
+ONCE_MORE = 2  # plans of a split, the second one for what the first is measured to miss
 
 
 class SharedBudgetPlanner:
@@ -78,10 +70,10 @@ class SharedBudgetPlanner:
         self._kinds = config.width_kinds(self.model, cost)
         ignored = patterns_of_depth(self.model, self._first, config, self._kinds)
         self.depth_config = config.depth(config.depth_kinds(), ignored)
-        self._latest_width: tuple[tuple[Edit, ...], WidthPlanner] | None = None  # by what has gone before
-        self._width, self.why_no_width = possible(self._width_of_dense)
+        self._rest = RestInWidth(self.model, self.batches, self._first, self._kinds, config)
+        _, self.why_no_width = possible(self._rest.dense)
         self._depth, self.why_no_depth = possible(self._depth_planner)
-        if self._depth is None and self._width is None:
+        if self.why_no_depth and self.why_no_width:
             raise ValueError(
                 f"Expected {type(self.model).__name__} to have units of depth or width that may go, but there are "
                 f"none. Depth: {self.why_no_depth} Width: {self.why_no_width}"
@@ -97,14 +89,12 @@ class SharedBudgetPlanner:
         Raises:
             ValueError: If labels are missing.
         """
-        if self._width is not None:
-            with self._merged():
-                self._width.scores(*self._width.config.signals)
+        if not self.why_no_width:
+            self._rest.score()
 
     def width_config(self, part: Plan) -> WidthConfig:
         """Return the arguments of planning in width, while the network is pruned by a plan in depth."""
-        stay = groups_that_stay(self.model, self._first, self.config, self._kinds, part.edits)
-        return self.config.width(self._kinds, stay)
+        return self._rest.config_after(part)
 
     @ordinary_arithmetic()
     def alone(self, depth: bool, share: float) -> Plan:
@@ -118,7 +108,7 @@ class SharedBudgetPlanner:
             ValueError: If the network cannot be pruned so.
         """
         budget = budget_of(self.cost, share)
-        return self._depth_plan(budget) if depth else self._narrowed(Plan(), budget)
+        return self._depth_plan(budget) if depth else self._rest.after(Plan(), budget)
 
     @ordinary_arithmetic()
     def together(self, depth_share: float, share: float) -> Plan:
@@ -144,13 +134,13 @@ class SharedBudgetPlanner:
         return plan
 
     def _completed(self, first: Plan, share: float) -> Plan:
-        """Return a plan in depth with one in width, made anew while both together are measured to miss a latency."""
+        """Return a plan in depth with one in width, made once more if both together are measured to miss a latency."""
         gone = self._dense_cost(self.cost).on_few.removed_share(first.edits) if first.edits else 0.0
         least = CLOCKS if self.cost == "latency" else 0.0
 
         def completed(aim: float) -> Plan:
             left = (aim - gone) / (1 - gone)
-            return self._narrowed(first, budget_of(self.cost, left)) if left > least else first
+            return self._rest.after(first, budget_of(self.cost, left)) if left > least else first
 
         if self.cost != "latency":
             return completed(share)
@@ -161,6 +151,7 @@ class SharedBudgetPlanner:
             lambda plan: self.removed_share(plan, self.cost),
             below=CLOCKS,
             above=CLOCKS + STEP,
+            tries=ONCE_MORE,
         )
         return plan
 
@@ -212,53 +203,3 @@ class SharedBudgetPlanner:
         if self.depth_config.kinds == ():
             raise ValueError(f"Expected kinds of depth, but got kinds={self.config.kinds}.")
         return planner_for(self.model, budget_of(self.cost, 0.0), self.batches, self.depth_config)
-
-    def _width_of_dense(self) -> WidthPlanner:
-        if not self._kinds:
-            raise ValueError(f"Expected kinds of width, but got kinds={self.config.kinds}.")
-        with self._merged():
-            return self._width_planner(Plan())
-
-    def _width_planner(self, part: Plan) -> WidthPlanner:
-        if self._latest_width is None or self._latest_width[0] != part.edits:
-            planner = WidthPlanner(self.model, batches=self.batches, config=self.width_config(part))
-            self._latest_width = part.edits, planner
-        return self._latest_width[1]
-
-    def _narrowed(self, part: Plan, budget: Budget) -> Plan:
-        """Return a plan in depth and the one in width that takes the budget of what it leaves."""
-        if self._width is None:
-            raise ValueError(self.why_no_width)
-        with edited(self.model, part.edits, part.tensors):
-            with self._merged():
-                planner = self._width_planner(part) if part.edits else self._width
-                found = planner.plan(budget, in_part=bool(part.edits))
-            return part + self._plan_of_unmerged(found)
-
-    def _plan_of_unmerged(self, found: Plan) -> Plan:
-        """Return a plan for the merged network as one for the network as it is, which must run with its edits, too."""
-        made_by = found.made_by
-        try:
-            return plan_for(
-                self.model,
-                found.edits,
-                method=made_by.method,
-                arguments=made_by.arguments,
-                seed=made_by.seed,
-                tensors=found.tensors,
-                example=self._example,
-                evidence=found.evidence,
-            )
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # a norm that merging folds away reads the stream that was narrowed
-            raise ValueError(
-                "Expected width to go of a network that also runs before it is merged, but without these units it "
-                f"fails: {error}. Ask for a smaller share of depth, or of the cost."
-            ) from error
-
-    @contextmanager
-    def _merged(self) -> Iterator[None]:
-        """Have linears merged inside a `with` block; emptied blocks stay, so that the others keep their names."""
-        with edited(self.model, [edit for edit in merge_edits(self.model) if isinstance(edit, Merge)]):
-            yield

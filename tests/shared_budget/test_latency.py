@@ -105,7 +105,7 @@ def test_parts_of_a_split_are_timed_on_few_samples(monkeypatch: pytest.MonkeyPat
     assert timed.count(2 * TIMED) == 1
 
 
-def test_both_parts_are_made_anew_until_the_whole_batch_saves_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_widths_are_planned_once_more_if_the_whole_batch_saves_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits can only be compared where they save the same."""
 
     def ratio(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Any:
