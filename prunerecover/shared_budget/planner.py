@@ -80,7 +80,7 @@ class SharedBudgetPlanner:
             )
         self._kinds_of_depth: tuple[str, ...] | None = None  # that went when depth took all of the budget
         self._costs: dict[str, DenseCost] = {}
-        self._shares: dict[tuple[str, bool, tuple[Edit, ...]], float] = {}
+        self._shares: list[tuple[tuple[str, bool, tuple[Edit, ...]], float]] = []
         self._together: list[tuple[tuple[Edit, ...], float, Plan]] = []  # by what goes in depth, and in all
 
     def score_width(self) -> None:
@@ -163,11 +163,14 @@ class SharedBudgetPlanner:
             cost: "macs", "params" or "latency".
             merged: Whether the network without what goes is merged.
         """
-        asked = (cost, merged, plan.edits)
-        if asked not in self._shares:
-            removed = self._dense_cost(cost).removed_share(plan.edits, merged=merged) if plan.edits else 0.0
-            self._shares[asked] = removed
-        return self._shares[asked]
+        if not plan.edits:
+            return 0.0
+        asked = (cost, merged, plan.edits)  # settings in edits have no hash
+        share = next((share for other, share in self._shares if other == asked), None)
+        if share is None:
+            share = self._dense_cost(cost).removed_share(plan.edits, merged=merged)
+            self._shares.append((asked, share))
+        return share
 
     def _dense_cost(self, cost: str) -> DenseCost:
         if cost not in self._costs:

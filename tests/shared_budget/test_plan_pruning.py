@@ -194,6 +194,33 @@ def test_experts_go_for_a_share_of_the_parameters() -> None:
     assert 0.7 < plan.result.params / dense < 0.81
 
 
+@pytest.mark.parametrize("network", ["layers", "blocks"])
+def test_depth_that_leaves_settings_shares_a_budget(network: str) -> None:
+    """Bypassed layers and configs that follow blocks are edits with dictionaries, which have no hash."""
+    if network == "layers":
+        torch.manual_seed(0)
+        body = [nn.Conv2d(3, 8, 3), *(Residual(8) for _ in range(3)), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        plan = plan_pruning(nn.Sequential(*body, nn.Linear(8, 4)).eval(), Budget(macs=0.4), batches=images())
+    else:
+        plan = plan_pruning(tiny_llama(), Budget(params=0.4), batches=text(2), kinds=("block", "neuron"))
+    assert all(one.saved is not None for one in SplitEvidence.of(plan.evidence).splits if not one.refused)
+    saved = SplitEvidence.of(plan.evidence).saved
+    assert saved is not None
+    assert saved >= 0.39
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.norms[1](self.second(self.norms[0](self.first(x)).relu()))).relu()
+
+
 def test_blocks_and_equal_widths_leave_a_standard_llama(tmp_path: Path) -> None:
     import transformers
 
