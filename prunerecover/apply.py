@@ -14,17 +14,15 @@ from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
 from prunerecover.depth.units import find_units
 from prunerecover.model.batches import Batches, CalibrationSet, split_batches
-from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.edits import Config, Edit, Fold, Merge, Narrow, Remove, Replace
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.plan.removed_units import removed_units
-from prunerecover.surgery.apply_edits import Applied, apply_and_check, apply_edits, check_source, check_tensors
-from prunerecover.width.compensation import fitted_tensors
-from prunerecover.width.narrowed_output import fitted_to, judge_of
-from prunerecover.width.tuning import tuned
+from prunerecover.surgery.apply_edits import Applied, apply_and_check, check_source, check_tensors
+from prunerecover.width.pruned_output import judge_of
+from prunerecover.width.tuning import fitted_and_tuned
 
 
 def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None = None) -> Applied:
@@ -61,27 +59,34 @@ def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None 
     return apply_and_check(model, plan, plan.tensors)
 
 
-def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int = 0) -> Plan:
+def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int | None = None) -> Plan:
     """Return the plan with the same units and what they leave, fitted to this model, which is bit-identical afterwards.
+
+    What narrowed weights take over is tuned towards this model's output, whatever goes before in depth.
 
     Args:
         model: Of the structure that the plan starts from, with other weights.
         plan: Whose edits stay as they are.
         batches: Calibration batches; see `plan_depth` and `plan_width`.
-        seed: Of the samples that are held out.
+        seed: Of the samples that are held out; None: as the plan was made.
 
     Raises:
         ValueError: If the model is not of the plan's structure or there are too few samples to fit.
     """
     model = unwrap(model)
     check_source(model, plan)
+    seed = plan.made_by.seed if seed is None else seed
     tensors: dict[str, Tensor] = {}
+    done: list[Edit] = []
     with ordinary_arithmetic(), evaluating(model), uncompiled():
         samples = split_batches(batches, device_of(model), seed)
-        work = share_copy(model)
+        judge = judge_of(model, samples)
         for stage in _stages(plan.edits):
-            tensors |= _fit_stage(work, stage, samples, seed)
-            apply_edits(work, stage, tensors)
+            if any(isinstance(edit, Narrow) and edit.tensors for edit in stage):
+                tensors = fitted_and_tuned([*done, *stage], tensors, samples.all_samples, judge, since=len(done))
+            else:
+                tensors |= _fit_depth(judge.pruned(done, tensors), stage, samples, seed)
+            done += stage
     source = plan.source.model_copy(update={"weights": weights_hash(model)})
     return plan.model_copy(update={"source": source}).with_tensors(tensors)
 
@@ -108,11 +113,7 @@ def _stages(edits: Sequence[Edit]) -> Iterator[list[Edit]]:
         yield stage
 
 
-def _fit_stage(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet, seed: int) -> dict[str, Tensor]:
-    narrowing = [edit for edit in stage if isinstance(edit, Narrow)]
-    if any(edit.tensors for edit in narrowing):
-        judge = judge_of(model, samples)
-        return tuned(stage, fitted_tensors(model, narrowing, fitted_to(samples, judge)), samples, judge)
+def _fit_depth(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet, seed: int) -> dict[str, Tensor]:
     keys = {edit.unit: edit.tensors for edit in stage if isinstance(edit, Replace | Fold) and edit.tensors}
     if not keys:
         return {}

@@ -150,10 +150,15 @@ def logits_of(output: Any) -> Tensor:
 
 
 def predictions_of(output: Any) -> Tensor:
-    """Like `logits_of`, but averages the heads of models that return one tensor per head (distilled DeiT)."""
+    """Like `logits_of`, but averages the heads of models that return one tensor per head (distilled DeiT).
+
+    Raises:
+        TypeError: If the output holds no floating-point tensor.
+    """
     if isinstance(output, tuple | list) and output and all(isinstance(t, Tensor) for t in output):
-        same = [t for t in output if t.shape == output[0].shape]
-        return torch.stack(same).mean(0)
+        same = [t for t in output if (t.shape, t.dtype) == (output[0].shape, output[0].dtype)]
+        if same[0].is_floating_point():  # others are numbers of classes
+            return torch.stack(same).mean(0)
     return logits_of(output)
 
 

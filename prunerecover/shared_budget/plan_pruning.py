@@ -46,7 +46,7 @@ def plan_pruning(
 
     Depth alone, width alone, and half of the budget by depth with the rest by width are planned, and two more between
     the best and its better neighbour; the plan whose output is nearest to the dense network's, on samples that
-    depth is not fitted to, is returned. Where units of one of both cannot go at all, the other takes the budget. With
+    nothing is fitted to, is returned. Where units of one of both cannot go at all, the other takes the budget. With
     `evaluate`, splits are recovered for a short while instead, and the most accurate one is returned.
 
     Args:
@@ -54,7 +54,7 @@ def plan_pruning(
         budget: A share of the MACs, parameters or latency of the model once it is merged. Latency is measured again
             once all is planned; a plan that misses it is made anew for more, and a warning says if it still does.
         batches: Calibration batches, labelled unless `loss` reads labels from elsewhere; see `plan_width`. Every 4th
-            sample is held out from what depth leaves, and to compare.
+            sample is held out, to compare what the others are fitted to.
         loss: See `plan_width`.
         kinds: Of the units that may go, in depth and width; None: all that are usual in `plan_depth` and `plan_width`,
             and experts for a share of the parameters.
@@ -192,7 +192,8 @@ class SplitSearch:
         if self.evaluate is None:
             return
         new = [i for i, one in enumerate(self.tried) if not one.refused and one.accuracy is None]
-        trials = [Trial(self.plans[self.tried[i].depth], self.planner.config.seed) for i in new]
+        plans = [self._finished(share, self.plans[share]) for share in (self.tried[i].depth for i in new)]
+        trials = [Trial(plan, self.planner.config.seed) for plan in plans]
         for i, accuracy in zip(new, accuracies_of(self.evaluate, trials), strict=True):
             self.tried[i] = self.tried[i].model_copy(update={"accuracy": float(accuracy)})
 
@@ -209,7 +210,7 @@ class SplitSearch:
         """Return the plan of a split and what it saves; made anew while it is measured to miss the budget."""
         if not self.plans[share].edits:
             return self.plans[share], 0.0
-        return met_share(
+        plan, saved = met_share(
             self.cost,
             self.wanted,
             lambda aim: self.plans[share] if aim == self.wanted else self._planned(share, aim),
@@ -217,6 +218,10 @@ class SplitSearch:
             below=NEAR,
             above=CLEARLY if self.cost == "latency" else math.inf,  # what is counted may exceed it by a unit
         )
+        return self._finished(share, plan), saved
+
+    def _finished(self, share: float, plan: Plan) -> Plan:
+        return plan if share in (WIDTH, DEPTH) else self.planner.finished(plan)
 
     def _described(self, share: float, plan: Plan, saved: float) -> Plan:
         """Return the plan as one for the whole budget."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from prunerecover.cost.met_share import met_share
 from prunerecover.depth.plan_depth import planner_for
@@ -13,6 +14,7 @@ from prunerecover.depth.planner import DepthPlanner
 from prunerecover.model.batches import (
     Batches,
     CalibrationSet,
+    ModelInputs,
     as_inputs,
     listed,
     with_samples,
@@ -22,7 +24,7 @@ from prunerecover.model.checks import check_call, check_network, check_plannable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import Edit
+from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.plan.plan import Plan
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
 from prunerecover.shared_budget.ignored import patterns_of_depth, possible
@@ -30,8 +32,8 @@ from prunerecover.shared_budget.rest_in_width import RestInWidth
 from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
 from prunerecover.width.allocation.latency_budget import STEP
 from prunerecover.width.arguments import WidthConfig
-from prunerecover.width.narrowed_output import NarrowedOutput, judge_of
-from prunerecover.width.tuning import tuned
+from prunerecover.width.pruned_output import PrunedOutput, judge_of
+from prunerecover.width.tuning import fitted_and_tuned
 
 ONCE_MORE = 2  # plans of a split, the second one for what the first is measured to miss
 
@@ -112,7 +114,7 @@ class SharedBudgetPlanner:
 
     @ordinary_arithmetic()
     def together(self, depth_share: float, share: float) -> Plan:
-        """Return the plan of a part in depth, and of the rest in width.
+        """Return the plan of a part in depth, and of the rest in width; see `finished`.
 
         Latency is measured on few samples in between, for narrow layers save less of it than of the MACs, and on the
         whole batch at the end: splits can only be compared where they save the same.
@@ -128,8 +130,6 @@ class SharedBudgetPlanner:
         known = (whole for edits, asked, whole in self._together if edits == first.edits and asked == share)
         if (plan := next(known, None)) is None:
             plan = self._completed(first, share)
-            if plan is not first:
-                plan = plan.with_tensors(tuned(plan.edits, plan.tensors, self._samples, self._output))
             self._together.append((first.edits, share, plan))
         return plan
 
@@ -179,12 +179,30 @@ class SharedBudgetPlanner:
         return self._costs[cost]
 
     @ordinary_arithmetic()
+    def finished(self, plan: Plan) -> Plan:
+        """Return a plan with what narrowed weights take over fitted to all samples, and tuned towards the dense output.
+
+        Plans of one alone are finished already.
+        """
+        return plan.with_tensors(self._fitted(plan, self._samples.all_samples))
+
+    @ordinary_arithmetic()
     def divergence(self, plan: Plan) -> float | None:
-        """Return the output divergence on held-out samples, BatchNorm recalibrated; None: it cannot be compared."""
-        return self._output.divergence(plan.edits, plan.tensors) if self._output.comparable else None
+        """Return the output divergence, BatchNorm recalibrated, on held-out samples; None: it cannot be compared.
+
+        What narrowed weights take over is fitted to the other samples for it.
+        """
+        if not self._output.comparable:
+            return None
+        return self._output.divergence(plan.edits, self._fitted(plan, self._samples.fit))
+
+    def _fitted(self, plan: Plan, batches: Sequence[ModelInputs]) -> Mapping[str, Tensor]:
+        if not any(isinstance(edit, Narrow) and edit.tensors for edit in plan.edits):
+            return plan.tensors
+        return fitted_and_tuned(plan.edits, plan.tensors, batches, self._output)
 
     @cached_property
-    def _output(self) -> NarrowedOutput:
+    def _output(self) -> PrunedOutput:
         """What the dense network puts out for samples that neither depth nor width is fitted to."""
         return judge_of(self.model, self._samples)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -44,8 +44,8 @@ from prunerecover.width.groups.discovery import find_groups, freed_for
 from prunerecover.width.groups.gates import with_a_gate
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.narrowed_output import NarrowedOutput, fitted_to, judge_of
-from prunerecover.width.tuning import tuned
+from prunerecover.width.pruned_output import PrunedOutput, fitted_to, judge_of
+from prunerecover.width.tuning import fitted_and_tuned
 
 
 class NarrowableNetwork:
@@ -130,9 +130,11 @@ class NarrowableNetwork:
             self._latest = tuple(edits), with_compensation(edits, predictions(narrowing, self._moments))
         return self._latest[1]
 
-    def tuned(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what reading weights take over, tuned on the output; see `tuning`."""
-        return tuned(edits, tensors, self.samples, self.output)
+    def finished(self, edits: Sequence[Edit], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what reading weights take over, given as `compensated` does, fitted to all samples and tuned."""
+        if not (tensors and self.samples.enough and self.output.comparable):
+            return tensors
+        return fitted_and_tuned(edits, {}, self.samples.all_samples, self.output)
 
     def shares(self, cost: str, removed: Removed, rule: WidthRule) -> Shares:
         """Return what an allocation saves of a cost.
@@ -186,9 +188,8 @@ class NarrowableNetwork:
 
     @cached_property
     def samples(self) -> CalibrationSet:
-        """The batches without labels; held-out samples judge what is fitted to the others."""
-        batches = [without_labels(batch, self.model) for batch in self.batches]
-        return split_batches(batches, device_of(self.model), self.seed)
+        """The batches without labels; until all is decided, held-out samples judge what is fitted to the others."""
+        return samples_of(self.model, self.batches, self.seed)
 
     @cached_property
     def _moments(self) -> dict[Reader, Moments]:
@@ -196,6 +197,11 @@ class NarrowableNetwork:
         return moments_of(self.model, readers_of(self.groups), fitted_to(self.samples, self.output))
 
     @cached_property
-    def output(self) -> NarrowedOutput:
+    def output(self) -> PrunedOutput:
         """What the dense network puts out for held-out samples, to compare narrowed copies with."""
         return judge_of(self.model, self.samples)
+
+
+def samples_of(model: nn.Module, batches: Sequence[Any], seed: int) -> CalibrationSet:
+    """Return labelled batches as samples without labels, on the model's device."""
+    return split_batches([without_labels(batch, model) for batch in batches], device_of(model), seed)

@@ -25,8 +25,11 @@ from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.rounding import RoundTo
+from prunerecover.width.narrowable import samples_of
 from prunerecover.width.planner import WidthPlanner
+from prunerecover.width.pruned_output import judge_of
 from prunerecover.width.signals.context import ClassLabels, WidthImportance
+from prunerecover.width.tuning import fitted_and_tuned
 
 
 @ordinary_arithmetic()
@@ -76,9 +79,8 @@ def plan_width(
         kinds: Among "channel", "head", "neuron", "expert" and "hidden", the features of a transformer's residual stream
             (its hidden size); a budget in units names its own.
         replace: "calibrated": weights that read a group take over what its removed units did, as far as the kept ones
-            predict it, and this is tuned on the network's output (see `compensation` and `tuning`): least squares
-            on three quarters of the samples, then three epochs over them, judged on the others. "zero": nothing does,
-            as is usual.
+            predict it, and this is tuned on the network's output (see `compensation` and `tuning`): least squares,
+            then three epochs over the same samples if there are at least 32. "zero": nothing does, as is usual.
         equal_layers: Layers of one kind and size keep one number of units, which a config of transformers can say:
             `save_pruned` then makes a folder for `from_pretrained`. The budget is met by less than a unit of each.
         round_to: What a group keeps is a multiple of this number, which processors like: 8 for channels, neurons and
@@ -122,16 +124,17 @@ def plan_width(
     with progress("planning width"):
         if budget is None or rounds == 1:
             return WidthPlanner(model, batches=batches, config=config).plan(budget)
-        return _in_rounds(deep_copy(unwrap(model)), budget, batches, config)
+        return _in_rounds(unwrap(model), budget, batches, config)
 
 
-def _in_rounds(network: nn.Module, budget: Budget, batches: Sequence[Any], config: WidthConfig) -> Plan:
-    """Return the plan of several rounds on one network, which is changed."""
-    asked = budget.to_dict()
+def _in_rounds(model: nn.Module, budget: Budget, batches: Sequence[Any], config: WidthConfig) -> Plan:
+    """Return the plan of several rounds; what weights take over in each is tuned towards the dense model."""
+    asked, network = budget.to_dict(), deep_copy(model)
     if budget.in_units:
         budget = Budget(remove=budget.counts(WidthPlanner(network, batches=batches, config=config).units))
     several = several_samples(batches) or batches
     plan, kept, taken = Plan(), dict[str, tuple[int, int]](), list[dict[str, float]]()
+    samples = samples_of(model, batches, config.seed)
     for whole in budget.in_steps(config.rounds):
         part = whole.remaining(taken)
         if part is None:  # rounds before have taken as much
@@ -141,8 +144,11 @@ def _in_rounds(network: nn.Module, budget: Budget, batches: Sequence[Any], confi
         planner = WidthPlanner(network, batches=batches, config=config)
         step = planner.plan(part)
         taken.append(budget_used(step, budget, network, planner.first_batch, config.seed))
-        apply_edits(network, step.edits, step.tensors)
-        plan = plan + step
+        done, plan = len(plan.edits), plan + step
+        if done and step.tensors:
+            judge = judge_of(model, samples)
+            plan = plan.with_tensors(fitted_and_tuned(plan.edits, plan.tensors, samples.all_samples, judge, done))
+        apply_edits(network, plan.edits[done:], plan.tensors)
         for name, (left, size) in WidthEvidence.of(step.evidence).kept.items():
             kept[name] = (left, kept.get(name, (left, size))[1])
     arguments = {**plan.made_by.arguments, "budget": asked, "rounds": config.rounds}

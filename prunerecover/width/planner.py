@@ -125,8 +125,8 @@ class WidthPlanner:
         Args:
             budget: None: the rule has a tolerance.
             rule: How units are chosen, and what they leave; None: as the planner's `config` says.
-            in_part: More goes than this. Latency is measured, and what weights take over is tuned, once all is planned:
-                few samples are enough here.
+            in_part: More goes than this. Latency is measured, and what weights take over is fitted to all samples and
+                tuned, once all is planned: few samples are enough here.
         """
         rule = self.config if rule is None else rule
         rule.check_budget(budget, sorted(self.units))
@@ -156,7 +156,7 @@ class WidthPlanner:
                 **({} if rule.round_to is None else {"round_to": rule.round_to}),
             },
             seed=self.config.seed,
-            tensors=fitted if in_part else self.network.tuned(edits, fitted),
+            tensors=fitted if in_part else self.network.finished(edits, fitted),
             example=self.network.example,
             evidence={**found.to_dict(), **evidence},
         )

@@ -47,9 +47,9 @@ class TakenOver:
         rate = RATE * self.own.square().mean().sqrt() / self.lost.square().sum(1).mean().sqrt()
         return float(rate) if bool(rate.isfinite()) else 0.0
 
-    def differentiate(self, weight: Tensor) -> None:
-        """Set the gradient, given that of the weight."""
-        read = self._entries(weight).float().reshape(self.own.shape)
+    def take_gradient(self, of_weight: Tensor) -> None:
+        """Set the gradient of the coefficients, given that of the weight."""
+        read = self._entries(of_weight).float().reshape(self.own.shape)
         self.coefficients.grad = torch.einsum("ogr,okr->gk", self.lost, read)
 
     @torch.no_grad()
@@ -68,8 +68,23 @@ class TakenOver:
         return weight.narrow(1, self.begin, self.length)
 
 
+def numbers_in_memory(network: nn.Module, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> int:
+    """Return about how many numbers learning takes: coefficients, gradients, Adam's two averages, and dense weights.
+
+    Args:
+        network: With all edits.
+        edits: Those whose tensors are learnt.
+        tensors: Of the edits.
+    """
+    total = 0
+    for key in (key for edit in edits if isinstance(edit, Narrow) for key in edit.tensors):
+        gone, kept = tensors[key][:, :-1].shape
+        total += 4 * gone * kept + network.get_parameter(key.partition(".")[2]).numel() * (gone + kept) // kept
+    return total
+
+
 def taken_over(
-    model: nn.Module, network: nn.Module, edits: Sequence[Edit], tensors: Mapping[str, Tensor]
+    model: nn.Module, network: nn.Module, edits: Sequence[Edit], tensors: Mapping[str, Tensor], since: int = 0
 ) -> list[TakenOver]:
     """List what weights take over, as it is before anything is learnt.
 
@@ -78,10 +93,9 @@ def taken_over(
         network: The same with all edits; its weights may be written.
         edits: In order; each names tensors as those before leave them.
         tensors: Of the edits.
+        since: The first edit whose tensors are learnt. From the first one on that narrows, all do, no group twice.
     """
-    fitted = (number for number, edit in enumerate(edits) if isinstance(edit, Narrow) and edit.tensors)
-    if (first := next(fitted, None)) is None:
-        return []
+    first = next((i for i, edit in enumerate(edits) if i >= since and isinstance(edit, Narrow)), len(edits))
     before, narrowing = share_copy(model), [edit for edit in edits[first:] if isinstance(edit, Narrow)]
     apply_edits(before, edits[:first], tensors)
     found = []
@@ -105,7 +119,6 @@ def _of_reader(
     """Return what a reader takes over, given the model before and after what is narrowed."""
     dense = model.get_parameter(reader.part.tensor).detach().float()
     weight = network.get_parameter(reader.part.tensor)
-    weight.requires_grad_()
     rows, columns = (_left(narrowing, reader.part.tensor, dim, dense.shape[dim]).to(dense.device) for dim in (0, 1))
     offset, per_unit = reader.part.offsets[0], reader.per_unit
     gone, kept = (entry_indices(units, per_unit).to(dense.device) for units in (edit.gone, edit.keep))

@@ -1,57 +1,88 @@
-"""Tune what weights take over from removed units on the network's output.
+"""Fit what weights take over from removed units, and tune it on the network's output.
 
 Ridge regression makes what is read alike in every direction, layer by layer; the rest of the network reads some
 directions and not others. From that solution on, Adam (Kingma and Ba, arXiv 1412.6980) minimises the output divergence
-on the samples that were fitted to, for all layers together, as distillation without labels. Only the coefficients of
-the prediction are learnt, so that the plan holds what it held before, and the cost is the same. Of all epochs the one
-is kept that is best on held-out samples; that may be none. The counterpart for units of depth is
-`calibration/tuning.py`.
+on the same samples, for all layers together, as distillation without labels. Only the coefficients of the prediction
+are learnt, so that the plan holds what it held before, and the cost is the same. Of all epochs the best one is kept;
+that may be none. The counterpart for units of depth is `calibration/tuning.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from prunerecover.calibration.divergence import output_divergence
-from prunerecover.calibration.hidden_states import MOST_KEPT
+from prunerecover.calibration.divergence import OtherShape, output_divergence
+from prunerecover.calibration.kept_outputs import KeptOutputs
 from prunerecover.display.progress import progress
-from prunerecover.model.batches import CalibrationSet, ModelInputs, call, predictions_of, without_padding
+from prunerecover.model.batches import ModelInputs, call, predictions_of, without_padding
 from prunerecover.model.checks import is_differentiable
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
-from prunerecover.plan.edits import Edit
-from prunerecover.width.narrowed_output import NarrowedOutput
-from prunerecover.width.taken_over import TakenOver, taken_over
+from prunerecover.plan.edits import Edit, Narrow
+from prunerecover.width.compensation import fitted_tensors
+from prunerecover.width.pruned_output import PrunedOutput
+from prunerecover.width.taken_over import TakenOver, numbers_in_memory, taken_over
 
 EPOCHS, SAMPLES = 3, 32  # the latter per step at most
-MOST_LEARNT = 1 << 28  # coefficients; gradients and Adam's averages take three times as much memory again
+FEWEST = 32  # samples; with 8, outputs on others may diverge more than by least squares alone
+MOST_NUMBERS = 1 << 30  # in single precision, 4 GiB
 
 
-def tuned(
-    edits: Sequence[Edit], tensors: Mapping[str, Tensor], samples: CalibrationSet, judge: NarrowedOutput
+def fitted_and_tuned(
+    edits: Sequence[Edit],
+    tensors: Mapping[str, Tensor],
+    batches: Sequence[ModelInputs],
+    judge: PrunedOutput,
+    since: int = 0,
 ) -> dict[str, Tensor]:
-    """Return the tensors of edits, those of narrowed weights tuned so that the output diverges least.
-
-    Nothing changes where there are too few samples, the output cannot be compared, or the model takes no gradients.
+    """Return the tensors of edits, those of narrowed weights fitted by least squares and tuned on the output.
 
     Args:
         edits: In order; each names tensors as those before leave them.
-        tensors: Fitted to the samples of `fit` alone: held-out ones could not judge otherwise.
-        samples: Those of `fit` are learnt from.
-        judge: Compares outputs with the dense model's on held-out samples.
+        tensors: Of the edits before the first one that is fitted.
+        batches: What is fitted to.
+        judge: Compares outputs with the dense model's. Held-out samples measure afterwards what tuning brought only if
+            `batches` does not have them; for the best result it has.
+        since: The first edit whose tensors may be fitted; those before stay as they are.
+    """
+    first = next((i for i, edit in enumerate(edits) if i >= since and isinstance(edit, Narrow)), len(edits))
+    narrowing = [edit for edit in edits[first:] if isinstance(edit, Narrow)]
+    found = {**tensors, **fitted_tensors(judge.pruned(edits[:first], tensors), narrowing, batches)}
+    return tuned_tensors(edits, found, batches, judge, first)
+
+
+def tuned_tensors(
+    edits: Sequence[Edit],
+    tensors: Mapping[str, Tensor],
+    batches: Sequence[ModelInputs],
+    judge: PrunedOutput,
+    since: int = 0,
+) -> dict[str, Tensor]:
+    """Return the tensors of edits, those of narrowed weights tuned so that the output diverges least.
+
+    Nothing changes where there are too few samples, the output cannot be compared, memory has no room, or the model
+    takes no gradients.
+
+    Args:
+        edits: See `fitted_and_tuned`.
+        tensors: Of all edits.
+        batches: What is learnt from.
+        judge: Decides which epoch is best.
+        since: See `fitted_and_tuned`.
     """
     model, given = judge.model, dict(tensors)
-    if not (given and samples.enough and judge.comparable and is_differentiable(model)):
+    enough = sum(batch.n_samples for batch in batches) >= FEWEST
+    if not (enough and judge.comparable and is_differentiable(model)):
         return given
     network = judge.pruned(edits, given)
-    learnt = taken_over(model, network, edits, given)
-    if not learnt or sum(one.coefficients.numel() for one in learnt) > MOST_LEARNT:
+    if not 0 < numbers_in_memory(network, edits[since:], given) <= MOST_NUMBERS:
         return given
+    learnt = taken_over(model, network, edits, given, since)
     best, kept = judge.divergence(edits, given), given
     with progress("tuning what weights take over", EPOCHS) as advance:
-        for _ in _epochs(model, network, learnt, _of_few_samples(samples.fit)):
+        for _ in _epochs(model, network, learnt, _of_few_samples(batches)):
             found = {**given, **{one.key: one.prediction() for one in learnt}}
             divergence = judge.divergence(edits, found)
             if divergence < best:
@@ -63,22 +94,19 @@ def tuned(
 def _epochs(
     model: nn.Module, network: nn.Module, learnt: Sequence[TakenOver], batches: Sequence[ModelInputs]
 ) -> Iterator[None]:
-    """Learn, and yield after each epoch; none comes if the output takes no gradients."""
-    weights = [one.weight for one in learnt]
+    """Learn, and yield after each epoch; no more come once there are no gradients."""
+    weights = [one.weight.requires_grad_() for one in learnt]
     optimizer = torch.optim.Adam([{"params": [one.coefficients], "lr": one.rate} for one in learnt])
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(batches))
-    dense = _dense_outputs(model, batches)
+    dense = KeptOutputs(lambda number: _output(model, batches[number]))
     for _ in range(EPOCHS):
         with ordinary_arithmetic(), evaluating(model, network), uncompiled(recurrent=True):
             for number, batch in enumerate(batches):
-                with torch.enable_grad():
-                    output = without_padding(predictions_of(call(network, batch)), batch)
-                    loss = output_divergence(dense(number), output)
-                if not loss.requires_grad:
+                gradients = _gradients(network, batch, dense.of(number), weights)
+                if not gradients:
                     return
-                gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
                 for one, gradient in zip(learnt, gradients, strict=True):
-                    one.differentiate(gradient)
+                    one.take_gradient(gradient)
                 optimizer.step()
                 scheduler.step()
                 for one in learnt:
@@ -86,22 +114,23 @@ def _epochs(
         yield
 
 
+def _gradients(network: nn.Module, batch: ModelInputs, dense: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return those of the divergence; none if the output has none or another shape, or if they are not finite."""
+    try:
+        with torch.enable_grad():
+            loss = output_divergence(dense, _output(network, batch))
+        gradients = torch.autograd.grad(loss, weights, materialize_grads=True) if loss.requires_grad else ()
+    except torch.OutOfMemoryError:
+        raise
+    except (OtherShape, RuntimeError):  # an operation in place, or one without a backward pass
+        return ()
+    return gradients if all(bool(gradient.isfinite().all()) for gradient in gradients) else ()
+
+
 def _of_few_samples(batches: Sequence[ModelInputs]) -> list[ModelInputs]:
     """Return the same samples in batches that make for several steps per epoch."""
     return [batch.select(chosen) for batch in batches for chosen in torch.split(torch.arange(batch.n_samples), SAMPLES)]
 
 
-def _dense_outputs(model: nn.Module, batches: Sequence[ModelInputs]) -> Callable[[int], Tensor]:
-    """Return what gives the dense output on a batch, padding left out; computed anew where there was no room for it."""
-    known: dict[int, Tensor] = {}
-
-    @torch.no_grad()
-    def of(number: int) -> Tensor:
-        if number in known:
-            return known[number]
-        output = without_padding(predictions_of(call(model, batches[number])), batches[number])
-        if sum(other.nbytes for other in known.values()) + output.nbytes <= MOST_KEPT:
-            known[number] = output
-        return output
-
-    return of
+def _output(model: nn.Module, batch: ModelInputs) -> Tensor:
+    return without_padding(predictions_of(call(model, batch)), batch)

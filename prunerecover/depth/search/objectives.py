@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from prunerecover.calibration.divergence import mean_divergence
+from prunerecover.calibration.kept_outputs import KeptOutputs
 from prunerecover.importance.context import Loss
 from prunerecover.importance.losses import check_loss
 from prunerecover.model.batches import CalibrationSet, as_inputs, call, on_device, predictions_of
 
-MOST_KEPT = 1 << 30  # bytes of the dense network's outputs
 PART = 4  # of so many batches, a rough score reads one
 
 
@@ -57,8 +58,7 @@ class OutputDivergence:
         self.batches = samples.all_samples
         self.all = range(len(self.batches))
         self.few = self.all[-len(samples.held_out) :]
-        self._network: nn.Module = nn.Identity()
-        self._kept: dict[int, Tensor] = {}
+        self._dense = KeptOutputs(partial(self.run, nn.Identity()))
 
     def run(self, network: nn.Module, number: int) -> Tensor:
         """Return the output."""
@@ -66,19 +66,13 @@ class OutputDivergence:
 
     def start(self, dense: nn.Module, found: Iterable[Tensor]) -> None:
         """Keep the dense network's outputs as long as there is room; others are computed again each time."""
-        self._network, room = dense, MOST_KEPT
+        self._dense = KeptOutputs(partial(self.run, dense))
         for number, output in enumerate(found):
-            room -= output.nbytes
-            if room >= 0:
-                self._kept[number] = output
+            self._dense.keep(number, output)
 
     def judge(self, numbers: Sequence[int], found: Iterable[Tensor]) -> float:
         """Return the mean divergence."""
-        return mean_divergence((self.batches[i] for i in numbers), map(self._dense, numbers), found)
-
-    def _dense(self, number: int) -> Tensor:
-        known = self._kept.get(number)
-        return self.run(self._network, number) if known is None else known
+        return mean_divergence((self.batches[i] for i in numbers), map(self._dense.of, numbers), found)
 
 
 class LossIncrease:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import timm
 import torch
 from torch import Tensor, nn
 
-from prunerecover import Plan
+from prunerecover import Budget, Plan
 from prunerecover.cost.macs import count_macs
+from prunerecover.model.batches import CalibrationSet, split_batches
+from prunerecover.plan.edits import Edit
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
+from prunerecover.width.arguments import WidthRule
+from prunerecover.width.planner import WidthPlanner
 
 Batches = list[tuple[Tensor, Tensor]]
 IMAGE = torch.zeros(1, 3, 16, 16)
+IMAGES = torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+CPU = torch.device("cpu")
 
 
 def cnn(seed: int = 0) -> nn.Module:
@@ -46,3 +54,37 @@ def removed_share(model: nn.Module, plan: Plan, cost: str) -> float:
     if cost == "macs":
         return 1 - plan.result.macs / count_macs(model, IMAGE)
     return 1 - plan.result.params / sum(p.numel() for p in model.parameters())
+
+
+class Joined(nn.Module):
+    """Two groups one after the other in what reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 6, 3), nn.Conv2d(3, 8, 3), nn.Conv2d(14, 9, 3, bias=False)
+        self.head = nn.Linear(9 * 144, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Read both in one convolution, and its flattened map in a linear layer."""
+        together = torch.cat([self.first(x).relu(), self.second(x).relu()], 1)
+        return self.head(self.last(together).relu().flatten(1))
+
+
+MODELS: dict[str, Any] = {"concatenated, flattened": Joined, "padded shortcuts": cnn, "heads": vit}
+
+
+def spread(model: nn.Module) -> nn.Module:
+    """Have a network without training tell samples apart, as others do."""
+    *_, head = (module for module in model.modules() if isinstance(module, nn.Linear))
+    with torch.no_grad():
+        head.weight.mul_(30)
+    return model
+
+
+def narrowed(make: Any, share: float = 0.3) -> tuple[nn.Module, tuple[Edit, ...], dict[str, Tensor], CalibrationSet]:
+    """Return a model, edits of a plan in width, what least squares say, and the samples they are fitted to."""
+    torch.manual_seed(0)
+    model = spread(make().eval())
+    planner = WidthPlanner(model, batches=[(images, torch.arange(8) % 4) for images in IMAGES.split(8)])
+    plan = planner.plan(Budget(params=share), WidthRule(allocation="uniform"), in_part=True)
+    return model, plan.edits, dict(plan.tensors), split_batches(list(IMAGES.split(8)), CPU)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from prunerecover import plan_depth
+from prunerecover.calibration import kept_outputs
 from prunerecover.depth.layers import prefix
-from prunerecover.depth.search import objectives
 
 
 def network() -> nn.Module:
@@ -28,7 +28,7 @@ def batches(count: int = 6) -> list[torch.Tensor]:
 def test_nothing_kept_finds_the_same(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = plan_depth(network(), remove={"layer": 2}, batches=batches())
     monkeypatch.setattr(prefix, "MOST_KEPT", room)
-    monkeypatch.setattr(objectives, "MOST_KEPT", room)
+    monkeypatch.setattr(kept_outputs, "MOST_KEPT", room)
     found = plan_depth(network(), remove={"layer": 2}, batches=batches())
     assert found.edits == wanted.edits
     assert found.evidence["divergence"] == pytest.approx(wanted.evidence["divergence"])
@@ -40,9 +40,9 @@ PEAK = """
     from torch import nn
     from prunerecover import plan_depth
     from prunerecover.depth.layers import prefix
-    from prunerecover.depth.search import objectives
+    from prunerecover.calibration import kept_outputs
 
-    prefix.MOST_KEPT = objectives.MOST_KEPT = 1 << 24
+    prefix.MOST_KEPT = kept_outputs.MOST_KEPT = 1 << 24
     torch.manual_seed(0)
     layers = [part for _ in range(4) for part in (nn.Linear(64, 64), nn.Tanh())]
     network = nn.Sequential(nn.Embedding(4000, 64), *layers, nn.Linear(64, 4000)).eval()

@@ -31,8 +31,8 @@ from prunerecover.width.allocation.kind_weights import KindWeights, best_kind_we
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.narrowed_output import NarrowedOutput, subsample
 from prunerecover.width.planner import WidthPlanner
+from prunerecover.width.pruned_output import PrunedOutput, subsample
 from prunerecover.width.tuning import EPOCHS
 
 
@@ -131,7 +131,7 @@ def test_the_divergence_is_that_of_the_plan_with_recalibrated_statistics() -> No
     model, batches = cnn(), inputs()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches())
-    found = NarrowedOutput(model, batches).divergence(plan.edits, plan.tensors)
+    found = PrunedOutput(model, batches).divergence(plan.edits, plan.tensors)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     pruned = deep_copy(model)
     apply_plan(pruned, plan)
@@ -146,7 +146,7 @@ def test_a_smaller_last_batch_counts_for_as_much_as_it_holds() -> None:
     plan = plan_width(model, Budget(macs=0.3), batches=labelled_batches(), kinds="neuron")
     (images,) = inputs()[0].args
     whole, parts = [ModelInputs((images,))], [ModelInputs((part,)) for part in images.split(12)]
-    found = [NarrowedOutput(model, batches).divergence(plan.edits, plan.tensors) for batches in (whole, parts)]
+    found = [PrunedOutput(model, batches).divergence(plan.edits, plan.tensors) for batches in (whole, parts)]
     assert found[0] == pytest.approx(found[1], rel=1e-4)
     assert found[0] > 0
 
@@ -236,9 +236,9 @@ def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path:
     module = ImageClassifier("resnet18", num_classes=10)
     module.model = body
     kept: list[dict[str, Tensor]] = []
-    divergence = NarrowedOutput.divergence
+    divergence = PrunedOutput.divergence
 
-    def watched(trial: NarrowedOutput, *args: Any) -> float:
+    def watched(trial: PrunedOutput, *args: Any) -> float:
         before = {name: value.clone() for name, value in body.state_dict().items()}
         found = divergence(trial, *args)
         assert all(torch.equal(value, before[name]) for name, value in body.state_dict().items())
@@ -246,7 +246,7 @@ def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NarrowedOutput, "divergence", watched)
+        patch.setattr(PrunedOutput, "divergence", watched)
         prune = WidthPrune(Budget(macs=0.3), calibration=32, merge="never")
         settings = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
         trainer = pl.Trainer(max_steps=1, accelerator="cpu", callbacks=[prune], default_root_dir=tmp_path, **settings)

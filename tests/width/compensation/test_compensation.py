@@ -19,9 +19,9 @@ from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.arguments import WidthRule
 from prunerecover.width.compensation import fit_compensation, fitted_tensors, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.narrowed_output import judge_of
 from prunerecover.width.planner import WidthPlanner
-from prunerecover.width.tuning import tuned
+from prunerecover.width.pruned_output import judge_of
+from prunerecover.width.tuning import tuned_tensors
 
 IMAGES = torch.randn(32, 3, 16, 16, generator=torch.Generator().manual_seed(3))
 LABELS = torch.arange(32) % 4
@@ -186,8 +186,8 @@ def test_refitted_plan_is_the_plan_of_the_other_weights() -> None:
     apply_plan(other, plan, refit=batches)
     narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
     samples = split_batches([IMAGES], IMAGES.device)
-    fitted = fitted_tensors(by_hand, narrowing, samples.fit)
-    tensors = tuned(plan.edits, fitted, samples, judge_of(by_hand, samples))
+    fitted = fitted_tensors(by_hand, narrowing, samples.all_samples)
+    tensors = tuned_tensors(plan.edits, fitted, samples.all_samples, judge_of(by_hand, samples))
     source = plan.source.model_copy(update={"weights": None})
     apply_plan(by_hand, plan.model_copy(update={"source": source}).with_tensors(tensors))
     torch.testing.assert_close(other(IMAGES), by_hand(IMAGES), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,104 @@
+"""Output divergence of pruned copies from the dense model, on a few calibration samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from prunerecover.calibration.divergence import OtherShape, mean_divergence
+from prunerecover.calibration.kept_outputs import KeptOutputs
+from prunerecover.model.batches import CalibrationSet, ModelInputs, call, predictions_of
+from prunerecover.model.copies import deep_copy, share_copy
+from prunerecover.model.evaluation import evaluating, uncompiled
+from prunerecover.plan.edits import Edit
+from prunerecover.plan.removed_units import removed_units
+from prunerecover.recovery.batchnorm import batchnorms, recalibrate_batchnorm, several_samples
+from prunerecover.surgery.apply_edits import apply_edits
+
+SAMPLES = 64
+
+
+class PrunedOutput:
+    """Prunes copies of a model, in depth and width, and compares their outputs with its own.
+
+    The model must have the same weights as long as copies are compared.
+
+    Args:
+        model: Unwrapped.
+        batches: About 64 of their samples are run.
+        recalibration: What BatchNorm is recalibrated on; None: what is run.
+    """
+
+    def __init__(
+        self, model: nn.Module, batches: Sequence[ModelInputs], recalibration: Sequence[ModelInputs] | None = None
+    ) -> None:
+        self.model = model
+        self.batches = subsample(batches, SAMPLES)
+        self.recalibration = several_samples(self.batches if recalibration is None else recalibration)
+        self._dense = KeptOutputs(lambda number: _output(model, self.batches[number]))
+
+    @cached_property
+    def comparable(self) -> bool:
+        """Whether the model returns as many outputs as there are samples, all of them numbers with a fraction.
+
+        A detector's boxes are others for every copy, and the number of a class has no neighbours.
+        """
+        with evaluating(self.model), uncompiled():
+            return bool(self.batches) and all(map(self._can_compare, range(len(self.batches))))
+
+    def _can_compare(self, number: int) -> bool:
+        try:
+            output = self._dense.of(number)
+        except TypeError:  # no tensor
+            return False
+        return output.is_floating_point() and (output.shape[:1] == (self.batches[number].n_samples,))
+
+    def divergence(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> float:
+        """Return the mean divergence over samples once edits are applied to a copy, BatchNorm recalibrated.
+
+        It is infinite where the output has another shape, as that of detections may have.
+        """
+        network = self.pruned(edits, tensors)
+        with evaluating(self.model, network), uncompiled():
+            dense = map(self._dense.of, range(len(self.batches)))
+            try:
+                return mean_divergence(self.batches, dense, (_output(network, batch) for batch in self.batches))
+            except OtherShape:
+                return math.inf
+
+    def pruned(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> nn.Module:
+        """Return a copy with edits, BatchNorm recalibrated if units go; what they leave may be the model's own."""
+        network = share_copy(self.model)
+        apply_edits(network, edits, tensors)
+        if self.recalibration and removed_units(edits) and batchnorms(network):
+            network = deep_copy(network)  # whose statistics are not the model's own
+            recalibrate_batchnorm(network, self.recalibration)
+        return network
+
+
+def judge_of(model: nn.Module, samples: CalibrationSet) -> PrunedOutput:
+    """Return what compares copies on held-out samples, with about as many others to recalibrate BatchNorm on."""
+    return PrunedOutput(model, samples.held_out, subsample(samples.fit, SAMPLES))
+
+
+def fitted_to(samples: CalibrationSet, judge: PrunedOutput) -> tuple[ModelInputs, ...]:
+    """Return the samples that are fitted to: all of them unless the others can judge."""
+    return samples.fit if judge.comparable else samples.all_samples
+
+
+def subsample(batches: Sequence[ModelInputs], samples: int) -> list[ModelInputs]:
+    """Return every k-th batch, so that about as many samples are left, of all classes where they are sorted by them.
+
+    >>> import torch
+    >>> len(subsample([ModelInputs((torch.zeros(32, 3),))] * 8, samples=64))
+    2
+    """
+    total = sum(batch.n_samples for batch in batches)
+    return list(batches[:: max(1, total // samples)])
+
+
+def _output(model: nn.Module, batch: ModelInputs) -> Tensor:
+    return predictions_of(call(model, batch))

@@ -1,0 +1,145 @@
+"""Where nothing can be tuned, least squares say what weights take over, and all is planned as ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases.width.plan_width import CPU, IMAGES, Joined, narrowed, vit
+from torch import Tensor, nn
+
+from prunerecover import Budget, apply_plan, plan_width
+from prunerecover.model.batches import split_batches
+from prunerecover.width import tuning
+from prunerecover.width.pruned_output import PrunedOutput, judge_of
+from prunerecover.width.taken_over import numbers_in_memory
+from prunerecover.width.tuning import tuned_tensors
+
+
+def test_least_squares_stay_where_every_epoch_is_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prunerecover.width.taken_over.RATE", 100.0)
+    model, edits, tensors, samples = narrowed(vit)
+    assert untouched(tensors, tuned_tensors(edits, tensors, samples.fit, judge_of(model, samples)))
+
+
+def test_nothing_is_learnt_of_few_samples() -> None:
+    model, edits, tensors, _ = narrowed(vit)
+    few = split_batches([IMAGES[: tuning.FEWEST - 1]], CPU)
+    assert untouched(tensors, tuned_tensors(edits, tensors, few.all_samples, judge_of(model, few)))
+
+
+def test_nothing_is_learnt_of_more_numbers_than_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, edits, tensors, samples = narrowed(vit)
+    network = judge_of(model, samples).pruned(edits, tensors)
+    weights = sum(network.get_parameter(key.partition(".")[2]).numel() for key in tensors)
+    needed = numbers_in_memory(network, edits, tensors)
+    assert needed > weights + 4 * sum(value[:, :-1].numel() for value in tensors.values())
+    monkeypatch.setattr(tuning, "MOST_NUMBERS", needed - 1)
+    assert untouched(tensors, tuned_tensors(edits, tensors, samples.fit, judge_of(model, samples)))
+
+
+def untouched(tensors: dict[str, Tensor], found: dict[str, Tensor]) -> bool:
+    return found.keys() == tensors.keys() and all(found[key] is value for key, value in tensors.items())
+
+
+class Detached(Joined):
+    """Gradients stop at its output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Leave the graph."""
+        return super().forward(x).detach()
+
+
+class InPlace(Joined):
+    """An operation in place takes what the backward pass needs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Change an exponential, whose gradient is itself."""
+        found = super().forward(x).exp()
+        found.add_(1)
+        return found
+
+
+class Rounds(torch.autograd.Function):
+    """An operation without a backward pass."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        """Round."""
+        return (8 * x).round() / 8
+
+
+class Rounded(Joined):
+    """Has an operation without a backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Round the output."""
+        return Rounds.apply(super().forward(x))  # type: ignore[no-any-return]
+
+
+class Root(Joined):
+    """Finite outputs without finite gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Take the root of zero."""
+        found = super().forward(x)
+        return found + (found - found).abs().sqrt()
+
+
+class Detections(Joined):
+    """The second dimension follows what is detected."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return as many logits more as a weight reads."""
+        found = super().forward(x)
+        return torch.cat([found, found.new_zeros(len(x), self.head.weight.shape[1])], 1)
+
+
+@pytest.mark.parametrize("kind", [Detached, InPlace, Rounded, Root, Detections])
+def test_nothing_is_learnt_where_the_output_does_not_say_how(kind: type[Joined]) -> None:
+    model, edits, tensors, samples = narrowed(Joined)
+    other = kind().eval()
+    other.load_state_dict(model.state_dict())
+    assert untouched(tensors, tuned_tensors(edits, tensors, samples.fit, judge_of(other, samples)))
+
+
+def test_nothing_is_learnt_of_outputs_that_cannot_be_compared() -> None:
+    model, edits, tensors, samples = narrowed(Joined)
+
+    class Classes(Joined):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).argmax(1)
+
+    other = Classes().eval()
+    other.load_state_dict(model.state_dict())
+    judge = PrunedOutput(other, samples.held_out)
+    assert not judge.comparable
+    assert untouched(tensors, tuned_tensors(edits, tensors, samples.fit, judge))
+
+
+@pytest.mark.parametrize("output", ["heads", "classes", "tuple of classes"])
+def test_outputs_of_whole_numbers_are_planned_for(output: str) -> None:
+    """The number of a class has no neighbours: nothing can be compared, and least squares say what is taken over."""
+
+    class Numbers(Joined):
+        def forward(self, x: Tensor) -> Any:
+            found = super().forward(x)
+            classes = found.argmax(1)
+            return {"heads": (classes, found), "classes": classes, "tuple of classes": (classes, classes)}[output]
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return Joined.forward(model, batch).square().mean()  # type: ignore[arg-type]
+
+    torch.manual_seed(0)
+    model = Numbers().eval()
+    plan = plan_width(model, Budget(params=0.3), batches=list(IMAGES.split(8)), loss=loss)
+    assert plan.tensors
+    apply_plan(model, plan)
+
+
+def test_nothing_runs_where_nothing_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrunedOutput, "__init__", None)
+    batches = [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]
+    plan = plan_width(Joined().eval(), Budget(params=0.3), batches=batches, replace="zero")
+    assert not plan.tensors
