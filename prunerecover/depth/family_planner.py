@@ -9,16 +9,15 @@ from torch import nn
 
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice
-from prunerecover.cost.met_share import met_share
 from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.family.calibrated_sets import CalibratedSets
 from prunerecover.depth.family.edits import cost_left, edits_of, saving_if_left
-from prunerecover.depth.family.latency_shares import LatencyShares
 from prunerecover.depth.family.one_shot import one_shot
 from prunerecover.depth.family.runs import nearest_runs
-from prunerecover.depth.planner import Decision, DepthPlanner
+from prunerecover.depth.planner import Decision, DepthPlanner, Searched
 from prunerecover.depth.search.goals import Counted, Goal, Share
 from prunerecover.depth.search.joint import JointSearch
+from prunerecover.depth.search.latency_shares import LatencyShares, searched_for_latency
 from prunerecover.depth.search.selection import check_most, count_by_kind, outermost
 from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
@@ -28,9 +27,6 @@ from prunerecover.model.checks import check_blocks_apart
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import FAMILY_KINDS, TRAITS
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.saved_cost import CLOCKS
-
-Searched = tuple[dict[str, float], tuple[Unit, ...]]  # divergence of each unit alone, and what goes
 
 
 class FamilyPlanner(DepthPlanner):
@@ -105,17 +101,12 @@ class FamilyPlanner(DepthPlanner):
     def _searched_for_latency(self, units: Sequence[Unit], wanted: float, once: bool) -> Searched:
         """Return the best set by estimated shares of the latency; what it saves is measured."""
         shares = LatencyShares([u.kind for u in units], self._half_of, lambda own: self._saved_together(own, "macs", 1))
-        most = len(describe(self.model).blocks) - 1
-        smallest = min((share for unit in units if (share := shares.of([unit])) > 0), default=0.0)
-        found, _ = met_share(
-            "latency",
-            wanted,
-            lambda share: self._searched(Share(units, share, shares.of, most_blocks=most), once),
+        return searched_for_latency(
+            Share(units, wanted, shares.of, most_blocks=len(describe(self.model).blocks) - 1),
+            shares,
+            lambda goal: self._searched(goal, once),
             lambda found: self._saved_together(found[1], "latency", wanted),
-            below=CLOCKS,
-            above=smallest + CLOCKS,
         )
-        return found
 
     def _finer(self, goal: Share, found: tuple[Unit, ...]) -> list[tuple[Unit, ...]]:
         """Return the sets found without the units that hold most others, then without those that hold fewer.

@@ -15,10 +15,11 @@ from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
 from prunerecover.depth.layers.standard import with_blocks_taken_out
 from prunerecover.depth.layers.variants import Variants
-from prunerecover.depth.planner import Decision, DepthPlanner
-from prunerecover.depth.search.goals import Goal, not_enough
+from prunerecover.depth.planner import Decision, DepthPlanner, Searched
+from prunerecover.depth.search.goals import Goal, Share, not_enough
 from prunerecover.depth.search.in_turn import in_turn
 from prunerecover.depth.search.joint import JointSearch
+from prunerecover.depth.search.latency_shares import LatencyShares, searched_for_latency
 from prunerecover.depth.search.objectives import LossIncrease, Objective, OutputDivergence
 from prunerecover.depth.search.selection import check_comparable
 from prunerecover.depth.units import nothing_found
@@ -69,12 +70,12 @@ class GraphPlanner(DepthPlanner):
             return {}
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
-    def _choose(self, budget: Budget, units: Sequence[Unit]) -> tuple[dict[str, float], Sequence[Unit]]:
+    def _choose(self, budget: Budget, units: Sequence[Unit]) -> Searched:
         goal, search = self._goal(units, budget, self._saved_by_units), self.search
         if search in SET_SEARCHES:
-            found = JointSearch(self.variants, goal, search, self._known)
-            chosen = found.run()
-            return found.first, chosen
+            if budget.latency is not None and isinstance(goal, Share):
+                return self._searched_for_latency(goal)
+            return self._searched(goal)
         scores = self.rank()
         if search == "rounds":
             return scores, self._in_rounds(goal)
@@ -85,6 +86,34 @@ class GraphPlanner(DepthPlanner):
             check_comparable(units, self.config.registered)
             ranked.sort(key=lambda unit: scores[unit.name] / max(goal.price((unit,)), TINY))
         return scores, in_turn([lambda _: True], ranked, goal, self.removals.why_not)
+
+    def _searched(self, goal: Goal) -> Searched:
+        found = JointSearch(self.variants, goal, self.search, self._known)
+        chosen = found.run()
+        return found.first, chosen
+
+    def _searched_for_latency(self, goal: Share) -> Searched:
+        """Return the best set by estimated shares of the latency; what it saves is measured."""
+        kinds = [unit.kind for unit in goal.units]
+        shares = LatencyShares(kinds, self._half_of, lambda own: self._saved_by_units(own, "macs"))
+        return searched_for_latency(
+            goal, shares, self._searched, lambda found: self._saved_by_units(found[1], "latency", goal.share)
+        )
+
+    def _half_of(self, kind: str, cost: str) -> float:
+        """Return the share of a cost that goes with half of the units of a kind; latency on few samples."""
+        dense, units = self.dense_cost(cost), self._some_of(kind)
+        dense = dense.on_few if cost == "latency" else dense
+        return dense.removed_share(self.removals.edits(units)) if units else 0.0
+
+    def _some_of(self, kind: str) -> list[Unit]:
+        """Return half of the units of a kind, or fewer if no MACs go with so many, as where widths cannot follow."""
+        own, step = [unit for unit in self.units if unit.kind == kind], 2
+        while step <= 2 * len(own):
+            if self._saved_by_units(own[::step], "macs") > 0:
+                return own[::step]
+            step *= 2
+        return []
 
     def _in_rounds(self, goal: Goal) -> list[Unit]:
         """Score the units anew on the pruned network, and remove the lowest, in turn."""

@@ -32,6 +32,7 @@ from prunerecover.surgery.provenance import plan_for, result_of
 from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
 
 Saved = Callable[[Sequence[Unit], str, float], float]  # of units, a cost and a share that is wanted
+Searched = tuple[dict[str, float], Sequence[Unit]]  # divergence of each unit alone, and what goes
 
 
 @dataclass(frozen=True)

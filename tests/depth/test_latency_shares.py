@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from prunerecover.depth.family.latency_shares import LEAST, LatencyShares
+from prunerecover.depth.search.latency_shares import LEAST, LatencyShares
 from prunerecover.plan.units import Unit
 
 MACS = {"attention": 0.03, "mlp": 0.05, "activation": 0.0}

@@ -1,21 +1,27 @@
-"""Latency that goes with units of a supported family, from the MACs that go with them.
+"""Latency that goes with units, estimated from the MACs that go with them.
 
 A clock tells no single unit apart, and each look at it takes as long as many samples through the network. Units of one
 kind are alike but for their size, so what half of a kind saves is measured once, on few samples, beside the MACs that
-go with the same units; any set then saves the sum over its kinds. What is planned so is measured as a whole at the end
-and, if it misses the budget, planned anew for a corrected share.
+go with the same units; any set then saves the sum over its kinds. What is found so is measured as a whole at the end
+and, if it misses the budget, searched for anew with a corrected share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
+from typing import TypeVar
 
+from prunerecover.cost.met_share import met_share
+from prunerecover.depth.search.goals import Share
 from prunerecover.plan.units import Unit
+from prunerecover.surgery.saved_cost import CLOCKS
 
 LEAST = 0.1  # of its share of the MACs, that a kind saves of the latency: what a clock says of tiny networks is noise
 ByKind = Callable[[str, str], float]  # the share of a cost that goes with half of a kind: kind, cost
 Saved = Callable[[Sequence[Unit]], float]
+Found = TypeVar("Found")
 
 
 class LatencyShares:
@@ -32,7 +38,7 @@ class LatencyShares:
 
     @cached_property
     def per_macs(self) -> dict[str, float]:
-        """By kind, the share of the latency that goes with a share of the MACs; 0 where no MACs go."""
+        """By kind, the share of the latency that goes with a share of the MACs; 0 where no MACs go with half of it."""
         macs = {kind: self._half(kind, "macs") for kind in self.kinds}
         return {k: max(self._half(k, "latency") / macs[k], LEAST) if macs[k] > 0 else 0.0 for k in macs}
 
@@ -42,3 +48,26 @@ class LatencyShares:
         for unit in units:
             by_kind.setdefault(unit.kind, []).append(unit)
         return sum(self.per_macs[kind] * self._macs(own) for kind, own in by_kind.items())
+
+
+def searched_for_latency(
+    goal: Share, shares: LatencyShares, searched: Callable[[Share], Found], measured: Callable[[Found], float]
+) -> Found:
+    """Return what is found by estimated shares of the latency; what it saves is measured.
+
+    Args:
+        goal: A share of the latency, whose units can go.
+        shares: Estimates.
+        searched: Searches for what meets a goal.
+        measured: Returns the share that goes with what was found.
+    """
+    smallest = min((share for unit in goal.units if (share := shares.of([unit])) > 0), default=0.0)
+    found, _ = met_share(
+        "latency",
+        goal.share,
+        lambda share: searched(replace(goal, share=share, saved=shares.of, alone=None)),
+        measured,
+        below=CLOCKS,
+        above=smallest + CLOCKS,
+    )
+    return found

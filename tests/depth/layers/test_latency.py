@@ -1,0 +1,78 @@
+"""A share of the latency, of networks that no family describes, with a clock that counts parameters."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import prunerecover.surgery.saved_cost as saved_cost
+from prunerecover import Budget, apply_plan, merge, plan_depth
+from prunerecover.cost.met_share import TRIES
+from prunerecover.cost.statistics import Interval
+from prunerecover.model.batches import ModelInputs
+
+SAMPLES = 2 * saved_cost.TIMED
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the branch."""
+        return (x + self.second(self.first(x).relu())).relu()
+
+
+def network(blocks: int = 5) -> nn.Module:
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3), *(Residual(8) for _ in range(blocks)), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*body, nn.Linear(8, 4)).eval()
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
+    """Samples, and the share of the parameters that was left, of everything that was timed."""
+    seen: list[tuple[int, float]] = []
+
+    class Ratio:
+        def __init__(self, value: float) -> None:
+            self.ratio = Interval(value, value, value, 0.95)
+
+    def clock(dense: nn.Module, pruned: nn.Module, example: ModelInputs, **_: Any) -> Ratio:
+        counts = [sum(p.numel() for p in m.parameters()) for m in (dense, pruned)]
+        seen.append((example.n_samples, counts[1] / counts[0]))
+        return Ratio(seen[-1][1])
+
+    monkeypatch.setattr(saved_cost, "latency_ratio", clock)
+    return seen
+
+
+@pytest.mark.parametrize("kinds", [("layer",), ("layer", "block"), ("block",)])
+def test_kinds_are_timed_and_what_is_planned_and_not_every_set(
+    timed: list[tuple[int, float]], kinds: tuple[str, ...]
+) -> None:
+    model, images = network(), torch.randn(SAMPLES, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    plan = plan_depth(model, Budget(latency=0.4), batches=[images], kinds=kinds)
+    assert len([left for samples, left in timed if samples == saved_cost.TIMED]) == len(kinds)
+    tried = [left for samples, left in timed if samples == SAMPLES]
+    assert len(tried) <= TRIES + 1
+    pruned = copy.deepcopy(model)
+    apply_plan(pruned, plan)
+    merge(pruned)
+    left = sum(p.numel() for p in pruned.parameters()) / sum(p.numel() for p in model.parameters())
+    assert left in [pytest.approx(one) for one in tried], "what is returned was measured"
+    assert left <= 0.61
+
+
+def test_a_kind_of_one_unit_is_timed(timed: list[tuple[int, float]]) -> None:
+    model, images = network(blocks=2), torch.randn(SAMPLES, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    plan = plan_depth(model, Budget(latency=0.3), batches=[images], kinds="block", ignore=["1"])
+    assert plan.removed == {"block": ("2",)}
+    assert timed
