@@ -48,6 +48,8 @@ from prunerecover.width.narrowable import NarrowableNetwork
 from prunerecover.width.signals.context import WidthContext, WidthImportance
 from prunerecover.width.signals.registry import compute_signals
 
+NEAR = 0.03  # of a cost: a plan that is made once more for what the first one misses is about as large
+
 
 class WidthPlanner:
     """Plans several budgets for one model, and computes once what they share.
@@ -68,6 +70,7 @@ class WidthPlanner:
         self.config = config or WidthConfig()
         self.network = NarrowableNetwork(model, batches, self.config)
         self._scores: dict[str | int, tuple[str | WidthImportance, Scores]] = {}
+        self._weighed: list[tuple[WidthRule, str, float, KindWeights]] = []  # rule, cost and share
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -210,7 +213,8 @@ class WidthPlanner:
     def _weighing(self, budget: Budget | None, rule: WidthRule) -> KindWeights:
         """Return how saliencies count; as they are unless heads, experts or hidden features may go beside others.
 
-        For a share of the latency it is tried at as large a share of the MACs, if so many can go.
+        For a share of the latency it is tried at as large a share of the MACs, if so many can go. Shares that are near
+        another one that was tried count as it does.
         """
         plain = KindWeights()
         if rule.allocated_by.rule is not per_cost or budget is None or budget.share is None:
@@ -219,6 +223,9 @@ class WidthPlanner:
         kinds = [kind for kind in self.units if kind != "expert" or cost == "params"]  # experts save no MACs
         if len(kinds) < 2 or not any(TRAITS[kind].weighed for kind in kinds) or not self.network.output.comparable:
             return plain
+        for other, of, at, weighing in self._weighed:
+            if (other, of) == (rule, cost) and abs(at - share) <= NEAR:
+                return weighing
         if cost == "latency":
             budget = Budget(macs=share)
             try:
@@ -234,7 +241,9 @@ class WidthPlanner:
                     *self.network.compensated(self._edits_at(budget, rule, weighing), rule.replace)
                 )
 
-            return best_kind_weights(kinds, divergence_at)
+            found = best_kind_weights(kinds, divergence_at)
+        self._weighed.append((rule, cost, share, found))
+        return found
 
     def _in_macs(
         self, latency: float, rule: WidthRule, weighing: KindWeights, in_part: bool

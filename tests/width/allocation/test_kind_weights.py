@@ -229,6 +229,15 @@ def test_a_trial_spreads_its_samples_over_sorted_batches() -> None:
     assert subsample(batches[:2], 64) == batches[:2]
 
 
+def test_budgets_that_are_near_are_weighed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(PrunedOutput, "divergence", lambda *_: asked.append(1.0) or float(len(asked)))
+    planner = WidthPlanner(vit(), batches=labelled_batches())
+    for share, trials in ((0.3, 1), (0.32, 1), (0.36, 2)):
+        planner.plan(Budget(macs=share), in_part=True)
+        assert len(asked) == trials * number_of_trials(KINDS)
+
+
 def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path: Path) -> None:
     """Inside a Trainer the module is in training mode, and the loss is that of its own step."""
     torch.manual_seed(0)
