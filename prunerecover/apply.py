@@ -5,7 +5,7 @@ It stands above surgery, which knows edits alone, and above planning, which know
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
 from prunerecover.depth.units import find_units
-from prunerecover.model.batches import Batches, CalibrationSet, split_batches
-from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.batches import Batches, CalibrationSet, listed
+from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import unwrap
-from prunerecover.plan.edits import Config, Edit, Fold, Merge, Narrow, Remove, Replace
+from prunerecover.plan.edits import Edit, Fold, Replace
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, check_source, check_tensors
+from prunerecover.width.narrowable import samples_of
 from prunerecover.width.pruned_output import judge_of
-from prunerecover.width.tuning import fitted_and_tuned
+from prunerecover.width.stages import fitted_in_stages
 
 
 def apply_plan(model: nn.Module, plan: Plan | str | Path, refit: Batches | None = None) -> Applied:
@@ -76,47 +77,24 @@ def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int | None 
     model = unwrap(model)
     check_source(model, plan)
     seed = plan.made_by.seed if seed is None else seed
-    tensors: dict[str, Tensor] = {}
-    done: list[Edit] = []
     with ordinary_arithmetic(), evaluating(model), uncompiled():
-        samples = split_batches(batches, device_of(model), seed)
+        samples = samples_of(model, listed(batches), seed)
         judge = judge_of(model, samples)
-        for stage in _stages(plan.edits):
-            if any(isinstance(edit, Narrow) and edit.tensors for edit in stage):
-                tensors = fitted_and_tuned([*done, *stage], tensors, samples.all_samples, judge, since=len(done))
-            else:
-                tensors |= _fit_depth(judge.pruned(done, tensors), stage, samples, seed)
-            done += stage
+
+        def depth(done: Sequence[Edit], stage: Sequence[Edit], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            fitted = [edit for edit in stage if isinstance(edit, Replace | Fold) and edit.tensors]
+            return _fit_depth(judge.pruned(done, tensors), stage, fitted, samples, seed) if fitted else {}
+
+        tensors = fitted_in_stages(plan.edits, samples.whole, judge, depth)
     source = plan.source.model_copy(update={"weights": weights_hash(model)})
     return plan.model_copy(update={"source": source}).with_tensors(tensors)
 
 
-def _stages(edits: Sequence[Edit]) -> Iterator[list[Edit]]:
-    """Split into runs that were fitted on one model.
-
-    A merge starts anew, and so does a unit that is named after blocks have moved or after something was narrowed, and a
-    group that is narrowed a second time.
-    """
-    stage: list[Edit] = []
-    moved = False
-    for edit in edits:
-        is_block = isinstance(edit, Remove) and edit.kind == "block"
-        narrowed = bool(stage) and isinstance(stage[-1], Narrow) != isinstance(edit, Narrow)
-        again = isinstance(edit, Narrow) and any(isinstance(e, Narrow) and e.unit == edit.unit for e in stage)
-        behind = narrowed or again or (moved and not is_block and not isinstance(edit, Config))
-        if stage and (isinstance(edit, Merge) or behind):
-            yield stage
-            stage, moved = [], False
-        moved = moved or is_block
-        stage.append(edit)
-    if stage:
-        yield stage
-
-
-def _fit_depth(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet, seed: int) -> dict[str, Tensor]:
-    keys = {edit.unit: edit.tensors for edit in stage if isinstance(edit, Replace | Fold) and edit.tensors}
-    if not keys:
-        return {}
+def _fit_depth(
+    model: nn.Module, stage: Sequence[Edit], fitted: Sequence[Replace | Fold], samples: CalibrationSet, seed: int
+) -> dict[str, Tensor]:
+    """Return the tensors of those edits of a stage that are fitted; the model is as the stage finds it."""
+    keys = {edit.unit: edit.tensors for edit in fitted}
     gone = {unit.name: unit for unit in removed_units(stage)}
     forms = {name: Form("zero" if unit.kind == "block" else unit.leaves) for name, unit in gone.items()}
     forms |= {edit.unit: Form("map") for edit in stage if isinstance(edit, Fold)}

@@ -107,13 +107,17 @@ class GraphPlanner(DepthPlanner):
         return dense.removed_share(self.removals.edits(units)) if units else 0.0
 
     def _some_of(self, kind: str) -> list[Unit]:
-        """Return half of the units of a kind, or fewer if no MACs go with so many, as where widths cannot follow."""
-        own, step = [unit for unit in self.units if unit.kind == kind], 2
-        while step <= 2 * len(own):
+        """Return half of the units of a kind that save MACs alone, or fewer if so many save none together.
+
+        Widths around several layers may not follow; one alone is what saves most.
+        """
+        saved = {unit: self._saved_by_units([unit], "macs") for unit in self.units if unit.kind == kind}
+        own, step = [unit for unit in saved if saved[unit] > 0], 2
+        while step < len(own):
             if self._saved_by_units(own[::step], "macs") > 0:
                 return own[::step]
             step *= 2
-        return []
+        return sorted(own, key=saved.__getitem__)[-1:]
 
     def _in_rounds(self, goal: Goal) -> list[Unit]:
         """Score the units anew on the pruned network, and remove the lowest, in turn."""

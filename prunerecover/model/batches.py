@@ -196,11 +196,13 @@ class CalibrationSet:
 
     Attributes:
         n_samples: Different samples in both parts together.
+        whole: All of them, in the batches that they came in.
     """
 
     fit: tuple[ModelInputs, ...]
     held_out: tuple[ModelInputs, ...]
     n_samples: int
+    whole: tuple[ModelInputs, ...] = ()
 
     @property
     def all_samples(self) -> tuple[ModelInputs, ...]:
@@ -234,7 +236,7 @@ def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> Cali
             "Pass an iterable of batches (a generator that was already consumed is empty)."
         )
     if total < MIN_SAMPLES:
-        return CalibrationSet(tuple(inputs), tuple(inputs), total)
+        return CalibrationSet(tuple(inputs), tuple(inputs), total, tuple(inputs))
     fit, held_out, seen = [], [], 0
     for batch in inputs:
         index = torch.arange(seen, seen + batch.n_samples)
@@ -244,7 +246,7 @@ def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> Cali
             fit.append(batch.select((~chosen).nonzero().flatten()))
         if chosen.any():
             held_out.append(batch.select(chosen.nonzero().flatten()))
-    return CalibrationSet(tuple(fit), tuple(held_out), total)
+    return CalibrationSet(tuple(fit), tuple(held_out), total, tuple(inputs))
 
 
 def split_labels(batch: Any) -> tuple[Any, Tensor]:

@@ -46,8 +46,8 @@ def plan_pruning(
 
     Depth alone, width alone, and half of the budget by depth with the rest by width are planned, and two more between
     the best and its better neighbour; the plan whose output is nearest to the dense network's, on samples that
-    nothing is fitted to, is returned. Where units of one of both cannot go at all, the other takes the budget. With
-    `evaluate`, splits are recovered for a short while instead, and the most accurate one is returned.
+    nothing is fitted to so far, is returned. Where units of one of both cannot go at all, the other takes the budget.
+    With `evaluate`, splits are recovered for a short while instead, and the most accurate one is returned.
 
     Args:
         model: Any network, wrapped or not.
@@ -100,6 +100,7 @@ class SplitSearch:
         self.cost, self.wanted = check_share(budget)
         self.tried: list[TriedSplit] = []
         self.plans: dict[float, Plan] = {}
+        self._done: list[tuple[Plan, Plan]] = []
         self._warnings: dict[float, list[Warning | str]] = {}
         self._reach = self.wanted  # of the MACs (or parameters) in depth alone, to save what is wanted of the cost
 
@@ -192,7 +193,7 @@ class SplitSearch:
         if self.evaluate is None:
             return
         new = [i for i, one in enumerate(self.tried) if not one.refused and one.accuracy is None]
-        plans = [self._finished(share, self.plans[share]) for share in (self.tried[i].depth for i in new)]
+        plans = [self._finished(self.plans[self.tried[i].depth]) for i in new]
         trials = [Trial(plan, self.planner.config.seed) for plan in plans]
         for i, accuracy in zip(new, accuracies_of(self.evaluate, trials), strict=True):
             self.tried[i] = self.tried[i].model_copy(update={"accuracy": float(accuracy)})
@@ -218,10 +219,15 @@ class SplitSearch:
             below=NEAR,
             above=CLEARLY if self.cost == "latency" else math.inf,  # what is counted may exceed it by a unit
         )
-        return self._finished(share, plan), saved
+        return self._finished(plan), saved
 
-    def _finished(self, share: float, plan: Plan) -> Plan:
-        return plan if share in (WIDTH, DEPTH) else self.planner.finished(plan)
+    def _finished(self, plan: Plan) -> Plan:
+        """Return a plan as it is once all is decided; computed once."""
+        known = (finished for other, finished in self._done if other is plan)
+        if (found := next(known, None)) is None:
+            found = self.planner.finished(plan)
+            self._done.append((plan, found))
+        return found
 
     def _described(self, share: float, plan: Plan, saved: float) -> Plan:
         """Return the plan as one for the whole budget."""

@@ -100,7 +100,7 @@ class SharedBudgetPlanner:
 
     @ordinary_arithmetic()
     def alone(self, depth: bool, share: float) -> Plan:
-        """Return the plan of depth or of width alone.
+        """Return the plan of depth or of width alone; see `finished`.
 
         Args:
             depth: Whether it is depth.
@@ -182,9 +182,9 @@ class SharedBudgetPlanner:
     def finished(self, plan: Plan) -> Plan:
         """Return a plan with what narrowed weights take over fitted to all samples, and tuned towards the dense output.
 
-        Plans of one alone are finished already.
+        Plans in depth are finished already.
         """
-        return plan.with_tensors(self._fitted(plan, self._samples.all_samples))
+        return plan.with_tensors(self._fitted(plan, self._samples.whole))
 
     @ordinary_arithmetic()
     def divergence(self, plan: Plan) -> float | None:
@@ -208,8 +208,7 @@ class SharedBudgetPlanner:
 
     @property
     def _samples(self) -> CalibrationSet:
-        assert self._depth is not None, "one plan alone is not compared"
-        return self._depth.samples
+        return self._rest.dense().network.samples if self._depth is None else self._depth.samples
 
     def _depth_plan(self, budget: Budget, *, in_part: bool = False) -> Plan:
         if self._depth is None:

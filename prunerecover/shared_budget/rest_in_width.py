@@ -82,7 +82,7 @@ class RestInWidth:
     def after(self, part: Plan, budget: Budget) -> Plan:
         """Return a plan in depth with the one in width that takes the budget of what it leaves.
 
-        What weights take over is tuned if nothing goes in depth; otherwise that is left for when all is planned.
+        What weights take over is fitted to the samples that are not held out, to compare plans.
 
         Raises:
             ValueError: If the network cannot be pruned so.
@@ -90,7 +90,7 @@ class RestInWidth:
         self.dense()
         with edited(self.model, part.edits, part.tensors):
             with self._merged():
-                found = self._planner_after(part).plan(budget, in_part=bool(part.edits))
+                found = self._planner_after(part).plan(budget, in_part=bool(part.edits), finished=False)
             return part + self._plan_of_unmerged(found)
 
     def _planner_after(self, part: Plan) -> WidthPlanner:

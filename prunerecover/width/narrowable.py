@@ -131,10 +131,15 @@ class NarrowableNetwork:
         return self._latest[1]
 
     def finished(self, edits: Sequence[Edit], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what reading weights take over, given as `compensated` does, fitted to all samples and tuned."""
+        """Return what reading weights take over, fitted to all samples and tuned, once all is decided.
+
+        Args:
+            edits: As `compensated` returns them.
+            tensors: Likewise; they stay where nothing was held out.
+        """
         if not (tensors and self.samples.enough and self.output.comparable):
             return tensors
-        return fitted_and_tuned(edits, {}, self.samples.all_samples, self.output)
+        return fitted_and_tuned(edits, {}, self.samples.whole, self.output)
 
     def shares(self, cost: str, removed: Removed, rule: WidthRule) -> Shares:
         """Return what an allocation saves of a cost.

@@ -29,7 +29,7 @@ from prunerecover.width.narrowable import samples_of
 from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.pruned_output import judge_of
 from prunerecover.width.signals.context import ClassLabels, WidthImportance
-from prunerecover.width.tuning import fitted_and_tuned
+from prunerecover.width.stages import fitted_in_stages
 
 
 @ordinary_arithmetic()
@@ -128,13 +128,12 @@ def plan_width(
 
 
 def _in_rounds(model: nn.Module, budget: Budget, batches: Sequence[Any], config: WidthConfig) -> Plan:
-    """Return the plan of several rounds; what weights take over in each is tuned towards the dense model."""
+    """Return the plan of several rounds; once all is decided, weights are tuned towards the dense model's output."""
     asked, network = budget.to_dict(), deep_copy(model)
     if budget.in_units:
         budget = Budget(remove=budget.counts(WidthPlanner(network, batches=batches, config=config).units))
     several = several_samples(batches) or batches
     plan, kept, taken = Plan(), dict[str, tuple[int, int]](), list[dict[str, float]]()
-    samples = samples_of(model, batches, config.seed)
     for whole in budget.in_steps(config.rounds):
         part = whole.remaining(taken)
         if part is None:  # rounds before have taken as much
@@ -142,16 +141,15 @@ def _in_rounds(model: nn.Module, budget: Budget, batches: Sequence[Any], config:
         if taken:
             recalibrate_batchnorm(network, several)
         planner = WidthPlanner(network, batches=batches, config=config)
-        step = planner.plan(part)
+        step = planner.plan(part, finished=False)
         taken.append(budget_used(step, budget, network, planner.first_batch, config.seed))
-        done, plan = len(plan.edits), plan + step
-        if done and step.tensors:
-            judge = judge_of(model, samples)
-            plan = plan.with_tensors(fitted_and_tuned(plan.edits, plan.tensors, samples.all_samples, judge, done))
-        apply_edits(network, plan.edits[done:], plan.tensors)
+        apply_edits(network, step.edits, step.tensors)
+        plan = plan + step
         for name, (left, size) in WidthEvidence.of(step.evidence).kept.items():
             kept[name] = (left, kept.get(name, (left, size))[1])
+    samples = samples_of(model, batches, config.seed)
+    tensors = fitted_in_stages(plan.edits, samples.whole, judge_of(model, samples))
     arguments = {**plan.made_by.arguments, "budget": asked, "rounds": config.rounds}
     made_by = plan.made_by.model_copy(update={"arguments": arguments})
     evidence = {**plan.evidence, **WidthEvidence(kept=kept).to_dict()}
-    return plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(plan.tensors)
+    return plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(tensors)

@@ -122,14 +122,22 @@ class WidthPlanner:
         return self.config.scores.of_units(self.network.model, signal, names)
 
     @ordinary_arithmetic()
-    def plan(self, budget: Budget | None = None, rule: WidthRule | None = None, *, in_part: bool = False) -> Plan:
+    def plan(
+        self,
+        budget: Budget | None = None,
+        rule: WidthRule | None = None,
+        *,
+        in_part: bool = False,
+        finished: bool = True,
+    ) -> Plan:
         """Return the plan of one budget; see `plan_width`.
 
         Args:
             budget: None: the rule has a tolerance.
             rule: How units are chosen, and what they leave; None: as the planner's `config` says.
-            in_part: More goes than this. Latency is measured, and what weights take over is fitted to all samples and
-                tuned, once all is planned: few samples are enough here.
+            in_part: More goes than this. Latency is measured once all is planned: few samples are enough here.
+            finished: Whether what weights take over is fitted to all samples and tuned; otherwise it is fitted to those
+                that are not held out.
         """
         rule = self.config if rule is None else rule
         rule.check_budget(budget, sorted(self.units))
@@ -159,7 +167,7 @@ class WidthPlanner:
                 **({} if rule.round_to is None else {"round_to": rule.round_to}),
             },
             seed=self.config.seed,
-            tensors=fitted if in_part else self.network.finished(edits, fitted),
+            tensors=self.network.finished(edits, fitted) if finished else fitted,
             example=self.network.example,
             evidence={**found.to_dict(), **evidence},
         )

@@ -85,7 +85,7 @@ def judge_of(model: nn.Module, samples: CalibrationSet) -> PrunedOutput:
 
 
 def fitted_to(samples: CalibrationSet, judge: PrunedOutput) -> tuple[ModelInputs, ...]:
-    """Return the samples that are fitted to: all of them unless the others can judge."""
+    """Return the samples that are fitted to while others judge: three quarters, or all if nothing can be judged."""
     return samples.fit if judge.comparable else samples.all_samples
 
 

@@ -3,18 +3,20 @@
 Ridge regression makes what is read alike in every direction, layer by layer; the rest of the network reads some
 directions and not others. From that solution on, Adam (Kingma and Ba, arXiv 1412.6980) minimises the output divergence
 on the same samples, for all layers together, as distillation without labels. Only the coefficients of the prediction
-are learnt, so that the plan holds what it held before, and the cost is the same. Of all epochs the best one is kept;
-that may be none. The counterpart for units of depth is `calibration/tuning.py`.
+are learnt, so that the plan holds what it held before, and the cost is the same. Of all epochs the one is kept whose
+output is best on samples that may have been learnt from: steps that are too long are seen, and none may be kept. The
+counterpart for units of depth is `calibration/tuning.py`.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from prunerecover.calibration.divergence import OtherShape, output_divergence
+from prunerecover.calibration.divergence import output_divergence
 from prunerecover.calibration.kept_outputs import KeptOutputs
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs, call, predictions_of, without_padding
@@ -43,8 +45,8 @@ def fitted_and_tuned(
         edits: In order; each names tensors as those before leave them.
         tensors: Of the edits before the first one that is fitted.
         batches: What is fitted to.
-        judge: Compares outputs with the dense model's. Held-out samples measure afterwards what tuning brought only if
-            `batches` does not have them; for the best result it has.
+        judge: Compares outputs with the dense model's, and says which epoch is best. Its samples may be among
+            `batches`; what it measures afterwards is too good then.
         since: The first edit whose tensors may be fitted; those before stay as they are.
     """
     first = next((i for i, edit in enumerate(edits) if i >= since and isinstance(edit, Narrow)), len(edits))
@@ -115,14 +117,19 @@ def _epochs(
 
 
 def _gradients(network: nn.Module, batch: ModelInputs, dense: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return those of the divergence; none if the output has none or another shape, or if they are not finite."""
+    """Return those of the divergence; none if the output has none, they are not finite, or the pass fails."""
     try:
         with torch.enable_grad():
             loss = output_divergence(dense, _output(network, batch))
         gradients = torch.autograd.grad(loss, weights, materialize_grads=True) if loss.requires_grad else ()
     except torch.OutOfMemoryError:
-        raise
-    except (OtherShape, RuntimeError):  # an operation in place, or one without a backward pass
+        warnings.warn(
+            "There is no memory to tune what weights take over from removed units: it stays as least squares say. "
+            "Pass smaller batches.",
+            stacklevel=2,
+        )
+        return ()
+    except Exception:  # an operation in place, one without a backward pass, another shape: least squares stay
         return ()
     return gradients if all(bool(gradient.isfinite().all()) for gradient in gradients) else ()
 

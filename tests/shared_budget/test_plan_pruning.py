@@ -183,7 +183,7 @@ def test_splits_are_compared_on_samples_that_nothing_was_fitted_to(both: Plan) -
         return found
 
     assert planner.divergence(both) == pytest.approx(divergence(learnt(samples.fit)), rel=1e-4)
-    for key, value in learnt(samples.all_samples).items():  # once all is decided
+    for key, value in learnt(samples.whole).items():  # once all is decided
         torch.testing.assert_close(both.tensors[key], value, rtol=1e-3, atol=1e-4)
 
 

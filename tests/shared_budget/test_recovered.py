@@ -29,7 +29,7 @@ def test_most_accurate_split_is_planned_whatever_its_output_is() -> None:
 
     for sign, share in ((1, 0.0), (-1, 1.0)):
         asked.clear()
-        plan = plan_pruning(vit(), THIRD, batches=images(), kinds=KINDS, evaluate=evaluate, seed=3)
+        plan = plan_pruning(vit(), THIRD, batches=images(6), kinds=KINDS, evaluate=evaluate, seed=3)
         found = SplitEvidence.of(plan.evidence)
         trials = [trial for some in asked for trial in some]
         assert found.depth_share == share
@@ -38,6 +38,8 @@ def test_most_accurate_split_is_planned_whatever_its_output_is() -> None:
         assert all(one.divergence is None for one in found.splits)
         assert {trial.seed for trial in trials} == {3}
         assert len(asked[0]) == 3, "they do not depend on one another"
+        recovered = next(trial.plan for trial in trials if trial.plan.edits == plan.edits)
+        assert all(recovered.tensors[key] is value for key, value in plan.tensors.items()), "what is returned"
         assert neurons(plan) == max(sign * neurons(trial.plan) for trial in trials) * sign
 
 

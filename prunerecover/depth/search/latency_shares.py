@@ -56,7 +56,7 @@ def searched_for_latency(
     """Return what is found by estimated shares of the latency; what it saves is measured.
 
     Args:
-        goal: A share of the latency, whose units can go.
+        goal: A share of the latency, less what clocks do not tell apart, and units that can go.
         shares: Estimates.
         searched: Searches for what meets a goal.
         measured: Returns the share that goes with what was found.
@@ -67,7 +67,7 @@ def searched_for_latency(
         goal.share,
         lambda share: searched(replace(goal, share=share, saved=shares.of, alone=None)),
         measured,
-        below=CLOCKS,
+        below=0.0,
         above=smallest + CLOCKS,
     )
     return found

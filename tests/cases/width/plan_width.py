@@ -86,5 +86,5 @@ def narrowed(make: Any, share: float = 0.3) -> tuple[nn.Module, tuple[Edit, ...]
     torch.manual_seed(0)
     model = spread(make().eval())
     planner = WidthPlanner(model, batches=[(images, torch.arange(8) % 4) for images in IMAGES.split(8)])
-    plan = planner.plan(Budget(params=share), WidthRule(allocation="uniform"), in_part=True)
+    plan = planner.plan(Budget(params=share), WidthRule(allocation="uniform"), finished=False)
     return model, plan.edits, dict(plan.tensors), split_batches(list(IMAGES.split(8)), CPU)

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from cases.depth.architectures import ARCHITECTURES
+from cases.depth.removal import removals_of
 from torch import Tensor, nn
 
 import prunerecover.surgery.saved_cost as saved_cost
-from prunerecover import Budget, apply_plan, merge, plan_depth
+from prunerecover import Budget, Plan, apply_plan, merge, plan_depth
 from prunerecover.cost.met_share import TRIES
 from prunerecover.cost.statistics import Interval
+from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.model.batches import ModelInputs
 
 SAMPLES = 2 * saved_cost.TIMED
@@ -34,6 +37,13 @@ def network(blocks: int = 5) -> nn.Module:
     torch.manual_seed(0)
     body = [nn.Conv2d(3, 8, 3), *(Residual(8) for _ in range(blocks)), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(*body, nn.Linear(8, 4)).eval()
+
+
+def parameters_left(model: nn.Module, plan: Plan) -> float:
+    pruned = copy.deepcopy(model)
+    apply_plan(pruned, plan)
+    merge(pruned)
+    return sum(p.numel() for p in pruned.parameters()) / sum(p.numel() for p in model.parameters())
 
 
 @pytest.fixture
@@ -63,10 +73,7 @@ def test_kinds_are_timed_and_what_is_planned_and_not_every_set(
     assert len([left for samples, left in timed if samples == saved_cost.TIMED]) == len(kinds)
     tried = [left for samples, left in timed if samples == SAMPLES]
     assert len(tried) <= TRIES + 1
-    pruned = copy.deepcopy(model)
-    apply_plan(pruned, plan)
-    merge(pruned)
-    left = sum(p.numel() for p in pruned.parameters()) / sum(p.numel() for p in model.parameters())
+    left = parameters_left(model, plan)
     assert left in [pytest.approx(one) for one in tried], "what is returned was measured"
     assert left <= 0.61
 
@@ -76,3 +83,17 @@ def test_a_kind_of_one_unit_is_timed(timed: list[tuple[int, float]]) -> None:
     plan = plan_depth(model, Budget(latency=0.3), batches=[images], kinds="block", ignore=["1"])
     assert plan.removed == {"block": ("2",)}
     assert timed
+
+
+@pytest.mark.parametrize("name", ["post-norm", "1-d"])
+def test_a_kind_whose_first_unit_stays_is_timed(timed: list[tuple[int, float]], name: str) -> None:
+    """Widths around its first layer cannot follow."""
+    removals = removals_of(*ARCHITECTURES[name]())
+    first = next(unit for unit in removals.units if unit.kind == "layer")
+    with pytest.raises(NotRemovable):
+        removals.edits([first])
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(SAMPLES, *arg.shape[1:], generator=generator) for arg in removals.example.args]
+    plan = plan_depth(removals.model, Budget(latency=0.25), batches=[ModelInputs(tuple(inputs))], kinds="layer")
+    assert plan.removed["layer"]
+    assert parameters_left(removals.model, plan) <= 0.76

@@ -13,6 +13,7 @@ from cases.width.plan_width import cnn, vit
 from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, plan_width, save_pruned
+from prunerecover.apply import refit_plan
 from prunerecover.model.batches import ModelInputs, split_batches
 from prunerecover.plan.edits import Narrow
 from prunerecover.surgery.apply_edits import apply_edits
@@ -21,6 +22,7 @@ from prunerecover.width.compensation import fit_compensation, fitted_tensors, wi
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.pruned_output import judge_of
+from prunerecover.width.stages import fitted_in_stages
 from prunerecover.width.tuning import tuned_tensors
 
 IMAGES = torch.randn(32, 3, 16, 16, generator=torch.Generator().manual_seed(3))
@@ -120,7 +122,7 @@ def test_moments_that_a_planner_keeps_give_what_the_edits_alone_do(make: Any) ->
     x = torch.randn(64, 6) if make is Both else IMAGES
     batches = [(x, torch.arange(len(x)) % 3)]
     planner = WidthPlanner(model, batches=batches)
-    plan = planner.plan(Budget(params=0.3), WidthRule(allocation="uniform"), in_part=True)  # before they are tuned
+    plan = planner.plan(Budget(params=0.3), WidthRule(allocation="uniform"), finished=False)  # before they are tuned
     narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
     found = fit_compensation(model, narrowing, split_batches([x], x.device).fit)
     assert sum(map(len, found)) == len(plan.tensors) > 0
@@ -186,8 +188,8 @@ def test_refitted_plan_is_the_plan_of_the_other_weights() -> None:
     apply_plan(other, plan, refit=batches)
     narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
     samples = split_batches([IMAGES], IMAGES.device)
-    fitted = fitted_tensors(by_hand, narrowing, samples.all_samples)
-    tensors = tuned_tensors(plan.edits, fitted, samples.all_samples, judge_of(by_hand, samples))
+    fitted = fitted_tensors(by_hand, narrowing, samples.whole)
+    tensors = tuned_tensors(plan.edits, fitted, samples.whole, judge_of(by_hand, samples))
     source = plan.source.model_copy(update={"weights": None})
     apply_plan(by_hand, plan.model_copy(update={"source": source}).with_tensors(tensors))
     torch.testing.assert_close(other(IMAGES), by_hand(IMAGES), rtol=1e-4, atol=1e-4)
@@ -260,3 +262,24 @@ def test_rounds_are_refitted_one_after_the_other() -> None:
     apply_plan(fitted, plan)
     apply_plan(refitted, plan, refit=batches)
     torch.testing.assert_close(refitted(batches[0][0]), fitted(batches[0][0]), rtol=1e-3, atol=1e-4)
+
+
+def test_groups_that_are_narrowed_in_later_rounds_alone_are_refitted_as_they_were_planned() -> None:
+    model, batches = cnn(), [(IMAGES, LABELS)]
+    plan = plan_width(model, Budget(macs=0.4), batches=batches, rounds=3)
+    rounds = [edit.unit for edit in plan.edits if isinstance(edit, Narrow)]
+    assert len(rounds) > len(set(rounds))
+    again = refit_plan(model, plan, batches)
+    for key, value in plan.tensors.items():
+        torch.testing.assert_close(again.tensors[key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_rounds_are_tuned_towards_the_dense_network() -> None:
+    """And not, each, towards what the rounds before have left."""
+    model, batches = cnn(), [(IMAGES, LABELS)]
+    plan = plan_width(model, Budget(macs=0.4), batches=batches, rounds=2)
+    samples = split_batches([IMAGES], IMAGES.device)
+    judge, narrowing = judge_of(model, samples), [i for i, e in enumerate(plan.edits) if isinstance(e, Narrow)]
+    assert len(narrowing) > 1
+    found = fitted_in_stages(plan.edits, samples.whole, judge)
+    assert all(torch.equal(found[key], value) for key, value in plan.tensors.items())

@@ -115,7 +115,7 @@ def test_what_a_user_plans_is_tuned_and_the_same_each_time() -> None:
     batches = [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]
     plans = [plan_width(spread(vit()), Budget(macs=0.4), batches=batches) for _ in range(2)]
     assert all(torch.equal(plans[1].tensors[key], value) for key, value in plans[0].tensors.items())
-    untuned = WidthPlanner(spread(vit()), batches=batches).plan(Budget(macs=0.4), in_part=True)
+    untuned = WidthPlanner(spread(vit()), batches=batches).plan(Budget(macs=0.4), finished=False)
     assert untuned.edits == plans[0].edits
     inputs = torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(4))
     divergences = []
@@ -131,7 +131,7 @@ def test_all_samples_are_fitted_to_once_all_is_decided() -> None:
     batches = [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]
     plan = plan_width(spread(vit()), Budget(macs=0.4), batches=batches)
     model, samples = spread(vit()), split_batches([images for images, _ in batches], CPU)
-    by_hand = fitted_and_tuned(plan.edits, {}, samples.all_samples, judge_of(model, samples))
+    by_hand = fitted_and_tuned(plan.edits, {}, samples.whole, judge_of(model, samples))
     for key, value in plan.tensors.items():
         torch.testing.assert_close(value, by_hand[key], rtol=1e-3, atol=1e-4)
 

@@ -1,0 +1,58 @@
+"""Fit plans of several stages, each of which starts from what those before leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from prunerecover.model.batches import ModelInputs
+from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove
+from prunerecover.width.pruned_output import PrunedOutput
+from prunerecover.width.tuning import fitted_and_tuned
+
+Tensors = Mapping[str, Tensor]
+Fit = Callable[[Sequence[Edit], Sequence[Edit], Tensors], Tensors]  # edits that are done, those of a stage, tensors
+
+
+def fitted_in_stages(
+    edits: Sequence[Edit], batches: Sequence[ModelInputs], judge: PrunedOutput, others: Fit = lambda *_: {}
+) -> dict[str, Tensor]:
+    """Return the tensors of edits; in all stages weights are tuned towards the output of the dense model.
+
+    Args:
+        edits: In order; they name their tensors.
+        batches: What widths are fitted to.
+        judge: Compares outputs with the dense model's.
+        others: Fits a stage that narrows nothing, given all edits before, its own, and tensors of those before.
+    """
+    tensors, done = dict[str, Tensor](), list[Edit]()
+    for stage in _stages(edits):
+        if any(isinstance(edit, Narrow) and edit.tensors for edit in stage):
+            tensors = fitted_and_tuned([*done, *stage], tensors, batches, judge, since=len(done))
+        else:
+            tensors |= others(done, stage, tensors)
+        done += stage
+    return tensors
+
+
+def _stages(edits: Sequence[Edit]) -> Iterator[list[Edit]]:
+    """Split into runs that can be fitted on one model.
+
+    A merge starts anew, and so does a unit that is named after blocks have moved or after something was narrowed, and a
+    group that is narrowed a second time.
+    """
+    stage: list[Edit] = []
+    moved = False
+    for edit in edits:
+        is_block = isinstance(edit, Remove) and edit.kind == "block"
+        narrowed = bool(stage) and isinstance(stage[-1], Narrow) != isinstance(edit, Narrow)
+        again = isinstance(edit, Narrow) and any(isinstance(e, Narrow) and e.unit == edit.unit for e in stage)
+        behind = narrowed or again or (moved and not is_block and not isinstance(edit, Config))
+        if stage and (isinstance(edit, Merge) or behind):
+            yield stage
+            stage, moved = [], False
+        moved = moved or is_block
+        stage.append(edit)
+    if stage:
+        yield stage
