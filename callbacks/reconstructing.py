@@ -1,4 +1,4 @@
-"""The part of a Trainer's run that callbacks share which narrow: reconstruction, and statistics of BatchNorm."""
+"""What callbacks do once units are gone: reconstruction where widths were narrowed, and statistics of BatchNorm."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ class ReconstructingCallback(PruningCallback):
         if batchnorms(network):
             rank_zero_warn(
                 "The plan was applied without recalibrating BatchNorm, whose statistics are still those of the dense "
-                "network, and without reconstruction: scores will be low until it is trained. Fit first on one device "
-                "or with DDP, or call recalibrate_batchnorm(network, batches)."
+                "network, and without reconstruction of what was narrowed: scores will be low until it is trained. Fit "
+                "first on one device or with DDP, or call recalibrate_batchnorm(network, batches)."
             )
 
 

@@ -67,6 +67,13 @@ def test_batchnorm_is_recalibrated_at_the_surgery(tmp_path: Path) -> None:
     assert int(norm.num_batches_tracked) == 4 + 1  # four calibration batches, one training step since
 
 
+def test_batchnorm_is_recalibrated_after_surgery_in_depth_as_well(tmp_path: Path) -> None:
+    steps = DepthPrune(remove={"layer": 1}, calibration=48, schedule={"start": 1})
+    module = fit(tmp_path, steps, limit_train_batches=1, epochs=2)
+    assert Ledger.of(module).events
+    assert int(module.net.bn1.num_batches_tracked) == 4 + 1
+
+
 def test_schedule_divides_the_budget(tmp_path: Path) -> None:
     steps = prune(schedule={"start": 0, "every": 1, "times": 3})
     module = fit(tmp_path, steps)
