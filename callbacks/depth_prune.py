@@ -14,7 +14,7 @@ from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.calibration.training_loss import training_loss
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.reconstructing import ReconstructingCallback
+from prunerecover.callbacks.reconstructing import RecalibratingCallback
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.depth.arguments import DepthConfig, check_ignore, known_by_parts
 from prunerecover.depth.feasible import check_feasible
@@ -29,7 +29,7 @@ from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
 from prunerecover.plan.plan import Plan
 
 
-class DepthPrune(ReconstructingCallback):
+class DepthPrune(RecalibratingCallback):
     """Prune the depth of a network inside any LightningModule, and keep training it.
 
     The surgery happens at the start of an epoch. Checkpoints hold what was done, so resuming, `test(ckpt_path="best")`

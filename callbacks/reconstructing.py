@@ -1,4 +1,4 @@
-"""What callbacks do once units are gone: reconstruction where widths were narrowed, and statistics of BatchNorm."""
+"""What callbacks do once units are gone: BatchNorm anew, and reconstruction where widths were narrowed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,59 @@ from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, recalibrate_
 from prunerecover.surgery.apply_edits import apply_edits
 
 
-class ReconstructingCallback(PruningCallback):
+class RecalibratingCallback(PruningCallback):
+    """Base: estimates the statistics of BatchNorm anew once units are gone."""
+
+    also_left = ""  # what else is not done without data
+
+    def after_surgery(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
+    ) -> None:
+        """Estimate BatchNorm statistics anew; all ranks and averages take the first's.
+
+        Args:
+            trainer: In the middle of the fit.
+            pl_module: Its LightningModule.
+            target: Path of the network.
+            plan: What was done.
+            before: What `keep` returned.
+        """
+        network = unwrap(get_module(pl_module, target))
+        if before is None and not batchnorms(network):
+            return
+        inputs = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
+        inputs = several_samples(inputs) or inputs
+        self._recover(trainer, pl_module, target, plan, before, inputs)
+        statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
+        _take_from_first(trainer, statistics)
+        for average in averaged_copies(pl_module):  # an average of old statistics is one of other activations
+            averaged = dict(unwrap(get_module(average, target)).named_buffers())
+            for name, value in statistics.items():
+                averaged[name].copy_(value)
+
+    def _recover(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        target: str,
+        plan: Plan,
+        before: nn.Module | None,
+        inputs: list[CapturedInputs],
+    ) -> None:
+        """Recalibrate BatchNorm on what the network gets."""
+        recalibrate_batchnorm(unwrap(get_module(pl_module, target)), inputs)
+
+    def after_surgery_without_data(self, network: nn.Module) -> None:
+        """Say that BatchNorm is not recalibrated without training data."""
+        if batchnorms(network):
+            rank_zero_warn(
+                "The plan was applied without recalibrating BatchNorm, whose statistics are still those of the dense "
+                f"network{self.also_left}: scores will be low until it is trained. Fit first on one device or with "
+                "DDP, or call recalibrate_batchnorm(network, batches)."
+            )
+
+
+class ReconstructingCallback(RecalibratingCallback):
     """Base: fits what is left to what the network gave before it was narrowed.
 
     Args:
@@ -30,6 +82,8 @@ class ReconstructingCallback(PruningCallback):
         reconstruct: Whether weights are fitted; None: of networks with BatchNorm.
         arguments: As of `PruningCallback`.
     """
+
+    also_left = ", and without reconstruction"
 
     def __init__(self, budget: Budget | None, *, reconstruct: bool | None = None, **arguments: Any) -> None:
         check_flag("reconstruct", reconstruct)
@@ -47,44 +101,19 @@ class ReconstructingCallback(PruningCallback):
         apply_edits(before, others, plan.tensors)
         return before
 
-    def after_surgery(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
-    ) -> None:
-        """Reconstruct the weights, estimate BatchNorm statistics anew; all ranks and averages take the first's.
-
-        Args:
-            trainer: In the middle of the fit.
-            pl_module: Its LightningModule.
-            target: Path of the network.
-            plan: What was done.
-            before: What `keep` returned; None: nothing is reconstructed.
-        """
-        network = unwrap(get_module(pl_module, target))
-        if before is None and not batchnorms(network):
-            return
-        inputs = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
-        inputs = several_samples(inputs) or inputs
-        if before is None:
-            recalibrate_batchnorm(network, inputs)
-        else:
-            self._reconstruct(trainer, pl_module, target, plan, before, inputs)
-        statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
-        _take_from_first(trainer, statistics)
-        for average in averaged_copies(pl_module):  # an average of old statistics is one of other activations
-            averaged = dict(unwrap(get_module(average, target)).named_buffers())
-            for name, value in statistics.items():
-                averaged[name].copy_(value)
-
-    def _reconstruct(
+    def _recover(
         self,
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
         target: str,
         plan: Plan,
-        before: nn.Module,
+        before: nn.Module | None,
         inputs: list[CapturedInputs],
     ) -> None:
-        """Reconstruct the network; averages of what it was move along."""
+        """Reconstruct the network, and BatchNorm with it; averages of what it was move along."""
+        if before is None:
+            super()._recover(trainer, pl_module, target, plan, before, inputs)
+            return
         network, averages = unwrap(get_module(pl_module, target)), averaged_copies(pl_module)
         narrowed = {name: p.detach().clone() for name, p in network.named_parameters()} if averages else {}
         narrowing = plan.model_copy(update={"edits": tuple(_parts(plan)[1])})
@@ -94,15 +123,6 @@ class ReconstructingCallback(PruningCallback):
             averaged = dict(unwrap(get_module(average, target)).named_parameters())
             for name, parameter in network.named_parameters():
                 averaged[name].data += (parameter.detach() - narrowed[name]).to(averaged[name].device)
-
-    def after_surgery_without_data(self, network: nn.Module) -> None:
-        """Say that nothing is reconstructed, nor BatchNorm recalibrated, without training data."""
-        if batchnorms(network):
-            rank_zero_warn(
-                "The plan was applied without recalibrating BatchNorm, whose statistics are still those of the dense "
-                "network, and without reconstruction of what was narrowed: scores will be low until it is trained. Fit "
-                "first on one device or with DDP, or call recalibrate_batchnorm(network, batches)."
-            )
 
 
 def _parts(plan: Plan) -> tuple[list[Edit], list[Edit]]:

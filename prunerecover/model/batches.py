@@ -202,7 +202,7 @@ class CalibrationSet:
     fit: tuple[ModelInputs, ...]
     held_out: tuple[ModelInputs, ...]
     n_samples: int
-    whole: tuple[ModelInputs, ...] = ()
+    whole: tuple[ModelInputs, ...]
 
     @property
     def all_samples(self) -> tuple[ModelInputs, ...]:

@@ -100,7 +100,6 @@ class SplitSearch:
         self.cost, self.wanted = check_share(budget)
         self.tried: list[TriedSplit] = []
         self.plans: dict[float, Plan] = {}
-        self._done: list[tuple[Plan, Plan]] = []
         self._warnings: dict[float, list[Warning | str]] = {}
         self._reach = self.wanted  # of the MACs (or parameters) in depth alone, to save what is wanted of the cost
 
@@ -171,7 +170,8 @@ class SplitSearch:
         divergence = self._divergence(plan) if compared else None
         saved = self.planner.removed_share(plan, self.cost)
         self.tried.append(TriedSplit(depth=share, divergence=divergence, saved=saved))
-        self.plans[share], self._warnings[share] = plan, [warning.message for warning in caught]
+        self.plans[share] = plan if self.evaluate is None else self.planner.finished(plan)
+        self._warnings[share] = [warning.message for warning in caught]
 
     def _planned(self, share: float, aim: float) -> Plan:
         """Return the plan of a split that is to save a share of the cost; what its parts miss, `_met` measures."""
@@ -193,8 +193,7 @@ class SplitSearch:
         if self.evaluate is None:
             return
         new = [i for i, one in enumerate(self.tried) if not one.refused and one.accuracy is None]
-        plans = [self._finished(self.plans[self.tried[i].depth]) for i in new]
-        trials = [Trial(plan, self.planner.config.seed) for plan in plans]
+        trials = [Trial(self.plans[self.tried[i].depth], self.planner.config.seed) for i in new]
         for i, accuracy in zip(new, accuracies_of(self.evaluate, trials), strict=True):
             self.tried[i] = self.tried[i].model_copy(update={"accuracy": float(accuracy)})
 
@@ -219,15 +218,8 @@ class SplitSearch:
             below=NEAR,
             above=CLEARLY if self.cost == "latency" else math.inf,  # what is counted may exceed it by a unit
         )
-        return self._finished(plan), saved
-
-    def _finished(self, plan: Plan) -> Plan:
-        """Return a plan as it is once all is decided; computed once."""
-        known = (finished for other, finished in self._done if other is plan)
-        if (found := next(known, None)) is None:
-            found = self.planner.finished(plan)
-            self._done.append((plan, found))
-        return found
+        recovered = self.evaluate is not None and plan is self.plans[share]
+        return (plan if recovered else self.planner.finished(plan)), saved
 
     def _described(self, share: float, plan: Plan, saved: float) -> Plan:
         """Return the plan as one for the whole budget."""

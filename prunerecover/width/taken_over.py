@@ -68,6 +68,11 @@ class TakenOver:
         return weight.narrow(1, self.begin, self.length)
 
 
+def first_narrowed(edits: Sequence[Edit], since: int = 0) -> int:
+    """Return the number of the first edit that narrows, from one on; that behind the last if none does."""
+    return next((i for i, edit in enumerate(edits) if i >= since and isinstance(edit, Narrow)), len(edits))
+
+
 def numbers_in_memory(network: nn.Module, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> int:
     """Return about how many numbers learning takes: coefficients, gradients, Adam's two averages, and dense weights.
 
@@ -95,7 +100,7 @@ def taken_over(
         tensors: Of the edits.
         since: The first edit whose tensors are learnt. From the first one on that narrows, all do, no group twice.
     """
-    first = next((i for i, edit in enumerate(edits) if i >= since and isinstance(edit, Narrow)), len(edits))
+    first = first_narrowed(edits, since)
     before, narrowing = share_copy(model), [edit for edit in edits[first:] if isinstance(edit, Narrow)]
     apply_edits(before, edits[:first], tensors)
     found = []

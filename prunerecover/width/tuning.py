@@ -25,7 +25,7 @@ from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncom
 from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.width.compensation import fitted_tensors
 from prunerecover.width.pruned_output import PrunedOutput
-from prunerecover.width.taken_over import TakenOver, numbers_in_memory, taken_over
+from prunerecover.width.taken_over import TakenOver, first_narrowed, numbers_in_memory, taken_over
 
 EPOCHS, SAMPLES = 3, 32  # the latter per step at most
 FEWEST = 32  # samples; with 8, outputs on others may diverge more than by least squares alone
@@ -49,7 +49,7 @@ def fitted_and_tuned(
             `batches`; what it measures afterwards is too good then.
         since: The first edit whose tensors may be fitted; those before stay as they are.
     """
-    first = next((i for i, edit in enumerate(edits) if i >= since and isinstance(edit, Narrow)), len(edits))
+    first = first_narrowed(edits, since)
     narrowing = [edit for edit in edits[first:] if isinstance(edit, Narrow)]
     found = {**tensors, **fitted_tensors(judge.pruned(edits[:first], tensors), narrowing, batches)}
     return tuned_tensors(edits, found, batches, judge, first)

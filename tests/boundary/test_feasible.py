@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from cases.boundary import BATCHES, LAYERS, QUICK, Told, attention_hurts, hill, quick_planner, split_of
+from cases.depth.clock import counts_parameters
 from cases.engine import batch_of, build
 from torch import nn
 
-import prunerecover.surgery.saved_cost as saved_cost
 from prunerecover.apply import apply_plan
 from prunerecover.boundary.designs import Split, affordable_splits, feasible_splits
 from prunerecover.boundary.feasible import TYPES, CostLine, feasible_within, layers_of
 from prunerecover.boundary.plan_boundary import plan_boundary
 from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
 from prunerecover.cost.macs import count_macs
-from prunerecover.cost.statistics import Interval
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.model.batches import as_inputs
 from prunerecover.plan.budget import Budget
@@ -125,24 +123,16 @@ def test_a_share_that_removing_everything_does_not_meet_is_refused() -> None:
 
 
 def test_a_share_of_latency_is_measured_per_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that counts parameters instead of seconds: the splits are those of a share of parameters."""
-
-    class Ratio:
-        def __init__(self, value: float) -> None:
-            self.ratio = Interval(value, value, value, 0.95)
-
-    def clock(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Ratio:
-        assert example.n_samples == as_inputs(BATCHES[0]).n_samples > 1
-        counts = [sum(p.numel() for p in m.parameters()) for m in (dense, pruned)]
-        return Ratio(counts[1] / counts[0])
-
-    monkeypatch.setattr(saved_cost, "latency_ratio", clock)
+    """With a clock that counts parameters: the splits are those of a share of parameters."""
+    timed = counts_parameters(monkeypatch)
     model, told = build("timm"), Told(hill)
     planner = quick_planner(model)
     plan = plan_boundary(model, Budget(latency=0.3), evaluate=told, **QUICK)
     splits = feasible_within(planner, Budget(params=0.3)).splits
     assert feasible_within(planner, Budget(latency=0.3)).splits == splits
     assert {split_of(plan), *(split for split, _ in told.runs)} <= set(splits)
+    assert {samples for samples, _ in timed} == {as_inputs(BATCHES[0]).n_samples}
+    assert as_inputs(BATCHES[0]).n_samples > 1
 
 
 def test_ignored_units_are_not_counted() -> None:

@@ -64,7 +64,7 @@ def test_sharding_leaves_batchnorm_as_it_was_and_says_so_unless_a_checkpoint_is_
     module, callback, trainer = narrowing(strategy)
     callback.setup(trainer, module, "fit")
     assert module.net[0].out_channels < 8
-    with pytest.warns(UserWarning, match="without recalibrating BatchNorm, .* and .* narrowed: scores will"):
+    with pytest.warns(UserWarning, match="without recalibrating BatchNorm, .* and without reconstruction: scores will"):
         callback.on_train_start(trainer, module)
     module, callback, trainer = narrowing(strategy)
     callback.setup(trainer, module, "fit")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
+from cases.depth.clock import counts_parameters, parameters_left
 from cases.engine import batch_of, batches_of, build, loss, unchanged
 from cases.sampling import one_in
 from torch import nn
@@ -16,12 +16,11 @@ from torch import nn
 import prunerecover.surgery.saved_cost as saved_cost
 from prunerecover.apply import apply_plan
 from prunerecover.cost.macs import count_macs
-from prunerecover.cost.statistics import Interval
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.planner import Decision
 from prunerecover.depth.units import find_units
-from prunerecover.model.batches import ModelInputs, as_inputs
+from prunerecover.model.batches import as_inputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit
@@ -71,41 +70,17 @@ def test_share_of_cost_takes_the_shortest_prefix() -> None:
 
 
 def test_share_of_latency_is_found_by_bisection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that counts parameters instead of seconds, for a machine that others use."""
-    asked: list[float] = []
-
-    class Ratio:
-        def __init__(self, value: float) -> None:
-            self.ratio = Interval(value, value, value, 0.95)
-
-    def clock(dense: nn.Module, pruned: nn.Module, example: Any, **_: Any) -> Ratio:
-        counts = [sum(p.numel() for p in m.parameters()) for m in (dense, pruned)]
-        asked.append(counts[1] / counts[0])
-        return Ratio(asked[-1])
-
-    monkeypatch.setattr(saved_cost, "latency_ratio", clock)
-    model = build("timm")
+    timed, model = counts_parameters(monkeypatch), build("timm")
     with unchanged(model):
         plan = plan_depth(model, Budget(latency=0.4), batches=batches_of("timm"), replace="zero", search="one_shot")
+    asked = [left for _, left in timed]
     assert min(a for a in asked if 1 - a >= 0.4) <= 0.6
     assert 1 - plan.result.params / sum(p.numel() for p in model.parameters()) > 0
     assert len(asked) <= 6
 
 
 def test_kinds_are_timed_on_few_samples_and_what_is_planned_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that counts parameters."""
-    timed: list[tuple[int, float]] = []
-
-    class Ratio:
-        def __init__(self, value: float) -> None:
-            self.ratio = Interval(value, value, value, 0.95)
-
-    def clock(dense: nn.Module, pruned: nn.Module, example: ModelInputs, **_: Any) -> Ratio:
-        counts = [sum(p.numel() for p in m.parameters()) for m in (dense, pruned)]
-        timed.append((example.n_samples, counts[1] / counts[0]))
-        return Ratio(timed[-1][1])
-
-    monkeypatch.setattr(saved_cost, "latency_ratio", clock)
+    timed = counts_parameters(monkeypatch)
     how = {"kinds": ("attention", "mlp"), "replace": "zero", "search": "joint"}
     model, batches = build("timm"), [torch.cat([as_inputs(b).args[0] for b in batches_of("timm")])]
     plan = plan_depth(model, Budget(latency=0.5), batches=batches, **how)
@@ -114,10 +89,7 @@ def test_kinds_are_timed_on_few_samples_and_what_is_planned_on_all(monkeypatch: 
     assert len(batches[0]) > saved_cost.TIMED
     everything, *tried = [left for samples, left in timed if samples == len(batches[0])]
     assert everything < 0.5, "whether all that may go is enough"
-    pruned = copy.deepcopy(model)
-    apply_plan(pruned, plan)
-    merge(pruned)
-    left = sum(p.numel() for p in pruned.parameters()) / sum(p.numel() for p in model.parameters())
+    left = parameters_left(model, plan)
     assert left in [pytest.approx(one) for one in tried], "what is returned was measured"
     assert left <= 0.51 + 1e-6
 

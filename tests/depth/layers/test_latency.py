@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import pytest
 import torch
 from cases.depth.architectures import ARCHITECTURES
+from cases.depth.clock import counts_parameters, parameters_left
 from cases.depth.removal import removals_of
 from torch import Tensor, nn
 
 import prunerecover.surgery.saved_cost as saved_cost
-from prunerecover import Budget, Plan, apply_plan, merge, plan_depth
+from prunerecover import Budget, plan_depth
 from prunerecover.cost.met_share import TRIES
-from prunerecover.cost.statistics import Interval
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.model.batches import ModelInputs
 
@@ -39,29 +36,9 @@ def network(blocks: int = 5) -> nn.Module:
     return nn.Sequential(*body, nn.Linear(8, 4)).eval()
 
 
-def parameters_left(model: nn.Module, plan: Plan) -> float:
-    pruned = copy.deepcopy(model)
-    apply_plan(pruned, plan)
-    merge(pruned)
-    return sum(p.numel() for p in pruned.parameters()) / sum(p.numel() for p in model.parameters())
-
-
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
-    """Samples, and the share of the parameters that was left, of everything that was timed."""
-    seen: list[tuple[int, float]] = []
-
-    class Ratio:
-        def __init__(self, value: float) -> None:
-            self.ratio = Interval(value, value, value, 0.95)
-
-    def clock(dense: nn.Module, pruned: nn.Module, example: ModelInputs, **_: Any) -> Ratio:
-        counts = [sum(p.numel() for p in m.parameters()) for m in (dense, pruned)]
-        seen.append((example.n_samples, counts[1] / counts[0]))
-        return Ratio(seen[-1][1])
-
-    monkeypatch.setattr(saved_cost, "latency_ratio", clock)
-    return seen
+    return counts_parameters(monkeypatch)
 
 
 @pytest.mark.parametrize("kinds", [("layer",), ("layer", "block"), ("block",)])
