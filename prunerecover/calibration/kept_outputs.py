@@ -12,6 +12,7 @@ MOST_KEPT = 1 << 30  # bytes
 class KeptOutputs:
     """Outputs by number of their batch, kept while there is room; others are computed anew each time.
 
+    >>> import torch
     >>> outputs = KeptOutputs(lambda number: torch.full((1, 2), number))
     >>> outputs.of(3)
     tensor([[3, 3]])
