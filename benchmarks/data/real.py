@@ -30,6 +30,7 @@ RESULTS = ROOT / "docs" / "results"
 INSTRUCTIONS: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not known to older releases of torch
 BF16 = any(INSTRUCTIONS.get(name) for name in ("amx_bf16", "avx512_bf16"))  # far slower without
 CHECKPOINTS = ROOT / "checkpoints"  # what is too large to keep with the results
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # networks are fitted and scored here
 
 
 def data_root() -> Path:
@@ -61,8 +62,8 @@ def photos(folder: str) -> Tensor:
 
 
 def autocast() -> torch.autocast:
-    """Return a context in which networks run in bf16, if the processor multiplies in it, which takes half the time."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=BF16)
+    """Return a context in which networks run in bf16, if the device multiplies in it, which takes half the time."""
+    return torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16 or DEVICE.type == "cuda")
 
 
 def correct(model: nn.Module, loader: Iterable[Any], classes: Tensor | None = None) -> Tensor:
@@ -70,7 +71,7 @@ def correct(model: nn.Module, loader: Iterable[Any], classes: Tensor | None = No
     hits = []
     with torch.inference_mode():
         for images, labels in loader:
-            logits = model.eval()(images)
+            logits = model.to(DEVICE).eval()(images.to(DEVICE)).cpu()
             logits = logits if classes is None else logits[:, classes]
             hits.append(logits.argmax(1) == labels)
     return torch.cat(hits)

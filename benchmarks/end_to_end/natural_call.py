@@ -19,16 +19,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from benchmarks.data.real import accuracy, ahead_by, commands_so_far, made_by, parser, stored, unpacked, write
+from benchmarks.data.real import DEVICE, accuracy, ahead_by, commands_so_far, made_by, parser, stored, unpacked, write
 from benchmarks.end_to_end.natural_call_subjects import SUBJECTS, Subject
 from prunerecover import Budget, apply_plan, merge, plan_depth
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.callbacks import DepthPrune, DistillRecover, Prune, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.pruning import PruningCallback
+from prunerecover.cost.environment import cpu_name
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
 from prunerecover.depth.family_planner import FamilyPlanner
@@ -151,8 +153,7 @@ def retimed(rows: list[Row]) -> list[Row]:
             other = subject.dense()
             apply_plan(other, plan)
             merge(other)
-            ratio = latency_ratio(dense, other, subject.example, pairs=PAIRS, warmup=5).ratio
-            found[str(counts)] = ratio.value
+            found[str(counts)] = latency_share(subject, dense, other)
         row["latency_share"] = found[str(counts)]
     return rows
 
@@ -183,7 +184,7 @@ def measured(subject: Subject, method: str, budget: float, cost: str, seed: int)
     before = Watch(subject)
     behind = Watch(subject, before)
     callbacks = [before, surgeon, behind, DistillRecover()]
-    trainer = pl.Trainer(max_epochs=1, accelerator="cpu", callbacks=callbacks, **QUIET, **subject.precision)
+    trainer = pl.Trainer(max_epochs=1, accelerator=DEVICE.type, callbacks=callbacks, **QUIET, **subject.precision)
     trainer.fit(module, train_dataloaders=loader)
     ledger = Ledger.of(module)
     blocks = sum(isinstance(part, subject.block) for part in subject.dense().modules())
@@ -204,9 +205,8 @@ def measured(subject: Subject, method: str, budget: float, cost: str, seed: int)
 
 def scored(subject: Subject, network: nn.Module, method: str, budget: float, cost: str, stage: str, seed: int) -> Row:
     """Score a network, and measure what it costs once merged."""
-    dense, merged = subject.dense(), copy.deepcopy(network).eval()
+    dense, merged = subject.dense(), copy.deepcopy(network).cpu().eval()
     merge(merged)
-    share = latency_ratio(dense, merged, subject.example, pairs=PAIRS, warmup=5).ratio.value if cost else 1.0
     return {
         "model": subject.model,
         "method": method,
@@ -214,11 +214,17 @@ def scored(subject: Subject, network: nn.Module, method: str, budget: float, cos
         "cost": cost,
         "stage": stage,
         "macs_share": count_macs(merged, subject.example) / count_macs(dense, subject.example),
-        "latency_share": share,
+        "latency_share": latency_share(subject, dense, merged) if cost == "latency" else None,
         **accuracy(subject.hits(network)),
         "seed": seed,
         "passes": 0.0,
+        "device": cpu_name() if DEVICE.type == "cpu" else torch.cuda.get_device_name(),
     }
+
+
+def latency_share(subject: Subject, dense: nn.Module, other: nn.Module) -> float:
+    """Return the share of the dense network's latency that another one has, on one thread of the processor."""
+    return latency_ratio(dense, other, subject.example, pairs=PAIRS, warmup=5).ratio.value
 
 
 def save(rows: list[Row]) -> None:
@@ -270,7 +276,7 @@ def _cells(row: Row, rows: list[Row]) -> tuple[str, ...]:
         row["method"] + (" *" if row.get("before_tuning") else ""),
         row["stage"],
         f"{row['macs_share']:.3f}",
-        f"{row['latency_share']:.3f}",
+        "" if row["latency_share"] is None else f"{row['latency_share']:.3f}",
         f"{row['top1']:.2f} ({row['ci_low']:.2f}-{row['ci_high']:.2f})",
         *(_ahead(ours, row, rows) for ours in OURS),
         "" if row.get("depth_share") is None else f"{row['depth_share']:.1%}",

@@ -8,8 +8,9 @@ not those of another.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ from prunerecover.apply import apply_plan
 from prunerecover.families.describe import describe_blocks
 from prunerecover.model.batches import logits_of
 from prunerecover.model.copies import share_copy
-from prunerecover.model.evaluation import device_of, evaluating
+from prunerecover.model.evaluation import evaluating
 from prunerecover.model.key_values import CACHES
 from prunerecover.model.paths import get_module, unwrap
+from prunerecover.routing.host_memory import HostMemory
 from prunerecover.routing.plan_set import PlanSet
 from prunerecover.routing.prompt_states import BlockStates, handed_on, of_prompts, recorded
 from prunerecover.routing.router import Router
@@ -76,7 +78,7 @@ class RoutedCausalLM(nn.Module):
         self._shared: list[int] = []  # ids of the tensors that these share
         self._conversations: dict[str, int] = {}
         self._active: int | None = None  # the set whose blocks are on the device
-        self._host, self._device = device_of(self.model), None if device is None else torch.device(device)
+        self._waiting = None if device is None else HostMemory(torch.device(device))
         for number in range(len(sets.plans)):
             self.network(number)  # tells at once if a plan is for another model
 
@@ -117,7 +119,7 @@ class RoutedCausalLM(nn.Module):
         self._check_length(max(map(len, prompts)))
         texts = [] if self.tokenizer is None else self.tokenizer.batch_decode(prompts, skip_special_tokens=True)
         with _ALONE, evaluating(*(module for module in (self.router,) if isinstance(module, nn.Module))):
-            if self._device is not None:
+            if self._waiting is not None:
                 self._ready(self.default if self._active is None else self._active)  # all sets keep what a router reads
             network = self.network(_DENSE)
             with recorded(network, self.sets.shared_prefix) as found:
@@ -229,20 +231,28 @@ class RoutedCausalLM(nn.Module):
 
     def _holding_blocks(self) -> AbstractContextManager[Any]:
         """Keep other threads from moving blocks away, where they move."""
-        return _ALONE if self._device is not None else nullcontext()
+        return _ALONE if self._waiting is not None else nullcontext()
 
     def _ready(self, number: int) -> nn.Module:
         """Return a set's network with the blocks that it runs through on the device."""
         network = self.network(number)
-        if self._device is not None:
-            blocks = describe_blocks(self.model).blocks
-            gone = {id(t) for i in self.sets.blocks[number] for t in _tensors(get_module(self.model, blocks[i].path))}
+        if self._waiting is not None:
+            gone = self._ids_in_blocks(self.sets.blocks[number])
+            sometimes = self._ids_in_blocks(chain.from_iterable(self.sets.blocks))
             for tensor in _tensors(self.model):
-                place = self._host if id(tensor) in gone else self._device
-                if tensor.device != place:
-                    tensor.data = tensor.data.to(place)
+                if id(tensor) in gone:
+                    self._waiting.back(tensor)
+                elif id(tensor) in sometimes:
+                    self._waiting.to_device(tensor)
+                elif not self._waiting.holds(tensor):
+                    tensor.data = tensor.data.to(self._waiting.device)
             self._active = number
         return network
+
+    def _ids_in_blocks(self, numbers: Iterable[int]) -> set[int]:
+        """Return the ids of the tensors of blocks."""
+        blocks = describe_blocks(self.model).blocks
+        return {id(tensor) for i in set(numbers) for tensor in _tensors(get_module(self.model, blocks[i].path))}
 
     def _check_length(self, tokens: int) -> None:
         context = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
