@@ -38,8 +38,8 @@ class DistillRecover(LedgerCallback):
         alpha: Weight of the teacher, 0 to 1.
         temperature: T; divides the logits of both.
         features: Also match the hidden states after each pruned block (mean squared error relative to the teacher's).
-        target: Path of the network inside the LightningModule; default: the one that DepthPrune names, or the
-            single supported one.
+        target: Path of the network inside the LightningModule; default: the one that pruning callbacks name, or the
+            only one.
 
     Raises:
         ValueError: If alpha or temperature is out of range.

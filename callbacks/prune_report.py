@@ -46,8 +46,8 @@ class PruneReport(LedgerCallback):
 
     Args:
         dir: Folder for report.md, report.json, plan.json and the figures; relative to the trainer's default_root_dir.
-        target: Path of the network inside the LightningModule; default: the one that DepthPrune names, or the
-            single supported one.
+        target: Path of the network inside the LightningModule; default: the one that pruning callbacks name, or the
+            only one.
         samples: Batch size of the measurements.
         pairs: Interleaved pairs of timed passes; 0 skips the timing.
         metrics: Names of logged metrics to show, in validation or in training (up to the epoch's validation); a name

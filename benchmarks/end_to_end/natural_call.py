@@ -251,7 +251,7 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         "top-1 points on the same images, paired, with their 95% interval. Splits by counts may miss the share: "
         "BoundaryDPT's at 33% were picked for the latency, and take out 31% of the MACs. Latency is of one thread, "
         "by what it computes; of rows by MACs, that of networks without as many units of each kind, drawn at random. "
-        "Rows with a star were made when only maps of runs of blocks were tuned on the output, elsewhere, and in bf16.",
+        f"Rows by MACs were planned, fitted and scored on {_devices(rows)}, those by latency on a processor.",
     ]
     for dense in (row for row in rows if row["method"] == "dense"):
         lines += ["", f"## {dense['model']}", "", f"Dense: {dense['top1']:.2f}."]
@@ -261,6 +261,10 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
             chosen.sort(key=lambda row: (row["stage"], -row["top1"]))
             lines += ["", f"### {budget:.0%} of the {cost}", "", table(HEAD, [_cells(row, chosen) for row in chosen])]
     return "\n".join(lines)
+
+
+def _devices(rows: list[Row]) -> str:
+    return " and ".join(sorted({row["device"] for row in rows if row["cost"] == "macs"}))
 
 
 def _ahead(ours: str, row: Row, rows: list[Row]) -> str:
@@ -273,7 +277,7 @@ def _ahead(ours: str, row: Row, rows: list[Row]) -> str:
 
 def _cells(row: Row, rows: list[Row]) -> tuple[str, ...]:
     return (
-        row["method"] + (" *" if row.get("before_tuning") else ""),
+        row["method"],
         row["stage"],
         f"{row['macs_share']:.3f}",
         "" if row["latency_share"] is None else f"{row['latency_share']:.3f}",

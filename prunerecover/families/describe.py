@@ -6,6 +6,7 @@ The families that come with prunerecover go by class names, so that neither timm
 from __future__ import annotations
 
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -19,6 +20,8 @@ FAMILIES: dict[Reader, tuple[str, ...]] = {
     transformers_layers.read: transformers_families.SUPPORTED,
     timm_vit.read: timm_vit.SUPPORTED,
 }
+
+_CONTAINERS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 def register_family(read: Reader, *names: str) -> Reader:
@@ -73,6 +76,17 @@ def describe_blocks(model: nn.Module) -> Layout:
         if stack is None:
             raise
         return stack
+
+
+def container_of(model: nn.Module) -> str:
+    """Return the path of the list of a model's blocks, which no surgery moves: a model is read for it once.
+
+    Raises:
+        ValueError: As `describe_blocks`.
+    """
+    if model not in _CONTAINERS:
+        _CONTAINERS[model] = describe_blocks(model).container
+    return _CONTAINERS[model]
 
 
 def unnamed_stack(model: nn.Module) -> Layout | None:

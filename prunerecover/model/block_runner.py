@@ -7,7 +7,7 @@ stored hidden state. Embeddings, masks and rotary tables are made anew each time
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -33,7 +33,7 @@ class BlockRunner:
     def __init__(self, model: nn.Module, container: str) -> None:
         self.model = model
         self.blocks = list(get_module(model, container).children())
-        self._in_tuple = False
+        self._in_tuple: bool | None = None  # not known before a block has answered
 
     def advance(self, inputs: ModelInputs, start: int, hidden: Tensor | None, stop: int) -> Tensor:
         """Return the hidden state that enters block `stop`, given the one that enters block `start`.
@@ -79,13 +79,14 @@ class BlockRunner:
             return predictions_of(call(self.model, inputs))
 
     @contextmanager
-    def _noting_form(self) -> Iterator[None]:
-        """Note whether blocks answer with a tuple, as transformers 5.0's GPT-2 and OPT do: skipped ones have to."""
+    def _noting_form(self, block: nn.Module) -> Iterator[None]:
+        """Note whether blocks answer with a tuple, as Bloom's and Falcon's do: skipped ones have to."""
 
         def note(_: nn.Module, __: Any, output: Any) -> None:
-            self._in_tuple = isinstance(output, tuple)
+            if self._in_tuple is None:
+                self._in_tuple = isinstance(output, tuple)
 
-        handle = self.blocks[0].register_forward_hook(note)
+        handle = block.register_forward_hook(note)
         try:
             yield
         finally:
@@ -94,7 +95,7 @@ class BlockRunner:
     @contextmanager
     def _from(self, start: int, hidden: Tensor | None) -> Iterator[None]:
         if hidden is None:
-            with self._noting_form():
+            with self._noting_form(self.blocks[0]):
                 yield
             return
 
@@ -109,7 +110,8 @@ class BlockRunner:
             entered = self.blocks[min(start, len(self.blocks) - 1)]
             handle = entered.register_forward_pre_hook(inject, with_kwargs=True)
             try:
-                yield
+                with self._noting_form(entered):
+                    yield
             finally:
                 handle.remove()
 
@@ -117,14 +119,20 @@ class BlockRunner:
     def skipping(self, indices: Iterable[int]) -> Iterator[None]:
         """Let blocks hand on their first argument instead of computing, inside a `with` block."""
 
-        def hand_on(*args: Any, **kwargs: Any) -> Any:
-            hidden = first_tensor(args, kwargs)
-            return (hidden,) if self._in_tuple else hidden
+        def handing_on(compute: Callable[..., Any]) -> Callable[..., Any]:
+            def hand_on(*args: Any, **kwargs: Any) -> Any:
+                if self._in_tuple is None:
+                    self._in_tuple = isinstance(compute(*args, **kwargs), tuple)
+                hidden = first_tensor(args, kwargs)
+                return (hidden,) if self._in_tuple else hidden
+
+            return hand_on
 
         originals = {index: vars(self.blocks[index]).get("forward") for index in indices}
         try:
             for index in originals:
-                setattr(self.blocks[index], "forward", hand_on)  # noqa: B010  (mypy: a method)
+                block = self.blocks[index]
+                setattr(block, "forward", handing_on(block.forward))  # noqa: B010  (mypy: a method)
             yield
         finally:
             for index, forward in originals.items():

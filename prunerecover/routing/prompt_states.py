@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.families.describe import describe_blocks
+from prunerecover.families.describe import container_of
 from prunerecover.model.hooks import first_tensor
 from prunerecover.model.key_values import cache_given
 from prunerecover.model.paths import get_module
@@ -116,4 +116,4 @@ class _Answer:
 
 
 def _blocks_of(network: nn.Module) -> list[nn.Module]:
-    return [get_module(network, block.path) for block in describe_blocks(network).blocks]
+    return list(get_module(network, container_of(network)).children())

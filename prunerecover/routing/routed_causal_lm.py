@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.apply import apply_plan
-from prunerecover.families.describe import describe_blocks
+from prunerecover.families.describe import container_of
 from prunerecover.model.batches import logits_of
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import evaluating
@@ -93,7 +93,8 @@ class RoutedCausalLM(nn.Module):
                 if number != _DENSE:
                     apply_plan(twin, self.sets.plans[number])
                 self._networks[number] = twin
-            return self._networks[number].train(self.model.training)
+            network = self._networks[number]
+            return network if network.training == self.model.training else network.train(self.model.training)
 
     @torch.no_grad()
     def route(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> list[int]:
@@ -251,8 +252,8 @@ class RoutedCausalLM(nn.Module):
 
     def _ids_in_blocks(self, numbers: Iterable[int]) -> set[int]:
         """Return the ids of the tensors of blocks."""
-        blocks = describe_blocks(self.model).blocks
-        return {id(tensor) for i in set(numbers) for tensor in _tensors(get_module(self.model, blocks[i].path))}
+        blocks = list(get_module(self.model, container_of(self.model)).children())
+        return {id(tensor) for i in set(numbers) for tensor in _tensors(blocks[i])}
 
     def _check_length(self, tokens: int) -> None:
         context = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from prunerecover.families.describe import describe_blocks
+from prunerecover.families.describe import container_of
 from prunerecover.language.likelihood import padded
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.block_runner import BlockRunner
@@ -76,9 +76,9 @@ class PrefixRouter(nn.Module):
     def features(self, model: nn.Module, prompts: Sequence[Sequence[int]], texts: Sequence[str] = ()) -> Tensor:
         """Return mean and last hidden state of each prompt, `(N, 2 C)`; prompts of one length run together."""
         model = unwrap(model)
-        runner = BlockRunner(model, describe_blocks(model).container)
+        runner = BlockRunner(model, container_of(model))
         found: dict[int, Tensor] = {}
-        with evaluating(model):
+        with evaluating(model) if model.training else torch.no_grad():
             for numbers in _of_one_length(prompts):
                 ids = torch.tensor([list(prompts[i]) for i in numbers], device=device_of(model))
                 inputs = ModelInputs(kwargs={"input_ids": ids})

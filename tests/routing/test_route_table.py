@@ -9,11 +9,14 @@ from cases.models.routed_language import SETS, encoding, questions, removing
 from cases.models.tiny import BUILD, tiny_llama
 from cases.sampling import one_in
 from torch import nn
+from transformers import BloomConfig, BloomForCausalLM
 
 from prunerecover import apply_plan
 from prunerecover.families.describe import describe
 from prunerecover.language.likelihood import answer_batches, answer_likelihoods
-from prunerecover.routing.route_table import route_table
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.block_runner import BlockRunner
+from prunerecover.routing.route_table import each_set, route_table
 
 ALL = tuple(map(frozenset, SETS))
 
@@ -44,6 +47,19 @@ def test_every_entry_is_the_likelihood_without_the_set(name: str, changes: dict[
     table = route_table(model, (*ALL, frozenset()), asked, encoding(), batch_size=3)
     wanted = torch.tensor([naive(model, blocks, asked) for blocks in (*ALL, frozenset())]).T
     torch.testing.assert_close(table, wanted, atol=2e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_blocks_that_answer_with_a_tuple_may_be_skipped_before_any_ran() -> None:
+    torch.manual_seed(0)
+    model: Any = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=32, n_layer=3, n_head=4)).eval()
+    ids = torch.arange(6)[None]
+    sets = [frozenset(), frozenset({0}), frozenset({0, 2})]
+    found = each_set(BlockRunner(model, "transformer.h"), ModelInputs(kwargs={"input_ids": ids}), sets, torch.clone)
+    for logits, gone in zip(found, sets, strict=True):
+        other = copy.deepcopy(model)
+        other.transformer.h = nn.ModuleList(block for i, block in enumerate(other.transformer.h) if i not in gone)
+        assert torch.equal(logits, other(input_ids=ids, use_cache=False).logits)
 
 
 def test_what_sets_share_is_computed_once() -> None:
