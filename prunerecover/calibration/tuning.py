@@ -24,15 +24,16 @@ from prunerecover.calibration.hidden_states import DenseOutputs, Hidden, moved_o
 from prunerecover.calibration.in_place import in_place
 from prunerecover.display.progress import progress
 from prunerecover.families.layout import Layout
-from prunerecover.model.batches import CalibrationSet, without_padding
+from prunerecover.model.batches import CalibrationSet, ModelInputs, of_few_samples, without_padding
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.checks import is_differentiable
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Replace
 
 EPOCHS, MAP_EPOCHS = 3, 6  # the latter where maps for runs of blocks are among what is learnt
+SAMPLES = 8  # of a step at most: of many small steps more epochs are better than none
 MAP = 0.17  # Adam's rate for a folded map, per width: an output sums up as many steps as there are inputs
-AFFINE, SLOPE, BIAS = 0.02, 2e-3, 5e-4  # for an affine map's weight, per width too, and for single numbers
+AFFINE, SLOPE, BIAS = 0.2, 0.02, 5e-3  # over all steps; for an affine map's weight, per width too, and single numbers
 
 
 @dataclass(frozen=True)
@@ -90,15 +91,19 @@ def tuned(
     places = [i for i, choice in enumerate(choices) if choice.candidate.values]
     if not places or not is_differentiable(runner.model):
         return list(choices)
+    samples = replace(samples, fit=tuple(of_few_samples(samples.fit, SAMPLES)))
+    epochs = MAP_EPOCHS if any(choice.candidate.fold is not None for choice in choices) else EPOCHS
     with ExitStack() as stack:
         for choice in choices:
             stack.enter_context(in_place(runner, layout, _without_map(choice.candidate)))
         start = min(_first_changed(layout, choices[i].candidate) for i in places)
         states = [_entering(runner, start, batches) for batches in (samples.fit, samples.held_out)]
-        learnt = [_learnable(runner.model, layout, i, choices[i].candidate) for i in places]
+        steps = epochs * len(samples.fit)
+        learnt = [_learnable(runner.model, layout, i, choices[i].candidate, steps) for i in places]
         for one in learnt:
             stack.enter_context(_folded(runner.model, choices[one.place].candidate, one.values))
-        divergence, found = _learn(runner, DenseOutputs(dense, samples.fit), samples, held_out, start, states, learnt)
+        outputs = DenseOutputs(dense, samples.fit)
+        divergence, found = _learn(runner, outputs, samples.fit, held_out, start, states, learnt, epochs)
     better = [*choices[:-1], replace(choices[-1], divergence=divergence)]
     for one, values in zip(learnt, found, strict=True):
         candidate = choices[one.place].candidate
@@ -110,33 +115,34 @@ def tuned(
 def _learn(
     runner: BlockRunner,
     dense: DenseOutputs,
-    samples: CalibrationSet,
+    batches: Sequence[ModelInputs],
     held_out: HeldOut,
     start: int,
     states: Sequence[Hidden],
     learnt: Sequence[_Learnt],
+    epochs: int,
 ) -> tuple[float, list[dict[str, Tensor]]]:
     """Return the divergence on held-out samples and the values of the best epoch.
 
     Args:
         runner: Of the model with all stand-ins in place.
-        dense: Outputs on the samples that are learnt from.
-        samples: Calibration samples.
+        dense: Outputs on the batches.
+        batches: What is learnt from, a step each.
         held_out: Judges.
         start: The first block that changes.
-        states: What enters it on samples that are learnt from, and on held-out ones.
+        states: What enters it on the batches, and on held-out samples.
         learnt: In place.
+        epochs: How often the batches are learnt from.
     """
     sources = [source for one in learnt for source in one.sources]
     values = [value for one in learnt for value in one.values.values()]
     rates = [rate for one in learnt for rate in one.rates.values()]
     optimizer = torch.optim.Adam([{"params": [v], "lr": rate} for v, rate in zip(values, rates, strict=True)])
-    epochs = EPOCHS if all(one.held for one in learnt) else MAP_EPOCHS
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(samples.fit))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(batches))
     best, kept = held_out.divergence(start, states[1]), [one.copied() for one in learnt]
     with progress("tuning what removed units leave", epochs) as advance:
         for _ in range(epochs):
-            for number, (batch, state) in enumerate(zip(samples.fit, states[0], strict=True)):
+            for number, (batch, state) in enumerate(zip(batches, states[0], strict=True)):
                 with torch.enable_grad():
                     output = without_padding(runner.finish(batch, start, state), batch)
                     loss = output_divergence(dense.of(number), output)
@@ -167,8 +173,8 @@ def _first_changed(layout: Layout, candidate: Candidate) -> int:
     return layout.block_of(candidate.edit.unit)
 
 
-def _learnable(model: nn.Module, layout: Layout, place: int, candidate: Candidate) -> _Learnt:
-    """Return what is learnt of a candidate that is in the model, its map apart."""
+def _learnable(model: nn.Module, layout: Layout, place: int, candidate: Candidate, steps: int) -> _Learnt:
+    """Return what is learnt of a candidate that is in the model, its map apart, in so many steps."""
     values = {name: value.detach().float().clone().requires_grad_() for name, value in candidate.values.items()}
     width = max((value.shape[-1] for value in values.values() if value.ndim > 1), default=1)
     if candidate.fold is not None:
@@ -178,7 +184,7 @@ def _learnable(model: nn.Module, layout: Layout, place: int, candidate: Candidat
     for parameter in held.values():
         parameter.requires_grad_()
     rates = {"weight": AFFINE / width, "slope": SLOPE, "bias": BIAS}
-    return _Learnt(place, values, held, {name: rates[name] for name in values})
+    return _Learnt(place, values, held, {name: rates[name] / steps for name in values})
 
 
 def _path_of(layout: Layout, candidate: Candidate) -> str:

@@ -8,7 +8,7 @@ return), or `ModelInputs`, the form captured from a forward call. The input of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -247,6 +247,11 @@ def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> Cali
         if chosen.any():
             held_out.append(batch.select(chosen.nonzero().flatten()))
     return CalibrationSet(tuple(fit), tuple(held_out), total, tuple(inputs))
+
+
+def of_few_samples(batches: Sequence[ModelInputs], most: int) -> list[ModelInputs]:
+    """Return the same samples in batches of so many at most, as for several steps per epoch."""
+    return [batch.select(chosen) for batch in batches for chosen in torch.split(torch.arange(batch.n_samples), most)]
 
 
 def split_labels(batch: Any) -> tuple[Any, Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from prunerecover.calibration.divergence import output_divergence
 from prunerecover.calibration.kept_outputs import KeptOutputs
 from prunerecover.display.progress import progress
-from prunerecover.model.batches import ModelInputs, call, predictions_of, without_padding
+from prunerecover.model.batches import ModelInputs, call, of_few_samples, predictions_of, without_padding
 from prunerecover.model.checks import is_differentiable
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.edits import Edit, Narrow
@@ -84,7 +84,7 @@ def tuned_tensors(
     learnt = taken_over(model, network, edits, given, since)
     best, kept = judge.divergence(edits, given), given
     with progress("tuning what weights take over", EPOCHS) as advance:
-        for _ in _epochs(model, network, learnt, _of_few_samples(batches)):
+        for _ in _epochs(model, network, learnt, of_few_samples(batches, SAMPLES)):
             found = {**given, **{one.key: one.prediction() for one in learnt}}
             divergence = judge.divergence(edits, found)
             if divergence < best:
@@ -132,11 +132,6 @@ def _gradients(network: nn.Module, batch: ModelInputs, dense: Tensor, weights: S
     except Exception:  # an operation in place, one without a backward pass, another shape: least squares stay
         return ()
     return gradients if all(bool(gradient.isfinite().all()) for gradient in gradients) else ()
-
-
-def _of_few_samples(batches: Sequence[ModelInputs]) -> list[ModelInputs]:
-    """Return the same samples in batches that make for several steps per epoch."""
-    return [batch.select(chosen) for batch in batches for chosen in torch.split(torch.arange(batch.n_samples), SAMPLES)]
 
 
 def _output(model: nn.Module, batch: ModelInputs) -> Tensor:

@@ -68,7 +68,7 @@ def test_a_step_is_adams_on_the_output_divergence(monkeypatch: pytest.MonkeyPatc
     better = count(0, -1)
     monkeypatch.setattr(HeldOut, "divergence", lambda *_: float(next(better)))
     model, whole = build("llama"), samples_of("llama", 16)
-    (batch, *_), path = whole.fit, "model.layers.1.mlp.down_proj.weight"
+    batch, path = whole.fit[0].select(torch.arange(tuning.SAMPLES)), "model.layers.1.mlp.down_proj.weight"
     samples = replace(whole, fit=(batch,))
     before, after = (values(mapped("llama", model, tune, samples))["weight"] for tune in (False, True))
     dense, weight = output_of(model, batch).log_softmax(-1), model.get_parameter(path).detach()
@@ -132,7 +132,8 @@ def test_a_step_of_single_numbers_has_their_own_rate(monkeypatch: pytest.MonkeyP
     better = count(0, -1)
     monkeypatch.setattr(HeldOut, "divergence", lambda *_: float(next(better)))
     model, whole = build("timm"), samples_of("timm", 16)
-    samples, units = replace(whole, fit=whole.fit[:1]), find_units(model, ["activation"])[1:2]
+    samples = replace(whole, fit=(whole.fit[0].select(torch.arange(tuning.SAMPLES)),))
+    units = find_units(model, ["activation"])[1:2]
     with evaluating(model):
         own = Calibrator(model, samples, units, "calibrated")
         solved = own.choose(units, {units[0].name: Form("slope_bias")})

@@ -13,7 +13,7 @@ from prunerecover import Budget, apply_plan, plan_width
 from prunerecover.apply import refit_plan
 from prunerecover.calibration import kept_outputs
 from prunerecover.calibration.divergence import output_divergence
-from prunerecover.model.batches import split_batches
+from prunerecover.model.batches import of_few_samples, split_batches
 from prunerecover.model.copies import deep_copy
 from prunerecover.plan.edits import Edit
 from prunerecover.surgery.apply_edits import apply_edits
@@ -108,7 +108,7 @@ def test_dense_outputs_that_were_not_kept_are_the_same(monkeypatch: pytest.Monke
 
 def test_large_batches_make_for_as_many_steps() -> None:
     (one,) = split_batches([IMAGES], CPU).fit
-    assert [batch.n_samples for batch in tuning._of_few_samples([one])] == [32, 16]
+    assert [batch.n_samples for batch in of_few_samples([one], tuning.SAMPLES)] == [32, 16]
 
 
 def test_what_a_user_plans_is_tuned_and_the_same_each_time() -> None:
