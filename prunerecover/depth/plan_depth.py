@@ -59,14 +59,13 @@ def plan_depth(
             "calibrated" folds a linear map for each run of them into the linear before it, where that changes the
             output less: no parameter is added.
         search: "joint" removes one unit at a time by divergence per saved cost, ranks the others again on the pruned
-            network, and then exchanges chosen units for better ones: units interact. "greedy" follows a single set,
-            and exchanges for a share of cost alone; "exact" exchanges nothing, and judges every unit at each step,
-            where the others leave out those that can hardly be the best. For a share of cost in a supported family
-            they search without blocks and without MLPs, too, and keep what is best. These three minimise the output
-            divergence, or, with importance="cross_entropy", the `loss`: the likelihood of text
-            (`language.likelihood.next_token_loss`), of answers (`answer_loss`), or your own. "one_shot" ranks once.
-            "two_to_one" ranks once, and takes two units that are no attention for each attention; "rounds" ranks again
-            after each removal, by any importance. None: the best that is possible.
+            network, and then exchanges chosen units for better ones: units interact. "greedy" does so without
+            exchanges, and "exact" judges every unit at each step, where the others leave out those that can hardly be
+            the best. For a share of cost in a supported family they search without blocks and without MLPs, too, and
+            keep what is best. These three minimise the output divergence, or, with importance="cross_entropy", the
+            `loss`: the likelihood of text (`language.likelihood.next_token_loss`), of answers (`answer_loss`), or your
+            own. "one_shot" ranks once. "two_to_one" ranks once, and takes two units that are no attention for each
+            attention; "rounds" ranks again after each removal, by any importance. None: the best that is possible.
         kinds: Of the units that may go, for a budget in a share of cost; None: all but layers in supported families,
             all in other networks. A budget in units names its kinds itself.
         include_strided: Whether layers that change spatial dimensions may go, too: a pooling takes their place.

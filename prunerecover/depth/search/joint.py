@@ -4,7 +4,7 @@ A beam of sets grows by one move at a time: by the unit, or the layers of one mo
 part of the goal, on top of what is gone. Then exchanges: a chosen unit stays, and what is best in its place goes. Some
 units must go together (a thesis on fine-grained depth pruning, Delft 2025, found layers whose removal alone ruins a
 network and in company does not), so importance is never taken as known once and for all. The greedy search has a
-single set in the beam; where units are counted, it stops there.
+single set in the beam, and stops there.
 
 Only moves that may be among the best are judged again (lazy greedy, Minoux 1978): a unit hardly ever matters less once
 others are gone, so what it cost before bounds from below what it costs now.
@@ -36,9 +36,8 @@ class JointSearch:
     Attributes:
         judge: Judges sets of units.
         goal: How much has to go.
-        search: "joint"; "greedy", by which a single set grows unit by unit, and exchanges are tried for shares of a
-            cost alone; or "exact", which is greedy, exchanges nothing, and judges every unit anew at each step, on as
-            many samples as show that it is not the best.
+        search: "joint"; "greedy", by which a single set grows unit by unit and nothing is exchanged; or "exact", which
+            is greedy and judges every unit anew at each step, on as many samples as show that it is not the best.
         known: Divergence of units alone, by name, that are not judged alone again; none, or all.
         first: Divergence of each unit alone, by name, once the search has begun: on all samples for those that were
             among the best, else on a part of them; infinite for what cannot go.
@@ -115,7 +114,7 @@ class JointSearch:
             best = min(done, key=lambda state: state.cost, default=best)
             for _ in steps[0].move if steps else ():
                 advance()
-        for _ in range(ROUNDS if self.exchanges else 0):
+        for _ in range(ROUNDS if self.search == "joint" else 0):
             better = self._exchanged(best)
             if better is best:
                 break
@@ -126,11 +125,6 @@ class JointSearch:
     def width(self) -> int:
         """Sets in the beam."""
         return WIDTH if self.search == "joint" else 1
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether something else is tried in the place of what was chosen: counted units are not worth the time."""
-        return self.search == "joint" or (self.search == "greedy" and self.goal.total is None)
 
     def _score_alone(self) -> None:
         """Judge everything that may go on the dense network, roughly: what may be among the best is judged again."""
@@ -255,19 +249,11 @@ class JointSearch:
                 and self.goal.reached((*rest.units, *step.move)) >= 1
             )
             tried = [step.move for step, _ in zip(enough, range(EXCHANGED), strict=False)]
-            better = min(self._in_place(rest.units, tried), key=lambda state: state.cost, default=best)
+            scores = self.judge.scores(rest.units, tried) if tried else []
+            sets = [(*rest.units, *move) for move in tried]
+            found = [State(units, d, self.goal.reached(units)) for units, d in zip(sets, scores, strict=True)]
+            better = min(found, key=lambda state: state.cost, default=best)
             if better.cost < best.cost:
                 better = self._without_needless(self._state(better.units))
                 best = better if better.cost < best.cost else best
         return best
-
-    def _in_place(self, others: Move, tried: Sequence[Move]) -> list[State]:
-        """Return the states with each move beside the others; where a race can tell, only the best one's is exact."""
-        states = [State((*others, *move), reached=self.goal.reached((*others, *move))) for move in tried]
-
-        def cost(number: int, divergence: float) -> tuple[float, ...]:
-            return (replace(states[number], divergence=divergence).cost,)
-
-        racing = self.width == 1 and self.judge.races(tried)
-        scores = self.judge.race(others, tried, cost) if racing else self.judge.scores(others, tried)
-        return [replace(state, divergence=divergence) for state, divergence in zip(states, scores, strict=True)]
