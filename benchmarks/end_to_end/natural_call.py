@@ -249,7 +249,7 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         "Each callback with a budget and its defaults, in one short epoch with distillation. Passes: images through "
         "all blocks while planning, timed ones included, per calibration image. In depth: of Prune's budget. Ahead by: "
         "top-1 points on the same images, paired, with their 95% interval. Splits by counts may miss the share: "
-        "BoundaryDPT's at 33% were picked for the latency, and take out 31% of the MACs. Latency is of one thread, "
+        "BoundaryDPT's at 33% were picked for the latency, and take out less of the MACs. Latency is of one thread, "
         "by what it computes; of rows by MACs, that of networks without as many units of each kind, drawn at random. "
         f"Rows by MACs were planned, fitted and scored on {_devices(rows)}, those by latency on a processor.",
     ]

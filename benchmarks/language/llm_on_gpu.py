@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.progress import track
 
 from benchmarks.data.real import DEVICE, command, made_by, parser, write
 from benchmarks.depth.graph_depth_decode import bytes_read
 from benchmarks.language.llm_on_gpu_steps import LENGTH, MODES, PROMPT
+from benchmarks.language.routed_decode import in_turns
 from prunerecover import PlanSet, RoutedCausalLM, apply_plan, merge
 from prunerecover.cost.latency import stopwatch_for
 from prunerecover.cost.statistics import median_interval
@@ -107,7 +107,7 @@ def decoding(networks: Mapping[str, Any], mode: str, batch: int) -> list[Row]:
     """Time one token."""
     steps, times = {name: MODES[mode](network, batch) for name, network in networks.items()}, TOKENS[mode]
     runs = {name: partial(repeated, step, times) for name, step in steps.items()}
-    return compared(networks, in_turns(runs, ROUNDS), "decode", scale=1 / times, mode=mode, batch=batch)
+    return compared(networks, in_turns(runs, ROUNDS, WARMUP, DEVICE), "decode", scale=1 / times, mode=mode, batch=batch)
 
 
 def repeated(step: Callable[[], object], times: int) -> None:
@@ -124,7 +124,7 @@ def reading(networks: Mapping[str, Any], batch: int) -> list[Row]:
         with torch.inference_mode():
             network(input_ids=ids, use_cache=False, logits_to_keep=1)
 
-    times = in_turns({name: partial(read, network) for name, network in networks.items()}, ROUNDS)
+    times = in_turns({name: partial(read, network) for name, network in networks.items()}, ROUNDS, WARMUP, DEVICE)
     return compared(networks, times, "prefill", mode="eager", batch=batch)
 
 
@@ -135,7 +135,7 @@ def routing(dense: Any) -> list[Row]:
     router = PrefixRouter(dense.config.hidden_size, len(SETS)).eval().to(device_of(dense))
     routed = RoutedCausalLM(dense, PlanSet(names=("a", "b"), plans=plans), router)
     ids = prompt(dense, 1, PROMPT)
-    how = {
+    how: dict[str, Any] = {
         "attention_mask": torch.ones_like(ids),
         "do_sample": False,
         "min_new_tokens": GENERATED,
@@ -147,7 +147,8 @@ def routing(dense: Any) -> list[Row]:
         "5 blocks out": lambda: pruned.generate(ids, **how),  # type: ignore[operator]
         "routed": lambda: routed.generate(ids, **how),
     }
-    times = {**in_turns(runs, GENERATIONS), **in_turns({"route": lambda: routed.route(ids)}, ROUNDS)}
+    alone = {"route": lambda: routed.route(ids)}
+    times = {**in_turns(runs, GENERATIONS, WARMUP, DEVICE), **in_turns(alone, ROUNDS, WARMUP, DEVICE)}
     return [
         *compared({"dense": dense, "5 blocks out": pruned}, times, "generate", mode="eager", batch=1),
         row("generate", ROUTED, times["routed"] / times["5 blocks out"], mode="eager", batch=1),
@@ -181,17 +182,6 @@ def prompt(dense: Any, batch: int, length: int) -> torch.Tensor:
     """Return tokens drawn at random, `(B, T)`."""
     drawn = torch.randint(1000, (batch, length), generator=torch.Generator().manual_seed(SEED))
     return drawn.to(device_of(dense))
-
-
-def in_turns(runs: Mapping[str, Callable[[], object]], rounds: int) -> Seconds:
-    """Return seconds by what is run, one per round; every round has another order."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    seconds = stopwatch_for(DEVICE)
-    names = list(runs)
-    for number in track(range(WARMUP + rounds), "rounds"):
-        for name in (*names[number % len(names) :], *names[: number % len(names)]):
-            found[name].append(seconds(runs[name]))
-    return {name: np.array(own[WARMUP:]) for name, own in found.items()}
 
 
 def compared(networks: Mapping[str, Any], times: Seconds, what: str, scale: float = 1.0, **about: Any) -> list[Row]:

@@ -12,11 +12,13 @@ table. About 5 minutes on a core.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.progress import track
 from torch import Tensor, nn
 
@@ -72,14 +74,20 @@ def _times(dense: Any, pruned: Any, routed: Any, ids: Tensor) -> dict[str, Any]:
         "pruned": partial(pruned.generate, ids, **how),
         "routed": partial(routed.generate, ids, **how),
     }
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    seconds = stopwatch_for(ids.device)
     with torch.inference_mode():
-        for number in track(range(WARMUP + ROUNDS), "rounds"):
-            names = list(runs)
-            for name in (*names[number % len(names) :], *names[: number % len(names)]):
-                found[name].append(seconds(runs[name]))
-    return {name: np.array(seconds[WARMUP:]) for name, seconds in found.items()}
+        return in_turns(runs, ROUNDS, WARMUP, ids.device)
+
+
+def in_turns(
+    runs: Mapping[str, Callable[[], object]], rounds: int, warmup: int, device: torch.device
+) -> dict[str, NDArray[np.float64]]:
+    """Return seconds by what is run, one per round behind the first ones; every round has another order."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    seconds, names = stopwatch_for(device), list(runs)
+    for number in track(range(warmup + rounds), "rounds"):
+        for name in (*names[number % len(names) :], *names[: number % len(names)]):
+            found[name].append(seconds(runs[name]))
+    return {name: np.array(own[warmup:]) for name, own in found.items()}
 
 
 def _row(compared: str, ratios: Any, bytes_share: float) -> dict[str, Any]:

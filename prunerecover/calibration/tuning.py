@@ -31,7 +31,7 @@ from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Replace
 
 EPOCHS, MAP_EPOCHS = 3, 6  # the latter where maps for runs of blocks are among what is learnt
-SAMPLES = 8  # of a step at most: of many small steps more epochs are better than none
+SAMPLES = 8  # of a step at most: a few large steps bring nothing where much goes
 MAP = 0.17  # Adam's rate for a folded map, per width: an output sums up as many steps as there are inputs
 AFFINE, SLOPE, BIAS = 0.2, 0.02, 5e-3  # over all steps; for an affine map's weight, per width too, and single numbers
 
