@@ -19,7 +19,7 @@ from torch import nn
 from prunerecover.calibration.candidates import Candidate, Choice, Fit, Form, fit_of, named_candidate
 from prunerecover.calibration.held_out import Cost, HeldOut, Terms
 from prunerecover.calibration.hidden_states import Hidden, HiddenStates, keep, moved_on, run_watched
-from prunerecover.calibration.in_place import in_place
+from prunerecover.calibration.in_place import first_changed, in_place
 from prunerecover.calibration.order import by_block, in_order
 from prunerecover.calibration.run_maps import RunFit
 from prunerecover.calibration.token_weights import TokenWeights, token_weights
@@ -69,17 +69,27 @@ class Calibrator:
         return token_weights(self._dense, self.samples.fit, self.seed)
 
     def score(self, units: Sequence[Unit], present: Sequence[Choice] = ()) -> dict[str, Choice]:
-        """Fit and judge each unit alone, on top of the `present` choices: the best stand-in and its divergence."""
+        """Fit and judge each unit alone, on top of the `present` choices: the best stand-in and its divergence.
+
+        Blocks leave a map of their own where other units are fitted, too, and nothing else has gone.
+        """
         scores: dict[str, Choice] = {}
         front = self._front(same=not present, fitting=any(unit.kind != "block" for unit in units))
+        with_maps = front.fitting and not present
+
+        def first_changed(unit: Unit) -> int:
+            return max(self.layout.block_of(unit.name) - (with_maps and unit.kind == "block"), 0)
+
         with ExitStack() as stack, progress("ranking units", len(units)) as advance:
             for choice in present:
                 stack.enter_context(self._in_place(choice.candidate))
-            for index, here in by_block(self.layout, units):
+            for index, here in by_block(units, first_changed):
                 self._advance(front, index)
                 fits = self._pass(index, front, here)
                 for unit in here:
-                    scores[unit.name] = self._best(front, unit, self._candidates(index, unit, fits, None))
+                    own = with_maps and unit.kind == "block"
+                    found = self._of_run(front, [unit], None) if own else self._candidates(index, unit, fits, None)
+                    scores[unit.name] = self._best(front, unit, found)
                     advance()
         return scores
 
@@ -96,7 +106,7 @@ class Calibrator:
         with ExitStack() as stack, progress("ranking units", len(stand_ins)) as advance:
             for candidate in present:
                 stack.enter_context(self._in_place(candidate))
-            for index, here in by_block(self.layout, list(stand_ins)):
+            for index, here in by_block(list(stand_ins), lambda unit: first_changed(self.layout, stand_ins[unit])):
                 hidden, at = moved_on(self.runner, batches, at, index, hidden, []), index
                 for unit in here:
                     with self._in_place(stand_ins[unit]):
@@ -125,7 +135,7 @@ class Calibrator:
             By unit: what was added up of the divergence, and whether that is all of it.
         """
         units = list(stand_ins)
-        starts = [self.layout.block_of(unit.name) for unit in units]
+        starts = [first_changed(self.layout, stand_ins[unit]) for unit in units]
         with ExitStack() as stack:
             for candidate in present:
                 stack.enter_context(self._in_place(candidate))

@@ -1,4 +1,4 @@
-"""Have a stand-in in a model for as long as it is judged."""
+"""Have a stand-in in a model for as long as it is judged, and tell what it changes first."""
 
 from __future__ import annotations
 
@@ -32,6 +32,18 @@ def in_place(runner: BlockRunner, layout: Layout, candidate: Candidate) -> Itera
             if candidate.fold is not None:
                 stack.enter_context(_applied(runner, candidate.fold, candidate.values))
         yield
+
+
+def first_changed(layout: Layout, candidate: Candidate) -> int:
+    """Return the first block whose output a stand-in changes.
+
+    Args:
+        layout: Of the dense model.
+        candidate: The stand-in; a map that is folded changes the block that takes it in.
+    """
+    edit = candidate.fold or candidate.edit
+    assert isinstance(edit, Fold | Remove | Replace)
+    return layout.block_of(edit.into if isinstance(edit, Fold) else edit.unit)
 
 
 def _applied(runner: BlockRunner, edit: Edit, values: Mapping[str, Tensor]) -> AbstractContextManager[None]:

@@ -1,17 +1,17 @@
-"""Order in which stand-ins are fitted: block by block, each unit on the model without those before it."""
+"""Order in which stand-ins are fitted and judged: block by block, in which the model changes first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prunerecover.families.layout import Layout
 from prunerecover.plan.kinds import KINDS
 from prunerecover.plan.units import Unit
 
 
-def by_block(layout: Layout, units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
-    """Yield each block that holds a unit, with its units in the order in which they go."""
-    homes = {unit.name: layout.block_of(unit.name) for unit in units}
+def by_block(units: Sequence[Unit], block_of: Callable[[Unit], int]) -> Iterator[tuple[int, list[Unit]]]:
+    """Yield each block that units belong to, with its units in the order in which they go."""
+    homes = {unit.name: block_of(unit) for unit in units}
     for index in sorted(set(homes.values())):
         yield index, sorted((u for u in units if homes[u.name] == index), key=lambda u: KINDS.index(u.kind))
 
@@ -29,7 +29,7 @@ def in_order(layout: Layout, units: Sequence[Unit], with_maps: bool) -> Iterator
     def first_changed() -> int:
         return max(layout.block_of(run[0].name) - (1 if with_maps else 0), 0)
 
-    for index, here in by_block(layout, units):
+    for index, here in by_block(units, lambda unit: layout.block_of(unit.name)):
         if run and (here[0].kind != "block" or layout.block_of(run[-1].name) != index - 1):
             yield first_changed(), run
             run = []

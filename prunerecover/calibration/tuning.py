@@ -21,7 +21,7 @@ from prunerecover.calibration.candidates import Candidate, Choice
 from prunerecover.calibration.divergence import output_divergence
 from prunerecover.calibration.held_out import HeldOut
 from prunerecover.calibration.hidden_states import DenseOutputs, Hidden, moved_on
-from prunerecover.calibration.in_place import in_place
+from prunerecover.calibration.in_place import first_changed, in_place
 from prunerecover.display.progress import progress
 from prunerecover.families.layout import Layout
 from prunerecover.model.batches import CalibrationSet, ModelInputs, of_few_samples, without_padding
@@ -33,7 +33,7 @@ from prunerecover.plan.edits import Replace
 EPOCHS, MAP_EPOCHS = 3, 6  # the latter where maps for runs of blocks are among what is learnt
 SAMPLES = 8  # of a step at most: a few large steps bring nothing where much goes
 MAP = 0.17  # Adam's rate for a folded map, per width: an output sums up as many steps as there are inputs
-AFFINE, SLOPE, BIAS = 0.2, 0.02, 5e-3  # over all steps; for an affine map's weight, per width too, and single numbers
+AFFINE, SLOPE, BIAS = 0.8, 0.08, 0.02  # over all steps; for an affine map's weight, per width too, and single numbers
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def tuned(
     with ExitStack() as stack:
         for choice in choices:
             stack.enter_context(in_place(runner, layout, _without_map(choice.candidate)))
-        start = min(_first_changed(layout, choices[i].candidate) for i in places)
+        start = min(first_changed(layout, choices[i].candidate) for i in places)
         states = [_entering(runner, start, batches) for batches in (samples.fit, samples.held_out)]
         steps = epochs * len(samples.fit)
         learnt = [_learnable(runner.model, layout, i, choices[i].candidate, steps) for i in places]
@@ -163,14 +163,6 @@ def _learn(
 def _entering(runner: BlockRunner, start: int, batches: Sequence[Any]) -> Hidden:
     nothing: Hidden = [None] * len(batches)
     return moved_on(runner, batches, 0, start, nothing, [])
-
-
-def _first_changed(layout: Layout, candidate: Candidate) -> int:
-    """Return the first block whose output changes with a candidate's values."""
-    if candidate.fold is not None:
-        return layout.block_of(candidate.fold.into)
-    assert isinstance(candidate.edit, Replace)
-    return layout.block_of(candidate.edit.unit)
 
 
 def _learnable(model: nn.Module, layout: Layout, place: int, candidate: Candidate, steps: int) -> _Learnt:

@@ -88,13 +88,13 @@ class CalibratedSets:
         """
         units = [unit for (unit,) in moves]
         known = self._scores.setdefault(names_of(gone), {})
-        stand_ins = {unit: one for unit in units if (one := self._without_fit(unit)) is not None}
+        stand_ins = {unit: one for unit in units if (one := self._without_fit(unit, gone)) is not None}
         if len(stand_ins) < len(units) or all(unit.name in known for unit in units):
             return self.scores(gone, moves)
-        self._alone |= {unit.name: candidate for unit, candidate in stand_ins.items()}
+        self._alone = {unit.name: candidate for unit, candidate in stand_ins.items()} | self._alone
         key = names_of(gone), names_of(units), None if bounds is None else tuple(bounds)
         if key not in self._raced:
-            present = [c.candidate for c in self.choices(gone)] if self.refit else [self._alone[u.name] for u in gone]
+            present = [c.candidate for c in self.choices(gone)] if self.refit else self._beside_each_other(gone)
             terms = None if self.refit else self._terms[names_of(gone)]  # what is refitted may be tuned in between
             found = self.calibrator.race(stand_ins, present, cost, bounds, terms)
             self._raced[key] = {name: divergence for name, (divergence, _) in found.items()}
@@ -163,12 +163,36 @@ class CalibratedSets:
     def _judged(self, gone: Sequence[Unit], units: Sequence[Unit]) -> dict[str, float]:
         """Judge what units left alone, beside what those that are gone left alone."""
         self.scores((), [(unit,) for unit in (*gone, *units)])  # fits those that are new
-        stand_ins = {unit: self._alone[unit.name] for unit in units}
-        return self.calibrator.judge(stand_ins, [self._alone[unit.name] for unit in gone])
+        return self.calibrator.judge({unit: self._beside(unit, gone) for unit in units}, self._beside_each_other(gone))
 
-    def _without_fit(self, unit: Unit) -> Candidate | None:
+    def _without_fit(self, unit: Unit, gone: Sequence[Unit] = ()) -> Candidate | None:
         """Return what stands in for a unit while units are searched for; None if something has to be fitted."""
-        return self.calibrator.bare(unit) if self.refit else self._alone.get(unit.name, self.calibrator.bare(unit))
+        known = not self.refit and unit.name in self._alone
+        return self._beside(unit, gone) if known else self.calibrator.bare(unit)
+
+    def _beside_each_other(self, units: Sequence[Unit]) -> list[Candidate]:
+        return [self._beside(unit, units) for unit in units]
+
+    def _beside(self, unit: Unit, others: Sequence[Unit]) -> Candidate:
+        """Return what stands in for a block without its map where another unit takes away what the map is folded into.
+
+        Fitted together, they may leave a map elsewhere.
+        """
+        alone = self._alone[unit.name]
+        if alone.fold is None or not any(self._takes_away(other, alone.fold.into) for other in others):
+            return alone
+        bare = self.calibrator.bare(unit)
+        assert bare is not None, "only blocks leave maps"
+        return bare
+
+    def _takes_away(self, unit: Unit, linear: str) -> bool:
+        """Whether nothing of a linear is left with what stands in for a unit."""
+        if unit.kind != "activation":
+            return linear.startswith(f"{unit.name}.")
+        layout = self.calibrator.layout
+        forward = layout.blocks[layout.block_of(unit.name)].feed_forward
+        assert forward is not None
+        return self._alone[unit.name].leaves == "affine" and linear in (forward.first, forward.second)
 
     def _note(self, choices: Sequence[Choice]) -> None:
         self.leaves |= {name: c.candidate.leaves for c in choices for name in (c.unit.kind, c.unit.name)}
