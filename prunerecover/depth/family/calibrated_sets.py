@@ -19,8 +19,8 @@ Gone = frozenset[str]
 class CalibratedSets:
     """Judges sets of units by output divergence with fitted stand-ins; what is known serves all later searches.
 
-    While units are searched for, each has the stand-in that was fitted to it alone, on the dense model; what is chosen
-    is fitted anew, together.
+    While units are searched for, each has the stand-in that was fitted to it alone, on the dense model: blocks a map,
+    as long as what it is folded into stays. What is chosen is fitted anew, together.
 
     Args:
         calibrator: Fits and judges stand-ins.
