@@ -75,20 +75,16 @@ class Calibrator:
         """
         scores: dict[str, Choice] = {}
         front = self._front(same=not present, fitting=any(unit.kind != "block" for unit in units))
-        with_maps = front.fitting and not present
-
-        def first_changed(unit: Unit) -> int:
-            return max(self.layout.block_of(unit.name) - (with_maps and unit.kind == "block"), 0)
-
+        with_map = [unit for unit in units if unit.kind == "block" and front.fitting and not present]
         with ExitStack() as stack, progress("ranking units", len(units)) as advance:
             for choice in present:
                 stack.enter_context(self._in_place(choice.candidate))
-            for index, here in by_block(units, first_changed):
+            for index, here in by_block(units, lambda u: max(self.layout.block_of(u.name) - (u in with_map), 0)):
                 self._advance(front, index)
                 fits = self._pass(index, front, here)
                 for unit in here:
-                    own = with_maps and unit.kind == "block"
-                    found = self._of_run(front, [unit], None) if own else self._candidates(index, unit, fits, None)
+                    maps = unit in with_map
+                    found = self._of_run(front, [unit], None) if maps else self._candidates(index, unit, fits, None)
                     scores[unit.name] = self._best(front, unit, found)
                     advance()
         return scores
