@@ -1,8 +1,8 @@
 """Contiguous runs of blocks, as sets beside the one that a search finds block by block.
 
 The search judges blocks one by one, each with a map of its own, or with nothing in its place where only blocks may go;
-a linear map for a whole run may make up for more than that suggests. Runs are short-listed by how little they turn the residual stream (ReplaceMe, arXiv 2505.02819, eq. 2),
-and those few are fitted and judged like any other set.
+a linear map for a whole run may make up for more than that suggests. Runs are short-listed by how little they turn the
+residual stream (ReplaceMe, arXiv 2505.02819, eq. 2), and those few are fitted and judged like any other set.
 """
 
 from __future__ import annotations
