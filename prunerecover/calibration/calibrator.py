@@ -20,7 +20,7 @@ from prunerecover.calibration.candidates import Candidate, Choice, Fit, Form, fi
 from prunerecover.calibration.held_out import Cost, HeldOut, Terms
 from prunerecover.calibration.hidden_states import Hidden, HiddenStates, keep, moved_on, run_watched
 from prunerecover.calibration.in_place import first_changed, in_place
-from prunerecover.calibration.order import by_block, in_order
+from prunerecover.calibration.order import by_block, in_order, start_of
 from prunerecover.calibration.run_maps import RunFit
 from prunerecover.calibration.token_weights import TokenWeights, token_weights
 from prunerecover.calibration.tuning import tuned
@@ -75,16 +75,16 @@ class Calibrator:
         """
         scores: dict[str, Choice] = {}
         front = self._front(same=not present, fitting=any(unit.kind != "block" for unit in units))
-        with_map = [unit for unit in units if unit.kind == "block" and front.fitting and not present]
+        maps = {unit.name: unit.kind == "block" and front.fitting and not present for unit in units}
         with ExitStack() as stack, progress("ranking units", len(units)) as advance:
             for choice in present:
                 stack.enter_context(self._in_place(choice.candidate))
-            for index, here in by_block(units, lambda u: max(self.layout.block_of(u.name) - (u in with_map), 0)):
+            for index, here in by_block(units, lambda unit: start_of(self.layout, unit, maps[unit.name])):
                 self._advance(front, index)
                 fits = self._pass(index, front, here)
                 for unit in here:
-                    maps = unit in with_map
-                    found = self._of_run(front, [unit], None) if maps else self._candidates(index, unit, fits, None)
+                    alone = maps[unit.name]
+                    found = self._of_run(front, [unit], None) if alone else self._candidates(index, unit, fits, None)
                     scores[unit.name] = self._best(front, unit, found)
                     advance()
         return scores

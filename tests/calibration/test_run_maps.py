@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.engine import batch_of, batches_of, build, output_of, plan_of
+from cases.engine import batch_of, batches_of, build, divergence_without, output_of, plan_of
 from cases.models.decoders import DECODERS
 from torch import Tensor, nn
 
@@ -15,9 +15,7 @@ from prunerecover.apply import refit_plan
 from prunerecover.calibration import run_maps
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
-from prunerecover.calibration.divergence import mean_divergence
 from prunerecover.calibration.run_maps import RunFit
-from prunerecover.depth.family.edits import edits_of
 from prunerecover.depth.family.runs import nearest_runs
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.units import find_units
@@ -27,7 +25,6 @@ from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edits import Fold
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.apply_edits import apply_edits
 
 FOLDED = ("llama", "qwen2", "gpt2", "opt", "hf_vit", "timm")
 
@@ -54,11 +51,8 @@ def test_a_map_is_never_worse_than_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", FOLDED)
 def test_the_divergence_is_that_of_what_was_chosen(name: str) -> None:
-    model, found = build(name), chosen(name, (2, 3))
-    held_out = split_batches(batches_of(name, n=16), torch.device("cpu")).held_out
-    dense = [output_of(model, batch) for batch in held_out]
-    apply_edits(model, *edits_of(model, [(choice.unit, choice.candidate) for choice in found]))
-    divergence = mean_divergence(held_out, dense, [output_of(model, batch) for batch in held_out])
+    found = chosen(name, (2, 3))
+    divergence = divergence_without(name, [(choice.unit, choice.candidate) for choice in found], n=16)
     assert divergence == pytest.approx(found[-1].divergence, rel=1e-2)
 
 

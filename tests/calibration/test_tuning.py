@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.engine import batches_of, build, output_of
+from cases.engine import build, divergence_without, output_of, samples_of
 from cases.sampling import first
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -18,20 +18,16 @@ from torch.nn import functional as F
 from prunerecover.calibration import tuning
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice, Form
-from prunerecover.calibration.divergence import mean_divergence, output_divergence
+from prunerecover.calibration.divergence import output_divergence
 from prunerecover.calibration.held_out import HeldOut
 from prunerecover.depth.family.edits import edits_of
 from prunerecover.depth.units import find_units
-from prunerecover.model.batches import CalibrationSet, call, predictions_of, split_batches
+from prunerecover.model.batches import CalibrationSet, call, predictions_of
 from prunerecover.model.evaluation import evaluating
 from prunerecover.surgery.apply_edits import apply_edits
 
 FOLDED = ("llama", "gpt2", "timm", "qwen2", "opt", "hf_vit")
 BLOCKS = (2, 3)
-
-
-def samples_of(name: str, n: int = 128) -> CalibrationSet:
-    return split_batches(batches_of(name, n=n), torch.device("cpu"))
 
 
 def mapped(name: str, model: nn.Module, tune: bool = True, samples: CalibrationSet | None = None) -> list[Choice]:
@@ -47,10 +43,7 @@ def mapped(name: str, model: nn.Module, tune: bool = True, samples: CalibrationS
 
 def divergence(name: str, choices: Sequence[Choice]) -> float:
     """On held-out samples, of the network that the choices leave."""
-    model, held_out = build(name), samples_of(name).held_out
-    dense = [output_of(model, batch) for batch in held_out]
-    apply_edits(model, *edits_of(model, [(choice.unit, choice.candidate) for choice in choices]))
-    return mean_divergence(held_out, dense, [output_of(model, batch) for batch in held_out])
+    return divergence_without(name, [(choice.unit, choice.candidate) for choice in choices])
 
 
 def values(choices: Sequence[Choice]) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +13,14 @@ from cases.models.tiny import BUILD, TRANSFORMERS, tiny_images, tiny_inputs, tin
 from cases.sampling import first
 from torch import Tensor, nn
 
+from prunerecover.calibration.candidates import Candidate
+from prunerecover.calibration.divergence import mean_divergence
+from prunerecover.depth.family.edits import edits_of
 from prunerecover.depth.plan_depth import plan_depth
-from prunerecover.model.batches import as_inputs, call, predictions_of
+from prunerecover.model.batches import CalibrationSet, as_inputs, call, predictions_of, split_batches
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.units import Unit
+from prunerecover.surgery.apply_edits import apply_edits
 
 TIMM: dict[str, dict[str, Any]] = {
     "timm": {},
@@ -51,6 +56,18 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 def output_of(model: nn.Module, batch: Any) -> Tensor:
     with torch.no_grad():
         return predictions_of(call(model, as_inputs(batch)))
+
+
+def samples_of(name: str, n: int = 128) -> CalibrationSet:
+    return split_batches(batches_of(name, n=n), torch.device("cpu"))
+
+
+def divergence_without(name: str, removed: Iterable[tuple[Unit, Candidate]], n: int = 128) -> float:
+    """On held-out samples, of the network with units taken out and what they leave in their place."""
+    model, held_out = build(name), samples_of(name, n).held_out
+    dense = [output_of(model, batch) for batch in held_out]
+    apply_edits(model, *edits_of(model, removed))
+    return mean_divergence(held_out, dense, [output_of(model, batch) for batch in held_out])
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases.engine import batches_of, build, output_of
+from cases.engine import build, divergence_without, samples_of
 
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Candidate
-from prunerecover.calibration.divergence import mean_divergence
 from prunerecover.depth.family.calibrated_sets import CalibratedSets
-from prunerecover.depth.family.edits import edits_of
 from prunerecover.depth.units import find_units
-from prunerecover.model.batches import CalibrationSet, split_batches
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.apply_edits import apply_edits
 
 KINDS = ("block", "attention", "mlp", "activation")
 NAMES = ("timm", "gpt2")
-
-
-def samples_of(name: str) -> CalibrationSet:
-    return split_batches(batches_of(name, n=128), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -38,14 +30,6 @@ def with_a_map(calibrator: Calibrator) -> tuple[Unit, Candidate]:
     return next((choice.unit, choice.candidate) for choice in choices if choice.candidate.leaves == "map")
 
 
-def divergence_of(name: str, chosen: dict[Unit, Candidate]) -> float:
-    """On held-out samples, of a network from which units are taken out for good."""
-    model, held_out = build(name), samples_of(name).held_out
-    dense = [output_of(model, batch) for batch in held_out]
-    apply_edits(model, *edits_of(model, chosen.items()))
-    return mean_divergence(held_out, dense, [output_of(model, batch) for batch in held_out])
-
-
 def test_a_block_alone_leaves_what_it_leaves_at_the_end(case: tuple[str, Calibrator]) -> None:
     name, calibrator = case
     with evaluating(calibrator.model):
@@ -55,7 +39,7 @@ def test_a_block_alone_leaves_what_it_leaves_at_the_end(case: tuple[str, Calibra
     assert bare is not None
     assert choice.candidate.leaves == "map"
     torch.testing.assert_close(choice.candidate.values, found.values)
-    assert divergence_of(name, {block: found}) < divergence_of(name, {block: bare})
+    assert divergence_without(name, [(block, found)]) < divergence_without(name, [(block, bare)])
 
 
 def test_blocks_alone_leave_nothing_where_nothing_else_is_fitted(case: tuple[str, Calibrator]) -> None:
@@ -79,7 +63,7 @@ def test_sets_are_judged_with_the_map(case: tuple[str, Calibrator]) -> None:
         raced.scores((), [(unit,) for unit in find_units(calibrator.model, KINDS)])
         assert raced.races([(block,)])
         (in_race,) = raced.race((far,), [(block,)], lambda _, divergence: (divergence,))
-    expected = divergence_of(name, {far: other, block: found})
+    expected = divergence_without(name, [(far, other), (block, found)])
     assert after == before == in_race
     assert after == pytest.approx(expected, rel=0.02), "maps are kept in half precision while units are searched for"
 
@@ -98,6 +82,6 @@ def test_no_map_where_what_it_is_folded_into_goes(case: tuple[str, Calibrator], 
         assert bare is not None
         kept = kind == "activation" and gone.leaves != "affine"
         (after,), (first,) = sets.scores((block,), [(unit,)]), sets.scores((unit,), [(block,)])
-    expected = divergence_of(name, {unit: gone, block: sets._alone[block.name] if kept else bare})
+    expected = divergence_without(name, [(unit, gone), (block, sets._alone[block.name] if kept else bare)])
     assert after == pytest.approx(first, rel=1e-5)
     assert after == pytest.approx(expected, rel=0.02)

@@ -11,6 +11,7 @@ from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Candidate, Choice
 from prunerecover.calibration.held_out import Cost, Terms
 from prunerecover.importance.registry import check_unit_scores
+from prunerecover.model.paths import is_within
 from prunerecover.plan.units import Unit, names_of
 
 Gone = frozenset[str]
@@ -188,7 +189,7 @@ class CalibratedSets:
     def _takes_away(self, unit: Unit, linear: str) -> bool:
         """Whether nothing of a linear is left with what stands in for a unit."""
         if unit.kind != "activation":
-            return linear.startswith(f"{unit.name}.")
+            return is_within(linear, unit.name)
         layout = self.calibrator.layout
         forward = layout.blocks[layout.block_of(unit.name)].feed_forward
         assert forward is not None
