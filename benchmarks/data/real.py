@@ -28,9 +28,9 @@ from prunerecover.recipes.data.image_data import ImageData
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 INSTRUCTIONS: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not known to older releases of torch
-BF16 = any(INSTRUCTIONS.get(name) for name in ("amx_bf16", "avx512_bf16"))  # far slower without
 CHECKPOINTS = ROOT / "checkpoints"  # what is too large to keep with the results
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # networks are fitted and scored here
+BF16 = DEVICE.type == "cuda" or any(INSTRUCTIONS.get(name) for name in ("amx_bf16", "avx512_bf16"))  # else far slower
 
 
 def data_root() -> Path:
@@ -63,7 +63,7 @@ def photos(folder: str) -> Tensor:
 
 def autocast() -> torch.autocast:
     """Return a context in which networks run in bf16, if the device multiplies in it, which takes half the time."""
-    return torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16 or DEVICE.type == "cuda")
+    return torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16)
 
 
 def correct(model: nn.Module, loader: Iterable[Any], classes: Tensor | None = None) -> Tensor:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.data.real import DEVICE
+
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -35,11 +37,11 @@ def opened() -> tuple[nn.Module, Any]:
     model = type(quantized)(config).eval()
     model.load_state_dict(quantized.state_dict())
     model.tie_weights()
-    return model, AutoTokenizer.from_pretrained(source, gguf_file=FILE)
+    return model.to(DEVICE), AutoTokenizer.from_pretrained(source, gguf_file=FILE)
 
 
 def network() -> nn.Module:
-    """Return the dense network."""
+    """Return the dense network, on the device that networks are fitted and scored on."""
     return opened()[0]
 
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.data.real import BF16, autocast, correct, data_root, deit_tiny, image_data
+from benchmarks.data.real import BF16, DEVICE, autocast, correct, data_root, deit_tiny, image_data
 from prunerecover.callbacks import DistillRecover
 from prunerecover.recipes.data.image_data import ImageData
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier, read_label_map
@@ -104,8 +104,8 @@ def validation() -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
 
 
 def unfused(network: nn.Module) -> nn.Module:
-    """Have attentions computed in separate operations, if the processor multiplies in bf16; else they are slower so."""
+    """Have attentions computed in separate operations on processors that multiply in bf16; elsewhere that is slower."""
     for layer in network.modules():
-        if BF16 and hasattr(layer, "fused_attn"):
+        if BF16 and DEVICE.type == "cpu" and hasattr(layer, "fused_attn"):
             layer.fused_attn = False
     return network

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.data.real import DEVICE
 from benchmarks.data.smollm2 import network, tokenizer
 from benchmarks.depth.graph_depth_rows import Row, add, difference, measured, pruned, rows_so_far, shares
 from benchmarks.depth.graph_depth_text import CHOICES, TEXTS, calibration, losses, right
@@ -117,7 +118,7 @@ def planned(method: str, share: float) -> Plan:
 @cache
 def planner_of(kinds: tuple[str, ...], importance: Any) -> Any:
     """Return what plans all budgets."""
-    ids = calibration(tokenizer(), PLANNED_ON, SAMPLES, LENGTH, SEED)
+    ids = calibration(tokenizer(), PLANNED_ON, SAMPLES, LENGTH, SEED).to(DEVICE)
     search = "joint" if "layer" in kinds else "one_shot"
     config = DepthConfig(
         kinds=kinds, importance=importance, search=search if importance == "output_divergence" else None
@@ -127,7 +128,7 @@ def planner_of(kinds: tuple[str, ...], importance: Any) -> Any:
 
 def scored(other: nn.Module, method: str, share: float, plan: Plan, seconds: float, stage: str) -> list[Row]:
     """Return a row per text and set of questions."""
-    left = shares(network(), other, {"input_ids": torch.zeros(1, LENGTH, dtype=torch.long)})
+    left = shares(network(), other, {"input_ids": torch.zeros(1, LENGTH, dtype=torch.long, device=DEVICE)})
     what = {
         "subject": "smollm2",
         "model": MODEL,

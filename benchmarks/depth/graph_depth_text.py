@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.data.real import autocast, data_root
+from benchmarks.data.real import DEVICE, autocast, data_root
 
 DOCUMENTS, QUESTIONS = 62, 80  # as many articles as wikitext2 has
 TEXTS = {"wikitext2": ("wikitext2", "test.txt"), "tinystories": ("tinystories", "validation.jsonl")}
@@ -55,7 +55,7 @@ def losses(network: nn.Module, tokenizer: Any, text: str) -> NDArray[np.float64]
     """Return the mean loss per token of each held-out document, `(DOCUMENTS,)`."""
     found = []
     for document in documents(*TEXTS[text])[:DOCUMENTS]:
-        ids = torch.tensor([token_ids(tokenizer, document)[: TOKENS[text]]])
+        ids = torch.tensor([token_ids(tokenizer, document)[: TOKENS[text]]], device=DEVICE)
         found.append(float(F.cross_entropy(_logits(network, ids)[0, :-1], ids[0, 1:])))
     return np.array(found)
 
@@ -71,7 +71,8 @@ def _is_right(network: nn.Module, tokenizer: Any, asked: dict[str, Any]) -> bool
     prompt = token_ids(tokenizer, f"Question: {asked['question']}\nAnswer:")
     answers = [tokenizer(f" {choice}", add_special_tokens=False)["input_ids"] for choice in asked["choices"]]
     longest = max(map(len, answers))
-    ids = torch.tensor([prompt + own + [0] * (longest - len(own)) for own in answers])  # causal: needs no mask
+    rows = [prompt + own + [0] * (longest - len(own)) for own in answers]  # causal: needs no mask
+    ids = torch.tensor(rows, device=DEVICE)
     logs = _logits(network, ids)[:, len(prompt) - 1 : -1].log_softmax(-1)
     likely = logs.gather(2, ids[:, len(prompt) :, None])[..., 0]
     totals = [float(row[: len(answer)].sum()) for row, answer in zip(likely, answers, strict=True)]

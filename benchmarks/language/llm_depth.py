@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.data.real import CHECKPOINTS, RESULTS, parser, write
+from benchmarks.data.real import CHECKPOINTS, DEVICE, RESULTS, parser, write
 from benchmarks.data.smollm2 import network, tokenizer
 from benchmarks.depth.graph_depth_rows import add, measured, pruned, rows_so_far, saved_plan, without_samples
 from benchmarks.depth.graph_depth_text import calibration
@@ -43,7 +43,7 @@ Pruned = tuple[Sequence[int], nn.Module]
 @cache
 def texts() -> Tensor:
     """Return the calibration texts that everybody reads, `(CALIBRATED, LENGTH)`."""
-    return calibration(tokenizer(), ("wikitext2", "valid.txt"), CALIBRATED, LENGTH, SEED)
+    return calibration(tokenizer(), ("wikitext2", "valid.txt"), CALIBRATED, LENGTH, SEED).to(DEVICE)
 
 
 @cache

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from benchmarks.data.real import BF16
+from benchmarks.data.real import BF16, DEVICE
 from benchmarks.data.smollm2 import tokenizer
 from benchmarks.depth.graph_depth_text import documents, token_ids
 from prunerecover.callbacks import LoRARecover
 from prunerecover.callbacks.ledger.ledger import Ledger
 
 SOURCES = (("wikitext2", "valid.txt"), ("tinystories", "train.jsonl"))
-STEPS, BATCH, LENGTH = 24, 4, 128
+STEPS, BATCH, LENGTH = 96, 4, 128
 RANK, LEARNING_RATE, SEED = 16, 3e-3, 0
 HELD_OUT = 16  # sequences that the learning rate was picked on, of each source
 
@@ -70,7 +70,7 @@ def recovered(network: nn.Module, learning_rate: float = LEARNING_RATE) -> nn.Mo
         trainer = pl.Trainer(
             max_steps=STEPS,
             max_epochs=1,
-            accelerator="cpu",
+            accelerator=DEVICE.type,
             precision="bf16-mixed" if BF16 else "32-true",
             default_root_dir=folder,
             enable_checkpointing=False,
@@ -81,4 +81,4 @@ def recovered(network: nn.Module, learning_rate: float = LEARNING_RATE) -> nn.Mo
         trainer.fit(module, DataLoader(sequences()[0], BATCH))  # type: ignore[arg-type]
     if trainer.global_step != STEPS:
         raise RuntimeError(f"Expected {STEPS} steps, but the fit made {trainer.global_step}.")
-    return Ledger.of(module).plain_copy(module, "model").eval()
+    return Ledger.of(module).plain_copy(module, "model").to(DEVICE).eval()

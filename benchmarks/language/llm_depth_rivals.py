@@ -128,7 +128,7 @@ def replace_me(network: Any, ids: Tensor, count: int, *, cosine: bool) -> tuple[
 
 @torch.enable_grad()
 def _by_cosine(mlp: Tensor, stream: Tensor, wanted: Tensor) -> Tensor:
-    found = torch.eye(mlp.shape[1]).requires_grad_()
+    found = torch.eye(mlp.shape[1], device=mlp.device).requires_grad_()
     optimizer = torch.optim.Adam([found], lr=RATE)
     generator = torch.Generator().manual_seed(0)
     for _ in range(EPOCHS):

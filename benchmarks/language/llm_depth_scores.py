@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.data.questions import encoding, questions
-from benchmarks.data.real import BF16, autocast
+from benchmarks.data.real import BF16, DEVICE, autocast
 from benchmarks.data.smollm2 import tokenizer
 from benchmarks.depth.graph_depth_text import TEXTS, documents, token_ids
 from prunerecover.language.accuracy import choice_log_likelihoods
 from prunerecover.model.copies import deep_copy
 
-WINDOWS, WINDOW = {"wikitext2": 100, "tinystories": 50}, 160
+WINDOWS, WINDOW = {"wikitext2": 400, "tinystories": 222}, 160
 QUESTIONS = {  # by what the rows call them
     "arc-easy": "arc-easy.test",
     "arc-challenge": "arc-challenge.test",
@@ -34,7 +34,8 @@ QUESTIONS = {  # by what the rows call them
     "winogrande": "winogrande.test",
     "hellaswag": "hellaswag.validation",
 }
-ASKED, LONGEST = 20, 64  # questions of a set, and tokens of a prompt
+ASKED, LONGEST = 250, 64  # questions of a set, and tokens of a prompt
+TOGETHER = 16 if DEVICE.type == "cuda" else 4  # questions
 DOMAINS = (*TEXTS, *QUESTIONS)
 Scores = dict[str, NDArray[np.float64]]
 
@@ -53,11 +54,11 @@ def losses(network: nn.Module, text: str) -> NDArray[np.float64]:
 def window_losses(network: nn.Module, ids: Tensor) -> NDArray[np.float64]:
     """Return the mean loss per token of each window of `ids`, `(W, T)` to `(W,)`."""
     found = []
-    for some in ids.split(10):
+    for some in ids.to(DEVICE).split(10):
         with autocast():
             logits = network(input_ids=some).logits[:, :-1].float()
         found.append(F.cross_entropy(logits.transpose(1, 2), some[:, 1:], reduction="none").mean(1))
-    return torch.cat(found).double().numpy()
+    return torch.cat(found).double().cpu().numpy()
 
 
 @cache
@@ -72,7 +73,7 @@ def hits(network: nn.Module, domain: str) -> Scores:
     """Return per question whether `acc` and `acc_norm` choose the right answer, `(ASKED,)` each."""
     asked = questions(QUESTIONS[domain], LONGEST)[:ASKED]
     copied = deep_copy(network).to(torch.bfloat16 if BF16 else torch.float32)
-    likely = [own.float() for own in choice_log_likelihoods(copied, asked, encoding(), batch_size=4)]
+    likely = [own.float() for own in choice_log_likelihoods(copied, asked, encoding(), batch_size=TOGETHER)]
     sizes = [torch.tensor([len(choice) for choice in question.choices]) for question in asked]
     rights = [question.answer for question in asked]
     norm = [own / size for own, size in zip(likely, sizes, strict=True)]
