@@ -19,29 +19,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from benchmarks.data.real import DEVICE, accuracy, ahead_by, commands_so_far, made_by, parser, stored, unpacked, write
+from benchmarks.data.real import DEVICE, accuracy, commands_so_far, device_name, parser, stored, write
+from benchmarks.end_to_end.natural_call_page import Row, markdown
 from benchmarks.end_to_end.natural_call_subjects import SUBJECTS, Subject
 from prunerecover import Budget, apply_plan, merge, plan_depth
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.callbacks import DepthPrune, DistillRecover, Prune, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.pruning import PruningCallback
-from prunerecover.cost.environment import cpu_name
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
 from prunerecover.depth.family_planner import FamilyPlanner
-from prunerecover.display.markdown import table
 
 NAME = "natural_call"
 BUDGETS, COSTS = (0.20, 0.33, 0.50), ("macs", "latency")
 BOUNDARY = "e prunerecover (default)"  # among the rows of boundary_dpt
 PAIRS = 40
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-Row = dict[str, Any]
 
 
 def even_split(subject: Subject, budget: Budget) -> DepthPrune:
@@ -218,7 +215,7 @@ def scored(subject: Subject, network: nn.Module, method: str, budget: float, cos
         **accuracy(subject.hits(network)),
         "seed": seed,
         "passes": 0.0,
-        "device": cpu_name() if DEVICE.type == "cpu" else torch.cuda.get_device_name(),
+        "device": device_name(),
     }
 
 
@@ -231,62 +228,6 @@ def save(rows: list[Row]) -> None:
     """Write JSON and Markdown."""
     commands = commands_so_far(NAME)
     write(NAME, {"commands": commands, "rows": rows}, markdown(rows, commands))
-
-
-OURS = ("DepthPrune default", "Prune (joint)")
-HEAD = (
-    *("method", "stage", "MACs share", "latency share", "top-1 (95%)", "DepthPrune ahead by", "Prune ahead by"),
-    *("in depth", "passes", "planning, min"),
-)
-
-
-def markdown(rows: list[Row], commands: list[str]) -> str:
-    """Render the rows, by network, cost and budget."""
-    lines = [
-        "# One budget, one argument: depth, width and both",
-        "",
-        *made_by(commands),
-        "Each callback with a budget and its defaults, in one short epoch with distillation. Passes: images through "
-        "all blocks while planning, timed ones included, per calibration image. In depth: of Prune's budget. Ahead by: "
-        "top-1 points on the same images, paired, with their 95% interval. Splits by counts may miss the share: "
-        "BoundaryDPT's at 33% were picked for the latency, and take out less of the MACs. Latency is of one thread, "
-        "by what it computes; of rows by MACs, that of networks without as many units of each kind, drawn at random. "
-        f"Rows by MACs were planned, fitted and scored on {_devices(rows)}, those by latency on a processor.",
-    ]
-    for dense in (row for row in rows if row["method"] == "dense"):
-        lines += ["", f"## {dense['model']}", "", f"Dense: {dense['top1']:.2f}."]
-        own = [row for row in rows if row["model"] == dense["model"] and row["cost"]]
-        for cost, budget in sorted({(row["cost"], row["budget"]) for row in own}):
-            chosen = [row for row in own if (row["cost"], row["budget"]) == (cost, budget)]
-            chosen.sort(key=lambda row: (row["stage"], -row["top1"]))
-            lines += ["", f"### {budget:.0%} of the {cost}", "", table(HEAD, [_cells(row, chosen) for row in chosen])]
-    return "\n".join(lines)
-
-
-def _devices(rows: list[Row]) -> str:
-    return " and ".join(sorted({row["device"] for row in rows if row["cost"] == "macs"}))
-
-
-def _ahead(ours: str, row: Row, rows: list[Row]) -> str:
-    """By how many points a method of ours is ahead of a row at the same stage, on the same images."""
-    same = [other for other in rows if other["method"] == ours and other["stage"] == row["stage"]]
-    if not same or row["method"] == ours:
-        return ""
-    return ahead_by(unpacked(same[0]["hits"], row["n"]), unpacked(row["hits"], row["n"]))
-
-
-def _cells(row: Row, rows: list[Row]) -> tuple[str, ...]:
-    return (
-        row["method"],
-        row["stage"],
-        f"{row['macs_share']:.3f}",
-        "" if row["latency_share"] is None else f"{row['latency_share']:.3f}",
-        f"{row['top1']:.2f} ({row['ci_low']:.2f}-{row['ci_high']:.2f})",
-        *(_ahead(ours, row, rows) for ours in OURS),
-        "" if row.get("depth_share") is None else f"{row['depth_share']:.1%}",
-        f"{row['passes']:.1f}",
-        f"{row['planning_seconds'] / 60:.1f}",
-    )
 
 
 if __name__ == "__main__":

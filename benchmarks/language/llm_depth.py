@@ -18,14 +18,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.data.real import CHECKPOINTS, DEVICE, RESULTS, parser, write
+from benchmarks.data.real import CHECKPOINTS, DEVICE, RESULTS, device_name, parser, write
 from benchmarks.data.smollm2 import network, tokenizer
 from benchmarks.depth.graph_depth_rows import add, measured, pruned, rows_so_far, saved_plan, without_samples
 from benchmarks.depth.graph_depth_text import calibration
 from benchmarks.language import llm_depth_rivals as rivals
 from benchmarks.language.llm_depth_lora import recovered, sequences
 from benchmarks.language.llm_depth_page import OURS, SEED, STAGES, markdown
-from benchmarks.language.llm_depth_scores import DOMAINS, scores, window_losses
+from benchmarks.language.llm_depth_scores import DOMAINS, METRICS, metrics, scores, window_losses
 from prunerecover import Budget, Plan, plan_depth
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.plan_depth import planner_for
@@ -116,6 +116,7 @@ def main() -> None:
     command_line = parser(__doc__)
     command_line.add_argument("--methods", nargs="*", default=["dense", *METHODS], choices=["dense", *METHODS])
     command_line.add_argument("--domains", nargs="*", default=DOMAINS, choices=DOMAINS)
+    command_line.add_argument("--metrics", nargs="*", default=METRICS, choices=METRICS)
     command_line.add_argument("--stages", nargs="*", default=list(STAGES), choices=list(STAGES))
     command_line.add_argument("--removed", nargs="*", type=int, default=DEPTHS, choices=DEPTHS)
     command_line.add_argument("--page", action="store_true", help="write the page anew, and measure nothing")
@@ -128,23 +129,27 @@ def main() -> None:
         for count in (0, *options.removed):
             for method in options.methods:
                 if (method == "dense") == (count == 0):
-                    measure(method, count, stage, options.domains)
+                    measure(method, count, stage, options.domains, options.metrics)
     save()
 
 
-def measure(method: str, count: int, stage: str, domains: Sequence[str]) -> None:
-    """Make the rows of one method, depth and stage that are missing."""
+def measure(method: str, count: int, stage: str, domains: Sequence[str], asked: Sequence[str]) -> None:
+    """Make the rows of one method, depth and stage that are missing, of some metrics."""
     about = {"model": MODEL, "method": method, "unit": "block", "removed": count, "stage": stage}
-    missing = [domain for domain in domains if not rows_so_far(ROWS, **about, domain=domain)]
+    wanted = [(domain, metric) for domain in domains for metric in metrics(domain) if metric in asked]
+    missing = [pair for pair in wanted if not rows_so_far(ROWS, **about, domain=pair[0], metric=pair[1])]
     if not missing or (method, stage) == ("dense", "lora"):
         return
     started = time.perf_counter()
     blocks, other = METHODS[method](count) if count else ((), network())
     about |= {"blocks": sorted(blocks), "seconds": time.perf_counter() - started}
     other = recovered(other) if stage == "lora" else other
-    for domain in missing:
-        for metric, found in scores(other, domain).items():
-            add(measured(found, SEED, **about, metric=metric, domain=domain), ROWS)
+    about["device"] = device_name()
+    for domain, metric in missing:
+        if rows_so_far(ROWS, **about, domain=domain, metric=metric):
+            continue  # both figures of questions come at once
+        for name, found in scores(other, domain, metric).items():
+            add(measured(found, SEED, **about, metric=name, domain=domain), ROWS)
 
 
 def try_learning_rates(rates: Sequence[float]) -> None:

@@ -12,14 +12,16 @@ from benchmarks.data.real import made_by
 from benchmarks.depth.graph_depth_rows import Row, scores_of
 from benchmarks.depth.graph_depth_text import TEXTS
 from benchmarks.language.llm_depth_lora import BATCH, LENGTH, RANK, STEPS
-from benchmarks.language.llm_depth_scores import ASKED, QUESTIONS, WINDOW, WINDOWS
+from benchmarks.language.llm_depth_scores import ASKED, QUESTIONS, WINDOW, WINDOWS, WRITTEN
 from prunerecover.cost.statistics import Interval, mean_interval, paired_difference
 from prunerecover.display.markdown import table
 
 OURS, SEED = "prunerecover", 0
 STAGES = {"prune_only": "without training", "lora": "after the same recovery by adapters"}
 UNITS = {"attention": (12, 20, 28), "mlp": (4, 7, 9)}  # hold as many parameters as 3, 5 and 7 blocks
-COLUMNS = (*TEXTS, "acc", "acc_norm")  # questions of all sets together
+POOLED = {"exact": TEXTS, "acc": QUESTIONS, "acc_norm": QUESTIONS}  # metrics over all windows, or all questions
+BOTH = "both texts"
+COLUMNS, VERSUS = (*TEXTS, *POOLED), (*TEXTS, BOTH, "acc")
 
 
 def markdown(rows: list[Row], methods: Sequence[str], depths: Sequence[int], about: str) -> str:
@@ -31,6 +33,7 @@ def markdown(rows: list[Row], methods: Sequence[str], depths: Sequence[int], abo
         depths: How many blocks go.
         about: What the page is of, and what everybody reads.
     """
+    devices = sorted({row["device"] for row in rows})
     judged = " and ".join(f"{count} windows of {text}" for text, count in WINDOWS.items())
     lines = [
         "# Blocks out of SmolLM2-135M",
@@ -38,8 +41,10 @@ def markdown(rows: list[Row], methods: Sequence[str], depths: Sequence[int], abo
         *made_by(sorted({row["command"] for row in rows})),
         f"{about} Loss in nats per token on {judged} of {WINDOW} tokens of held-out text. Questions: percent answered "
         f"right of {ASKED} of each of {len(QUESTIONS)} sets ({', '.join(QUESTIONS)}), by the likelihood of answers "
-        "(acc) and per character (acc_norm). All with 95% intervals. Ours minus theirs is paired: below zero, ours "
-        "loses less; above zero, ours answers more. Every figure is of one set of calibration texts. Recovery: "
+        f"(acc) and per character (acc_norm). Exact: percent of the last {WRITTEN} tokens of the windows that greedy "
+        "decoding gets right. All with 95% intervals. Ours minus theirs is paired: below zero, ours loses less; above "
+        f"zero, ours answers more. Loss on {BOTH}: the mean of the two. Every figure is of one set of calibration "
+        f"texts. Planned, recovered and scored on {' and '.join(devices)}. Recovery: "
         f"{STEPS} steps of {BATCH} sequences of {LENGTH} tokens of wikitext2's validation and tinystories' training "
         f"split, half each, adapters of rank {RANK}, the learning rate picked on other sequences of these splits.",
         "",
@@ -51,7 +56,7 @@ def markdown(rows: list[Row], methods: Sequence[str], depths: Sequence[int], abo
         for stage, title in STAGES.items():
             there = [row for row in blocks if row["removed"] == count and row["stage"] == stage]
             cells = [_line(method, there) for method in methods if any(row["method"] == method for row in there)]
-            versus = (f"ours minus theirs, {name}" for name in (*TEXTS, "acc"))
+            versus = (f"ours minus theirs, {name}" for name in VERSUS)
             head = ("method", "blocks gone", *COLUMNS, *versus)
             lines += [f"## {count} of 30 blocks, {title}", "", table(head, cells), ""] if cells else []
     return "\n".join([*lines, *_parts(rows, depths)])
@@ -76,24 +81,27 @@ def _parts(rows: Sequence[Row], depths: Sequence[int]) -> list[str]:
 
 
 def column(rows: Sequence[Row], name: str) -> NDArray[np.float64] | None:
-    """Return the scores of one column, question sets one behind the other; None if some are missing."""
-    if name in TEXTS:
-        found = [row for row in rows if row["domain"] == name and row["metric"] == "loss"]
-        return scores_of(found[0]) if found else None
-    own = {row["domain"]: row for row in rows if row["metric"] == name}
-    return 100 * np.concatenate([scores_of(own[d]) for d in QUESTIONS]) if own.keys() >= set(QUESTIONS) else None
+    """Return the scores of one column, domains one behind the other; None if some are missing."""
+    domains = POOLED.get(name, TEXTS if name == BOTH else (name,))
+    own = {row["domain"]: scores_of(row) for row in rows if row["metric"] == (name if name in POOLED else "loss")}
+    if not own.keys() >= set(domains):
+        return None
+    found = [own[domain] for domain in domains]
+    if name == BOTH:  # so that the mean of all is the mean of the domains' means
+        found = [values * sum(map(len, found)) / (len(found) * len(values)) for values in found]
+    return (100 if name in POOLED else 1) * np.concatenate(found)
 
 
 def _line(method: str, there: list[Row]) -> tuple[str, ...]:
     own = [row for row in there if row["method"] == method]
     blocks = " ".join(map(str, own[0]["blocks"]))
-    ahead = (_difference(there, own, name) if method != OURS else "" for name in (*TEXTS, "acc"))
+    ahead = (_difference(there, own, name) if method != OURS else "" for name in VERSUS)
     return (method, blocks, *(_cell(own, name) for name in COLUMNS), *ahead)
 
 
 def _cell(rows: Sequence[Row], name: str) -> str:
     values = column(rows, name)
-    return "" if values is None else _told(mean_interval(values, seed=SEED), 3 if name in TEXTS else 1, "")
+    return "" if values is None else _told(mean_interval(values, seed=SEED), 1 if name in POOLED else 3, "")
 
 
 def _difference(there: list[Row], theirs: list[Row], name: str) -> str:
@@ -101,7 +109,7 @@ def _difference(there: list[Row], theirs: list[Row], name: str) -> str:
     other = column(theirs, name)
     if ours is None or other is None:
         return ""
-    return _told(paired_difference(other, ours, seed=SEED), 3 if name in TEXTS else 1, "+")
+    return _told(paired_difference(other, ours, seed=SEED), 1 if name in POOLED else 3, "+")
 
 
 def _told(found: Interval, digits: int, sign: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.data.real import parser
+from benchmarks.data.real import device_name, parser
 from benchmarks.data.smollm2 import network
 from benchmarks.depth.graph_depth_rows import add, measured, pruned, rows_so_far, saved_plan
 from benchmarks.depth.graph_depth_text import TEXTS
@@ -43,7 +43,7 @@ def plan_of(method: str, unit: str, count: int) -> Plan:
 def measure(method: str, unit: str, count: int, stage: str) -> None:
     """Make the rows of one method, unit, number and stage that are missing."""
     about = {"model": MODEL, "method": method, "unit": unit, "removed": count, "stage": stage}
-    missing = [text for text in TEXTS if not rows_so_far(ROWS, **about, domain=text)]
+    missing = [text for text in TEXTS if not rows_so_far(ROWS, **about, domain=text, metric="loss")]
     if not missing:
         return
     started = time.perf_counter()
@@ -53,7 +53,7 @@ def measure(method: str, unit: str, count: int, stage: str) -> None:
     about |= {"blocks": gone, "seconds": time.perf_counter() - started, "params_share": share(other)}
     other = recovered(other) if stage == "lora" else other
     for text in missing:
-        add(measured(losses(other, text), SEED, **about, metric="loss", domain=text), ROWS)
+        add(measured(losses(other, text), SEED, **about, device=device_name(), metric="loss", domain=text), ROWS)
 
 
 def share(other: nn.Module) -> float:

@@ -19,6 +19,14 @@ from prunerecover.model.key_values import cache_returned
 def exact_continuation(model: nn.Module, tokens: Tensor, *, prompt: int, batch_size: int = 16) -> float:
     """Return the share of tokens behind the prompt that greedy decoding gets right, each at its place.
 
+    Arguments and errors are those of `continued_right`.
+    """
+    return float(continued_right(model, tokens, prompt=prompt, batch_size=batch_size).double().mean())
+
+
+def continued_right(model: nn.Module, tokens: Tensor, *, prompt: int, batch_size: int = 16) -> Tensor:
+    """Return which tokens behind the prompt greedy decoding gets right, each at its place, `(N, T - prompt)`, boolean.
+
     Args:
         model: A causal language model of transformers; it is left as it was. Settings of generation, such as sampling
             or where to stop, do not count: as many tokens are written as the text has, the end-of-text token as any.
@@ -38,12 +46,10 @@ def exact_continuation(model: nn.Module, tokens: Tensor, *, prompt: int, batch_s
             f"Expected a prompt of 1 to {length - 1} of the {length} tokens, but got {prompt}. Give longer sequences, "
             "or another prompt."
         )
-    right = 0
     with evaluating(model):
-        for piece in torch.split(tokens.to(device_of(model)), batch_size):
-            written = _greedy(model, piece[:, :prompt], length - prompt)
-            right += int((written == piece[:, prompt:]).sum())
-    return right / (len(tokens) * (length - prompt))
+        pieces = torch.split(tokens.to(device_of(model)), batch_size)
+        right = [_greedy(model, piece[:, :prompt], length - prompt) == piece[:, prompt:] for piece in pieces]
+    return torch.cat(right).cpu()
 
 
 def _greedy(model: nn.Module, ids: Tensor, count: int) -> Tensor:

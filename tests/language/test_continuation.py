@@ -10,7 +10,7 @@ import torch
 from cases.models.tiny import VOCABULARY, tiny_gpt2, tiny_llama, tiny_mistral
 from torch import Tensor, nn
 
-from prunerecover.language.continuation import exact_continuation
+from prunerecover.language.continuation import continued_right, exact_continuation
 
 TOKENS = torch.randint(3, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(5))
 
@@ -32,6 +32,15 @@ def test_share_is_that_of_decoding_without_a_cache(make: Any) -> None:
     assert exact_continuation(model, text, prompt=5) == pytest.approx(19 / 21)
     expected = (greedy(model, TOKENS[:, :4], 8)[:, 4:] == TOKENS[:, 4:]).float().mean()
     assert exact_continuation(model, TOKENS, prompt=4) == pytest.approx(expected.item())
+
+
+def test_each_token_is_right_or_wrong_at_its_place() -> None:
+    model = tiny_llama()
+    text = greedy(model, TOKENS[:, :5], 7)
+    text[1, 11] = (text[1, 11] + 1) % VOCABULARY
+    right = continued_right(model, text, prompt=5, batch_size=2)
+    assert right.shape == (3, 7)
+    assert (~right).nonzero().tolist() == [[1, 6]]
 
 
 def test_an_early_mistake_is_not_corrected() -> None:
