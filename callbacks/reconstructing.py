@@ -15,11 +15,10 @@ from prunerecover.model.arguments import check_flag
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery import reconstruction
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
-from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.recovery.before_narrowing import narrows
 
 
 class RecalibratingCallback(PruningCallback):
@@ -91,15 +90,9 @@ class ReconstructingCallback(RecalibratingCallback):
         self.reconstruct = reconstruct
 
     def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
-        """Return a copy of the network without units of depth, which the narrowed one is reconstructed after."""
-        others, narrowing = _parts(plan)
-        narrowed = any(isinstance(edit, Narrow) and edit.kind != "expert" for edit in narrowing)
+        """Return a copy of the network to reconstruct the narrowed one against."""
         wanted = bool(batchnorms(network)) if self.reconstruct is None else self.reconstruct
-        if not (wanted and narrowed):
-            return None
-        before = deep_copy(network)
-        apply_edits(before, others, plan.tensors)
-        return before
+        return deep_copy(network) if wanted and narrows(plan) else None
 
     def _recover(
         self,
@@ -116,25 +109,12 @@ class ReconstructingCallback(RecalibratingCallback):
             return
         network, averages = unwrap(get_module(pl_module, target)), averaged_copies(pl_module)
         narrowed = {name: p.detach().clone() for name, p in network.named_parameters()} if averages else {}
-        narrowing = plan.model_copy(update={"edits": tuple(_parts(plan)[1])})
-        reconstruction.reconstruct(network, before, narrowing, inputs, seed=self.seed)
+        reconstruction.reconstruct(network, before, plan, inputs, seed=self.seed)
         _take_from_first(trainer, dict(network.named_parameters()))
         for average in averages:
             averaged = dict(unwrap(get_module(average, target)).named_parameters())
             for name, parameter in network.named_parameters():
                 averaged[name].data += (parameter.detach() - narrowed[name]).to(averaged[name].device)
-
-
-def _parts(plan: Plan) -> tuple[list[Edit], list[Edit]]:
-    """Return the edits before width was planned, and those that narrow at the end."""
-    start = len(plan.edits)
-    while start and _narrows(plan.edits[start - 1]):
-        start -= 1
-    return list(plan.edits[:start]), list(plan.edits[start:])
-
-
-def _narrows(edit: Edit) -> bool:
-    return isinstance(edit, Rewrite) or (isinstance(edit, Narrow) and not edit.serves)
 
 
 def _take_from_first(trainer: pl.Trainer, tensors: dict[str, Tensor]) -> None:

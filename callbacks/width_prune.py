@@ -19,7 +19,6 @@ from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.model.arguments import patterns_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import NARROWING
 from prunerecover.plan.plan import Plan
 from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.arguments import WidthConfig, WidthReplace
@@ -131,11 +130,11 @@ class WidthPrune(ReconstructingCallback):
         return {name: value for name, value in vars(self.config).items() if name not in elsewhere}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Read the plan's file; refuse to reconstruct after a plan that does more than narrow, or before sharding.
+        """Read the plan's file; refuse to reconstruct before sharding.
 
         Raises:
             FileNotFoundError: If there is no plan file.
-            ValueError: If `reconstruct=True` was asked for, and the plan does more than narrow or the fit is sharded.
+            ValueError: If `reconstruct=True` was asked for, and the fit is sharded.
         """
         if self.reconstruct and stage == "fit" and isinstance(trainer.strategy, SHARDED):
             raise ValueError(
@@ -143,11 +142,6 @@ class WidthPrune(ReconstructingCallback):
                 "there is data to reconstruct it on. Use DDP or one device, or leave reconstruct out and train on."
             )
         super().setup(trainer, pl_module, stage)
-        if self.reconstruct and self.plan is not None and not _only_narrows(self.plan):
-            raise ValueError(
-                "Expected a plan that only narrows for reconstruct=True, but got one that removes layers, too. Prune "
-                "depth with DepthPrune and pass WidthPrune a plan of its own, or leave reconstruct out."
-            )
 
     def units(self, network: nn.Module) -> dict[str, int]:
         """Return how many experts there are; other units are known once data comes, and counted in shares of cost."""
@@ -184,7 +178,3 @@ def _check_units(budget: Budget | None) -> None:
             "Budget(macs=0.3); blocks, attentions, MLPs and activations go with DepthPrune. For other units, make a "
             "plan with plan_width and pass WidthPrune(plan=...)."
         )
-
-
-def _only_narrows(plan: Plan) -> bool:
-    return all(isinstance(edit, NARROWING) for edit in plan.edits)

@@ -37,6 +37,7 @@ from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithm
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.recovery.batchnorm import batchnorms, recalibrate_batchnorm
+from prunerecover.recovery.before_narrowing import before_narrowing, narrowing_of
 from prunerecover.recovery.reconstruction_order import calls_of, check_between, kept_rows
 
 ROWS = 60  # positions or tokens that are taken per input of a layer, at most
@@ -53,18 +54,19 @@ def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches
     Args:
         model: The network, narrowed by `plan`.
         dense: A copy of it from before the plan was applied; not changed.
-        plan: What narrowed it; without removed layers or blocks.
+        plan: What narrowed it. Units of depth that it removes before are taken out of a copy of `dense`, too.
         batches: What the network is called with, as for `plan_width`; labels are not read. 256 samples do.
         seed: Of the positions that are taken.
 
     Raises:
-        ValueError: If the plan does more than narrow, it is not what lies between the two networks, there are no
-            batches, or a fit comes out as NaN or infinite.
+        ValueError: If the plan removes units of depth after it narrows, it is not what lies between the two networks,
+            there are no batches, or a fit comes out as NaN or infinite.
     """
-    network, reference = unwrap(model), unwrap(dense)
+    network = unwrap(model)
     check_plan(plan)
-    batches = listed(batches)
-    rows = kept_rows(reference, plan)
+    batches, narrowing = listed(batches), narrowing_of(plan)
+    reference = before_narrowing(unwrap(dense), plan)
+    rows = kept_rows(reference, narrowing)
     samples = [as_inputs(without_labels(batch, network)).to(device_of(network)) for batch in batches]
     if not samples:
         raise ValueError(

@@ -46,7 +46,8 @@ def plan_pruning(
 
     Depth alone, width alone, and half of the budget by depth with the rest by width are planned, and two more between
     the best and its better neighbour; the plan whose output is nearest to the dense network's, on samples that
-    nothing is fitted to so far, is returned. Where units of one of both cannot go at all, the other takes the budget.
+    nothing is fitted to so far, is returned; networks with BatchNorm are compared once they are reconstructed, as
+    `Prune` leaves them. Where units of one of both cannot go at all, the other takes the budget.
     With `evaluate`, splits are recovered for a short while instead, and the most accurate one is returned.
 
     Args:

@@ -21,11 +21,15 @@ from prunerecover.model.batches import (
     without_labels,
 )
 from prunerecover.model.checks import check_call, check_network, check_plannable
+from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.plan.plan import Plan
+from prunerecover.recovery.batchnorm import batchnorms, several_samples
+from prunerecover.recovery.before_narrowing import narrows
+from prunerecover.recovery.reconstruction import reconstruct
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
 from prunerecover.shared_budget.ignored import patterns_of_depth, possible
 from prunerecover.shared_budget.rest_in_width import RestInWidth
@@ -188,13 +192,19 @@ class SharedBudgetPlanner:
 
     @ordinary_arithmetic()
     def divergence(self, plan: Plan) -> float | None:
-        """Return the output divergence, BatchNorm recalibrated, on held-out samples; None: it cannot be compared.
+        """Return the output divergence on held-out samples; None: it cannot be compared.
 
-        What narrowed weights take over is fitted to the other samples for it.
+        For it, as at the end, what narrowed weights take over is fitted to the other samples, and a network with
+        BatchNorm is reconstructed and recalibrated on them: that gives width back far more than depth.
         """
         if not self._output.comparable:
             return None
-        return self._output.divergence(plan.edits, self._fitted(plan, self._samples.fit))
+        fit = self._samples.fit
+        network = self._output.pruned(plan.edits, self._fitted(plan, fit))
+        if batchnorms(network) and narrows(plan):
+            network = deep_copy(network)  # which may share weights with the model
+            reconstruct(network, self.model, plan, several_samples(fit) or fit, seed=self.config.seed)
+        return self._output.divergence_of(network)
 
     def _fitted(self, plan: Plan, batches: Sequence[ModelInputs]) -> Mapping[str, Tensor]:
         if not any(isinstance(edit, Narrow) and edit.tensors for edit in plan.edits):

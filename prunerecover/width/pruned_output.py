@@ -57,11 +57,14 @@ class PrunedOutput:
         return output.is_floating_point() and (output.shape[:1] == (self.batches[number].n_samples,))
 
     def divergence(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> float:
-        """Return the mean divergence over samples once edits are applied to a copy, BatchNorm recalibrated.
+        """Return the mean divergence over samples once edits are applied to a copy, BatchNorm recalibrated."""
+        return self.divergence_of(self.pruned(edits, tensors))
+
+    def divergence_of(self, network: nn.Module) -> float:
+        """Return the mean divergence of a network over samples.
 
         It is infinite where the output has another shape, as that of detections may have.
         """
-        network = self.pruned(edits, tensors)
         with evaluating(self.model, network), uncompiled():
             dense = map(self._dense.of, range(len(self.batches)))
             try:

@@ -200,11 +200,44 @@ def test_a_layer_that_is_called_twice_is_fitted_to_both() -> None:
     assert (network(x) - dense(x)).square().mean() < before
 
 
-def test_more_than_narrowing_is_refused() -> None:
-    dense = tiny_vit(depth=3).eval()
-    plan = plan_depth(dense, remove={"attention": 1}, batches=[torch.randn(8, 1, 8, 8)], replace="zero")
-    with pytest.raises(ValueError, match="Expected a plan that only narrows, but it has an edit '"):
-        reconstruct(dense, dense, plan, [torch.randn(8, 1, 8, 8)])
+def shallow_then_narrow(dense: nn.Module) -> tuple[Plan, Plan, nn.Module]:
+    """Return a plan in depth, one in width for what it leaves, and what it leaves."""
+    depth = plan_depth(dense, remove={"layer": 1}, batches=labelled(), replace="zero")
+    between = copy.deepcopy(dense)
+    apply_plan(between, depth)
+    return depth, plan_width(between, Budget(macs=0.3), batches=labelled(), replace="zero"), between
+
+
+def test_units_of_depth_that_go_first_are_missed_by_both_networks() -> None:
+    dense = residual()
+    depth, width, between = shallow_then_narrow(dense)
+    network = copy.deepcopy(between)
+    apply_plan(network, width)
+    expected = copy.deepcopy(network)
+    reconstruct(expected, between, width, labelled(256))
+    before = copy.deepcopy(dense.state_dict())
+    reconstruct(network, dense, depth + width, labelled(256))
+    for name, value in expected.state_dict().items():
+        assert torch.equal(network.state_dict()[name], value), name
+    for name, value in before.items():
+        assert torch.equal(dense.state_dict()[name], value), name
+
+
+def test_after_a_plan_of_depth_alone_batchnorm_is_recalibrated() -> None:
+    dense = residual()
+    depth, _, network = shallow_then_narrow(dense)
+    expected = copy.deepcopy(network)
+    recalibrate_batchnorm(expected, labelled())
+    reconstruct(network, dense, depth, labelled())
+    for name, value in expected.state_dict().items():
+        assert torch.equal(network.state_dict()[name], value), name
+
+
+def test_depth_after_width_is_refused() -> None:
+    dense = residual()
+    depth, width, _ = shallow_then_narrow(dense)
+    with pytest.raises(ValueError, match=r"Expected a plan that narrows last, but an edit '\w+' comes after"):
+        reconstruct(dense, dense, width.model_copy(update={"edits": (*width.edits, *depth.edits)}), labelled())
 
 
 def test_networks_in_the_wrong_place_are_refused() -> None:

@@ -16,7 +16,18 @@ from cases.shared_budget.networks import IMAGE, cnn, images, left, vit
 from cases.width.experts import text
 from torch import nn
 
-from prunerecover import Budget, Plan, apply_plan, load_pruned, plan_depth, plan_pruning, plan_width, save_pruned
+from prunerecover import (
+    Budget,
+    Plan,
+    apply_plan,
+    load_pruned,
+    plan_depth,
+    plan_pruning,
+    plan_width,
+    recalibrate_batchnorm,
+    reconstruct,
+    save_pruned,
+)
 from prunerecover.apply import refit_plan
 from prunerecover.model.batches import ModelInputs, split_batches
 from prunerecover.plan.edits import Narrow
@@ -185,6 +196,31 @@ def test_splits_are_compared_on_samples_that_nothing_was_fitted_to(both: Plan) -
     assert planner.divergence(both) == pytest.approx(divergence(learnt(samples.fit)), rel=1e-4)
     for key, value in learnt(samples.whole).items():  # once all is decided
         torch.testing.assert_close(both.tensors[key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_splits_of_networks_with_batchnorm_are_compared_once_reconstructed() -> None:
+    """As `Prune` does it after the surgery: reconstruction gives back far more of width than of depth."""
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 16, 3), nn.ReLU(), *(Residual(16) for _ in range(3)), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(*body, nn.Linear(16, 4)).eval()
+    recalibrate_batchnorm(model, MANY)
+    before = copy.deepcopy(model.state_dict())
+    planner = SharedBudgetPlanner(model, "macs", MANY, SharedBudgetConfig())
+    plan = planner.together(0.2, 0.5)
+    assert {"channel"} < plan.removed.keys()
+    found = planner.divergence(plan)
+    samples = split_batches([batch for batch, _ in MANY], torch.device("cpu"))
+    network = copy.deepcopy(model)
+    apply_plan(network, plan)
+    reconstruct(network, model, plan, samples.fit)
+    inputs = torch.cat([batch.args[0] for batch in samples.held_out])
+    with torch.inference_mode():
+        dense, output = model(inputs).log_softmax(-1), network(inputs).log_softmax(-1)
+    assert found == pytest.approx(
+        nn.functional.kl_div(output, dense, log_target=True, reduction="batchmean").item(), rel=1e-3
+    )
+    for name, value in before.items():
+        assert torch.equal(model.state_dict()[name], value), name
 
 
 def test_neurons_of_linears_that_become_one_stay(both: Plan) -> None:
