@@ -14,7 +14,7 @@ from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.calibration.training_loss import training_loss
 from prunerecover.callbacks.ledger.ledger import Ledger
-from prunerecover.callbacks.reconstructing import RecalibratingCallback
+from prunerecover.callbacks.reconstructing import ReconstructingCallback
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.depth.arguments import DepthConfig, check_ignore, known_by_parts
 from prunerecover.depth.feasible import check_feasible
@@ -29,7 +29,7 @@ from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
 from prunerecover.plan.plan import Plan
 
 
-class DepthPrune(RecalibratingCallback):
+class DepthPrune(ReconstructingCallback):
     """Prune the depth of a network inside any LightningModule, and keep training it.
 
     The surgery happens at the start of an epoch. Checkpoints hold what was done, so resuming, `test(ckpt_path="best")`
@@ -52,8 +52,10 @@ class DepthPrune(RecalibratingCallback):
         search: See `plan_depth`.
         kinds: See `plan_depth`.
         include_strided: See `plan_depth`.
+        reconstruct: Fit the weights that are left to what the network gave before, layer by layer; see `reconstruct`.
+            None: of networks with BatchNorm.
         schedule: When; also the epoch to start at, or a dict of `PruneSchedule`'s arguments.
-        calibration: Number of training samples to calibrate and recalibrate BatchNorm on.
+        calibration: Number of training samples to calibrate, reconstruct and recalibrate BatchNorm on.
         merge: "copy" saves a merged copy in `pruned/` beside the checkpoints at the end of the fit; "at_surgery" merges
             the live network; "never" does neither.
         ignore: Shell patterns of units that stay.
@@ -76,6 +78,7 @@ class DepthPrune(RecalibratingCallback):
         search: str | None = None,
         kinds: str | Sequence[str] | None = None,
         include_strided: bool = False,
+        reconstruct: bool | None = None,
         schedule: PruneSchedule | int | dict[str, Any] | None = None,
         calibration: int = 192,
         merge: Literal["copy", "at_surgery", "never"] = "copy",
@@ -110,6 +113,7 @@ class DepthPrune(RecalibratingCallback):
         self.config = DepthConfig(**planning, seed=seed)
         super().__init__(
             Budget(remove=remove) if remove is not None else budget,
+            reconstruct=reconstruct,
             plan=plan,
             target=target,
             schedule=schedule,

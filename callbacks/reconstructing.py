@@ -1,4 +1,4 @@
-"""What callbacks do once units are gone: BatchNorm anew, and reconstruction where widths were narrowed."""
+"""What callbacks do once units are gone: fit what is left to what was there, and BatchNorm anew."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
-from prunerecover.callbacks.pruning import PruningCallback
+from prunerecover.callbacks.pruning import SHARDED, PruningCallback
 from prunerecover.model.arguments import check_flag
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.paths import get_module, unwrap
@@ -18,18 +18,46 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery import reconstruction
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
-from prunerecover.recovery.before_narrowing import narrows
+from prunerecover.recovery.reconstruction import reconstructible
 
 
-class RecalibratingCallback(PruningCallback):
-    """Base: estimates the statistics of BatchNorm anew once units are gone."""
+class ReconstructingCallback(PruningCallback):
+    """Base: fits what is left to what the network gave before, and estimates the statistics of BatchNorm anew.
 
-    also_left = ""  # what else is not done without data
+    Args:
+        budget: How much goes.
+        reconstruct: Whether weights are fitted; None: of networks with BatchNorm.
+        arguments: As of `PruningCallback`.
+    """
+
+    def __init__(self, budget: Budget | None, *, reconstruct: bool | None = None, **arguments: Any) -> None:
+        check_flag("reconstruct", reconstruct)
+        super().__init__(budget, **arguments)
+        self.reconstruct = reconstruct
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Read the plan's file; refuse to reconstruct before sharding.
+
+        Raises:
+            FileNotFoundError: If there is no plan file.
+            ValueError: If `reconstruct=True` was asked for, and the fit is sharded.
+        """
+        if self.reconstruct and stage == "fit" and isinstance(trainer.strategy, SHARDED):
+            raise ValueError(
+                f"Expected no reconstruct=True with {type(trainer.strategy).__name__}, which shards the model before "
+                "there is data to reconstruct it on. Use DDP or one device, or leave reconstruct out and train on."
+            )
+        super().setup(trainer, pl_module, stage)
+
+    def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
+        """Return a copy of the network, which the pruned one is fitted to; None if nothing is fitted."""
+        wanted = bool(batchnorms(network)) if self.reconstruct is None else self.reconstruct
+        return deep_copy(network) if wanted and reconstructible(plan) else None
 
     def after_surgery(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
     ) -> None:
-        """Estimate BatchNorm statistics anew; all ranks and averages take the first's.
+        """Reconstruct the network, and estimate BatchNorm statistics anew; all ranks and averages take the first's.
 
         Args:
             trainer: In the middle of the fit.
@@ -43,7 +71,10 @@ class RecalibratingCallback(PruningCallback):
             return
         inputs = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
         inputs = several_samples(inputs) or inputs
-        self._recover(trainer, pl_module, target, plan, before, inputs)
+        if before is None:
+            recalibrate_batchnorm(network, inputs)
+        else:
+            self._reconstruct(trainer, pl_module, target, plan, before, inputs)
         statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
         _take_from_first(trainer, statistics)
         for average in averaged_copies(pl_module):  # an average of old statistics is one of other activations
@@ -51,70 +82,33 @@ class RecalibratingCallback(PruningCallback):
             for name, value in statistics.items():
                 averaged[name].copy_(value)
 
-    def _recover(
+    def _reconstruct(
         self,
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
         target: str,
         plan: Plan,
-        before: nn.Module | None,
+        before: nn.Module,
         inputs: list[CapturedInputs],
     ) -> None:
-        """Recalibrate BatchNorm on what the network gets."""
-        recalibrate_batchnorm(unwrap(get_module(pl_module, target)), inputs)
+        """Reconstruct the network, and BatchNorm with it; averages of what it was move along."""
+        network, averages = unwrap(get_module(pl_module, target)), averaged_copies(pl_module)
+        pruned = {name: p.detach().clone() for name, p in network.named_parameters()} if averages else {}
+        reconstruction.reconstruct(network, before, plan, inputs, seed=self.seed)
+        _take_from_first(trainer, dict(network.named_parameters()))
+        for average in averages:
+            averaged = dict(unwrap(get_module(average, target)).named_parameters())
+            for name, parameter in network.named_parameters():
+                averaged[name].data += (parameter.detach() - pruned[name]).to(averaged[name].device)
 
     def after_surgery_without_data(self, network: nn.Module) -> None:
         """Say that BatchNorm is not recalibrated without training data."""
         if batchnorms(network):
             rank_zero_warn(
                 "The plan was applied without recalibrating BatchNorm, whose statistics are still those of the dense "
-                f"network{self.also_left}: scores will be low until it is trained. Fit first on one device or with "
-                "DDP, or call recalibrate_batchnorm(network, batches)."
+                "network, and without reconstruction: scores will be low until it is trained. Fit first on one device "
+                "or with DDP, or call recalibrate_batchnorm(network, batches)."
             )
-
-
-class ReconstructingCallback(RecalibratingCallback):
-    """Base: fits what is left to what the network gave before it was narrowed.
-
-    Args:
-        budget: How much goes.
-        reconstruct: Whether weights are fitted; None: of networks with BatchNorm.
-        arguments: As of `PruningCallback`.
-    """
-
-    also_left = ", and without reconstruction"
-
-    def __init__(self, budget: Budget | None, *, reconstruct: bool | None = None, **arguments: Any) -> None:
-        check_flag("reconstruct", reconstruct)
-        super().__init__(budget, **arguments)
-        self.reconstruct = reconstruct
-
-    def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
-        """Return a copy of the network to reconstruct the narrowed one against."""
-        wanted = bool(batchnorms(network)) if self.reconstruct is None else self.reconstruct
-        return deep_copy(network) if wanted and narrows(plan) else None
-
-    def _recover(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        target: str,
-        plan: Plan,
-        before: nn.Module | None,
-        inputs: list[CapturedInputs],
-    ) -> None:
-        """Reconstruct the network, and BatchNorm with it; averages of what it was move along."""
-        if before is None:
-            super()._recover(trainer, pl_module, target, plan, before, inputs)
-            return
-        network, averages = unwrap(get_module(pl_module, target)), averaged_copies(pl_module)
-        narrowed = {name: p.detach().clone() for name, p in network.named_parameters()} if averages else {}
-        reconstruction.reconstruct(network, before, plan, inputs, seed=self.seed)
-        _take_from_first(trainer, dict(network.named_parameters()))
-        for average in averages:
-            averaged = dict(unwrap(get_module(average, target)).named_parameters())
-            for name, parameter in network.named_parameters():
-                averaged[name].data += (parameter.detach() - narrowed[name]).to(averaged[name].device)
 
 
 def _take_from_first(trainer: pl.Trainer, tensors: dict[str, Tensor]) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from prunerecover.callbacks.arguments import check_alone
 from prunerecover.callbacks.calibration.capture import CapturedInputs
 from prunerecover.callbacks.calibration.width_inputs import width_inputs
-from prunerecover.callbacks.pruning import SHARDED
 from prunerecover.callbacks.reconstructing import ReconstructingCallback
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.model.arguments import patterns_of
@@ -56,7 +55,7 @@ class WidthPrune(ReconstructingCallback):
         round_to: See `plan_width`.
         reconstruct: Fit the weights that are left to what the network gave before, layer by layer; see `reconstruct`.
             Takes a copy of the network and about two passes over the calibration samples per layer. None: networks with
-            BatchNorm, which gain by it (a vision transformer lost), after plans that only narrow. Not before sharding.
+            BatchNorm, which gain by it (a vision transformer lost). Not before sharding.
         schedule: When; also the epoch to start at, or a dict of `PruneSchedule`'s arguments. `every` and `times` divide
             the budget among several surgeries, scored anew each time.
         calibration: Number of training samples to score, reconstruct and recalibrate BatchNorm on.
@@ -128,20 +127,6 @@ class WidthPrune(ReconstructingCallback):
         unused = (name for name, default in newer.items() if getattr(self.config, name) is default)
         elsewhere = ("loss", "labels", "rounds", "scores", "seed", *unused)
         return {name: value for name, value in vars(self.config).items() if name not in elsewhere}
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Read the plan's file; refuse to reconstruct before sharding.
-
-        Raises:
-            FileNotFoundError: If there is no plan file.
-            ValueError: If `reconstruct=True` was asked for, and the fit is sharded.
-        """
-        if self.reconstruct and stage == "fit" and isinstance(trainer.strategy, SHARDED):
-            raise ValueError(
-                f"Expected no reconstruct=True with {type(trainer.strategy).__name__}, which shards the model before "
-                "there is data to reconstruct it on. Use DDP or one device, or leave reconstruct out and train on."
-            )
-        super().setup(trainer, pl_module, stage)
 
     def units(self, network: nn.Module) -> dict[str, int]:
         """Return how many experts there are; other units are known once data comes, and counted in shares of cost."""

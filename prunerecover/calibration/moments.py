@@ -95,6 +95,12 @@ class Moments:
         (rows,) = self._sums.centred(rows)
         self._sums.add(w=torch.tensor(len(rows)), x=rows.sum(0), xx=rows.T @ rows)
 
+    def of(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means and variances of linear maps `(D, C)` of the first C entries, `(D,)` each."""
+        means, (origin,) = self._sums.means()
+        maps, among = maps.to(origin), covariance(means)[: maps.shape[1], : maps.shape[1]]
+        return maps @ (means["x"] + origin)[: maps.shape[1]], ((maps @ among) * maps).sum(1).clamp(min=0)
+
     def predict(self, gone: Tensor, kept: Tensor, *, constant: bool = True) -> Tensor:
         """Return `(gone, kept + 1)`: coefficients of the kept entries, and the constant.
 

@@ -1,18 +1,18 @@
-"""Reconstruct what every layer gave: after width surgery, without labels and without training.
+"""Reconstruct what every layer gave: after surgery, without labels and without training.
 
-Going through a narrowed network in the order in which it computes, each linear layer and convolution is fitted by ridge
+Going through a pruned network in the order in which it computes, each linear layer and convolution is fitted by ridge
 regression to what the same layer of the dense network gives on the same samples, from what now enters it: W becomes
-W + argmin over D of |y_dense - (W + D) x_narrowed|^2 + ridge |D|^2. Errors of earlier layers are so corrected by later
+W + argmin over D of |y_dense - (W + D) x_pruned|^2 + ridge |D|^2. Errors of earlier layers are so corrected by later
 ones. Least-squares reconstruction is that of He et al. 2017 (arXiv 1707.06168) and, towards the dense outputs from
-the narrowed network's own inputs, of ThiNet's successors; we fit all kept weights of a layer, in closed form and pulled
+the pruned network's own inputs, of ThiNet's successors; we fit all kept weights of a layer, in closed form and pulled
 towards their values. While activations are taken, BatchNorm normalises by the batch, and its statistics are estimated
 anew at the end.
 
 The last layer is left as it is: squared errors of logits are not what a model is judged by, and it has few rows to be
 fitted on; fitting it, too, made CIFAR-10's ResNet-20 worse.
 
-Made for convolutional networks with BatchNorm: a DeiT-Tiny with narrowed heads and neurons was worse after it than
-before.
+Made for convolutional networks with BatchNorm, whatever went of them, width or depth: a DeiT-Tiny with narrowed heads
+and neurons was worse after it than before.
 
 Not covered, and left as they are: grouped convolutions, transposed ones, subclasses of `nn.Linear` and `nn.Conv2d`,
 fused experts, weights that several layers share, and layers with more than `LARGEST` inputs or outputs.
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithm
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.recovery.batchnorm import batchnorms, recalibrate_batchnorm
-from prunerecover.recovery.before_narrowing import before_narrowing, narrowing_of
-from prunerecover.recovery.reconstruction_order import calls_of, check_between, kept_rows
+from prunerecover.recovery.branch_ends import Reached, at_end, branch_ends
+from prunerecover.recovery.reconstruction_order import calls_of, check_between, kept_rows, reference_of
 
 ROWS = 60  # positions or tokens that are taken per input of a layer, at most
 PATCHES = 2**25  # entries of what a convolution reads that are in memory at once
@@ -46,38 +47,43 @@ PATCHES = 2**25  # entries of what a convolution reads that are in memory at onc
 
 @ordinary_arithmetic()
 def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches, *, seed: int = 0) -> None:
-    """Fit the weights of a narrowed convolutional network to what the dense one gives, layer by layer, in place.
+    """Fit the weights of a pruned convolutional network to what the dense one gives, layer by layer, in place.
 
     BatchNorm statistics are estimated anew, as by `recalibrate_batchnorm`. Parameters stay the same objects, so an
     optimizer goes on with them. After an error the model is as before.
 
     Args:
-        model: The network, narrowed by `plan`.
+        model: The network, pruned by `plan`, not merged.
         dense: A copy of it from before the plan was applied; not changed.
-        plan: What narrowed it. Units of depth that it removes before are taken out of a copy of `dense`, too.
+        plan: What pruned it.
         batches: What the network is called with, as for `plan_width`; labels are not read. 256 samples do.
         seed: Of the positions that are taken.
 
     Raises:
-        ValueError: If the plan removes units of depth after it narrows, it is not what lies between the two networks,
-            there are no batches, or a fit comes out as NaN or infinite.
+        ValueError: If the plan is not what lies between the two networks, there are no batches, or a fit comes out as
+            NaN or infinite.
     """
     network = unwrap(model)
     check_plan(plan)
-    batches, narrowing = listed(batches), narrowing_of(plan)
-    reference = before_narrowing(unwrap(dense), plan)
-    rows = kept_rows(reference, narrowing)
+    batches = listed(batches)
+    reference = reference_of(unwrap(dense), plan)
+    rows = kept_rows(reference, plan)
     samples = [as_inputs(without_labels(batch, network)).to(device_of(network)) for batch in batches]
     if not samples:
         raise ValueError(
             "Expected at least one batch to reconstruct on, but got none. Was a generator consumed before?"
         )
     with uncompiled(), evaluating(network, reference), torch.no_grad():
-        calls = calls_of(network, reference, rows, samples[0])
+        calls = calls_of(network, reference, rows, samples[0], all_layers="activation" in plan.removed)
         check_between(network, reference, rows, calls)
-    with _all_or_nothing([p for path in calls for p in get_module(network, path).parameters()]):
+    with _all_or_nothing(list(network.parameters())):
         _fit_all(network, reference, rows, calls, samples, seed)
         recalibrate_batchnorm(network, samples)
+
+
+def reconstructible(plan: Plan) -> bool:
+    """Whether a plan changes what layers give, by more than the number of experts."""
+    return bool(plan.removed.keys() - {"expert"})
 
 
 @contextmanager
@@ -93,6 +99,23 @@ def _all_or_nothing(parameters: Sequence[Parameter]) -> Iterator[None]:
         raise
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """A layer that is fitted.
+
+    Attributes:
+        path: Its path.
+        rows: Which of the dense layer's outputs are left; None: all.
+        calls: How often a pass calls it.
+        end: Path of the BatchNorm behind it, or `NO_NORM`, if what it gives is added to a stream; else None.
+    """
+
+    path: str
+    rows: Tensor | None
+    calls: int
+    end: str | None
+
+
 def _fit_all(
     network: nn.Module,
     dense: nn.Module,
@@ -102,16 +125,14 @@ def _fit_all(
     seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    with (
-        uncompiled(),
-        evaluating(network, dense),
-        torch.no_grad(),
-        _normalising_by_batch(network, samples),
-        progress("reconstructing layers", len(calls)) as advance,
-    ):
-        for path, number in calls.items():
-            _fit(path, network, dense, rows.get(path), samples, number, generator)
-            advance()
+    with uncompiled(), evaluating(network, dense), torch.no_grad():
+        now, then = (branch_ends(model, calls, samples[0]) for model in (network, dense))
+        with _normalising_by_batch(network, samples), progress("reconstructing layers", len(calls)) as advance:
+            for path, number in calls.items():
+                ends = number == 1 and path in now and now[path] == then.get(path)
+                layer = _Layer(path, rows.get(path), number, now[path] if ends else None)
+                _fit(network, dense, layer, samples, generator)
+                advance()
 
 
 @contextmanager
@@ -129,36 +150,70 @@ def _normalising_by_batch(network: nn.Module, samples: Sequence[ModelInputs]) ->
 
 
 def _fit(
-    path: str,
-    network: nn.Module,
-    dense: nn.Module,
-    rows: Tensor | None,
-    samples: Sequence[ModelInputs],
-    calls: int,
-    generator: torch.Generator,
+    network: nn.Module, dense: nn.Module, fitted: _Layer, samples: Sequence[ModelInputs], generator: torch.Generator
 ) -> None:
-    layer: Any = get_module(network, path)
+    layer: Any = get_module(network, fitted.path)
+    norm: Any = get_module(network, fitted.end) if fitted.end else None
     entries = layer.weight[0].numel()
     wanted = -(-ROWS * entries // sum(inputs.n_samples for inputs in samples))
     moments = Moments()
     for inputs in samples:
-        now, then = (_watched(model, path, inputs, calls) for model in (network, dense))
-        for (x, y), (_, target) in zip(now, then, strict=True):
-            if rows is not None:
-                target = target.index_select(1 if isinstance(layer, nn.Conv2d) else -1, rows.to(y.device))
-            moments.add(_rows(layer, x, (target - y).float(), wanted, generator))
+        for x, missing in _missing(network, dense, fitted, inputs):
+            moments.add(_rows(layer, x, missing.float(), wanted, generator))
     outputs = torch.arange(entries, entries + len(layer.weight))
     shifts = isinstance(layer, nn.Conv2d) and any(isinstance(m, _BatchNorm) for m in network.modules())
     found = moments.predict(outputs, torch.arange(entries), constant=layer.bias is not None or shifts)
     if not found.isfinite().all():
         raise ValueError(
-            f"Expected finite activations, but the fit of '{path}' came out as NaN or infinite. Do the batches or the "
-            "weights hold such values?"
+            f"Expected finite activations, but the fit of '{fitted.path}' came out as NaN or infinite. Do the batches "
+            "or the weights hold such values?"
         )
     found = found.to(layer.weight.device)
-    layer.weight += found[:, :-1].view_as(layer.weight).to(layer.weight.dtype)
-    if layer.bias is not None:
-        layer.bias += found[:, -1].to(layer.bias.dtype)
+    if norm is None:
+        layer.weight += found[:, :-1].view_as(layer.weight).to(layer.weight.dtype)
+        if layer.bias is not None:
+            layer.bias += found[:, -1].to(layer.bias.dtype)
+    else:
+        _add_behind(norm, layer, found, moments)
+
+
+def _missing(
+    network: nn.Module, dense: nn.Module, fitted: _Layer, inputs: ModelInputs
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what enters a layer at each call, and what is missing in its output; at the end of a branch, in the sum."""
+    dim = 1 if isinstance(get_module(network, fitted.path), nn.Conv2d) else -1
+
+    def left(target: Tensor) -> Tensor:
+        return target if fitted.rows is None else target.index_select(dim, fitted.rows.to(target.device))
+
+    if fitted.end is not None:
+        now, then = (at_end(model, fitted.path, fitted.end, inputs) for model in (network, dense))
+        yield now.x, left(then.total) - now.total
+        return
+    calls = (_watched(model, fitted.path, inputs, fitted.calls) for model in (network, dense))
+    for (x, y), (_, target) in zip(*calls, strict=True):
+        yield x, left(target) - y
+
+
+def _add_behind(norm: Any, layer: Any, found: Tensor, moments: Moments) -> None:
+    """Have a layer and the BatchNorm behind it, which normalises by what comes, give a linear map of the inputs more.
+
+    Args:
+        norm: The BatchNorm.
+        layer: What it reads.
+        found: `(outputs, inputs + 1)`: the map, and the constant.
+        moments: Of what enters the layer.
+    """
+    weight = layer.weight.flatten(1).to(found)
+    mean, variance = (each.to(found) for each in moments.of(weight.cpu()))
+    scale = norm.weight / (variance + norm.eps).sqrt()
+    more = scale[:, None] * weight + found[:, :-1]
+    new_mean, new_variance = (each.to(found) for each in moments.of(more.cpu()))
+    layer.weight.copy_(more.view_as(layer.weight))
+    if layer.bias is not None:  # the norm takes it away
+        layer.bias.zero_()
+    norm.bias += (found[:, -1] - scale * mean + new_mean).to(norm.bias.dtype)
+    norm.weight.copy_((new_variance + norm.eps).sqrt())
 
 
 def _rows(layer: nn.Module, x: Tensor, missing: Tensor, wanted: int, generator: torch.Generator) -> Tensor:
@@ -194,10 +249,6 @@ def _drawn(n: int, wanted: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(n, generator=generator)[:wanted] if n > wanted else torch.arange(n)
 
 
-class _Reached(Exception):  # noqa: N818 (nothing is wrong)
-    """What is wanted was seen; the rest of the pass is not needed."""
-
-
 def _watched(network: nn.Module, path: str, inputs: ModelInputs, calls: int) -> list[tuple[Tensor, Tensor]]:
     """Return what enters and leaves a layer at each of its calls, and stop there."""
     seen: list[tuple[Tensor, Tensor]] = []
@@ -205,12 +256,12 @@ def _watched(network: nn.Module, path: str, inputs: ModelInputs, calls: int) -> 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         seen.append((args[0] if args else kwargs["input"], output))
         if len(seen) == calls:
-            raise _Reached
+            raise Reached
 
     handle = get_module(network, path).register_forward_hook(note, with_kwargs=True)
     try:
         call(network, inputs)
-    except _Reached:
+    except Reached:
         pass
     finally:
         handle.remove()

@@ -11,25 +11,38 @@ from torch import Tensor, nn
 
 from prunerecover.calibration.moments import LARGEST
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.paths import get_module
-from prunerecover.plan.edits import Narrow
+from prunerecover.model.copies import deep_copy
+from prunerecover.plan.edits import Config, Narrow, Remove
 from prunerecover.plan.plan import Plan
+from prunerecover.surgery.apply_edits import apply_edits
+
+
+def reference_of(dense: nn.Module, plan: Plan) -> nn.Module:
+    """Return what a pruned network is compared with, by path: the dense one.
+
+    Where whole blocks went, those behind them moved up, so a copy without these blocks is returned.
+    """
+    blocks = [edit for edit in plan.edits if isinstance(edit, Remove) and edit.kind == "block"]
+    if not blocks:
+        return dense
+    copied = deep_copy(dense)
+    apply_edits(copied, [edit for edit in plan.edits if edit in blocks or isinstance(edit, Config)])
+    return copied
 
 
 def kept_rows(dense: nn.Module, plan: Plan) -> dict[str, Tensor]:
     """Return which outputs each narrowed layer keeps of those it had: by its path, ascending indices."""
     kept: dict[str, Tensor] = {}
+    layers: dict[str, Any] = {path: module for path, module in dense.named_modules() if is_plain(module)}
     for edit in plan.edits:
         for part in edit.group if isinstance(edit, Narrow) else ():
             path, _, name = part.tensor.rpartition(".")
-            if part.dim != 0 or name != "weight" or not isinstance(edit, Narrow):
+            if part.dim != 0 or name != "weight" or not isinstance(edit, Narrow) or path not in layers:
                 continue
-            layer: Any = get_module(dense, path)
-            if is_plain(layer):
-                left = kept.get(path, torch.arange(len(layer.weight)))
-                stays = torch.ones(len(left), dtype=torch.bool)
-                stays[part.indices(torch.tensor(edit.gone, dtype=torch.long))] = False
-                kept[path] = left[stays]
+            left = kept.get(path, torch.arange(len(layers[path].weight)))
+            stays = torch.ones(len(left), dtype=torch.bool)
+            stays[part.indices(torch.tensor(edit.gone, dtype=torch.long))] = False
+            kept[path] = left[stays]
     return kept
 
 
@@ -40,18 +53,37 @@ def is_plain(layer: Any) -> bool:
     return type(layer) is nn.Linear
 
 
-def calls_of(network: nn.Module, dense: nn.Module, rows: Mapping[str, Tensor], inputs: ModelInputs) -> dict[str, int]:
+def calls_of(
+    network: nn.Module, dense: nn.Module, rows: Mapping[str, Tensor], inputs: ModelInputs, *, all_layers: bool = False
+) -> dict[str, int]:
     """Return the layers that are fitted, in the order of their first call, with how often a pass calls each.
 
-    What comes before the first narrowed layer computes what it did. The last layer stays.
+    What comes before the first layer that is narrowed or gone computes what it did. The last layer stays.
 
     Args:
-        network: The narrowed network.
+        network: The pruned network.
         dense: The same network from before.
         rows: What `kept_rows` returned: outputs that narrowed layers keep, by path.
         inputs: One batch on the network's device, for one forward pass.
+        all_layers: Whether what comes before may compute something else, too.
     """
     holders = Counter(id(p) for module in network.modules() for p in module._parameters.values())
+    (modules, now), (before, then) = (_called(model, inputs) for model in (network, dense))
+    paths = list(now)
+    same = (
+        path == old and path not in rows and modules[path].weight.shape == before[old].weight.shape
+        for path, old in zip(now, then, strict=False)
+    )
+    first = 0 if all_layers else next((number for number, alike in enumerate(same) if not alike), len(paths))
+    return {
+        path: now[path]
+        for path in paths[first:-1]
+        if now[path] == then[path] and _can_be_fitted(modules[path], holders)
+    }
+
+
+def _called(network: nn.Module, inputs: ModelInputs) -> tuple[dict[str, Any], Counter[str]]:
+    """Return the layers that least squares can fit, and how often a pass calls each, in the order of the first call."""
     plain: dict[str, Any] = {path: module for path, module in network.named_modules() if is_plain(module)}
     order: Counter[str] = Counter()
     handles = [
@@ -62,14 +94,7 @@ def calls_of(network: nn.Module, dense: nn.Module, rows: Mapping[str, Tensor], i
     finally:
         for handle in handles:
             handle.remove()
-    paths = list(order)
-    changed = [
-        number
-        for number, path in enumerate(paths)
-        if path in rows or plain[path].weight.shape != get_module(dense, path).weight.shape
-    ]
-    first = changed[0] if changed else len(paths)
-    return {path: order[path] for path in paths[first:-1] if _can_be_fitted(plain[path], holders)}
+    return plain, order
 
 
 def _can_be_fitted(layer: Any, holders: Mapping[int, int]) -> bool:
@@ -81,7 +106,7 @@ def check_between(network: nn.Module, dense: nn.Module, rows: Mapping[str, Tenso
     """Raise ValueError if a plan that keeps `rows` does not lie between the two networks.
 
     Args:
-        network: The narrowed network.
+        network: The pruned network.
         dense: The same network from before.
         rows: What `kept_rows` returned: outputs that narrowed layers keep, by path.
         calls: What `calls_of` returned: the layers to compare.

@@ -28,8 +28,7 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.batchnorm import batchnorms, several_samples
-from prunerecover.recovery.before_narrowing import narrows
-from prunerecover.recovery.reconstruction import reconstruct
+from prunerecover.recovery.reconstruction import reconstruct, reconstructible
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
 from prunerecover.shared_budget.ignored import patterns_of_depth, possible
 from prunerecover.shared_budget.rest_in_width import RestInWidth
@@ -195,13 +194,13 @@ class SharedBudgetPlanner:
         """Return the output divergence on held-out samples; None: it cannot be compared.
 
         For it, as at the end, what narrowed weights take over is fitted to the other samples, and a network with
-        BatchNorm is reconstructed and recalibrated on them: that gives width back far more than depth.
+        BatchNorm is reconstructed and recalibrated on them: that gives width back more than depth.
         """
         if not self._output.comparable:
             return None
         fit = self._samples.fit
         network = self._output.pruned(plan.edits, self._fitted(plan, fit))
-        if batchnorms(network) and narrows(plan):
+        if batchnorms(network) and reconstructible(plan):
             network = deep_copy(network)  # which may share weights with the model
             reconstruct(network, self.model, plan, several_samples(fit) or fit, seed=self.config.seed)
         return self._output.divergence_of(network)

@@ -8,12 +8,11 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from cases.width.width_prune import HALF, Classifier, fit, prune, rows, vit
+from cases.width.width_prune import HALF, Classifier, fit, prune, rows
 from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
 from torch import Tensor
 
-from prunerecover import Plan, plan_depth, plan_width
-from prunerecover.callbacks import WidthPrune
+from prunerecover import Plan, plan_width
 
 
 class Seen(pl.Callback):
@@ -48,12 +47,6 @@ def test_networks_with_batchnorm_are_reconstructed(network: str, reconstruct: bo
     plan = plan_width(dense, HALF, batches=[next(iter(rows()))])
     assert (prune(reconstruct=reconstruct).keep(dense, plan) is not None) == kept
     assert prune(reconstruct=reconstruct).keep(dense, Plan()) is None
-
-
-def test_after_a_plan_that_narrows_nothing_there_is_nothing_to_reconstruct() -> None:
-    network = vit().eval()
-    shallow = plan_depth(network, remove={"attention": 1}, batches=[next(iter(rows()))], replace="zero")
-    assert WidthPrune(plan=shallow, reconstruct=True).keep(network, shallow) is None
 
 
 class Averaged(pl.Callback):

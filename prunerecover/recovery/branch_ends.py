@@ -1,0 +1,139 @@
+"""Layers whose output is added to a stream: found and watched while a network runs.
+
+What such a layer gives, behind its BatchNorm if it has one, is one part of a sum; the other part is what has come
+so far. Additions are seen as functions of torch, so that any forward will do, in place or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.paths import get_module
+
+ADDITIONS = frozenset(
+    getattr(owner, name)
+    for owner, names in ((torch, ("add",)), (Tensor, ("add", "add_", "__add__", "__radd__", "__iadd__")))
+    for name in names
+)
+NO_NORM = ""
+
+
+@dataclass(frozen=True)
+class AtEnd:
+    """What a layer at the end of a branch gets and gives, in one pass.
+
+    Attributes:
+        x: What enters it.
+        total: The sum that what it gives is one part of.
+    """
+
+    x: Tensor
+    total: Tensor
+
+
+class _Additions(TorchFunctionMode):
+    """Tells of additions of two tensors of one shape.
+
+    Args:
+        wanted: Whether a tensor is one to be told of.
+        note: Gets it, and a copy of the sum.
+    """
+
+    def __init__(self, wanted: Callable[[Tensor], bool], note: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__()
+        self.wanted, self.note = wanted, note
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function of torch, and tell of it if it adds."""
+        found = func(*args, **(kwargs or {}))
+        if func in ADDITIONS and not kwargs and len(args) == 2 and all(isinstance(each, Tensor) for each in args):
+            for own in args:
+                if self.wanted(own) and args[0].shape == args[1].shape:
+                    self.note(own, found.clone())
+        return found
+
+
+class Reached(Exception):  # noqa: N818 (nothing is wrong)
+    """What is wanted was seen; the rest of the pass is not needed."""
+
+
+def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) -> dict[str, str]:
+    """Return which layers end a branch, with the path of the BatchNorm behind each, or `NO_NORM`.
+
+    Args:
+        network: In evaluation mode.
+        layers: Paths of those that may.
+        inputs: One batch on the network's device, for one forward pass.
+    """
+    given: dict[int, tuple[Tensor, str, str]] = {}  # by identity; tensors are kept, so that none takes another's
+    found: dict[str, str] = {}
+
+    def gave(path: str) -> Callable[..., None]:
+        return lambda _, __, output: given.update({id(output): (output, path, NO_NORM)})
+
+    def normed(path: str) -> Callable[..., None]:
+        def note(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            if args and id(args[0]) in given:
+                given[id(output)] = output, given[id(args[0])][1], path
+
+        return note
+
+    def added(own: Tensor, _: Tensor) -> None:
+        found[given[id(own)][1]] = given[id(own)][2]
+
+    norms = {path: module for path, module in network.named_modules() if is_affine_batchnorm(module)}
+    handles = [get_module(network, path).register_forward_hook(gave(path)) for path in layers]
+    handles += [module.register_forward_hook(normed(path)) for path, module in norms.items()]
+    try:
+        with _Additions(lambda tensor: id(tensor) in given, added):
+            call(network, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> AtEnd:
+    """Return what a layer that ends a branch gets and gives; the pass stops there.
+
+    Args:
+        network: In evaluation mode.
+        path: Of the layer, which a pass calls once.
+        norm: Path of the BatchNorm behind it, or `NO_NORM`.
+        inputs: One batch on the network's device.
+    """
+    seen: dict[str, Tensor] = {}
+    found: list[AtEnd] = []
+
+    def note(_: Tensor, total: Tensor) -> None:
+        found.append(AtEnd(seen["x"], total))
+        raise Reached
+
+    handles = [
+        get_module(network, path).register_forward_hook(
+            lambda _, args, kwargs, __: seen.update(x=args[0] if args else kwargs["input"]), with_kwargs=True
+        ),
+        get_module(network, norm or path).register_forward_hook(lambda _, __, output: seen.update(y=output)),
+    ]
+    try:
+        with _Additions(lambda tensor: tensor is seen.get("y"), note):
+            call(network, inputs)
+    except Reached:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0]
+
+
+def is_affine_batchnorm(module: nn.Module) -> bool:
+    """Whether a module is a BatchNorm with running statistics, scale and shift."""
+    return isinstance(module, _BatchNorm) and module.affine and module.running_mean is not None
