@@ -1,12 +1,13 @@
 """Reconstruct what every layer gave: after surgery, without labels and without training.
 
 Going through a pruned network in the order in which it computes, each linear layer and convolution is fitted by ridge
-regression to what the same layer of the dense network gives on the same samples, from what now enters it: W becomes
-W + argmin over D of |y_dense - (W + D) x_pruned|^2 + ridge |D|^2. Errors of earlier layers are so corrected by later
-ones. Least-squares reconstruction is that of He et al. 2017 (arXiv 1707.06168) and, towards the dense outputs from
-the pruned network's own inputs, of ThiNet's successors; we fit all kept weights of a layer, in closed form and pulled
-towards their values. While activations are taken, BatchNorm normalises by the batch, and its statistics are estimated
-anew at the end.
+regression to what the same layer of the dense network gives on the same samples, from what now enters it: W becomes W +
+argmin over D of |y_dense - (W + D) x_pruned|^2 + ridge |D|^2. Errors of earlier layers are so corrected by later ones.
+Least-squares reconstruction is that of He et al. 2017 (arXiv 1707.06168) and, towards the dense outputs from the pruned
+network's own inputs, of ThiNet's successors; we fit all kept weights of a layer, in closed form and pulled towards
+their values. A layer whose output is added to a stream is fitted so that the sum comes near to the dense one: so it
+also makes good what is missing in the stream, after whole blocks went. While activations are taken, BatchNorm
+normalises by the batch, and its statistics are estimated anew at the end.
 
 The last layer is left as it is: squared errors of logits are not what a model is judged by, and it has few rows to be
 fitted on; fitting it, too, made CIFAR-10's ResNet-20 worse.

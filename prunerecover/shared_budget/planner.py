@@ -194,7 +194,7 @@ class SharedBudgetPlanner:
         """Return the output divergence on held-out samples; None: it cannot be compared.
 
         For it, as at the end, what narrowed weights take over is fitted to the other samples, and a network with
-        BatchNorm is reconstructed and recalibrated on them: that gives width back more than depth.
+        BatchNorm is reconstructed on them: splits gain by it differently.
         """
         if not self._output.comparable:
             return None

@@ -79,3 +79,15 @@ def test_activations_whose_squares_overflow_leave_their_mean() -> None:
     found = moments.predict(GONE, KEPT)
     assert (found[:, :-1] == 0).all()
     torch.testing.assert_close(found[:, -1], rows[:, GONE].double().mean(0))
+
+
+def test_spread_of_linear_maps_is_that_of_their_outputs() -> None:
+    torch.manual_seed(0)
+    rows, maps = torch.randn(400, 7).double() + torch.arange(7), torch.randn(3, 5).double()
+    moments = Moments()
+    for some in rows.split(90):
+        moments.add(some)
+    mean, variance = moments.of(maps)
+    outputs = rows[:, :5] @ maps.T
+    torch.testing.assert_close(mean, outputs.mean(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(variance, outputs.var(0, unbiased=False), rtol=1e-5, atol=1e-5)

@@ -199,7 +199,7 @@ def test_splits_are_compared_on_samples_that_nothing_was_fitted_to(both: Plan) -
 
 
 def test_splits_of_networks_with_batchnorm_are_compared_once_reconstructed() -> None:
-    """As `Prune` does it after the surgery: reconstruction gives back far more of width than of depth."""
+    """As `Prune` does it after the surgery: splits gain by it differently."""
     torch.manual_seed(0)
     body = [nn.Conv2d(3, 16, 3), nn.ReLU(), *(Residual(16) for _ in range(3)), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     model = nn.Sequential(*body, nn.Linear(16, 4)).eval()

@@ -1,0 +1,103 @@
+"""Layers at the ends of branches: found whatever the forward looks like, and fitted to what the stream lacks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover import apply_plan, plan_depth, recalibrate_batchnorm, reconstruct
+from prunerecover.calibration.moments import Moments
+from prunerecover.model.batches import ModelInputs
+from prunerecover.recovery.branch_ends import NO_NORM, at_end, branch_ends
+from prunerecover.recovery.reconstruction import _add_behind
+
+
+class Branches(nn.Module):
+    """A shortcut with a layer of its own, a branch of two, and layers that end nowhere."""
+
+    def __init__(self, add: str) -> None:
+        super().__init__()
+        self.add = add
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.short, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1)
+        self.norm, self.last_norm = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, other = self.norm(self.second(F.relu(self.first(x)))), self.short(x)
+        if self.add == "in place":
+            y += other
+        elif self.add == "into the other":
+            other += y
+            y = other
+        else:
+            y = torch.add(y, other) if self.add == "function" else y + other
+        return F.relu(self.last_norm(self.last(F.relu(y))), inplace=True) + 1
+
+
+IMAGES = torch.randn(6, 3, 5, 5, generator=torch.Generator().manual_seed(1))
+LAYERS = ("first", "second", "short", "last")
+
+
+@pytest.mark.parametrize("add", ["operator", "function", "in place", "into the other"])
+@torch.no_grad()
+def test_ends_are_found_with_the_norm_behind_them(add: str) -> None:
+    torch.manual_seed(0)
+    network, inputs = Branches(add).eval(), ModelInputs((IMAGES,))
+    assert branch_ends(network, LAYERS, inputs) == {"second": "norm", "short": NO_NORM}
+    expected = network.norm(network.second(F.relu(network.first(IMAGES)))) + network.short(IMAGES)
+    for path, norm in (("second", "norm"), ("short", NO_NORM)):
+        seen = at_end(network, path, norm, inputs)
+        torch.testing.assert_close(seen.total, expected)
+    torch.testing.assert_close(at_end(network, "second", "norm", inputs).x, F.relu(network.first(IMAGES)))
+    assert not any(module._forward_hooks for module in network.modules())
+
+
+@torch.no_grad()
+def test_a_linear_map_is_added_behind_batchnorm() -> None:
+    """Normalised by the batch, layer and norm give what they gave and the map of the layer's inputs."""
+    torch.manual_seed(0)
+    layer: Any = nn.Linear(5, 3)
+    norm, x = nn.BatchNorm1d(3).double().train(), torch.randn(200, 5).double() + 1
+    layer.double()
+    norm.weight.copy_(torch.tensor([0.5, -1.5, 2.0]))
+    norm.bias.copy_(torch.tensor([1.0, 0.0, -1.0]))
+    more, constant = torch.randn(3, 5).double(), torch.randn(3).double()
+    expected = norm(layer(x)) + x @ more.T + constant
+    moments = Moments()
+    moments.add(x)
+    _add_behind(norm, layer, torch.cat([more, constant[:, None]], 1), moments)
+    torch.testing.assert_close(norm(layer(x)), expected, rtol=1e-4, atol=1e-4)
+
+
+class Step(nn.Module):
+    """A linear step of two layers beside a shortcut."""
+
+    def __init__(self, width: int, norm: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(self.second(self.first(x)))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_next_layer_takes_over_a_linear_step_that_went(norm: bool) -> None:
+    """The oracle: two linear steps are one, so that nothing is lost but what the ridge costs."""
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Sequential(*(Step(6, norm) for _ in range(3))), nn.Linear(6, 4)).eval()
+    x = torch.randn(512, 6)
+    recalibrate_batchnorm(dense, [x])
+    plan = plan_depth(dense, remove={"block": 1}, batches=[x], ignore=("0.0", "0.2"))
+    assert plan.removed == {"block": ("0.1",)}
+    network = copy.deepcopy(dense)
+    apply_plan(network, plan)
+    with torch.no_grad():
+        lost = (network(x) - dense(x)).square().mean()
+        reconstruct(network, dense, plan, [x[:256], x[256:]])
+        assert (network(x) - dense(x)).square().mean() < 0.06 * lost
