@@ -43,6 +43,7 @@ from prunerecover.recovery.branch_ends import Reached, at_end, branch_ends
 from prunerecover.recovery.reconstruction_order import calls_of, check_between, kept_rows, reference_of
 
 ROWS = 60  # positions or tokens that are taken per input of a layer, at most
+TINY = 1e-12  # norm of weights
 PATCHES = 2**25  # entries of what a convolution reads that are in memory at once
 
 
@@ -199,6 +200,8 @@ def _missing(
 def _add_behind(norm: Any, layer: Any, found: Tensor, moments: Moments) -> None:
     """Have a layer and the BatchNorm behind it, which normalises by what comes, give a linear map of the inputs more.
 
+    The weights of each output keep their norm, on which the steps of a later training depend; the BatchNorm scales.
+
     Args:
         norm: The BatchNorm.
         layer: What it reads.
@@ -210,7 +213,8 @@ def _add_behind(norm: Any, layer: Any, found: Tensor, moments: Moments) -> None:
     scale = norm.weight / (variance + norm.eps).sqrt()
     more = scale[:, None] * weight + found[:, :-1]
     new_mean, new_variance = (each.to(found) for each in moments.of(more.cpu()))
-    layer.weight.copy_(more.view_as(layer.weight))
+    norms = [rows.norm(dim=1, keepdim=True) for rows in (weight, more)]
+    layer.weight.copy_((more * norms[0] / norms[1].clamp(min=TINY)).view_as(layer.weight))
     if layer.bias is not None:  # the norm takes it away
         layer.bias.zero_()
     norm.bias += (found[:, -1] - scale * mean + new_mean).to(norm.bias.dtype)
