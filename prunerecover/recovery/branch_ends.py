@@ -6,9 +6,10 @@ so far. Additions are seen as functions of torch, so that any forward will do, i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,12 +54,21 @@ class _Additions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch, and tell of it if it adds."""
-        found = func(*args, **(kwargs or {}))
-        if func in ADDITIONS and not kwargs and len(args) == 2 and all(isinstance(each, Tensor) for each in args):
-            for own in args:
-                if self.wanted(own) and args[0].shape == args[1].shape:
-                    self.note(own, found.clone())
+        adds = func in ADDITIONS and not kwargs and len(args) == 2 and all(isinstance(each, Tensor) for each in args)
+        told = [own for own in args if self.wanted(own)] if adds and args[0].shape == args[1].shape else []
+        found = func(*args, **(kwargs or {}))  # perhaps in place
+        for own in told:
+            self.note(own, found.clone())
         return found
+
+
+class _Given(NamedTuple):
+    """What a layer gave, behind the norm if there is one, and how often it had been written to by then."""
+
+    output: Tensor
+    layer: str
+    norm: str
+    version: int | None
 
 
 class Reached(Exception):  # noqa: N818 (nothing is wrong)
@@ -68,37 +78,47 @@ class Reached(Exception):  # noqa: N818 (nothing is wrong)
 def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) -> dict[str, str]:
     """Return which layers end a branch, with the path of the BatchNorm behind each, or `NO_NORM`.
 
+    Left out is what is added more than once, what something changes in place before, such as an activation, and what
+    shares its BatchNorm with others.
+
     Args:
         network: In evaluation mode.
         layers: Paths of those that may.
         inputs: One batch on the network's device, for one forward pass.
     """
-    given: dict[int, tuple[Tensor, str, str]] = {}  # by identity; tensors are kept, so that none takes another's
+    given: dict[int, _Given] = {}  # by identity; tensors are kept, so that none takes another's
     found: dict[str, str] = {}
+    times: Counter[str] = Counter()  # of additions and of norms
 
     def gave(path: str) -> Callable[..., None]:
-        return lambda _, __, output: given.update({id(output): (output, path, NO_NORM)})
+        return lambda _, __, output: given.update({id(output): _Given(output, path, NO_NORM, _version(output))})
 
     def normed(path: str) -> Callable[..., None]:
         def note(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            if args and id(args[0]) in given:
-                given[id(output)] = output, given[id(args[0])][1], path
+            if args and is_given(args[0]):
+                given[id(output)] = _Given(output, given[id(args[0])].layer, path, _version(output))
+            times[path] += 1
 
         return note
 
     def added(own: Tensor, _: Tensor) -> None:
-        found[given[id(own)][1]] = given[id(own)][2]
+        made = given[id(own)]
+        found[made.layer] = made.norm
+        times[made.layer] += 1
+
+    def is_given(tensor: Tensor) -> bool:
+        return id(tensor) in given and given[id(tensor)].version == _version(tensor) is not None
 
     norms = {path: module for path, module in network.named_modules() if is_affine_batchnorm(module)}
     handles = [get_module(network, path).register_forward_hook(gave(path)) for path in layers]
     handles += [module.register_forward_hook(normed(path)) for path, module in norms.items()]
     try:
-        with _Additions(lambda tensor: id(tensor) in given, added):
+        with _Additions(is_given, added):
             call(network, inputs)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return {path: norm for path, norm in found.items() if times[path] == 1 and (norm == NO_NORM or times[norm] == 1)}
 
 
 def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> AtEnd:
@@ -132,6 +152,10 @@ def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> AtE
         for handle in handles:
             handle.remove()
     return found[0]
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
 
 
 def is_affine_batchnorm(module: nn.Module) -> bool:

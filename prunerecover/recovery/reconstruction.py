@@ -128,7 +128,8 @@ def _fit_all(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     with uncompiled(), evaluating(network, dense), torch.no_grad():
-        now, then = (branch_ends(model, calls, samples[0]) for model in (network, dense))
+        one = samples[0].select(torch.tensor([0]))
+        now, then = (branch_ends(model, calls, one) for model in (network, dense))
         with _normalising_by_batch(network, samples), progress("reconstructing layers", len(calls)) as advance:
             for path, number in calls.items():
                 ends = number == 1 and path in now and now[path] == then.get(path)

@@ -57,6 +57,29 @@ def test_ends_are_found_with_the_norm_behind_them(add: str) -> None:
     assert not any(module._forward_hooks for module in network.modules())
 
 
+class Shared(Branches):
+    """One norm behind two layers, and a layer whose output is added twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.second(F.relu(self.first(x))))
+        other = self.short(x)
+        return self.norm(self.last(y)) + other + y + other
+
+
+class Activated(Branches):
+    """What is added was changed in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.second(F.relu(self.first(x)))), inplace=True) + self.short(x)
+
+
+@torch.no_grad()
+def test_what_serves_others_too_is_no_end() -> None:
+    torch.manual_seed(0)
+    assert branch_ends(Shared("operator").eval(), LAYERS, ModelInputs((IMAGES,))) == {}
+    assert branch_ends(Activated("operator").eval(), LAYERS, ModelInputs((IMAGES,))) == {"short": NO_NORM}
+
+
 @torch.no_grad()
 def test_a_linear_map_is_added_behind_batchnorm() -> None:
     """Normalised by the batch, layer and norm give what they gave and the map of the layer's inputs."""
