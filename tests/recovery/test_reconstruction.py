@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases.depth.conv_blocks import error, images, labelled
 from cases.models.habits import tiny_vit
 from cases.models.tiny import stir, tiny_inputs, tiny_llama
 from cases.sampling import one_in
@@ -15,7 +16,7 @@ from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunerecover import Budget, Plan, apply_plan, plan_depth, plan_width, recalibrate_batchnorm, reconstruct
+from prunerecover import Budget, Plan, apply_plan, plan_width, recalibrate_batchnorm, reconstruct
 from prunerecover.calibration.moments import RIDGE
 from prunerecover.recovery.reconstruction_order import kept_rows
 
@@ -43,24 +44,11 @@ def residual(seed: int = 0) -> nn.Module:
     return network.eval()
 
 
-def images(n: int = 64, seed: int = 1) -> Tensor:
-    return torch.randn(n, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
-
-
-def labelled(n: int = 64, seed: int = 1) -> list[tuple[Tensor, Tensor]]:
-    return [(part, torch.arange(len(part)) % 4) for part in images(n, seed).split(32)]
-
-
 def narrowed(dense: nn.Module, **how: Any) -> tuple[nn.Module, Plan]:
     plan = plan_width(dense, Budget(macs=0.4), batches=labelled(), **how)
     network = copy.deepcopy(dense)
     apply_plan(network, plan)
     return network, plan
-
-
-def error(network: nn.Module, dense: nn.Module) -> float:
-    with torch.no_grad():
-        return float((network(images(64, 9)) - dense(images(64, 9))).square().mean())
 
 
 @pytest.mark.parametrize(("replace", "left"), [("calibrated", 0.7), ("zero", 0.6)])  # the former starts nearer
@@ -198,90 +186,6 @@ def test_a_layer_that_is_called_twice_is_fitted_to_both() -> None:
     before = (network(x) - dense(x)).square().mean()
     reconstruct(network, dense, plan, batches)
     assert (network(x) - dense(x)).square().mean() < before
-
-
-class Blocks(nn.Module):
-    """Blocks of two convolutions with BatchNorm beside a shortcut, as a ResNet has them."""
-
-    def __init__(self, blocks: int = 4) -> None:
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12)
-        self.blocks = nn.Sequential(*(Block(12) for _ in range(blocks)))
-        self.head = nn.Linear(12, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.blocks(F.relu(self.norm(self.stem(x)))).mean((2, 3)))
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
-        self.first_norm, self.second_norm = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x + self.second_norm(self.second(F.relu(self.first_norm(self.first(x))))))
-
-
-def blocks() -> nn.Module:
-    torch.manual_seed(0)
-    network = Blocks().eval()
-    recalibrate_batchnorm(network, [images(64, 5)])
-    return network
-
-
-@pytest.mark.parametrize("remove", [{"block": 1}, {"layer": 1}])
-def test_after_units_of_depth_went_outputs_come_nearer_to_the_dense_ones(remove: dict[str, int]) -> None:
-    dense = blocks()
-    plan = plan_depth(dense, remove=remove, batches=labelled(), ignore=("blocks.3*",))  # behind it comes nothing
-    network = copy.deepcopy(dense)
-    apply_plan(network, plan)
-    recalibrated = copy.deepcopy(network)
-    recalibrate_batchnorm(recalibrated, labelled(256))
-    before = copy.deepcopy(dense.state_dict())
-    reconstruct(network, dense, plan, labelled(256))
-    assert error(network, dense) < 0.9 * error(recalibrated, dense)
-    for name, value in before.items():
-        assert torch.equal(dense.state_dict()[name], value), name
-
-
-def test_layers_before_the_first_block_that_went_stay_as_they_are() -> None:
-    dense = blocks()
-    plan = plan_depth(dense, remove={"block": 1}, batches=labelled(), ignore=("blocks.[013]",))
-    assert plan.removed["block"] == ("blocks.2",)
-    network = copy.deepcopy(dense)
-    apply_plan(network, plan)
-    reconstruct(network, dense, plan, labelled())
-    weights = {name: value for name, value in network.named_parameters() if name.endswith("weight") and value.ndim > 1}
-    changed = {name for name, value in weights.items() if not torch.equal(value, dense.get_parameter(name))}
-    assert changed == {"blocks.3.first.weight", "blocks.3.second.weight"}
-
-
-def test_depth_and_width_are_made_good_together() -> None:
-    """Towards the dense network's outputs, not towards those without the units of depth."""
-    dense = blocks()
-    depth = plan_depth(dense, remove={"block": 1}, batches=labelled(), ignore=("blocks.[23]*",))
-    between = copy.deepcopy(dense)
-    apply_plan(between, depth)
-    width = plan_width(between, Budget(macs=0.2), batches=labelled(), replace="zero")
-    network = copy.deepcopy(between)
-    apply_plan(network, width)
-    in_part = copy.deepcopy(network)
-    reconstruct(in_part, between, width, labelled(256))
-    reconstruct(network, dense, depth + width, labelled(256))
-    assert error(network, dense) < error(in_part, dense)
-
-
-def test_blocks_that_moved_up_are_fitted_to_what_they_were() -> None:
-    dense = tiny_llama(num_hidden_layers=4).eval()
-    batches = [tiny_inputs("llama", batch=8)]
-    plan = plan_depth(dense, remove={"block": 1}, batches=batches, ignore=("model.layers.[023]",), replace="zero")
-    network = copy.deepcopy(dense)
-    apply_plan(network, plan)
-    before = copy.deepcopy(network.state_dict())
-    reconstruct(network, dense, plan, batches)  # compared with the same blocks, which lack the same one
-    for name, value in network.state_dict().items():
-        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-4, msg=name)
 
 
 def test_networks_in_the_wrong_place_are_refused() -> None:

@@ -1,0 +1,66 @@
+"""Reconstruction after units of depth went: what is missing in the stream is made good by what comes behind."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from cases.depth.conv_blocks import blocks, error, labelled
+from cases.models.tiny import tiny_inputs, tiny_llama
+
+from prunerecover import Budget, apply_plan, plan_depth, plan_width, recalibrate_batchnorm, reconstruct
+
+
+@pytest.mark.parametrize("remove", [{"block": 1}, {"layer": 1}])
+def test_after_units_of_depth_went_outputs_come_nearer_to_the_dense_ones(remove: dict[str, int]) -> None:
+    dense = blocks()
+    plan = plan_depth(dense, remove=remove, batches=labelled(), ignore=("blocks.3*",))  # behind it comes nothing
+    network = copy.deepcopy(dense)
+    apply_plan(network, plan)
+    recalibrated = copy.deepcopy(network)
+    recalibrate_batchnorm(recalibrated, labelled(256))
+    before = copy.deepcopy(dense.state_dict())
+    reconstruct(network, dense, plan, labelled(256))
+    assert error(network, dense) < 0.9 * error(recalibrated, dense)
+    for name, value in before.items():
+        assert torch.equal(dense.state_dict()[name], value), name
+
+
+def test_layers_before_the_first_block_that_went_stay_as_they_are() -> None:
+    dense = blocks()
+    plan = plan_depth(dense, remove={"block": 1}, batches=labelled(), ignore=("blocks.[013]",))
+    assert plan.removed["block"] == ("blocks.2",)
+    network = copy.deepcopy(dense)
+    apply_plan(network, plan)
+    reconstruct(network, dense, plan, labelled())
+    weights = {name: value for name, value in network.named_parameters() if name.endswith("weight") and value.ndim > 1}
+    changed = {name for name, value in weights.items() if not torch.equal(value, dense.get_parameter(name))}
+    assert changed == {"blocks.3.first.weight", "blocks.3.second.weight"}
+
+
+def test_depth_and_width_are_made_good_together() -> None:
+    """Towards the dense network's outputs, not towards those without the units of depth."""
+    dense = blocks()
+    depth = plan_depth(dense, remove={"block": 1}, batches=labelled(), ignore=("blocks.[23]*",))
+    between = copy.deepcopy(dense)
+    apply_plan(between, depth)
+    width = plan_width(between, Budget(macs=0.2), batches=labelled(), replace="zero")
+    network = copy.deepcopy(between)
+    apply_plan(network, width)
+    in_part = copy.deepcopy(network)
+    reconstruct(in_part, between, width, labelled(256))
+    reconstruct(network, dense, depth + width, labelled(256))
+    assert error(network, dense) < error(in_part, dense)
+
+
+def test_blocks_that_moved_up_are_fitted_to_what_they_were() -> None:
+    dense = tiny_llama(num_hidden_layers=4).eval()
+    batches = [tiny_inputs("llama", batch=8)]
+    plan = plan_depth(dense, remove={"block": 1}, batches=batches, ignore=("model.layers.[023]",), replace="zero")
+    network = copy.deepcopy(dense)
+    apply_plan(network, plan)
+    before = copy.deepcopy(network.state_dict())
+    reconstruct(network, dense, plan, batches)  # compared with the same blocks, which lack the same one
+    for name, value in network.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-4, msg=name)
