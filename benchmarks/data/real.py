@@ -33,11 +33,6 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # network
 BF16 = DEVICE.type == "cuda" or any(INSTRUCTIONS.get(name) for name in ("amx_bf16", "avx512_bf16"))  # else far slower
 
 
-def device_name() -> str:
-    """Return what networks are fitted and scored on."""
-    return cpu_name() if DEVICE.type == "cpu" else torch.cuda.get_device_name()
-
-
 def data_root() -> Path:
     """Return the folder with `data/` and `models/`; exit with a message if it is not named."""
     root = os.environ.get("PRUNERECOVER_DATA")

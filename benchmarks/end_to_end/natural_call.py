@@ -22,7 +22,7 @@ import lightning.pytorch as pl
 from rich.progress import track
 from torch import Tensor, nn
 
-from benchmarks.data.real import DEVICE, accuracy, commands_so_far, device_name, parser, stored, write
+from benchmarks.data.real import DEVICE, accuracy, commands_so_far, parser, stored, write
 from benchmarks.end_to_end.natural_call_page import Row, markdown
 from benchmarks.end_to_end.natural_call_subjects import SUBJECTS, Subject
 from prunerecover import Budget, apply_plan, merge, plan_depth
@@ -30,6 +30,7 @@ from prunerecover.boundary.feasible import TYPES
 from prunerecover.callbacks import DepthPrune, DistillRecover, Prune, WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.pruning import PruningCallback
+from prunerecover.cost.environment import device_name
 from prunerecover.cost.latency import latency_ratio
 from prunerecover.cost.macs import count_macs
 from prunerecover.depth.family_planner import FamilyPlanner
@@ -215,7 +216,7 @@ def scored(subject: Subject, network: nn.Module, method: str, budget: float, cos
         **accuracy(subject.hits(network)),
         "seed": seed,
         "passes": 0.0,
-        "device": device_name(),
+        "device": device_name(DEVICE),
     }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.data.real import CHECKPOINTS, DEVICE, RESULTS, device_name, parser, write
+from benchmarks.data.real import CHECKPOINTS, DEVICE, RESULTS, parser, write
 from benchmarks.data.smollm2 import network, tokenizer
 from benchmarks.depth.graph_depth_rows import add, measured, pruned, rows_so_far, saved_plan, without_samples
 from benchmarks.depth.graph_depth_text import calibration
@@ -27,6 +27,7 @@ from benchmarks.language.llm_depth_lora import recovered, sequences
 from benchmarks.language.llm_depth_page import OURS, SEED, STAGES, markdown
 from benchmarks.language.llm_depth_scores import DOMAINS, METRICS, metrics, scores, window_losses
 from prunerecover import Budget, Plan, plan_depth
+from prunerecover.cost.environment import device_name
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.plan_depth import planner_for
 from prunerecover.depth.planner import DepthPlanner
@@ -144,7 +145,7 @@ def measure(method: str, count: int, stage: str, domains: Sequence[str], asked: 
     blocks, other = METHODS[method](count) if count else ((), network())
     about |= {"blocks": sorted(blocks), "seconds": time.perf_counter() - started}
     other = recovered(other) if stage == "lora" else other
-    about["device"] = device_name()
+    about["device"] = device_name(DEVICE)
     for domain, metric in missing:
         if rows_so_far(ROWS, **about, domain=domain, metric=metric):
             continue  # both figures of questions come at once

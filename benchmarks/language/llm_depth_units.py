@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.data.real import device_name, parser
+from benchmarks.data.real import DEVICE, parser
 from benchmarks.data.smollm2 import network
 from benchmarks.depth.graph_depth_rows import add, measured, pruned, rows_so_far, saved_plan
 from benchmarks.depth.graph_depth_text import TEXTS
@@ -21,6 +21,7 @@ from benchmarks.language.llm_depth_lora import recovered
 from benchmarks.language.llm_depth_page import OURS, SEED, STAGES, UNITS
 from benchmarks.language.llm_depth_scores import losses
 from prunerecover import Plan, plan_depth
+from prunerecover.cost.environment import device_name
 from prunerecover.language.likelihood import next_token_loss
 
 ENDS = tuple(f"model.layers.{i}.*" for i in (0, 1, 2, 3, 28, 29))  # stay, as with whole blocks
@@ -53,7 +54,7 @@ def measure(method: str, unit: str, count: int, stage: str) -> None:
     about |= {"blocks": gone, "seconds": time.perf_counter() - started, "params_share": share(other)}
     other = recovered(other) if stage == "lora" else other
     for text in missing:
-        add(measured(losses(other, text), SEED, **about, device=device_name(), metric="loss", domain=text), ROWS)
+        add(measured(losses(other, text), SEED, **about, device=device_name(DEVICE), metric="loss", domain=text), ROWS)
 
 
 def share(other: nn.Module) -> float:

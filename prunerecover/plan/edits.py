@@ -247,4 +247,3 @@ _AnyEdit = Remove | Replace | Merge | Config | Narrow | Rewrite | FreeHeads | By
 Edit = Annotated[_AnyEdit, Field(discriminator="op")]
 OPS = tuple(edit.model_fields["op"].default for edit in get_args(_AnyEdit))
 FITTED = (Replace, Narrow, Fold)  # what may need tensors
-NARROWING = (Narrow, Rewrite, FreeHeads)  # what plans of width are made of

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.paths import get_module
+from prunerecover.recovery.batchnorm import batchnorms
 
 ADDITIONS = frozenset(
     getattr(owner, name)
@@ -25,19 +24,6 @@ ADDITIONS = frozenset(
     for name in names
 )
 NO_NORM = ""
-
-
-@dataclass(frozen=True)
-class AtEnd:
-    """What a layer at the end of a branch gets and gives, in one pass.
-
-    Attributes:
-        x: What enters it.
-        total: The sum that what it gives is one part of.
-    """
-
-    x: Tensor
-    total: Tensor
 
 
 class _Additions(TorchFunctionMode):
@@ -109,7 +95,7 @@ def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) 
     def is_given(tensor: Tensor) -> bool:
         return id(tensor) in given and given[id(tensor)].version == _version(tensor) is not None
 
-    norms = {path: module for path, module in network.named_modules() if is_affine_batchnorm(module)}
+    norms = {path: norm for path, norm in batchnorms(network).items() if norm.affine}
     handles = [get_module(network, path).register_forward_hook(gave(path)) for path in layers]
     handles += [module.register_forward_hook(normed(path)) for path, module in norms.items()]
     try:
@@ -121,8 +107,8 @@ def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) 
     return {path: norm for path, norm in found.items() if times[path] == 1 and (norm == NO_NORM or times[norm] == 1)}
 
 
-def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> AtEnd:
-    """Return what a layer that ends a branch gets and gives; the pass stops there.
+def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+    """Return what enters a layer that ends a branch, and the sum that what it gives is part of; the pass stops there.
 
     Args:
         network: In evaluation mode.
@@ -131,10 +117,9 @@ def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> AtE
         inputs: One batch on the network's device.
     """
     seen: dict[str, Tensor] = {}
-    found: list[AtEnd] = []
 
     def note(_: Tensor, total: Tensor) -> None:
-        found.append(AtEnd(seen["x"], total))
+        seen["total"] = total
         raise Reached
 
     handles = [
@@ -151,13 +136,8 @@ def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> AtE
     finally:
         for handle in handles:
             handle.remove()
-    return found[0]
+    return seen["x"], seen["total"]
 
 
 def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
-
-
-def is_affine_batchnorm(module: nn.Module) -> bool:
-    """Whether a module is a BatchNorm with running statistics, scale and shift."""
-    return isinstance(module, _BatchNorm) and module.affine and module.running_mean is not None

@@ -189,12 +189,12 @@ def _missing(
     def left(target: Tensor) -> Tensor:
         return target if fitted.rows is None else target.index_select(dim, fitted.rows.to(target.device))
 
-    if fitted.end is not None:
-        now, then = (at_end(model, fitted.path, fitted.end, inputs) for model in (network, dense))
-        yield now.x, left(then.total) - now.total
-        return
-    calls = (_watched(model, fitted.path, inputs, fitted.calls) for model in (network, dense))
-    for (x, y), (_, target) in zip(*calls, strict=True):
+    def seen(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+        if fitted.end is not None:
+            return [at_end(model, fitted.path, fitted.end, inputs)]
+        return _watched(model, fitted.path, inputs, fitted.calls)
+
+    for (x, y), (_, target) in zip(seen(network), seen(dense), strict=True):
         yield x, left(target) - y
 
 
@@ -210,10 +210,10 @@ def _add_behind(norm: Any, layer: Any, found: Tensor, moments: Moments) -> None:
         moments: Of what enters the layer.
     """
     weight = layer.weight.flatten(1).to(found)
-    mean, variance = (each.to(found) for each in moments.of(weight.cpu()))
+    mean, variance = (each.to(found) for each in moments.of(weight))
     scale = norm.weight / (variance + norm.eps).sqrt()
     more = scale[:, None] * weight + found[:, :-1]
-    new_mean, new_variance = (each.to(found) for each in moments.of(more.cpu()))
+    new_mean, new_variance = (each.to(found) for each in moments.of(more))
     norms = [rows.norm(dim=1, keepdim=True) for rows in (weight, more)]
     layer.weight.copy_((more * norms[0] / norms[1].clamp(min=TINY)).view_as(layer.weight))
     if layer.bias is not None:  # the norm takes it away
