@@ -138,7 +138,8 @@ def measure(method: str, count: int, stage: str, domains: Sequence[str], asked: 
     """Make the rows of one method, depth and stage that are missing, of some metrics."""
     about = {"model": MODEL, "method": method, "unit": "block", "removed": count, "stage": stage}
     wanted = [(domain, metric) for domain in domains for metric in metrics(domain) if metric in asked]
-    missing = [pair for pair in wanted if not rows_so_far(ROWS, **about, domain=pair[0], metric=pair[1])]
+    made = {(row["domain"], row["metric"]) for row in rows_so_far(ROWS, **about)}
+    missing = [pair for pair in wanted if pair not in made]
     if not missing or (method, stage) == ("dense", "lora"):
         return
     started = time.perf_counter()
@@ -147,10 +148,11 @@ def measure(method: str, count: int, stage: str, domains: Sequence[str], asked: 
     other = recovered(other) if stage == "lora" else other
     about["device"] = device_name(DEVICE)
     for domain, metric in missing:
-        if rows_so_far(ROWS, **about, domain=domain, metric=metric):
+        if (domain, metric) in made:
             continue  # both figures of questions come at once
         for name, found in scores(other, domain, metric).items():
             add(measured(found, SEED, **about, metric=name, domain=domain), ROWS)
+            made.add((domain, name))
 
 
 def try_learning_rates(rates: Sequence[float]) -> None:
