@@ -124,7 +124,7 @@ def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> tup
 
     handles = [
         get_module(network, path).register_forward_hook(
-            lambda _, args, kwargs, __: seen.update(x=args[0] if args else kwargs["input"]), with_kwargs=True
+            lambda _, args, kwargs, __: seen.update(x=(args[0] if args else kwargs["input"]).clone()), with_kwargs=True
         ),
         get_module(network, norm or path).register_forward_hook(lambda _, __, output: seen.update(y=output)),
     ]

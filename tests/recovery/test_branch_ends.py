@@ -56,6 +56,28 @@ def test_ends_are_found_with_the_norm_behind_them(add: str) -> None:
     assert not any(module._forward_hooks for module in network.modules())
 
 
+class OnItself(nn.Module):
+    """What a layer gives is added to what it reads, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x += self.second(x)
+        return x
+
+
+@torch.no_grad()
+def test_what_enters_a_layer_is_told_as_it_was() -> None:
+    torch.manual_seed(0)
+    network, x = OnItself().eval(), torch.randn(3, 4)
+    entered, total = at_end(network, "second", NO_NORM, ModelInputs((x,)))
+    torch.testing.assert_close(entered, network.first(x))
+    torch.testing.assert_close(total, network(x))
+
+
 class Shared(Branches):
     """One norm behind two layers, and a layer whose output is added twice."""
 
