@@ -27,7 +27,7 @@ NO_NORM = ""
 
 
 class _Additions(TorchFunctionMode):
-    """Tells of additions of two tensors of one shape.
+    """Tells of tensors that something is added to; sums of another shape, by broadcasting, do not count.
 
     Args:
         wanted: Whether a tensor is one to be told of.
@@ -41,10 +41,11 @@ class _Additions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch, and tell of it if it adds."""
         adds = func in ADDITIONS and not kwargs and len(args) == 2 and all(isinstance(each, Tensor) for each in args)
-        told = [own for own in args if self.wanted(own)] if adds and args[0].shape == args[1].shape else []
+        told = [own for own in args if self.wanted(own)] if adds else []
         found = func(*args, **(kwargs or {}))  # perhaps in place
         for own in told:
-            self.note(own, found.clone())
+            if own.shape == found.shape:
+                self.note(own, found.clone())
         return found
 
 
@@ -70,7 +71,8 @@ def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) 
     Args:
         network: In evaluation mode.
         layers: Paths of those that may.
-        inputs: One batch on the network's device, for one forward pass.
+        inputs: One batch on the network's device, for one forward pass. Of one sample only if all are: what has the
+            shape of a sum does not follow from it otherwise.
     """
     given: dict[int, _Given] = {}  # by identity; tensors are kept, so that none takes another's
     found: dict[str, str] = {}

@@ -128,8 +128,9 @@ def _fit_all(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     with uncompiled(), evaluating(network, dense), torch.no_grad():
-        one = samples[0].select(torch.tensor([0]))
-        now, then = (branch_ends(model, calls, one) for model in (network, dense))
+        some = max(samples, key=lambda inputs: inputs.n_samples)
+        some = some.select(torch.arange(min(some.n_samples, 2)))
+        now, then = (branch_ends(model, calls, some) for model in (network, dense))
         with _normalising_by_batch(network, samples), progress("reconstructing layers", len(calls)) as advance:
             for path, number in calls.items():
                 ends = number == 1 and path in now and now[path] == then.get(path)

@@ -101,6 +101,45 @@ def test_what_serves_others_too_is_no_end() -> None:
     assert branch_ends(Activated("operator").eval(), LAYERS, ModelInputs((IMAGES,))) == {"short": NO_NORM}
 
 
+class Step(nn.Module):
+    """A linear step of two layers beside a shortcut."""
+
+    def __init__(self, width: int, norm: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(self.second(self.first(x)))
+
+
+class OfATable(nn.Module):
+    """One layer makes a row per position, which is added to what another makes for every sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.Sequential(*(Step(6, norm=False) for _ in range(3)))
+        self.table, self.last = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(torch.eye(6)[None]) + self.last(self.steps(x))
+
+
+def test_a_sum_of_another_shape_is_no_stream() -> None:
+    """A table of one row per position has the shape of the sum only where there is one sample."""
+    torch.manual_seed(0)
+    dense, x = OfATable().eval(), torch.randn(9, 6, 6)
+    with torch.no_grad():
+        assert branch_ends(dense, ["table", "last"], ModelInputs((x,))) == {"last": NO_NORM}
+    network = copy.deepcopy(dense)
+    plan = plan_depth(dense, remove={"block": 1}, batches=[x], ignore=("steps.0", "steps.2"))
+    apply_plan(network, plan)
+    with torch.no_grad():
+        lost = (network(x) - dense(x)).square().mean()
+        reconstruct(network, dense, plan, [x[:1], x[1:]])
+        assert (network(x) - dense(x)).square().mean() < 0.5 * lost
+
+
 @torch.no_grad()
 def test_a_linear_map_is_added_behind_batchnorm() -> None:
     """Normalised by the batch, layer and norm give what they gave and the map of the layer's inputs."""
@@ -116,18 +155,6 @@ def test_a_linear_map_is_added_behind_batchnorm() -> None:
     moments.add(x)
     _add_behind(norm, layer, torch.cat([more, constant[:, None]], 1), moments)
     torch.testing.assert_close(norm(layer(x)), expected, rtol=1e-4, atol=1e-4)
-
-
-class Step(nn.Module):
-    """A linear step of two layers beside a shortcut."""
-
-    def __init__(self, width: int, norm: bool) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
-        self.norm = nn.BatchNorm1d(width) if norm else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.norm(self.second(self.first(x)))
 
 
 @pytest.mark.parametrize("norm", [False, True])
