@@ -3,7 +3,8 @@
 Random weights, no data: cost does not depend on them. Layers, attentions or whole blocks are taken out at random, the
 network is merged, and a run of single tokens with a key-value cache, batch 1, is timed against the dense network's in
 interleaved pairs, both eager or both compiled. Time is that of the one thread on its processor, for the machine may be
-shared. The bytes are those of all weights that such a step reads: all but the embedding table.
+shared. The bytes are those of all weights that such a step reads, all but the embedding table, and of the keys and
+values that are in the cache.
 
 `--methods compiled 1024 "12 layers"` makes only such rows: any modes, hidden sizes and removals may be named.
 """
@@ -135,7 +136,7 @@ def row(timed: Decoding, hidden: int, about: Case) -> Row:
         "unit": about.unit,
         "budget": remove,
         **shares(dense, other, {"input_ids": ids[:1]}),
-        "bytes_share": bytes_read(other) / bytes_read(dense),
+        "bytes_share": step_bytes(decoding) / step_bytes(timed),
         "stage": "prune_only",
         "metric": "time_share",
         "value": found.ratio.value,
@@ -186,7 +187,12 @@ def decoder(hidden: int) -> nn.Module:
     return model.eval()
 
 
-def bytes_read(network: nn.Module) -> int:
+def step_bytes(decoding: Decoding) -> int:
+    """Return the bytes that a step reads: of weights, and of the cache as it is behind the prompt."""
+    return weight_bytes(decoding.network) + decoding.cache_bytes()
+
+
+def weight_bytes(network: nn.Module) -> int:
     """Return the bytes of the weights that a step reads."""
     table_: Any = network.get_input_embeddings()  # type: ignore[operator]
     return sum(p.numel() * p.element_size() for p in network.parameters() if p is not table_.weight)

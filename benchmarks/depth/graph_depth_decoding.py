@@ -42,6 +42,12 @@ class Decoding(nn.Module):
         """Return a cache that holds a prompt, under its name."""
         return cache_returned(self.network(input_ids=prompt, use_cache=True))
 
+    def cache_bytes(self) -> int:
+        """Return the bytes of all keys and values in the cache."""
+        (cache,) = self.cache.values()
+        held = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values) if tensor is not None]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
     def step(self, token: Tensor, position: Tensor) -> Tensor:
         """Return the logits `(B, V)` behind a token `(B, 1)` at a position `(1, 1)`."""
         output = self.network(input_ids=token, **self.cache, position_ids=position, use_cache=True)

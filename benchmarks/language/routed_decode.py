@@ -23,7 +23,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from benchmarks.data.real import command, made_by, parser, write
-from benchmarks.depth.graph_depth_decode import bytes_read, decoder
+from benchmarks.depth.graph_depth_decode import decoder, weight_bytes
 from prunerecover import PlanSet, RoutedCausalLM, apply_plan
 from prunerecover.cost.latency import stopwatch_for
 from prunerecover.cost.statistics import median_interval
@@ -51,7 +51,7 @@ def main() -> None:
     routed = _routed(dense, PlanSet(names=("a", "b"), plans=tuple(plans)))
     ids = torch.randint(1000, (1, PROMPT), generator=torch.Generator().manual_seed(SEED))
     times = _times(dense, pruned, routed, ids)
-    bytes_share = bytes_read(pruned) / bytes_read(dense)
+    bytes_share = weight_bytes(pruned) / weight_bytes(dense)
     rows = [
         _row("pruned / dense", times["pruned"] / times["dense"], bytes_share),
         _row("routed / dense", times["routed"] / times["dense"], bytes_share),
@@ -118,7 +118,7 @@ def _page(rows: list[dict[str, Any]], medians: dict[str, float], bytes_share: fl
             f"{PROMPT}: whole, without {len(SETS[0])} of its blocks, and routed by its first two blocks to one of "
             f"{len(SETS)} sets without as many. Shares of processor seconds of one thread within each of {ROUNDS} "
             "rounds, in which all take turns: medians with 95% intervals. The pruned model reads "
-            f"{100 * bytes_share:.1f}% of the dense one's bytes per token.",
+            f"{100 * bytes_share:.1f}% of the dense one's weights per token.",
             "",
             table(("time of", "share", "from", "to"), cells),
             "",

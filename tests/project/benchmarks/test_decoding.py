@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.depth import graph_depth_decode as decode
-from benchmarks.depth.graph_depth_decoding import CompiledDecoding, Decoding
+from benchmarks.depth.graph_depth_decoding import PROMPT, WRITTEN, CompiledDecoding, Decoding
 
 CASE = decode.Case("compiled", "layer", {"layer": 12})
 
@@ -24,6 +24,14 @@ def test_a_fixed_cache_gives_the_same_logits_as_a_growing_one_however_often() ->
     first = growing(decode.TOKEN)
     for decoding in (fixed, fixed, growing):
         torch.testing.assert_close(decoding(decode.TOKEN), first)
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_step_reads_weights_and_cache() -> None:
+    network, prompt = decode.decoder(64), decode.calibration()[:1]
+    weights = 4 * (8 * (4 * 64 * 64 + 3 * 64 * 176 + 2 * 64) + 64 + 1000 * 64)
+    for mode, tokens in ((Decoding, PROMPT), (CompiledDecoding, PROMPT + WRITTEN)):
+        assert decode.step_bytes(mode(network, prompt)) == weights + 4 * 8 * 2 * tokens * 64
 
 
 @pytest.mark.usefixtures("uncompiled")
