@@ -32,9 +32,9 @@ HELD_OUT = 16  # sequences that the learning rate was picked on, of each source
 class NextToken(pl.LightningModule):
     """An ordinary module: next-token loss, AdamW under a cosine over the steps of the fit."""
 
-    def __init__(self, network: nn.Module, learning_rate: float) -> None:
+    def __init__(self, network: nn.Module, learning_rate: float, steps: int) -> None:
         super().__init__()
-        self.model, self.learning_rate = network, learning_rate
+        self.model, self.learning_rate, self.steps = network, learning_rate, steps
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """Return the loss of the next tokens."""
@@ -44,27 +44,36 @@ class NextToken(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """Return the optimizer and its schedule."""
         optimizer = torch.optim.AdamW(self.parameters(), self.learning_rate, weight_decay=0.0)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
 @cache
 def sequences() -> tuple[Tensor, Tensor]:
     """Return what trains, in its order, and what is held out, `(STEPS * BATCH, LENGTH)` and `(2 HELD_OUT, LENGTH)`."""
-    train, rest = [], []
+    return drawn_sequences(STEPS * BATCH), torch.cat([drawn[-HELD_OUT:] for drawn in packed()])
+
+
+def drawn_sequences(count: int) -> Tensor:
+    """Return sequences of both sources in turn, `(count, LENGTH)`."""
+    return torch.stack([drawn[: count // len(SOURCES)] for drawn in packed()], 1).flatten(0, 1)
+
+
+@cache
+def packed() -> list[Tensor]:
+    """Return all sequences of each source, `(N, LENGTH)`, in an order drawn once."""
+    found = []
     for source in SOURCES:
         ids = torch.tensor([token for document in documents(*source) for token in token_ids(tokenizer(), document)])
-        packed = ids[: len(ids) // LENGTH * LENGTH].view(-1, LENGTH)
-        drawn = packed[torch.randperm(len(packed), generator=torch.Generator().manual_seed(SEED))]
-        train.append(drawn[: STEPS * BATCH // 2])
-        rest.append(drawn[-HELD_OUT:])
-    return torch.stack(train, 1).flatten(0, 1), torch.cat(rest)
+        rows = ids[: len(ids) // LENGTH * LENGTH].view(-1, LENGTH)
+        found.append(rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(SEED))])
+    return found
 
 
 def recovered(network: nn.Module, learning_rate: float = LEARNING_RATE) -> nn.Module:
     """Return a copy of a network after the recovery, its adapters merged."""
     pl.seed_everything(SEED, verbose=False)
-    module = NextToken(copy.deepcopy(network).train(), learning_rate)
+    module = NextToken(copy.deepcopy(network).train(), learning_rate, STEPS)
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl.Trainer(

@@ -1,0 +1,197 @@
+"""What `shared_lora.py` recovers, inside a LightningModule as a user has it: stories260K and SmolLM2-135M."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import combinations
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.data import smollm2
+from benchmarks.data.real import BF16, data_root
+from benchmarks.depth.graph_depth_text import calibration
+from benchmarks.language.llm_depth_lora import NextToken, drawn_sequences
+from prunerecover import Plan, PlanSet, plan_depth
+from prunerecover.recipes.data.language.text_data import TextData
+from prunerecover.recipes.networks.model_names import from_pretrained
+from prunerecover.recipes.tasks.causal_lm import CausalLM
+from prunerecover.recovery.shared_lora import WithoutUnits
+from prunerecover.surgery.merging import block_removals
+from prunerecover.surgery.provenance import plan_for
+
+SETS = 4
+BATCH, LENGTH = 4, 128  # of a step
+CHOSEN_ON = 64  # stories
+STORIES, LLM = "stories260K", "SmolLM2-135M"
+TEXTS = {STORIES: 150, LLM: 64}  # that are scored
+CALIBRATED = (  # SmolLM2's sets are planned on eight texts each
+    ("wikitext2", "valid.txt"),
+    ("tinystories", "train.jsonl"),
+)
+SHARED, OWN, LONG, ALONE = "shared", "own", "own, as many steps as shared", "shared, no teacher"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A language model, its data, and how it is recovered.
+
+    Attributes:
+        blocks: How many it has.
+        steps: Of the adapters of each set.
+        rank: Of the adapters.
+        learning_rate: Its peak.
+        network: Returns the dense network.
+        module: Makes the LightningModule around a network, given the steps of the fit.
+        training: Returns the sequences that train.
+        held_out: Returns the texts that are scored, `(N, LENGTH)`.
+        sets: Returns the sets of so many blocks.
+        arms: What is compared, by how many blocks go.
+        about: For the page: how sets were chosen, and the learning rate.
+        trainer: Further arguments of the Trainer.
+    """
+
+    blocks: int
+    steps: int
+    rank: int
+    learning_rate: float
+    network: Callable[[], nn.Module]
+    module: Callable[[int], pl.LightningModule]
+    training: Callable[[], Any]
+    held_out: Callable[[], Tensor]
+    sets: Callable[[int], PlanSet]
+    arms: Mapping[int, tuple[str, ...]]
+    about: str
+    trainer: Mapping[str, Any]
+
+
+@torch.inference_mode()
+def losses(network: Any, ids: Tensor) -> NDArray[np.float64]:
+    """Return the mean loss per token of each text, `(N,)`."""
+    found = []
+    for some in ids.split(32):
+        logits = network.eval()(input_ids=some, use_cache=False).logits[:, :-1]
+        found.append(F.cross_entropy(logits.transpose(1, 2), some[:, 1:], reduction="none").mean(1))
+    return torch.cat(found).double().numpy()
+
+
+def first_tokens(tokenizer: Any, source: tuple[str, str], count: int, seed: int) -> Tensor:
+    """Return the first tokens of texts drawn with a seed, `(count, LENGTH)`; a source that has fewer is an error."""
+    found = calibration(tokenizer, source, count, LENGTH, seed)
+    if len(found) != count:
+        raise ValueError(f"Expected {count} texts of {LENGTH} tokens in {source[1]}, but there are {len(found)}.")
+    return found
+
+
+def set_of(names: Sequence[str], plans: Sequence[Plan]) -> PlanSet:
+    """Return plans of blocks as a set."""
+    return PlanSet(names=tuple(names), plans=tuple(plans))
+
+
+def _folder() -> str:
+    return str(data_root() / "models" / "stories260K")
+
+
+@cache
+def _stories_tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return from_pretrained(AutoTokenizer.from_pretrained, _folder())
+
+
+def _stories_network() -> nn.Module:
+    return CausalLM(_folder()).model
+
+
+def _stories_module(_: int) -> pl.LightningModule:
+    return CausalLM(_folder(), learning_rate=SUBJECTS[STORIES].learning_rate, warmup_epochs=0.05)
+
+
+@cache
+def _packed_stories() -> Any:
+    data = TextData(str(data_root() / "data" / "tinystories"), model=_folder(), length=LENGTH, batch_size=BATCH)
+    data.setup("fit")
+    return data.train_dataloader().dataset
+
+
+def _held_out_stories() -> Tensor:
+    return first_tokens(_stories_tokenizer(), ("tinystories", "validation.jsonl"), TEXTS[STORIES], seed=0)
+
+
+@cache
+def _least_missed(blocks: int) -> PlanSet:
+    """Return the sets of so many blocks that are missed least, the first block never among them."""
+    network, ids = _stories_network(), first_tokens(_stories_tokenizer(), CALIBRATED[1], CHOSEN_ON, seed=1)
+    pairs = {}
+    for pair in combinations(range(1, SUBJECTS[STORIES].blocks), blocks):
+        with WithoutUnits(network, block_removals(network, pair)):
+            pairs[pair] = float(losses(network, ids).mean())
+    best = sorted(sorted(pairs, key=lambda pair: pairs[pair])[:SETS])
+    plans = [plan_for(network, block_removals(network, pair), method="least loss") for pair in best]
+    return set_of(["+".join(map(str, pair)) for pair in best], plans)
+
+
+def _llm_module(steps: int) -> pl.LightningModule:
+    return NextToken(copy.deepcopy(smollm2.network()).train(), SUBJECTS[LLM].learning_rate, steps)
+
+
+def _held_out_texts() -> Tensor:
+    sources = (("wikitext2", "test.txt"), ("tinystories", "validation.jsonl"))
+    return torch.cat([first_tokens(smollm2.tokenizer(), source, TEXTS[LLM] // 2, seed=0) for source in sources])
+
+
+@cache
+def _by_divergence(blocks: int) -> PlanSet:
+    """Return sets that change the output least on texts of two sources, with two draws of texts each."""
+    network, found = smollm2.network(), {}
+    for draw in range(SETS // len(CALIBRATED)):
+        for source in CALIBRATED:
+            ids = first_tokens(smollm2.tokenizer(), source, 8, seed=draw)
+            how: dict[str, Any] = {"replace": "zero", "ignore": ("model.layers.0",)}
+            plan = plan_depth(network, remove={"block": blocks}, batches=[{"input_ids": ids}], **how)
+            gone = sorted(int(name.rpartition(".")[2]) for name in plan.removed["block"])
+            found["+".join(map(str, gone))] = plan_for(network, block_removals(network, gone), method="divergence")
+    return set_of(list(found), list(found.values()))
+
+
+SUBJECTS = {
+    STORIES: Subject(
+        blocks=5,
+        steps=100,
+        rank=8,
+        learning_rate=1e-2,
+        network=_stories_network,
+        module=_stories_module,
+        training=_packed_stories,
+        held_out=_held_out_stories,
+        sets=_least_missed,
+        arms={1: (SHARED, OWN, ALONE, LONG), 2: (SHARED, OWN)},
+        about="Without the blocks that it misses least. The learning rate was picked among 0.003, 0.01 and 0.02 on "
+        "training stories with pairs of blocks out, in fits of 75 steps of 8 stories, mostly of shared adapters.",
+        trainer={},
+    ),
+    LLM: Subject(
+        blocks=30,
+        steps=24,
+        rank=16,
+        learning_rate=3e-3,
+        network=smollm2.network,
+        module=_llm_module,
+        training=partial(drawn_sequences, SETS * 24 * BATCH),
+        held_out=_held_out_texts,
+        sets=_by_divergence,
+        arms={5: (SHARED, OWN)},
+        about="Without the blocks that change the output least, on eight texts of wikitext2's validation or of "
+        "tinystories' training split, two draws of each. Half of the training sequences are of either split. The "
+        "learning rate is that of the benchmark of blocks out of this model.",
+        trainer={"precision": "bf16-mixed" if BF16 else "32-true", "gradient_clip_val": 1.0},
+    ),
+}
