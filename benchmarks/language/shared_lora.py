@@ -153,9 +153,9 @@ def markdown(rows: Rows, commands: list[str]) -> str:
         "",
         *made_by(commands),
         f"Adapters on the linears of the blocks, {BATCH} sequences of {LENGTH} tokens a step, AdamW under a cosine, "
-        f"half of the loss from the whole model (none with *{ALONE}*). *{SHARED}* takes as many steps in all as the *{OWN}* "
-        f"adapters of all sets together; *{LONG}* as many for each set. Losses on held-out texts, adapters merged; "
-        "one seed.",
+        f"half of the loss from the whole model (none with *{ALONE}*). *{SHARED}* takes as many steps in all as the "
+        f"*{OWN}* adapters of all sets together; *{LONG}* as many for each set. Losses on held-out texts, "
+        "adapters merged; one seed.",
         "",
     ]
     for name, blocks in dict.fromkeys((row["model"], row["blocks"]) for row in rows):
