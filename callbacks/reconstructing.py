@@ -18,7 +18,7 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery import reconstruction
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
-from prunerecover.recovery.reconstruction import reconstructible
+from prunerecover.recovery.reconstruction import made_for, reconstructible
 
 
 class ReconstructingCallback(PruningCallback):
@@ -26,7 +26,7 @@ class ReconstructingCallback(PruningCallback):
 
     Args:
         budget: How much goes.
-        reconstruct: Whether weights are fitted; None: of networks with BatchNorm.
+        reconstruct: Whether weights are fitted; None: of networks that mostly normalise by BatchNorm.
         arguments: As of `PruningCallback`.
     """
 
@@ -51,7 +51,7 @@ class ReconstructingCallback(PruningCallback):
 
     def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
         """Return a copy of the network, which the pruned one is fitted to; None if nothing is fitted."""
-        wanted = bool(batchnorms(network)) if self.reconstruct is None else self.reconstruct
+        wanted = made_for(network) if self.reconstruct is None else self.reconstruct
         return deep_copy(network) if wanted and reconstructible(plan) else None
 
     def after_surgery(

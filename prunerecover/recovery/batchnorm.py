@@ -83,10 +83,15 @@ def _statistics(path: str, norm: _BatchNorm) -> dict[str, Tensor]:
     """Copy the estimates before `evaluating` puts the old values back; nothing for a layer that was not called."""
     if not norm.num_batches_tracked:
         return {}
+    check_finite(path, norm)
+    return {name: getattr(norm, name).clone() for name in STATISTICS}
+
+
+def check_finite(path: str, norm: nn.Module) -> None:
+    """Raise ValueError if statistics of the BatchNorm at a path are NaN or infinite."""
     for name in STATISTICS:
         if not getattr(norm, name).isfinite().all():
             raise ValueError(
                 f"Expected finite BatchNorm statistics, but {name} of '{path}' came out as NaN or infinite. Do the "
                 "batches or the weights hold such values?"
             )
-    return {name: getattr(norm, name).clone() for name in STATISTICS}

@@ -32,20 +32,28 @@ class _Additions(TorchFunctionMode):
     Args:
         wanted: Whether a tensor is one to be told of.
         note: Gets it, and a copy of the sum.
+        read: Gets it where another function computes something of it.
     """
 
-    def __init__(self, wanted: Callable[[Tensor], bool], note: Callable[[Tensor, Tensor], None]) -> None:
+    def __init__(
+        self,
+        wanted: Callable[[Tensor], bool],
+        note: Callable[[Tensor, Tensor], None],
+        read: Callable[[Tensor], None] = lambda _: None,
+    ) -> None:
         super().__init__()
-        self.wanted, self.note = wanted, note
+        self.wanted, self.note, self.read = wanted, note, read
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch, and tell of it if it adds."""
         adds = func in ADDITIONS and not kwargs and len(args) == 2 and all(isinstance(each, Tensor) for each in args)
-        told = [own for own in args if self.wanted(own)] if adds else []
+        told = [own for own in args if isinstance(own, Tensor) and self.wanted(own)]
         found = func(*args, **(kwargs or {}))  # perhaps in place
         for own in told:
-            if own.shape == found.shape:
+            if adds and own.shape == found.shape:
                 self.note(own, found.clone())
+            elif isinstance(found, Tensor) and found is not own:
+                self.read(own)
         return found
 
 
@@ -58,15 +66,16 @@ class _Given(NamedTuple):
     version: int | None
 
 
-class Reached(Exception):  # noqa: N818 (nothing is wrong)
+class Reached(BaseException):  # noqa: N818 (nothing is wrong; a model's own `except Exception` must not swallow it)
     """What is wanted was seen; the rest of the pass is not needed."""
 
 
 def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) -> dict[str, str]:
     """Return which layers end a branch, with the path of the BatchNorm behind each, or `NO_NORM`.
 
-    Left out is what is added more than once, what something changes in place before, such as an activation, and what
-    shares its BatchNorm with others.
+    Left out is what is added more than once, what something changes in place before, such as an activation, what
+    shares its BatchNorm with others, and the beginning of a stream, which others read, too. Only a plain BatchNorm
+    over the layer's outputs counts as one behind it: not one that holds an activation, nor one over tokens.
 
     Args:
         network: In evaluation mode.
@@ -76,6 +85,7 @@ def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) 
     """
     given: dict[int, _Given] = {}  # by identity; tensors are kept, so that none takes another's
     found: dict[str, str] = {}
+    elsewhere: set[tuple[str, str]] = set()  # layers whose output others read, with the norm behind which they do
     times: Counter[str] = Counter()  # of additions and of norms
 
     def gave(path: str) -> Callable[..., None]:
@@ -83,7 +93,7 @@ def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) 
 
     def normed(path: str) -> Callable[..., None]:
         def note(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            if args and is_given(args[0]):
+            if args and is_given(args[0]) and over_outputs(given[id(args[0])].layer, args[0]):
                 given[id(output)] = _Given(output, given[id(args[0])].layer, path, _version(output))
             times[path] += 1
 
@@ -94,23 +104,35 @@ def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) 
         found[made.layer] = made.norm
         times[made.layer] += 1
 
+    def over_outputs(layer: str, x: Tensor) -> bool:
+        return isinstance(get_module(network, layer), nn.Conv2d) or x.ndim == 2
+
+    def read(own: Tensor) -> None:
+        elsewhere.add((given[id(own)].layer, given[id(own)].norm))
+
     def is_given(tensor: Tensor) -> bool:
         return id(tensor) in given and given[id(tensor)].version == _version(tensor) is not None
 
-    norms = {path: norm for path, norm in batchnorms(network).items() if norm.affine}
+    norms = {path: norm for path, norm in batchnorms(network).items() if norm.affine and _is_plain(norm)}
     handles = [get_module(network, path).register_forward_hook(gave(path)) for path in layers]
     handles += [module.register_forward_hook(normed(path)) for path, module in norms.items()]
     try:
-        with _Additions(is_given, added):
+        with _Additions(is_given, added, read):
             call(network, inputs)
     finally:
         for handle in handles:
             handle.remove()
-    return {path: norm for path, norm in found.items() if times[path] == 1 and (norm == NO_NORM or times[norm] == 1)}
+    return {
+        path: norm
+        for path, norm in found.items()
+        if times[path] == 1 and (norm == NO_NORM or times[norm] == 1) and (path, norm) not in elsewhere
+    }
 
 
-def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> list[tuple[Tensor, Tensor]]:
     """Return what enters a layer that ends a branch, and the sum that what it gives is part of; the pass stops there.
+
+    Nothing, if this batch does not reach the sum.
 
     Args:
         network: In evaluation mode.
@@ -138,7 +160,12 @@ def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> tup
     finally:
         for handle in handles:
             handle.remove()
-    return seen["x"], seen["total"]
+    return [(seen["x"], seen["total"])] if "total" in seen else []
+
+
+def _is_plain(norm: nn.Module) -> bool:
+    """Whether a BatchNorm does nothing else; that of timm may hold an activation."""
+    return isinstance(getattr(norm, "act", None), nn.Identity | None)
 
 
 def _version(tensor: Tensor) -> int | None:

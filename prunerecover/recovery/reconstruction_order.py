@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -40,8 +41,14 @@ def kept_rows(dense: nn.Module, plan: Plan) -> dict[str, Tensor]:
             if part.dim != 0 or name != "weight" or not isinstance(edit, Narrow) or path not in layers:
                 continue
             left = kept.get(path, torch.arange(len(layers[path].weight)))
+            gone = part.indices(torch.tensor(edit.gone, dtype=torch.long))
+            if len(gone) and int(gone.max()) >= len(left):
+                raise ValueError(
+                    f"Expected a dense network that the plan has not narrowed, but '{path}' has {len(left)} outputs, "
+                    f"and output {int(gone.max())} goes. Copy the network before apply_plan, and pass both."
+                )
             stays = torch.ones(len(left), dtype=torch.bool)
-            stays[part.indices(torch.tensor(edit.gone, dtype=torch.long))] = False
+            stays[gone] = False
             kept[path] = left[stays]
     return kept
 
@@ -58,7 +65,8 @@ def calls_of(
 ) -> dict[str, int]:
     """Return the layers that are fitted, in the order of their first call, with how often a pass calls each.
 
-    What comes before the first layer that is narrowed or gone computes what it did. The last layer stays.
+    What comes before the first layer that is narrowed or gone computes what it did. The last layer stays, and so does
+    one that has taken in the layer behind it, whose place an identity has.
 
     Args:
         network: The pruned network.
@@ -74,11 +82,13 @@ def calls_of(
         path == old and path not in rows and modules[path].weight.shape == before[old].weight.shape
         for path, old in zip(now, then, strict=False)
     )
+    submodules = dict(network.named_modules())
+    grown = {path for path, behind in pairwise(then) if type(submodules.get(behind)) is nn.Identity}
     first = 0 if all_layers else next((number for number, alike in enumerate(same) if not alike), len(paths))
     return {
         path: now[path]
         for path in paths[first:-1]
-        if now[path] == then[path] and _can_be_fitted(modules[path], holders)
+        if now[path] == then[path] and path not in grown and _can_be_fitted(modules[path], holders)
     }
 
 

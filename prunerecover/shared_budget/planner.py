@@ -27,8 +27,7 @@ from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.plan.plan import Plan
-from prunerecover.recovery.batchnorm import batchnorms, several_samples
-from prunerecover.recovery.reconstruction import reconstruct, reconstructible
+from prunerecover.recovery.reconstruction import made_for, reconstruct, reconstructible
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
 from prunerecover.shared_budget.ignored import patterns_of_depth, possible
 from prunerecover.shared_budget.rest_in_width import RestInWidth
@@ -200,9 +199,9 @@ class SharedBudgetPlanner:
             return None
         fit = self._samples.fit
         network = self._output.pruned(plan.edits, self._fitted(plan, fit))
-        if batchnorms(network) and reconstructible(plan):
+        if made_for(network) and reconstructible(plan):
             network = deep_copy(network)  # which may share weights with the model
-            reconstruct(network, self.model, plan, several_samples(fit) or fit, seed=self.config.seed)
+            reconstruct(network, self.model, plan, fit, seed=self.config.seed)
         return self._output.divergence_of(network)
 
     def _fitted(self, plan: Plan, batches: Sequence[ModelInputs]) -> Mapping[str, Tensor]:

@@ -193,8 +193,12 @@ def test_networks_in_the_wrong_place_are_refused() -> None:
     network, plan = narrowed(dense)
     with pytest.raises(ValueError, match=r"Expected a network that the plan has narrowed, .* outputs in the one and"):
         reconstruct(dense, copy.deepcopy(dense), plan, labelled())
-    with pytest.raises(ValueError, match="Expected at least one batch to reconstruct on, but got none"):
+    with pytest.raises(ValueError, match=r"Expected a dense network that the plan has not narrowed, but '\w+' has \d+"):
+        reconstruct(network, copy.deepcopy(network), plan, labelled())
+    with pytest.raises(ValueError, match="Expected at least one calibration batch, but got none"):
         reconstruct(network, dense, plan, [])
+    with pytest.raises(ValueError, match="Expected samples in every calibration batch, but one has none"):
+        reconstruct(network, dense, plan, [images()[:0]])
 
 
 def test_activations_that_are_not_finite_are_refused_and_nothing_changes() -> None:
@@ -203,22 +207,76 @@ def test_activations_that_are_not_finite_are_refused_and_nothing_changes() -> No
     there = {name: value.clone() for name, value in network.state_dict().items()}
     broken = images()
     broken[0, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"Expected finite activations, but the fit of '\w+' came out as NaN"):
+    with pytest.raises(
+        ValueError, match=r"Expected finite BatchNorm statistics, but running_mean of '\w+' came out as"
+    ):
         reconstruct(network, dense, plan, [broken])
     assert all(torch.equal(value, network.state_dict()[name]) for name, value in there.items())
 
 
-def test_batches_that_batchnorm_cannot_be_recalibrated_on_change_nothing() -> None:
+@pytest.mark.parametrize("sizes", [(64,), (8,) * 8, (63, 1), (1,) * 64])
+def test_how_samples_are_put_into_batches_does_not_matter(sizes: tuple[int, ...]) -> None:
+    dense = residual()
+    network, plan = narrowed(dense)
+    whole, x = copy.deepcopy(network), images(64)
+    reconstruct(whole, dense, plan, [x])
+    reconstruct(network, dense, plan, x.split(list(sizes)))
+    with torch.no_grad():
+        torch.testing.assert_close(network(images(64, 7)), whole(images(64, 7)), rtol=0.02, atol=0.02)
+
+
+class OneNorm(nn.Module):
+    """A BatchNorm that serves three convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm2d(16), nn.Linear(16, 4)
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.first, self.second = (nn.Conv2d(16, 16, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(x)))
+        for layer in (self.first, self.second):
+            x = x + F.relu(self.norm(layer(x)))
+        return self.head(x.mean((2, 3)))
+
+
+def test_a_norm_that_serves_several_layers_keeps_its_statistics() -> None:
     torch.manual_seed(0)
-    layers = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)
-    dense = nn.Sequential(*layers).eval()
-    plan = plan_width(dense, Budget(macs=0.4), batches=[(torch.randn(32, 6), torch.arange(32) % 4)])
+    dense = OneNorm()
+    recalibrate_batchnorm(dense, [images(64, 5)])
+    network, plan = narrowed(dense.eval())
+    recalibrated, norm, there = copy.deepcopy(network), network.get_submodule("norm"), network.norm.running_var.clone()  # type: ignore[union-attr,operator]
+    recalibrate_batchnorm(recalibrated, labelled(256))
+    reconstruct(network, dense, plan, labelled(256))
+    assert torch.equal(norm.running_var, there)
+    assert error(network, dense) < error(recalibrated, dense)
+
+
+class Sometimes(nn.Module):
+    """A layer that bright batches alone reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 16)
+        self.third, self.last = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bright = x.mean() > 0
+        x = F.relu(self.first(x))
+        return self.last(F.relu(self.third(x + self.second(x) if bright else x)))
+
+
+def test_a_layer_that_a_batch_does_not_reach_is_fitted_to_the_others() -> None:
+    torch.manual_seed(0)
+    dense, x = Sometimes().eval(), torch.randn(64, 6).abs()
+    plan = plan_width(dense, Budget(macs=0.4), batches=[(x, torch.arange(64) % 4)], replace="zero")
     network = copy.deepcopy(dense)
     apply_plan(network, plan)
-    there = {name: value.clone() for name, value in network.state_dict().items()}
-    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
-        reconstruct(network, dense, plan, torch.randn(40, 6).split(1))
-    assert all(torch.equal(value, network.state_dict()[name]) for name, value in there.items())
+    with torch.no_grad():
+        before = sum(float((network(some) - dense(some)).square().mean()) for some in (x, -x))
+        reconstruct(network, dense, plan, [x, -x])
+        assert sum(float((network(some) - dense(some)).square().mean()) for some in (x, -x)) < before
 
 
 def test_a_plan_of_nothing_changes_no_weight() -> None:

@@ -7,9 +7,12 @@ import copy
 import pytest
 import torch
 from cases.depth.conv_blocks import blocks, error, labelled
+from cases.models.habits import tiny_vit
 from cases.models.tiny import tiny_inputs, tiny_llama
+from torch import nn
 
 from prunerecover import Budget, apply_plan, plan_depth, plan_width, recalibrate_batchnorm, reconstruct
+from prunerecover.recovery.reconstruction import made_for
 
 
 @pytest.mark.parametrize("remove", [{"block": 1}, {"layer": 1}])
@@ -64,3 +67,30 @@ def test_blocks_that_moved_up_are_fitted_to_what_they_were() -> None:
     reconstruct(network, dense, plan, batches)  # compared with the same blocks, which lack the same one
     for name, value in network.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=1e-4, msg=name)
+
+
+def test_a_layer_that_took_in_the_one_behind_it_stays_as_it_is() -> None:
+    """Without its activation an MLP may become one linear in the place of the first of two, of the same size here."""
+    torch.manual_seed(0)
+    dense, x = tiny_vit(mlp_ratio=1).eval(), torch.randn(256, 1, 8, 8)
+    for name, value in dense.named_parameters():
+        value.data *= 6 if ".fc" in name else 1  # so that the activation matters
+    plan = plan_depth(dense, remove={"activation": 1}, batches=[x], ignore=("blocks.[12]*",))
+    assert [edit.leaves for edit in plan.edits] == ["affine"]  # type: ignore[union-attr]
+    network = copy.deepcopy(dense)
+    apply_plan(network, plan)
+    there = network.get_parameter("blocks.0.mlp.fc1.weight").clone()
+    assert there.shape == dense.get_parameter("blocks.0.mlp.fc1.weight").shape
+    reconstruct(network, dense, plan, [x])
+    assert torch.equal(network.get_parameter("blocks.0.mlp.fc1.weight"), there)
+    assert not torch.equal(
+        network.get_parameter("blocks.1.mlp.fc1.weight"), dense.get_parameter("blocks.1.mlp.fc1.weight")
+    )
+
+
+def test_networks_that_mostly_normalise_by_batch_are_made_for_it() -> None:
+    vit = tiny_vit()
+    assert made_for(blocks())
+    assert not made_for(vit)
+    vit.patch_embed = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))  # a stem
+    assert not made_for(vit)

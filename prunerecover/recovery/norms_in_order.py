@@ -1,0 +1,122 @@
+"""Statistics of BatchNorm layers over all samples together, one layer after another in the order of a pass.
+
+Each is estimated in evaluation mode, behind layers whose statistics are settled: so they depend neither on how samples
+are put into batches nor, through the noise of a batch, on the other samples in it. A layer that a pass calls several
+times keeps its statistics, which are averages over its calls: they fit if what enters it comes near to the dense one's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.paths import get_module
+from prunerecover.recovery.batchnorm import batchnorms, check_finite, recalibrate_batchnorm, several_samples
+from prunerecover.recovery.branch_ends import Reached
+
+
+class NormsInOrder:
+    """Estimates the statistics of the BatchNorm layers of a network, up to a layer at a time.
+
+    Args:
+        network: In evaluation mode.
+        layers: Paths of layers that it is asked to stop at.
+        samples: What the network is called with.
+    """
+
+    def __init__(self, network: nn.Module, layers: Iterable[str], samples: Sequence[ModelInputs]) -> None:
+        self.network, self.samples = network, samples
+        every = batchnorms(network)
+        self.calls = self._called([*every, *layers])
+        self.norms = {path: norm for path, norm in every.items() if self.calls[path] == 1}
+        self.settled: set[str] = set()
+        self._estimate_at_once([norm for path, norm in every.items() if path not in self.norms])
+
+    def settle(self, before: str | None = None) -> None:
+        """Estimate what comes before the first call of a layer and is not settled; None: all of it.
+
+        Args:
+            before: Path of the layer.
+
+        Raises:
+            ValueError: If statistics come out as NaN or infinite.
+        """
+        for path in self.calls:
+            if path == before:
+                return
+            if path in self.norms and path not in self.settled:
+                self.settle_one(path)
+
+    def settle_one(self, path: str) -> None:
+        """Estimate one of them, in whose input what comes before it is as it will be."""
+        if (found := self._pooled(path)) is not None:
+            self.set(path, *found)
+
+    def set(self, path: str, mean: Tensor, variance: Tensor) -> None:
+        """Give a layer its statistics, `(C,)` each, and settle it."""
+        norm: Any = self.norms[path]
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
+        check_finite(path, norm)
+        self.settled.add(path)
+
+    def statistics(self) -> dict[str, Tensor]:
+        """Return a copy of the statistics that were estimated, by the names of their buffers."""
+        return {
+            f"{path}.{name}": getattr(norm, name).clone()
+            for path, norm in self.norms.items()
+            for name in ("running_mean", "running_var")
+        }
+
+    def _estimate_at_once(self, left: Sequence[Any]) -> None:
+        """Begin with statistics by batch, but of the layers that are left alone."""
+        if several := several_samples(self.samples):
+            before = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in left]
+            recalibrate_batchnorm(self.network, several)
+            for norm, (mean, variance) in zip(left, before, strict=True):
+                norm.running_mean.copy_(mean)
+                norm.running_var.copy_(variance)
+
+    def _called(self, paths: Iterable[str]) -> Counter[str]:
+        """Return how often a pass calls modules, in the order of their first call."""
+        order: Counter[str] = Counter()
+        handles = [
+            get_module(self.network, path).register_forward_pre_hook(lambda *_, path=path: order.update([path]))
+            for path in paths
+        ]
+        try:
+            call(self.network, self.samples[0])
+        finally:
+            for handle in handles:
+                handle.remove()
+        return order
+
+    def _pooled(self, path: str) -> tuple[Tensor, Tensor] | None:
+        """Return mean and unbiased variance of what enters a norm, over all samples and positions, if any."""
+        count, total, square = 0, torch.zeros(()), torch.zeros(())
+
+        def note(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            nonlocal count, total, square
+            x = args[0].float()
+            n, others = x.numel() // x.shape[1], [dim for dim in range(x.ndim) if dim != 1]
+            variance, mean = (each.double() for each in torch.var_mean(x, others, correction=0))
+            count, total, square = count + n, n * mean + total, n * (variance + mean.square()) + square
+            raise Reached
+
+        handle = get_module(self.network, path).register_forward_pre_hook(note)
+        try:
+            for inputs in self.samples:
+                with suppress(Reached):
+                    call(self.network, inputs)
+        finally:
+            handle.remove()
+        if not count:
+            return None
+        mean = total / count
+        return mean, (square / count - mean.square()).clamp(min=0) * count / max(count - 1, 1)
