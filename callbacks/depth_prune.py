@@ -53,7 +53,7 @@ class DepthPrune(ReconstructingCallback):
         kinds: See `plan_depth`.
         include_strided: See `plan_depth`.
         reconstruct: Fit the weights that are left to what the network gave before, layer by layer; see `reconstruct`.
-            None: of networks with BatchNorm.
+            None: of networks that mostly normalise by BatchNorm.
         schedule: When; also the epoch to start at, or a dict of `PruneSchedule`'s arguments.
         calibration: Number of training samples to calibrate, reconstruct and recalibrate BatchNorm on.
         merge: "copy" saves a merged copy in `pruned/` beside the checkpoints at the end of the fit; "at_surgery" merges

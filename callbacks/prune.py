@@ -30,7 +30,8 @@ class Prune(ReconstructingCallback):
 
     How much of the budget depth takes is tried: see `plan_pruning`. As with `DepthPrune` and `WidthPrune`, the surgery
     happens at the start of an epoch, checkpoints hold what was done, and optimizers, schedulers, averaged copies and
-    DDP follow. Right after it networks with BatchNorm are reconstructed, and their statistics are estimated anew.
+    DDP follow. Right after it BatchNorm statistics are estimated anew; networks that mostly normalise by them are
+    reconstructed.
 
     Args:
         budget: A share of the MACs, the parameters or the measured latency.

@@ -54,8 +54,8 @@ class WidthPrune(ReconstructingCallback):
         equal_layers: See `plan_width`.
         round_to: See `plan_width`.
         reconstruct: Fit the weights that are left to what the network gave before, layer by layer; see `reconstruct`.
-            Takes a copy of the network and about two passes over the calibration samples per layer. None: networks with
-            BatchNorm, which gain by it (a vision transformer lost). Not before sharding.
+            Takes a copy of the network and about two passes over the calibration samples per layer. None: networks that
+            mostly normalise by BatchNorm, which gain by it (a vision transformer lost). Not before sharding.
         schedule: When; also the epoch to start at, or a dict of `PruneSchedule`'s arguments. `every` and `times` divide
             the budget among several surgeries, scored anew each time.
         calibration: Number of training samples to score, reconstruct and recalibrate BatchNorm on.

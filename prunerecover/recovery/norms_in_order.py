@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.paths import get_module
-from prunerecover.recovery.batchnorm import batchnorms, check_finite, recalibrate_batchnorm, several_samples
+from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, check_finite, recalibrate_batchnorm, several_samples
 from prunerecover.recovery.branch_ends import Reached
 
 
@@ -63,15 +63,14 @@ class NormsInOrder:
         norm: Any = self.norms[path]
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(variance)
+        norm.num_batches_tracked.fill_(len(self.samples))
         check_finite(path, norm)
         self.settled.add(path)
 
     def statistics(self) -> dict[str, Tensor]:
         """Return a copy of the statistics that were estimated, by the names of their buffers."""
         return {
-            f"{path}.{name}": getattr(norm, name).clone()
-            for path, norm in self.norms.items()
-            for name in ("running_mean", "running_var")
+            f"{path}.{name}": getattr(norm, name).clone() for path, norm in self.norms.items() for name in STATISTICS
         }
 
     def _estimate_at_once(self, left: Sequence[Any]) -> None:

@@ -201,7 +201,8 @@ def _missing(
 def _add_behind(norm: Any, layer: Any, found: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
     """Have a layer and the BatchNorm behind it give a linear map of the inputs more.
 
-    The weights of each output keep their norm, on which the steps of a later training depend; the BatchNorm scales.
+    The weights of each output keep their norm, on which the steps of a later training depend, unless they are zero; the
+    BatchNorm scales.
 
     Args:
         norm: The BatchNorm, its statistics those of what the layer gives.
@@ -216,9 +217,9 @@ def _add_behind(norm: Any, layer: Any, found: Tensor, moments: Moments) -> tuple
     mean = norm.running_mean.to(found) - (0 if layer.bias is None else layer.bias.to(found))
     scale = norm.weight.to(found) / (norm.running_var.to(found) + norm.eps).sqrt()
     more = scale[:, None] * weight + found[:, :-1]
-    shrunk = (weight.norm(dim=1) / more.norm(dim=1).clamp(min=TINY))[:, None]
-    new_mean, new_variance = (each.to(found) for each in moments.of(shrunk * more))
-    shrunk = shrunk.flatten().clamp(min=TINY)
+    norms = weight.norm(dim=1), more.norm(dim=1)
+    shrunk = torch.where(torch.minimum(*norms) > TINY, norms[0] / norms[1], 1.0)
+    new_mean, new_variance = (each.to(found) for each in moments.of(shrunk[:, None] * more))
     layer.weight.copy_((shrunk[:, None] * more).view_as(layer.weight))
     if layer.bias is not None:  # the norm takes it away
         layer.bias.zero_()

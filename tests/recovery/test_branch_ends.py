@@ -186,10 +186,11 @@ def test_a_linear_map_is_added_behind_batchnorm(spread: float) -> None:
     norm(layer(x))
     norm.eval()
     more, constant = torch.randn(3, 5).double(), torch.randn(3).double()
-    size = layer.weight.norm(dim=1)
-    expected = norm(layer(x)) + x @ more.T + constant
     moments = Moments()
     moments.add(x)
+    layer.weight[2] = more[2] = 0  # an output that is dead, and stays so
+    norm.running_mean[2], norm.running_var[2] = layer.bias[2], 0  # type: ignore[index]
+    size, expected = layer.weight.norm(dim=1), norm(layer(x)) + x @ more.T + constant
     mean, variance = _add_behind(norm, layer, torch.cat([more, constant[:, None]], 1), moments)
     norm.running_mean.copy_(mean)  # type: ignore[union-attr]
     norm.running_var.copy_(variance)  # type: ignore[union-attr]
