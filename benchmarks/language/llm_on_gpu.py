@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.data.real import DEVICE, command, made_by, parser, write
-from benchmarks.depth.graph_depth_decode import bytes_read
+from benchmarks.depth.graph_depth_decode import weight_bytes
 from benchmarks.language.llm_on_gpu_steps import LENGTH, MODES, PROMPT
 from benchmarks.language.routed_decode import in_turns
 from prunerecover import PlanSet, RoutedCausalLM, apply_plan, merge
@@ -188,7 +188,7 @@ def compared(networks: Mapping[str, Any], times: Seconds, what: str, scale: floa
     """Return a row per network without blocks: its share of the dense one's time, and of the bytes it reads."""
     rows = []
     for name in (name for name in networks if name != "dense"):
-        share = bytes_read(networks[name]) / bytes_read(networks["dense"])
+        share = weight_bytes(networks[name]) / weight_bytes(networks["dense"])
         ms = {
             f"{own}_ms": 1e3 * scale * float(np.median(times[key]))
             for own, key in (("dense", "dense"), ("pruned", name))
