@@ -24,10 +24,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from benchmarks.data.real import commands_so_far, made_by, packed_numbers, parser, stored, unpacked_numbers, write
+from benchmarks.language.llm_depth_lora import BATCH, LENGTH
 from benchmarks.language.shared_lora_subjects import (
     ALONE,
-    BATCH,
-    LENGTH,
     LONG,
     OWN,
     SHARED,

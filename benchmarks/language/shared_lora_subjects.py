@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from benchmarks.data import smollm2
 from benchmarks.data.real import BF16, data_root
-from benchmarks.depth.graph_depth_text import calibration
-from benchmarks.language.llm_depth_lora import NextToken, drawn_sequences
+from benchmarks.depth.graph_depth_text import TEXTS, calibration
+from benchmarks.language.llm_depth_lora import BATCH, LENGTH, SOURCES, NextToken, drawn_sequences
 from prunerecover import Plan, PlanSet, plan_depth
 from prunerecover.recipes.data.language.text_data import TextData
 from prunerecover.recipes.networks.model_names import from_pretrained
@@ -29,14 +29,10 @@ from prunerecover.surgery.merging import block_removals
 from prunerecover.surgery.provenance import plan_for
 
 SETS = 4
-BATCH, LENGTH = 4, 128  # of a step
 CHOSEN_ON = 64  # stories
 STORIES, LLM = "stories260K", "SmolLM2-135M"
-TEXTS = {STORIES: 150, LLM: 64}  # that are scored
-CALIBRATED = (  # SmolLM2's sets are planned on eight texts each
-    ("wikitext2", "valid.txt"),
-    ("tinystories", "train.jsonl"),
-)
+SCORED = {STORIES: 150, LLM: 64}  # texts
+CALIBRATED = 8  # texts that each of SmolLM2's sets is planned on
 SHARED, OWN, LONG, ALONE = "shared", "own", "own, as many steps as shared", "shared, no teacher"
 
 
@@ -123,13 +119,16 @@ def _packed_stories() -> Any:
 
 
 def _held_out_stories() -> Tensor:
-    return first_tokens(_stories_tokenizer(), ("tinystories", "validation.jsonl"), TEXTS[STORIES], seed=0)
+    return first_tokens(_stories_tokenizer(), TEXTS["tinystories"], SCORED[STORIES], seed=0)
 
 
 @cache
 def _least_missed(blocks: int) -> PlanSet:
     """Return the sets of so many blocks that are missed least, the first block never among them."""
-    network, ids = _stories_network(), first_tokens(_stories_tokenizer(), CALIBRATED[1], CHOSEN_ON, seed=1)
+    network, ids = (
+        _stories_network(),
+        first_tokens(_stories_tokenizer(), ("tinystories", "train.jsonl"), CHOSEN_ON, seed=1),
+    )
     pairs = {}
     for pair in combinations(range(1, SUBJECTS[STORIES].blocks), blocks):
         with WithoutUnits(network, block_removals(network, pair)):
@@ -144,17 +143,17 @@ def _llm_module(steps: int) -> pl.LightningModule:
 
 
 def _held_out_texts() -> Tensor:
-    sources = (("wikitext2", "test.txt"), ("tinystories", "validation.jsonl"))
-    return torch.cat([first_tokens(smollm2.tokenizer(), source, TEXTS[LLM] // 2, seed=0) for source in sources])
+    each = SCORED[LLM] // len(TEXTS)
+    return torch.cat([first_tokens(smollm2.tokenizer(), source, each, seed=0) for source in TEXTS.values()])
 
 
 @cache
 def _by_divergence(blocks: int) -> PlanSet:
     """Return sets that change the output least on texts of two sources, with two draws of texts each."""
     network, found = smollm2.network(), {}
-    for draw in range(SETS // len(CALIBRATED)):
-        for source in CALIBRATED:
-            ids = first_tokens(smollm2.tokenizer(), source, 8, seed=draw)
+    for draw in range(SETS // len(SOURCES)):
+        for source in SOURCES:
+            ids = first_tokens(smollm2.tokenizer(), source, CALIBRATED, seed=draw)
             how: dict[str, Any] = {"replace": "zero", "ignore": ("model.layers.0",)}
             plan = plan_depth(network, remove={"block": blocks}, batches=[{"input_ids": ids}], **how)
             gone = sorted(int(name.rpartition(".")[2]) for name in plan.removed["block"])

@@ -22,6 +22,7 @@ from prunerecover.callbacks.ledger.random_state import isolated, seed_all
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import evaluating, uncompiled
+from prunerecover.model.hooks import Reached
 from prunerecover.model.paths import get_module, unwrap
 
 
@@ -31,10 +32,6 @@ class CapturedInputs(ModelInputs):
 
     batch: Any = None
     index: int = 0
-
-
-class _Captured(BaseException):  # not an Exception: a user's own `except Exception` must not swallow it
-    """The inputs are there; the rest of the training step is not wanted."""
 
 
 def capture_inputs(
@@ -103,7 +100,7 @@ def _run_until_captured(
     try:
         with trainer.strategy.precision_plugin.train_step_context():
             module.training_step(*step_arguments(module, batch, index))
-    except _Captured:
+    except Reached:
         return CapturedInputs(found[0].args, found[0].kwargs, batch, index)
     return None
 
@@ -149,7 +146,7 @@ def _stopped_at(network: nn.Module) -> Iterator[list[ModelInputs]]:
 
     def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found.append(_at_rest(ModelInputs(args, dict(kwargs)), network))
-        raise _Captured
+        raise Reached
 
     handle = network.register_forward_pre_hook(stop, with_kwargs=True)
     try:

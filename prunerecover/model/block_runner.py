@@ -14,12 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from prunerecover.model.batches import ModelInputs, call, predictions_of
-from prunerecover.model.hooks import first_tensor
+from prunerecover.model.hooks import Reached, first_tensor
 from prunerecover.model.paths import get_module
-
-
-class _Reached(BaseException):  # not an Exception: a model's own `except Exception` must not swallow it
-    """The hidden state that was wanted is there; the rest of the forward pass is not needed."""
 
 
 class BlockRunner:
@@ -48,11 +44,11 @@ class BlockRunner:
 
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             reached.append(first_tensor(args, kwargs))
-            raise _Reached
+            raise Reached
 
         def keep_output(_: nn.Module, __: Any, output: Any) -> None:
             reached.append(output[0] if isinstance(output, tuple) else output)
-            raise _Reached
+            raise Reached
 
         with ExitStack() as stack:
             stack.enter_context(self._from(start, hidden))
@@ -63,7 +59,7 @@ class BlockRunner:
             stack.callback(handle.remove)
             try:
                 call(self.model, inputs)
-            except _Reached:
+            except Reached:
                 return reached[0]
         raise RuntimeError(f"Expected the model to run block {stop}, but its forward pass never reached it.")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +21,10 @@ HOOKS = (
 LIBRARIES = ("torch", "transformers", "accelerate")
 
 
+class Reached(BaseException):  # not an Exception: a model's or a user's own `except Exception` must not swallow it
+    """A hook has seen what is wanted; the rest of the pass is not needed."""
+
+
 @contextmanager
 def recording(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
     """Note first inputs and outputs of modules as `<name>.in` and `<name>.out` inside a `with` block."""
@@ -34,6 +39,20 @@ def recording(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
         handles.append(module.register_forward_hook(record, with_kwargs=True))
     try:
         yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def counting(modules: Mapping[str, nn.Module]) -> Iterator[Counter[str]]:
+    """Count the calls of modules inside a `with` block, by name, in the order of their first call."""
+    calls: Counter[str] = Counter()
+    handles = [
+        module.register_forward_pre_hook(lambda *_, name=name: calls.update([name])) for name, module in modules.items()
+    ]
+    try:
+        yield calls
     finally:
         for handle in handles:
             handle.remove()

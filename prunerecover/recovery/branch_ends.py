@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.hooks import Reached
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.batchnorm import batchnorms
 
@@ -64,10 +65,6 @@ class _Given(NamedTuple):
     layer: str
     norm: str
     version: int | None
-
-
-class Reached(BaseException):  # noqa: N818 (nothing is wrong; a model's own `except Exception` must not swallow it)
-    """What is wanted was seen; the rest of the pass is not needed."""
 
 
 def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) -> dict[str, str]:

@@ -7,7 +7,6 @@ times keeps its statistics, which are averages over its calls: they fit if what 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.hooks import Reached, counting
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, check_finite, recalibrate_batchnorm, several_samples
-from prunerecover.recovery.branch_ends import Reached
 
 
 class NormsInOrder:
@@ -33,7 +32,9 @@ class NormsInOrder:
     def __init__(self, network: nn.Module, layers: Iterable[str], samples: Sequence[ModelInputs]) -> None:
         self.network, self.samples = network, samples
         every = batchnorms(network)
-        self.calls = self._called([*every, *layers])
+        with counting({path: get_module(network, path) for path in (*every, *layers)}) as calls:
+            call(network, samples[0])
+        self.calls = calls
         self.norms = {path: norm for path, norm in every.items() if self.calls[path] == 1}
         self.settled: set[str] = set()
         self._estimate_at_once([norm for path, norm in every.items() if path not in self.norms])
@@ -81,20 +82,6 @@ class NormsInOrder:
             for norm, (mean, variance) in zip(left, before, strict=True):
                 norm.running_mean.copy_(mean)
                 norm.running_var.copy_(variance)
-
-    def _called(self, paths: Iterable[str]) -> Counter[str]:
-        """Return how often a pass calls modules, in the order of their first call."""
-        order: Counter[str] = Counter()
-        handles = [
-            get_module(self.network, path).register_forward_pre_hook(lambda *_, path=path: order.update([path]))
-            for path in paths
-        ]
-        try:
-            call(self.network, self.samples[0])
-        finally:
-            for handle in handles:
-                handle.remove()
-        return order
 
     def _pooled(self, path: str) -> tuple[Tensor, Tensor] | None:
         """Return mean and unbiased variance of what enters a norm, over all samples and positions, if any."""

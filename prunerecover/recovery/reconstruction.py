@@ -35,10 +35,11 @@ from prunerecover.calibration.moments import Moments
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import Batches, ModelInputs, as_inputs, call, listed, with_samples, without_labels
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.hooks import Reached
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.recovery.batchnorm import batchnorms
-from prunerecover.recovery.branch_ends import Reached, at_end, branch_ends
+from prunerecover.recovery.branch_ends import at_end, branch_ends
 from prunerecover.recovery.norms_in_order import NormsInOrder
 from prunerecover.recovery.reconstruction_order import calls_of, check_between, kept_rows, reference_of
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from prunerecover.calibration.moments import LARGEST
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import deep_copy
+from prunerecover.model.hooks import counting
 from prunerecover.plan.edits import Config, Narrow, Remove
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.apply_edits import apply_edits
@@ -95,16 +96,9 @@ def calls_of(
 def _called(network: nn.Module, inputs: ModelInputs) -> tuple[dict[str, Any], Counter[str]]:
     """Return the layers that least squares can fit, and how often a pass calls each, in the order of the first call."""
     plain: dict[str, Any] = {path: module for path, module in network.named_modules() if is_plain(module)}
-    order: Counter[str] = Counter()
-    handles = [
-        module.register_forward_hook(lambda *_, path=path: order.update([path])) for path, module in plain.items()
-    ]
-    try:
+    with counting(plain) as calls:
         call(network, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return plain, order
+    return plain, calls
 
 
 def _can_be_fitted(layer: Any, holders: Mapping[int, int]) -> bool:
