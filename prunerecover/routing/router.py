@@ -25,6 +25,7 @@ from prunerecover.model.paths import unwrap
 WEIGHTS, ENCODER = "router.safetensors", "encoder"
 TOGETHER = 32  # prompts that are read at a time
 HIDDEN = 128  # of the head; with a model of width 4,096 about 1 M parameters
+DROPOUT = 0.7  # a thousand prompts are few for as many parameters
 
 
 class Router(Protocol):
@@ -69,7 +70,7 @@ class PrefixRouter(nn.Module):
             nn.LayerNorm(2 * width, elementwise_affine=False),
             nn.Linear(2 * width, hidden),
             nn.GELU(),
-            nn.Dropout(0.1),
+            nn.Dropout(DROPOUT),
             nn.Linear(hidden, n_sets),
         )
 

@@ -74,7 +74,7 @@ class PuddingPlan(PlanMethod):
         calibration_questions: Per task, that sets are searched on.
         router_questions: Per task, for the router.
         losses: Of the sets: likelihood, contrastive, or both.
-        router_loss: mse or cross_entropy.
+        router_loss: soft_cross_entropy, cross_entropy or mse, see `RoutePicker`.
         epochs: Of the router.
         chat: Whether prompts are messages in the tokenizer's chat template.
         batch_size: Answers at a time.
@@ -91,7 +91,7 @@ class PuddingPlan(PlanMethod):
         calibration_questions: int = 128,
         router_questions: int = 1000,
         losses: list[str] | None = None,
-        router_loss: RouterLoss = "mse",
+        router_loss: RouterLoss = "soft_cross_entropy",
         epochs: int = 30,
         chat: bool = False,
         batch_size: int = 16,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lightning.pytorch as pl
 import torch
@@ -24,7 +24,7 @@ from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import Question
 from prunerecover.routing.router import Router
 
-RouterLoss = Literal["mse", "cross_entropy"]
+RouterLoss = Literal["soft_cross_entropy", "cross_entropy", "mse"]
 
 
 class RoutePicker(pl.LightningModule):
@@ -32,8 +32,9 @@ class RoutePicker(pl.LightningModule):
 
     Args:
         router: To train.
-        loss: "mse" against the advantage of each set over the static one; "cross_entropy" against the best set, as a
-            classifier.
+        loss: "soft_cross_entropy" against the softmax of the likelihoods, in which sets that do nearly as well as the
+            best one count nearly as much; "cross_entropy" against the best set alone, as a classifier; "mse" against
+            the advantage of each set over the static one.
         static: Number of the static set.
         learning_rate: Of AdamW.
         weight_decay: Of AdamW.
@@ -45,14 +46,14 @@ class RoutePicker(pl.LightningModule):
     def __init__(
         self,
         router: nn.Module,
-        loss: RouterLoss = "mse",
+        loss: RouterLoss = "soft_cross_entropy",
         static: int = 0,
         learning_rate: float = 1e-3,
         weight_decay: float = 0.01,
     ) -> None:
         super().__init__()
-        if loss not in ("mse", "cross_entropy"):
-            raise ValueError(f"Expected loss to be mse or cross_entropy, but got {loss!r}.")
+        if loss not in get_args(RouterLoss):
+            raise ValueError(f"Expected loss to be one of {', '.join(get_args(RouterLoss))}, but got {loss!r}.")
         self.router, self.loss, self.static = router, loss, static
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
 
@@ -64,10 +65,13 @@ class RoutePicker(pl.LightningModule):
         """Return the loss of features and likelihoods `(N, sets)`."""
         features, likelihoods = batch
         scores = self(features)
-        if self.loss == "cross_entropy":
-            loss = F.cross_entropy(scores, likelihoods.argmax(1))
-        else:
-            loss = F.mse_loss(scores - scores[:, self.static, None], self._advantage(likelihoods))
+        match self.loss:
+            case "soft_cross_entropy":
+                loss = F.cross_entropy(scores, likelihoods.softmax(1))
+            case "cross_entropy":
+                loss = F.cross_entropy(scores, likelihoods.argmax(1))
+            case "mse":
+                loss = F.mse_loss(scores - scores[:, self.static, None], self._advantage(likelihoods))
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
@@ -132,7 +136,7 @@ def train_router(
     likelihoods: Tensor,
     apart: Tensor,
     *,
-    loss: RouterLoss = "mse",
+    loss: RouterLoss = "soft_cross_entropy",
     static: int = 0,
     epochs: int = 30,
     learning_rate: float = 1e-3,

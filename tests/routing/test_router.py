@@ -81,7 +81,7 @@ def gain_of(shuffled: bool, loss: str) -> float:
     return float((fresh.gather(1, picked[:, None])[:, 0] - fresh[:, 0]).mean())
 
 
-@pytest.mark.parametrize("loss", one_in(2, ["mse", "cross_entropy"]))
+@pytest.mark.parametrize("loss", one_in(2, ["soft_cross_entropy", "cross_entropy", "mse"]))
 def test_a_router_learns_which_set_serves_which_prompts_and_nothing_from_shuffled_labels(loss: str) -> None:
     assert gain_of(False, loss) > 0.4
     assert abs(gain_of(True, loss)) < 0.1
@@ -104,7 +104,7 @@ def test_one_set_is_no_choice() -> None:
 
 
 def test_an_unknown_loss() -> None:
-    with pytest.raises(ValueError, match="Expected loss to be mse or cross_entropy, but got 'luck'"):
+    with pytest.raises(ValueError, match="one of soft_cross_entropy, cross_entropy, mse, but got 'luck'"):
         RoutePicker(PrefixRouter(16, 3), "luck")  # type: ignore[arg-type]
 
 

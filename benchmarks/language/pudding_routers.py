@@ -1,0 +1,123 @@
+"""Routers over the omission sets of SmolLM2-135M: trained with each loss over each choice of sets, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prunerecover.language.questions import Question
+from prunerecover.recipes.tasks.route_picker import held_out, train_router
+from prunerecover.routing.comparison import RouteComparison, compare_routes
+from prunerecover.routing.router import PrefixRouter
+
+LOSSES = ("soft_cross_entropy", "cross_entropy", "mse")
+SEEDS = (0, 1, 2)
+EVERY = "all"
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What routers learn from.
+
+    Attributes:
+        questions: That neither the sets were searched on, nor anything is reported on.
+        features: What a router reads of their prompts, `(Q, F)`.
+        likelihoods: Log-likelihood per token of the right answer under each set, `(Q, sets)`.
+    """
+
+    questions: Sequence[Question]
+    features: Tensor
+    likelihoods: Tensor
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Questions that are reported on, and how every set does on them.
+
+    Attributes:
+        tasks: What they are of: tasks that sets and router have learnt, or others.
+        features: What the router reads of the prompts, `(Q, F)`.
+        right: Whether each set, those of `rivals` last, answers right, `(Q, sets)`.
+        likely: Log-likelihood per token of the right answer, `(Q, sets)`.
+    """
+
+    tasks: str
+    features: Tensor
+    right: Tensor
+    likely: Tensor
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Return the scores by what they are called."""
+        return {"accuracy": self.right.double(), "log-likelihood per token": self.likely.double()}
+
+
+def routed(
+    router_of: Callable[[int], PrefixRouter], names: Sequence[str], learnt: Learnt, parts: Sequence[Asked], best: int
+) -> list[dict[str, Any]]:
+    """Train routers, and return how they do on what is asked.
+
+    Args:
+        router_of: Makes a router that has learnt nothing, for a number of sets.
+        names: Of the sets: the task and the loss that each was searched with.
+        learnt: What routers learn from.
+        parts: Questions that are reported on.
+        best: Number of the best static set.
+    """
+    found = []
+    for choice, loss, seed, shuffled in _each_router(names):
+        columns = chosen_sets(names, choice, best)
+        router = _trained(router_of, learnt, columns, columns.index(best), loss, seed, shuffled)
+        for part in parts:
+            with torch.no_grad():
+                picked = [columns[i] for i in router(part.features).argmax(1).tolist()]
+            about = {"sets": choice, "loss": loss, "seed": seed, "shuffled": shuffled, "tasks": part.tasks}
+            for metric, scores in part.metrics().items():
+                compared = compare_routes(scores[:, : len(names)], picked, names, static=best, metric=metric)
+                found.append({**about, "n": len(picked), **_described(compared)})
+    return found
+
+
+def chosen_sets(names: Sequence[str], choice: str, best: int) -> list[int]:
+    """Return the numbers of all sets, or of those that were searched by one loss and of the best static one."""
+    return [n for n, name in enumerate(names) if choice == EVERY or n == best or name.endswith(f"/{choice}")]
+
+
+def _each_router(names: Sequence[str]) -> Iterator[tuple[str, str, int, bool]]:
+    """Yield sets, loss and seed of each router, and whether its labels are shuffled: over all sets only."""
+    searched = sorted({name.rpartition("/")[2] for name in names if "/" in name})
+    for choice in (EVERY, *searched):
+        for loss, seed in product(LOSSES, SEEDS):
+            yield choice, loss, seed, False
+            if choice == EVERY:
+                yield choice, loss, seed, True
+
+
+def _trained(
+    router_of: Callable[[int], PrefixRouter],
+    learnt: Learnt,
+    columns: Sequence[int],
+    static: int,
+    loss: str,
+    seed: int,
+    shuffled: bool,
+) -> PrefixRouter:
+    """Return a router over some of the sets."""
+    torch.manual_seed(seed)
+    router = router_of(len(columns))
+    labels = learnt.likelihoods[:, list(columns)]
+    labels = labels[torch.randperm(len(labels))] if shuffled else labels
+    how: dict[str, Any] = {"loss": loss, "seed": seed, "static": static, "enable_progress_bar": False}
+    train_router(router, learnt.features, labels, held_out(learnt.questions, seed=seed), **how)
+    return router
+
+
+def _described(found: RouteComparison) -> dict[str, Any]:
+    """Return a comparison as JSON primitives."""
+    values = {name: getattr(found, name).value for name in ("static", "routed", "oracle")}
+    gain = {"gain": found.gain.value, "gain_low": found.gain.low, "gain_high": found.gain.high}
+    return {"metric": found.metric, **values, **gain, "gap_closed": found.gap_closed, "picked": found.picked}
