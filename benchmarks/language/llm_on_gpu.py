@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.data.real import DEVICE, command, made_by, parser, write
 from benchmarks.depth.graph_depth_decode import weight_bytes
 from benchmarks.language.llm_on_gpu_steps import LENGTH, MODES, PROMPT
-from benchmarks.language.routed_decode import in_turns
+from benchmarks.routing.routed_decode import in_turns
 from prunerecover import PlanSet, RoutedCausalLM, apply_plan, merge
 from prunerecover.cost.latency import stopwatch_for
 from prunerecover.cost.statistics import median_interval

@@ -8,13 +8,13 @@ stored hidden state. Embeddings, masks and rotary tables are made anew each time
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from prunerecover.model.batches import ModelInputs, call, predictions_of
-from prunerecover.model.hooks import Reached, first_tensor
+from prunerecover.model.hooks import Reached, first_tensor, until_reached
 from prunerecover.model.paths import get_module
 
 
@@ -50,18 +50,16 @@ class BlockRunner:
             reached.append(output[0] if isinstance(output, tuple) else output)
             raise Reached
 
-        with ExitStack() as stack:
-            stack.enter_context(self._from(start, hidden))
+        with self._from(start, hidden):
             if stop < len(self.blocks):
                 handle = self.blocks[stop].register_forward_pre_hook(keep, with_kwargs=True)
             else:
                 handle = self.blocks[-1].register_forward_hook(keep_output)
-            stack.callback(handle.remove)
-            try:
+            with until_reached(handle):
                 call(self.model, inputs)
-            except Reached:
-                return reached[0]
-        raise RuntimeError(f"Expected the model to run block {stop}, but its forward pass never reached it.")
+        if not reached:
+            raise RuntimeError(f"Expected the model to run block {stop}, but its forward pass never reached it.")
+        return reached[0]
 
     def finish(self, inputs: ModelInputs, start: int, hidden: Tensor | None) -> Tensor:
         """Return the model's output, given the hidden state that enters block `start`.

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 HOOKS = (
     "_forward_hooks",
@@ -23,6 +24,18 @@ LIBRARIES = ("torch", "transformers", "accelerate")
 
 class Reached(BaseException):  # not an Exception: a model's or a user's own `except Exception` must not swallow it
     """A hook has seen what is wanted; the rest of the pass is not needed."""
+
+
+@contextmanager
+def until_reached(*handles: RemovableHandle) -> Iterator[None]:
+    """End a pass inside a `with` block where a hook raises `Reached`, and remove the hooks."""
+    try:
+        yield
+    except Reached:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

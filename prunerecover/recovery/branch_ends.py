@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.hooks import Reached
+from prunerecover.model.hooks import Reached, until_reached
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.batchnorm import batchnorms
 
@@ -149,14 +149,8 @@ def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> lis
         ),
         get_module(network, norm or path).register_forward_hook(lambda _, __, output: seen.update(y=output)),
     ]
-    try:
-        with _Additions(lambda tensor: tensor is seen.get("y"), note):
-            call(network, inputs)
-    except Reached:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
+    with until_reached(*handles), _Additions(lambda tensor: tensor is seen.get("y"), note):
+        call(network, inputs)
     return [(seen["x"], seen["total"])] if "total" in seen else []
 
 

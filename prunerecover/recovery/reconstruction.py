@@ -23,29 +23,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunerecover.calibration.moments import Moments
 from prunerecover.display.progress import progress
-from prunerecover.model.batches import Batches, ModelInputs, as_inputs, call, listed, with_samples, without_labels
+from prunerecover.model.batches import Batches, ModelInputs, as_inputs, listed, with_samples, without_labels
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
-from prunerecover.model.hooks import Reached
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.recovery.batchnorm import batchnorms
-from prunerecover.recovery.branch_ends import at_end, branch_ends
+from prunerecover.recovery.branch_ends import branch_ends
 from prunerecover.recovery.norms_in_order import NormsInOrder
 from prunerecover.recovery.reconstruction_order import calls_of, check_between, kept_rows, reference_of
+from prunerecover.recovery.reconstruction_rows import FittedLayer, missing_outputs, rows_of
 
 ROWS = 60  # positions or tokens that are taken per input of a layer, at most
 TINY = 1e-12  # norm of weights
-PATCHES = 2**25  # entries of what a convolution reads that are in memory at once
 
 
 @ordinary_arithmetic()
@@ -106,23 +103,6 @@ def _all_or_nothing(tensors: Sequence[Tensor]) -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """A layer that is fitted.
-
-    Attributes:
-        path: Its path.
-        rows: Which of the dense layer's outputs are left; None: all.
-        calls: How often a pass calls it.
-        end: Path of the BatchNorm behind it, or `NO_NORM`, if what it gives is added to a stream; else None.
-    """
-
-    path: str
-    rows: Tensor | None
-    calls: int
-    end: str | None
-
-
 def _fit_all(
     network: nn.Module,
     dense: nn.Module,
@@ -142,13 +122,13 @@ def _fit_all(
             for path, number in calls.items():
                 norms.settle(before=path)
                 ends = number == 1 and path in now and now[path] == then.get(path)
-                _fit(norms, dense, _Layer(path, rows.get(path), number, now[path] if ends else None), generator)
+                _fit(norms, dense, FittedLayer(path, rows.get(path), number, now[path] if ends else None), generator)
                 advance()
         norms.settle()
         return norms.statistics()
 
 
-def _fit(norms: NormsInOrder, dense: nn.Module, fitted: _Layer, generator: torch.Generator) -> None:
+def _fit(norms: NormsInOrder, dense: nn.Module, fitted: FittedLayer, generator: torch.Generator) -> None:
     network, samples = norms.network, norms.samples
     layer: Any = get_module(network, fitted.path)
     if fitted.end:
@@ -157,8 +137,8 @@ def _fit(norms: NormsInOrder, dense: nn.Module, fitted: _Layer, generator: torch
     wanted = -(-ROWS * entries // sum(inputs.n_samples for inputs in samples))
     moments, reached = Moments(), False
     for inputs in samples:
-        for x, missing in _missing(network, dense, fitted, inputs):
-            moments.add(_rows(layer, x, missing.float(), wanted, generator))
+        for x, missing in missing_outputs(network, dense, fitted, inputs):
+            moments.add(rows_of(layer, x, missing.float(), wanted, generator))
             reached = True
     if not reached:
         return
@@ -177,26 +157,6 @@ def _fit(norms: NormsInOrder, dense: nn.Module, fitted: _Layer, generator: torch
             layer.bias += found[:, -1].to(layer.bias.dtype)
     else:
         norms.set(fitted.end, *_add_behind(norms.norms[fitted.end], layer, found, moments))
-
-
-def _missing(
-    network: nn.Module, dense: nn.Module, fitted: _Layer, inputs: ModelInputs
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what enters a layer at each call, and what is missing in its output; at the end of a branch, in the sum."""
-    dim = 1 if isinstance(get_module(network, fitted.path), nn.Conv2d) else -1
-
-    def left(target: Tensor) -> Tensor:
-        return target if fitted.rows is None else target.index_select(dim, fitted.rows.to(target.device))
-
-    def seen(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-        if fitted.end is not None:
-            return at_end(model, fitted.path, fitted.end, inputs)
-        return _watched(model, fitted.path, inputs, fitted.calls)
-
-    now, then = seen(network), seen(dense)
-    if len(now) == len(then):  # else the batch makes them compute something else
-        for (x, y), (_, target) in zip(now, then, strict=True):
-            yield x, left(target) - y
 
 
 def _add_behind(norm: Any, layer: Any, found: Tensor, moments: Moments) -> tuple[Tensor, Tensor]:
@@ -227,55 +187,3 @@ def _add_behind(norm: Any, layer: Any, found: Tensor, moments: Moments) -> tuple
     norm.bias += (found[:, -1] - scale * mean + new_mean / shrunk).to(norm.bias.dtype)
     norm.weight.copy_((new_variance + norm.eps).sqrt() / shrunk)
     return new_mean, new_variance
-
-
-def _rows(layer: nn.Module, x: Tensor, missing: Tensor, wanted: int, generator: torch.Generator) -> Tensor:
-    """Return inputs and what is missing in the outputs, side by side, at positions drawn alike for all samples.
-
-    Args:
-        layer: What is fitted.
-        x: Its inputs.
-        missing: `(N, outputs, H, W)` of a convolution, `(..., outputs)` of a linear layer.
-        wanted: How many positions to take of each sample.
-        generator: Draws them.
-
-    Returns:
-        `(rows, inputs + outputs)`.
-    """
-    if isinstance(layer, nn.Conv2d):
-        missing = missing.flatten(2).transpose(1, 2)
-        at = _drawn(missing.shape[1], wanted, generator).to(x.device)
-        few = max(1, PATCHES // (layer.weight[0].numel() * missing.shape[1]))
-        patches = [_patches(layer, part)[..., at] for part in torch.split(x, few)]
-        return torch.cat([torch.cat(patches).transpose(1, 2).float(), missing[:, at]], -1).flatten(0, 1)
-    pairs = torch.cat([x.float(), missing], -1)
-    pairs = pairs.flatten(1, -2) if pairs.ndim > 2 else pairs[:, None]
-    return pairs[:, _drawn(pairs.shape[1], wanted, generator).to(x.device)].flatten(0, 1)
-
-
-def _patches(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """Return what each position of a convolution reads, `(N, inputs, positions)`."""
-    return F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
-
-
-def _drawn(n: int, wanted: int, generator: torch.Generator) -> Tensor:
-    return torch.randperm(n, generator=generator)[:wanted] if n > wanted else torch.arange(n)
-
-
-def _watched(network: nn.Module, path: str, inputs: ModelInputs, calls: int) -> list[tuple[Tensor, Tensor]]:
-    """Return what enters and leaves a layer at each of its calls, and stop there."""
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        seen.append((args[0] if args else kwargs["input"], output.clone()))  # what follows may change it in place
-        if len(seen) == calls:
-            raise Reached
-
-    handle = get_module(network, path).register_forward_hook(note, with_kwargs=True)
-    try:
-        call(network, inputs)
-    except Reached:
-        pass
-    finally:
-        handle.remove()
-    return seen

@@ -1,6 +1,6 @@
 """What a routed language model costs: generation by the dense, the pruned and the routed model, on one thread.
 
-    python -m benchmarks.language.routed_decode
+    python -m benchmarks.routing.routed_decode
 
 Random weights, no data: cost does not depend on them. A Llama-shaped decoder writes 128 tokens after a prompt of 64:
 whole, without a quarter of its blocks, and through `RoutedCausalLM`, whose prefix router reads the prompt with the

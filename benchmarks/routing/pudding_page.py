@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.data.real import command, made_by
-from benchmarks.language.pudding_routers import EVERY
+from benchmarks.routing.pudding_routers import EVERY
 from prunerecover.display.markdown import table
 
 HEADS = {"learnt": "Tasks that sets and router have learnt", "left out": "Tasks that neither has seen"}

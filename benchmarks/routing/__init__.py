@@ -1,0 +1,1 @@
+"""Language models: prompt-routed depth."""

@@ -1,0 +1,102 @@
+"""What a layer of a pruned network reads, and what is missing in its output beside the dense one: rows of a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.hooks import Reached, until_reached
+from prunerecover.model.paths import get_module
+from prunerecover.recovery.branch_ends import at_end
+
+PATCHES = 2**25  # entries of what a convolution reads that are in memory at once
+
+
+@dataclass(frozen=True)
+class FittedLayer:
+    """A layer that is fitted.
+
+    Attributes:
+        path: Its path.
+        rows: Which of the dense layer's outputs are left; None: all.
+        calls: How often a pass calls it.
+        end: Path of the BatchNorm behind it, or `NO_NORM`, if what it gives is added to a stream; else None.
+    """
+
+    path: str
+    rows: Tensor | None
+    calls: int
+    end: str | None
+
+
+def missing_outputs(
+    network: nn.Module, dense: nn.Module, fitted: FittedLayer, inputs: ModelInputs
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what enters a layer at each call, and what is missing in its output; at the end of a branch, in the sum."""
+    dim = 1 if isinstance(get_module(network, fitted.path), nn.Conv2d) else -1
+
+    def left(target: Tensor) -> Tensor:
+        return target if fitted.rows is None else target.index_select(dim, fitted.rows.to(target.device))
+
+    def seen(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+        if fitted.end is not None:
+            return at_end(model, fitted.path, fitted.end, inputs)
+        return _watched(model, fitted.path, inputs, fitted.calls)
+
+    now, then = seen(network), seen(dense)
+    if len(now) == len(then):  # else the batch makes them compute something else
+        for (x, y), (_, target) in zip(now, then, strict=True):
+            yield x, left(target) - y
+
+
+def rows_of(layer: nn.Module, x: Tensor, missing: Tensor, wanted: int, generator: torch.Generator) -> Tensor:
+    """Return inputs and what is missing in the outputs, side by side, at positions drawn alike for all samples.
+
+    Args:
+        layer: What is fitted.
+        x: Its inputs.
+        missing: `(N, outputs, H, W)` of a convolution, `(..., outputs)` of a linear layer.
+        wanted: How many positions to take of each sample.
+        generator: Draws them.
+
+    Returns:
+        `(rows, inputs + outputs)`.
+    """
+    if isinstance(layer, nn.Conv2d):
+        missing = missing.flatten(2).transpose(1, 2)
+        at = _drawn(missing.shape[1], wanted, generator).to(x.device)
+        few = max(1, PATCHES // (layer.weight[0].numel() * missing.shape[1]))
+        patches = [_patches(layer, part)[..., at] for part in torch.split(x, few)]
+        return torch.cat([torch.cat(patches).transpose(1, 2).float(), missing[:, at]], -1).flatten(0, 1)
+    pairs = torch.cat([x.float(), missing], -1)
+    pairs = pairs.flatten(1, -2) if pairs.ndim > 2 else pairs[:, None]
+    return pairs[:, _drawn(pairs.shape[1], wanted, generator).to(x.device)].flatten(0, 1)
+
+
+def _patches(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """Return what each position of a convolution reads, `(N, inputs, positions)`."""
+    return F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
+
+
+def _drawn(n: int, wanted: int, generator: torch.Generator) -> Tensor:
+    return torch.randperm(n, generator=generator)[:wanted] if n > wanted else torch.arange(n)
+
+
+def _watched(network: nn.Module, path: str, inputs: ModelInputs, calls: int) -> list[tuple[Tensor, Tensor]]:
+    """Return what enters and leaves a layer at each of its calls, and stop there."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        seen.append((args[0] if args else kwargs["input"], output.clone()))  # what follows may change it in place
+        if len(seen) == calls:
+            raise Reached
+
+    with until_reached(get_module(network, path).register_forward_hook(note, with_kwargs=True)):
+        call(network, inputs)
+    return seen
