@@ -1,1 +1,1 @@
-"""Language models: prompt-routed depth."""
+"""Language models without blocks, and what a search for them costs."""

@@ -1,1 +1,1 @@
-"""Language models: prompt-routed depth."""
+"""Prompt-routed depth, and adapters that all routes share."""

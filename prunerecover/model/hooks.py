@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,15 +27,20 @@ class Reached(BaseException):  # not an Exception: a model's or a user's own `ex
 
 
 @contextmanager
-def until_reached(*handles: RemovableHandle) -> Iterator[None]:
-    """End a pass inside a `with` block where a hook raises `Reached`, and remove the hooks."""
+def removed_after(*handles: RemovableHandle) -> Iterator[None]:
+    """Remove hooks at the end of a `with` block."""
     try:
         yield
-    except Reached:
-        pass
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def until_reached(*handles: RemovableHandle) -> Iterator[None]:
+    """End a pass inside a `with` block where a hook raises `Reached`, and remove the hooks."""
+    with suppress(Reached), removed_after(*handles):
+        yield
 
 
 @contextmanager
@@ -50,11 +55,8 @@ def recording(modules: dict[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
             seen[f"{name}.out"] = output[0] if isinstance(output, tuple) else output
 
         handles.append(module.register_forward_hook(record, with_kwargs=True))
-    try:
+    with removed_after(*handles):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -64,11 +66,8 @@ def counting(modules: Mapping[str, nn.Module]) -> Iterator[Counter[str]]:
     handles = [
         module.register_forward_pre_hook(lambda *_, name=name: calls.update([name])) for name, module in modules.items()
     ]
-    try:
+    with removed_after(*handles):
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

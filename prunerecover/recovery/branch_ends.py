@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.hooks import Reached, until_reached
+from prunerecover.model.hooks import Reached, removed_after, until_reached
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.batchnorm import batchnorms
 
@@ -113,12 +113,8 @@ def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) 
     norms = {path: norm for path, norm in batchnorms(network).items() if norm.affine and _is_plain(norm)}
     handles = [get_module(network, path).register_forward_hook(gave(path)) for path in layers]
     handles += [module.register_forward_hook(normed(path)) for path, module in norms.items()]
-    try:
-        with _Additions(is_given, added, read):
-            call(network, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with removed_after(*handles), _Additions(is_given, added, read):
+        call(network, inputs)
     return {
         path: norm
         for path, norm in found.items()

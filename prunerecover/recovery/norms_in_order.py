@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.hooks import Reached, counting
+from prunerecover.model.hooks import Reached, counting, removed_after
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, check_finite, recalibrate_batchnorm, several_samples
 
@@ -95,13 +95,10 @@ class NormsInOrder:
             count, total, square = count + n, n * mean + total, n * (variance + mean.square()) + square
             raise Reached
 
-        handle = get_module(self.network, path).register_forward_pre_hook(note)
-        try:
+        with removed_after(get_module(self.network, path).register_forward_pre_hook(note)):
             for inputs in self.samples:
                 with suppress(Reached):
                     call(self.network, inputs)
-        finally:
-            handle.remove()
         if not count:
             return None
         mean = total / count
