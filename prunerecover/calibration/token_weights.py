@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from prunerecover.calibration.hidden_states import MOST_KEPT
 from prunerecover.model.batches import ModelInputs, call, is_padding, predictions_of, without_padding
 from prunerecover.model.block_runner import BlockRunner
+from prunerecover.model.hooks import removed_after
 
 FLOOR = 1.0
 
@@ -113,14 +114,10 @@ def _squared_gradients(runner: BlockRunner, batch: ModelInputs, generator: torch
 
     handles = [runner.blocks[0].register_forward_pre_hook(restart, with_kwargs=True)]
     handles += [block.register_forward_hook(keep) for block in runner.blocks]
-    try:
-        with torch.enable_grad():
-            output = without_padding(predictions_of(call(runner.model, batch)), batch)
-            score = _log_likelihood(output, generator)
-            gradients = torch.autograd.grad(score, outputs, allow_unused=True)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with removed_after(*handles), torch.enable_grad():
+        output = without_padding(predictions_of(call(runner.model, batch)), batch)
+        score = _log_likelihood(output, generator)
+        gradients = torch.autograd.grad(score, outputs, allow_unused=True)
     filled = [torch.zeros_like(h) if g is None else g for h, g in zip(outputs, gradients, strict=True)]
     return [g.float().square().sum(-1) for g in filled]
 

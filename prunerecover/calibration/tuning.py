@@ -27,6 +27,7 @@ from prunerecover.families.layout import Layout
 from prunerecover.model.batches import CalibrationSet, ModelInputs, of_few_samples, without_padding
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.checks import is_differentiable
+from prunerecover.model.hooks import removed_after
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Replace
 
@@ -201,10 +202,8 @@ def _folded(model: nn.Module, candidate: Candidate, values: Mapping[str, Tensor]
         yield
         return
     handle = get_module(model, candidate.fold.into).register_forward_hook(mapped)
-    try:
+    with removed_after(handle):
         yield
-    finally:
-        handle.remove()
 
 
 def _without_map(candidate: Candidate) -> Candidate:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import evaluating, uncompiled
+from prunerecover.model.hooks import removed_after
 
 
 class Observer(Protocol):
@@ -81,11 +82,8 @@ def _calls(model: nn.Module, observers: tuple[Observer, ...]) -> Iterator[None]:
 
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(after, with_kwargs=True))
-    try:
+    with removed_after(*handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _paths(model: nn.Module) -> dict[nn.Module, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from prunerecover.model.batches import ModelInputs, call, predictions_of
-from prunerecover.model.hooks import Reached, first_tensor, until_reached
+from prunerecover.model.hooks import Reached, first_tensor, removed_after, until_reached
 from prunerecover.model.paths import get_module
 
 
@@ -81,10 +81,8 @@ class BlockRunner:
                 self._in_tuple = isinstance(output, tuple)
 
         handle = block.register_forward_hook(note)
-        try:
+        with removed_after(handle):
             yield
-        finally:
-            handle.remove()
 
     @contextmanager
     def _from(self, start: int, hidden: Tensor | None) -> Iterator[None]:
@@ -103,11 +101,8 @@ class BlockRunner:
         with self.skipping(range(start)):
             entered = self.blocks[min(start, len(self.blocks) - 1)]
             handle = entered.register_forward_pre_hook(inject, with_kwargs=True)
-            try:
-                with self._noting_form(entered):
-                    yield
-            finally:
-                handle.remove()
+            with removed_after(handle), self._noting_form(entered):
+                yield
 
     @contextmanager
     def skipping(self, indices: Iterable[int]) -> Iterator[None]:

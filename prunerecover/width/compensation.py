@@ -27,6 +27,7 @@ from prunerecover.calibration.moments import LARGEST, Moments
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.hooks import removed_after
 from prunerecover.model.narrow.freeing import attentions_in, with_free_heads
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.edits import Edit, Narrow
@@ -199,8 +200,5 @@ def _collected(model: nn.Module, readers: Sequence[Reader], moments: dict[Reader
         return get_module(model, reader.module).register_forward_pre_hook(see, with_kwargs=True)
 
     handles = [watch(reader) for reader in readers]
-    try:
+    with removed_after(*handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -16,6 +16,7 @@ from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.scoring import GraphContext, Scores
 from prunerecover.model.batches import ModelInputs, call, is_padding
 from prunerecover.model.evaluation import evaluating
+from prunerecover.model.hooks import removed_after
 from prunerecover.model.paths import get_module
 from prunerecover.plan.units import Unit
 
@@ -82,11 +83,8 @@ def _calls(network: nn.Module, blocks: Collection[str], batch: ModelInputs) -> d
 
         handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(module.register_forward_hook(leave, with_kwargs=True))
-    try:
+    with removed_after(*handles):
         call(network, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     return calls
 
 

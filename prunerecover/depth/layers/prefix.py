@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from prunerecover.graph.computation_graph import ComputationGraph
+from prunerecover.model.hooks import removed_after
 from prunerecover.model.paths import get_module
 
 PARTS = 24  # into about so many pieces a network is cut
@@ -130,11 +131,8 @@ class PrefixRunner:
                     called.add(path)
 
                 handles.append(modules[piece.path].register_forward_hook(keep))
-        try:
+        with removed_after(*handles):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def _pieces(graph: ComputationGraph) -> tuple[Piece, ...]:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import evaluating
+from prunerecover.model.hooks import removed_after
 from prunerecover.model.paths import set_module
 from prunerecover.model.replacements import ChannelMap
 
@@ -84,11 +85,8 @@ def _shapes(model: nn.Module, seen: dict[str, Any]) -> Iterator[None]:
             handles.append(
                 module.register_forward_hook(lambda module, args, output, path=path: note(path, module, args, output))
             )
-    try:
+    with removed_after(*handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _read(path: str, module: nn.Module, images: Tensor, after: torch.Size) -> PaddedShortcut | None:

@@ -25,6 +25,7 @@ from prunerecover.importance.losses import loss_of
 from prunerecover.importance.taylor import trainable
 from prunerecover.model.batches import ModelInputs, as_inputs, call, is_padding, without_labels
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.hooks import removed_after
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.groups import Group, Site
 from prunerecover.width.signals.routed import Routed, read_call
@@ -183,17 +184,14 @@ class _Taps:
     def attached(self) -> Iterator[None]:
         """Have the hooks on the modules inside a `with` block."""
         handles = []
-        try:
-            for module, group, site, watching in self.sites:
-                if site.of == "output":
-                    handles.append(module.register_forward_hook(self._after(group, site, watching)))
-                else:
-                    before = self._routing if site.of == "routing" else self._before
-                    handles.append(module.register_forward_pre_hook(before(group, site, watching), with_kwargs=True))
+        for module, group, site, watching in self.sites:
+            if site.of == "output":
+                handles.append(module.register_forward_hook(self._after(group, site, watching)))
+            else:
+                before = self._routing if site.of == "routing" else self._before
+                handles.append(module.register_forward_pre_hook(before(group, site, watching), with_kwargs=True))
+        with removed_after(*handles):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _after(self, group: Group, site: Site, watching: list[Consumer]) -> Any:
         def hook(_: nn.Module, __: Any, output: Any) -> Any:
