@@ -57,10 +57,12 @@ def data(limit_train: int, limit_held_out: int = 1, **options: Any) -> ImageData
 
 @cache
 def calibration(samples: int = 192) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    """Return labelled training images without augmentation, in batches of 32."""
+    """Return labelled training images without augmentation, in batches of 32 and always in the same order."""
     source = data(samples, augment=False, augment_kwargs={}, batch_size=32, num_workers=0)
     source.setup("fit")
-    return tuple((images, labels) for images, labels in source.train_dataloader())
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        return tuple((images, labels) for images, labels in source.train_dataloader())
 
 
 def loss(network: nn.Module, batch: Any) -> torch.Tensor:

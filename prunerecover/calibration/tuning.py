@@ -2,8 +2,9 @@
 
 Least squares makes the residual stream behind a unit alike in every direction; the rest of the network reads some
 directions and not others. From that solution on, Adam (Kingma and Ba, arXiv 1412.6980) minimises the output divergence
-on the samples that stand-ins are fitted on, all of them together, as distillation without labels. Of all epochs the one
-is kept that is best on held-out samples; that may be none.
+on the samples that stand-ins are fitted on, all of them together, as distillation without labels. What all epochs learn
+is kept, unless the output of these samples changes more with it, as where the rates are too large. No epoch is picked
+on held-out samples: units and forms were chosen on them, so that what is learnt looks worse there than it is.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from prunerecover.model.hooks import removed_after
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Replace
 
-EPOCHS, MAP_EPOCHS = 3, 6  # the latter where maps for runs of blocks are among what is learnt
-SAMPLES = 8  # of a step at most: a few large steps bring nothing where much goes
+EPOCHS = 4
+SAMPLES = 4  # of a step at most: a few large steps bring nothing where much goes
 MAP = 0.17  # Adam's rate for a folded map, per width: an output sums up as many steps as there are inputs
 AFFINE, SLOPE, BIAS = 0.8, 0.08, 0.02  # over all steps; for an affine map's weight, per width too, and single numbers
 
@@ -64,9 +65,44 @@ class _Learnt:
         for name, parameter in self.held.items():
             parameter.copy_(self.values[name])
 
+    @torch.no_grad()
+    def restore(self, values: Mapping[str, Tensor]) -> None:
+        """Go back to earlier values."""
+        for name, value in self.values.items():
+            value.copy_(values[name])
+        self.put_in_place()
+
     def copied(self) -> dict[str, Tensor]:
         """Return the values as they are."""
         return {name: value.detach().clone() for name, value in self.values.items()}
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is learnt from.
+
+    Attributes:
+        start: The first block that changes.
+        batches: Of few samples.
+        states: What enters that block, by batch.
+        dense: The dense model's outputs.
+    """
+
+    start: int
+    batches: Sequence[ModelInputs]
+    states: Hidden
+    dense: DenseOutputs
+
+    def loss(self, runner: BlockRunner, number: int) -> Tensor:
+        """Return the mean output divergence of a batch."""
+        batch = self.batches[number]
+        output = without_padding(runner.finish(batch, self.start, self.states[number]), batch)
+        return output_divergence(self.dense.of(number), output)
+
+    @torch.no_grad()
+    def divergence(self, runner: BlockRunner) -> float:
+        """Return the sum of the batches' output divergences, each as often as it has samples."""
+        return sum(batch.n_samples * float(self.loss(runner, i)) for i, batch in enumerate(self.batches))
 
 
 def tuned(
@@ -86,25 +122,24 @@ def tuned(
         dense: Of the dense model.
         layout: Of the dense model.
         samples: Those of `fit` are learnt from.
-        held_out: Judges what was learnt.
+        held_out: Judges what was learnt, for the record.
         choices: All that goes.
     """
     places = [i for i, choice in enumerate(choices) if choice.candidate.values]
     if not places or not is_differentiable(runner.model):
         return list(choices)
     samples = replace(samples, fit=tuple(of_few_samples(samples.fit, SAMPLES)))
-    epochs = MAP_EPOCHS if any(choice.candidate.fold is not None for choice in choices) else EPOCHS
     with ExitStack() as stack:
         for choice in choices:
             stack.enter_context(in_place(runner, layout, _without_map(choice.candidate)))
         start = min(first_changed(layout, choices[i].candidate) for i in places)
-        states = [_entering(runner, start, batches) for batches in (samples.fit, samples.held_out)]
-        steps = epochs * len(samples.fit)
+        fit, judged = (_entering(runner, start, batches) for batches in (samples.fit, samples.held_out))
+        steps = EPOCHS * len(samples.fit)
         learnt = [_learnable(runner.model, layout, i, choices[i].candidate, steps) for i in places]
         for one in learnt:
             stack.enter_context(_folded(runner.model, choices[one.place].candidate, one.values))
-        outputs = DenseOutputs(dense, samples.fit)
-        divergence, found = _learn(runner, outputs, samples.fit, held_out, start, states, learnt, epochs)
+        found = _learn(runner, _Seen(start, samples.fit, fit, DenseOutputs(dense, samples.fit)), learnt)
+        divergence = held_out.divergence(start, judged) if judged else choices[-1].divergence
     better = [*choices[:-1], replace(choices[-1], divergence=divergence)]
     for one, values in zip(learnt, found, strict=True):
         candidate = choices[one.place].candidate
@@ -113,52 +148,36 @@ def tuned(
     return better
 
 
-def _learn(
-    runner: BlockRunner,
-    dense: DenseOutputs,
-    batches: Sequence[ModelInputs],
-    held_out: HeldOut,
-    start: int,
-    states: Sequence[Hidden],
-    learnt: Sequence[_Learnt],
-    epochs: int,
-) -> tuple[float, list[dict[str, Tensor]]]:
-    """Return the divergence on held-out samples and the values of the best epoch.
+def _learn(runner: BlockRunner, seen: _Seen, learnt: Sequence[_Learnt]) -> list[dict[str, Tensor]]:
+    """Return the values after all epochs, which are in place then, or those before, if these are better.
 
     Args:
         runner: Of the model with all stand-ins in place.
-        dense: Outputs on the batches.
-        batches: What is learnt from, a step each.
-        held_out: Judges.
-        start: The first block that changes.
-        states: What enters it on the batches, and on held-out samples.
+        seen: What is learnt from, a step per batch.
         learnt: In place.
-        epochs: How often the batches are learnt from.
     """
     sources = [source for one in learnt for source in one.sources]
     values = [value for one in learnt for value in one.values.values()]
     rates = [rate for one in learnt for rate in one.rates.values()]
     optimizer = torch.optim.Adam([{"params": [v], "lr": rate} for v, rate in zip(values, rates, strict=True)])
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(batches))
-    best, kept = held_out.divergence(start, states[1]), [one.copied() for one in learnt]
-    with progress("tuning what removed units leave", epochs) as advance:
-        for _ in range(epochs):
-            for number, (batch, state) in enumerate(zip(batches, states[0], strict=True)):
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(seen.batches))
+    before, solved = seen.divergence(runner), [one.copied() for one in learnt]
+    with progress("tuning what removed units leave", EPOCHS) as advance:
+        for _ in range(EPOCHS):
+            for number in range(len(seen.batches)):
                 with torch.enable_grad():
-                    output = without_padding(runner.finish(batch, start, state), batch)
-                    loss = output_divergence(dense.of(number), output)
-                    gradients = torch.autograd.grad(loss, sources, materialize_grads=True)
+                    gradients = torch.autograd.grad(seen.loss(runner, number), sources, materialize_grads=True)
                 for value, gradient in zip(values, gradients, strict=True):
                     value.grad = gradient.float()
                 optimizer.step()
                 scheduler.step()
                 for one in learnt:
                     one.put_in_place()
-            divergence = held_out.divergence(start, states[1])
-            if divergence < best:
-                best, kept = divergence, [one.copied() for one in learnt]
             advance()
-    return best, kept
+    if not seen.divergence(runner) < before:  # not a number is no better
+        for one, old in zip(learnt, solved, strict=True):
+            one.restore(old)
+    return [one.copied() for one in learnt]
 
 
 def _entering(runner: BlockRunner, start: int, batches: Sequence[Any]) -> Hidden:

@@ -93,7 +93,7 @@ class FamilyPlanner(DepthPlanner):
         found = JointSearch(self._sets, goal, self.search, self._known)
         sets = [found.run()]
         if isinstance(goal, Share) and not once:
-            sets += self._finer(goal, sets[0])
+            sets += self._of_fewer_kinds(goal, sets[0])
             sets += self._of_same_counts(goal, found.cheapest(sets).units)
         sets += self._runs(goal, found.first)
         return found.first, found.best_of(sets, self._sets.tune, self._sets.leave_maps)
@@ -108,18 +108,19 @@ class FamilyPlanner(DepthPlanner):
             lambda found: self._saved_together(found[1], "latency", wanted),
         )
 
-    def _finer(self, goal: Share, found: tuple[Unit, ...]) -> list[tuple[Unit, ...]]:
-        """Return the sets found without the units that hold most others, then without those that hold fewer.
+    def _of_fewer_kinds(self, goal: Share, found: tuple[Unit, ...]) -> list[tuple[Unit, ...]]:
+        """Return the sets found without some kinds of units.
 
         A unit that holds others saves much at once, and looks cheap while it is judged alone; smaller units that save
-        as much together may change the output less. Where none of those that hold most went, there is no need to search
-        without them.
+        as much together may change the output less. So those go that hold most others, then those that hold fewer;
+        where none of them was found, there is no need to search without them. An activation looks cheap, too, and
+        where it has gone, its MLP cannot: of whatever kinds, sets without activations are found as well.
 
         Args:
             goal: A share of a cost.
             found: The set found with all units.
         """
-        sets = []
+        sets = self._without_activations(goal)
         while most := max(map(_holds, goal.units), default=0):
             goal = replace(goal, units=[unit for unit in goal.units if _holds(unit) < most])
             if goal.reached(outermost(goal.units)) < 1:
@@ -128,10 +129,20 @@ class FamilyPlanner(DepthPlanner):
                 continue
             try:
                 found = JointSearch(self._sets, goal, self.search, self._known).run()
-                sets.append(found)
             except ValueError:  # what the units leave holds too much of the cost
                 break
+            sets += [found, *self._without_activations(goal)]
         return sets
+
+    def _without_activations(self, goal: Share) -> list[tuple[Unit, ...]]:
+        """Return the set found without activations, where MLPs may go and are enough."""
+        units = [unit for unit in goal.units if unit.kind != "activation"]
+        if len(units) == len(goal.units) or not any(unit.kind == "mlp" for unit in units):
+            return []
+        try:
+            return [JointSearch(self._sets, replace(goal, units=units), self.search, self._known).run()]
+        except ValueError:  # what the units leave holds too much of the cost
+            return []
 
     def _of_same_counts(self, goal: Share, chosen: Sequence[Unit]) -> list[tuple[Unit, ...]]:
         """Return the set found if as many units of each kind have to go, if it meets the goal.

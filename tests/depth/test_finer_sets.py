@@ -74,5 +74,5 @@ def test_small_units_are_not_passed_over_for_those_that_save_more() -> None:
 
 def test_budgets_in_units_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = planner("timm", FAMILY_KINDS, replace="zero")
-    monkeypatch.setattr(found, "_finer", pytest.fail)
+    monkeypatch.setattr(found, "_of_fewer_kinds", pytest.fail)
     assert len(found.plan(Budget(remove={"mlp": 1})).edits) == 1

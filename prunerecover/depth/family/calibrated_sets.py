@@ -133,8 +133,7 @@ class CalibratedSets:
 
     def finished(self, units: Sequence[Unit]) -> list[Choice]:
         """Return what units leave once nothing else is searched for; see `Calibrator.finished`."""
-        tuned = names_of(units) in self._tuned and not self.leave_maps(units)
-        return self.choices(units) if tuned else self.calibrator.finished(self.choices(units))
+        return self.calibrator.finished(self.choices(units))
 
     def choices(self, units: Sequence[Unit]) -> list[Choice]:
         """Return what units leave together, in order of depth.
