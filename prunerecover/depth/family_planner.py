@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice
@@ -24,8 +24,11 @@ from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
 from prunerecover.model.batches import Batches
 from prunerecover.model.checks import check_blocks_apart
+from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.edits import Edit
 from prunerecover.plan.kinds import FAMILY_KINDS, TRAITS
+from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit
 
 
@@ -57,6 +60,7 @@ class FamilyPlanner(DepthPlanner):
         self.calibrator = Calibrator(self.model, self.samples, self.units, self.config.replace, self.config.seed)
         self._sets = CalibratedSets(self.calibrator, refit=self.search == "exact" and self.calibrator.fits)
         self._saved: dict[tuple[str, float | None, tuple[tuple[object, ...], ...]], float] = {}
+        self._unfinished: list[tuple[tuple[Edit, ...], Sequence[Choice]]] = []
 
     def _ranked(self) -> dict[str, float]:
         return self.config.registered(
@@ -71,14 +75,14 @@ class FamilyPlanner(DepthPlanner):
             )
         )
 
-    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
+    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool, finished: bool) -> Decision:
         units = [unit for unit in units if unit.kind in budget.kinds(FAMILY_KINDS)]
         if self.search == "one_shot":
             scores = self.rank()
             dense = self.dense_cost(budget.share[0]) if budget.share else None
             choices = one_shot(self.calibrator, units, scores, budget, self.config.registered, dense)
             ranked = sorted((choice.unit for choice in choices), key=lambda unit: scores[unit.name])
-            return self._decided(scores, self.calibrator.finished(choices), ranked)
+            return self._decided(scores, choices, ranked, finished)
         if budget.share is not None:
             cost, share = budget.share
             check_most(units, cost, share, self._saver(cost), len(describe(self.model).blocks) - 1)
@@ -86,7 +90,16 @@ class FamilyPlanner(DepthPlanner):
             first, chosen = self._searched_for_latency(units, budget.latency, once)
         else:
             first, chosen = self._searched(self._goal(units, budget, self._saved_together), once)
-        return self._decided(first, self._sets.finished(chosen), chosen)
+        return self._decided(first, self._sets.choices(chosen), chosen, finished)
+
+    def finished(self, plan: Plan) -> Plan:
+        """See `DepthPlanner.finished`."""
+        for edits, choices in self._unfinished:
+            if edits and plan.edits[: len(edits)] == edits:
+                with ordinary_arithmetic(), evaluating(self.model), uncompiled():
+                    _, tensors = self._left(self.calibrator.finished(choices))
+                return plan.with_tensors({**plan.tensors, **tensors})
+        return plan
 
     def _searched(self, goal: Goal, once: bool) -> Searched:
         """Return the best of all sets that are found, of several ways to search unless once is enough."""
@@ -120,28 +133,24 @@ class FamilyPlanner(DepthPlanner):
             goal: A share of a cost.
             found: The set found with all units.
         """
-        sets = self._without_activations(goal)
+        sets = self._found(_without_activations(goal))
         while most := max(map(_holds, goal.units), default=0):
             goal = replace(goal, units=[unit for unit in goal.units if _holds(unit) < most])
             if goal.reached(outermost(goal.units)) < 1:
                 break
             if max(map(_holds, found), default=0) < most:
                 continue
-            try:
-                found = JointSearch(self._sets, goal, self.search, self._known).run()
-            except ValueError:  # what the units leave holds too much of the cost
+            if not (finer := self._found(goal)):
                 break
-            sets += [found, *self._without_activations(goal)]
+            (found,) = finer
+            sets += [found, *self._found(_without_activations(goal))]
         return sets
 
-    def _without_activations(self, goal: Share) -> list[tuple[Unit, ...]]:
-        """Return the set found without activations, where MLPs may go and are enough."""
-        units = [unit for unit in goal.units if unit.kind != "activation"]
-        if len(units) == len(goal.units) or not any(unit.kind == "mlp" for unit in units):
-            return []
+    def _found(self, goal: Share | None) -> list[tuple[Unit, ...]]:
+        """Return the set found for a goal; none where what the units leave holds too much of the cost."""
         try:
-            return [JointSearch(self._sets, replace(goal, units=units), self.search, self._known).run()]
-        except ValueError:  # what the units leave holds too much of the cost
+            return [] if goal is None else [JointSearch(self._sets, goal, self.search, self._known).run()]
+        except ValueError:
             return []
 
     def _of_same_counts(self, goal: Share, chosen: Sequence[Unit]) -> list[tuple[Unit, ...]]:
@@ -175,10 +184,19 @@ class FamilyPlanner(DepthPlanner):
         runs = nearest_runs(self.calibrator, blocks, count) if count > 1 else []
         return [tuple(sorted(run, key=lambda unit: first[unit.name])) for run in runs if goal.reached(run) >= 1]
 
-    def _decided(self, scores: dict[str, float], choices: Sequence[Choice], order: Sequence[Unit]) -> Decision:
-        edits, tensors = edits_of(self.model, ((choice.unit, choice.candidate) for choice in choices))
+    def _decided(
+        self, scores: dict[str, float], choices: Sequence[Choice], order: Sequence[Unit], finished: bool
+    ) -> Decision:
+        solved = choices
+        choices = self.calibrator.finished(solved) if finished else self.calibrator.tuned(solved)
+        edits, tensors = self._left(choices)
+        if not finished:
+            self._unfinished.append((tuple(edits), solved))
         divergence = {choice.unit.name: choice.divergence for choice in choices}
         return Decision(edits, scores, divergence, order, tensors)
+
+    def _left(self, choices: Sequence[Choice]) -> tuple[list[Edit], dict[str, Tensor]]:
+        return edits_of(self.model, ((choice.unit, choice.candidate) for choice in choices))
 
     def _saved_together(self, units: Sequence[Unit], cost: str, wanted: float) -> float:
         """Return the share of a cost that goes with units, less what they leave; see `DenseCost.removed_share`.
@@ -203,6 +221,13 @@ class FamilyPlanner(DepthPlanner):
 
     def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
         return saving_if_left(self.dense_cost(cost), {}, wanted)(units)
+
+
+def _without_activations(goal: Share) -> Share | None:
+    """Return the same goal without activations; None where there are none, or no MLPs that may go instead."""
+    units = [unit for unit in goal.units if unit.kind != "activation"]
+    fewer = len(units) < len(goal.units) and any(unit.kind == "mlp" for unit in units)
+    return replace(goal, units=units) if fewer else None
 
 
 def _holds(unit: Unit) -> int:

@@ -48,7 +48,7 @@ def plan_depth(
         remove: Short for `Budget(remove=...)`: units per kind.
         batches: Calibration batches: tensors, tuples whose first element is the input, or mappings. No labels are read,
             except by importances that take a `loss`. Every 4th sample is held out to judge what was fitted to the
-            others.
+            others, until all is decided.
         importance: What ranks units within their kind: "output_divergence" (the default), "gate_gradient", "taylor",
             "cross_entropy", "magnitude", "angular_distance", "block_influence", "random", one that
             `register_importance` has named, or a callable `(context) -> {unit name: importance}`; see
@@ -61,11 +61,12 @@ def plan_depth(
         search: "joint" removes one unit at a time by divergence per saved cost, ranks the others again on the pruned
             network, and then exchanges chosen units for better ones: units interact. "greedy" does so without
             exchanges, and "exact" judges every unit at each step, where the others leave out those that can hardly be
-            the best. For a share of cost in a supported family they search without blocks and without MLPs, too, and
-            keep what is best. These three minimise the output divergence, or, with importance="cross_entropy", the
-            `loss`: the likelihood of text (`language.likelihood.next_token_loss`), of answers (`answer_loss`), or your
-            own. "one_shot" ranks once. "two_to_one" ranks once, and takes two units that are no attention for each
-            attention; "rounds" ranks again after each removal, by any importance. None: the best that is possible.
+            the best. For a share of cost in a supported family they search without blocks, without MLPs and without
+            activations, too, and keep what is best. These three minimise the output divergence, or, with
+            importance="cross_entropy", the `loss`: the likelihood of text (`language.likelihood.next_token_loss`), of
+            answers (`answer_loss`), or your own. "one_shot" ranks once. "two_to_one" ranks once, and takes two units
+            that are no attention for each attention; "rounds" ranks again after each removal, by any importance. None:
+            the best that is possible.
         kinds: Of the units that may go, for a budget in a share of cost; None: all but layers in supported families,
             all in other networks. A budget in units names its kinds itself.
         include_strided: Whether layers that change spatial dimensions may go, too: a pooling takes their place.

@@ -15,7 +15,13 @@ from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.plan.kinds import FAMILY_KINDS
 
-KINDS = (FAMILY_KINDS, ("attention", "mlp", "activation"), ("attention", "activation"))
+KINDS = (
+    FAMILY_KINDS,
+    ("attention", "mlp", "activation"),
+    ("attention", "activation"),
+    ("block", "attention", "mlp"),
+    ("attention", "mlp"),
+)
 CASES = covering(("timm", "llama"), ("zero", "calibrated"), (0.15, 0.25, 0.35, 0.45), ("greedy", "joint", "exact"))
 
 
@@ -40,7 +46,7 @@ def judged(oracle: FamilyPlanner, plan: Plan, share: float) -> float:
 
 @pytest.mark.parametrize(("name", "replace", "share", "search"), first(4, CASES))
 def test_more_kinds_of_units_never_make_a_plan_worse(name: str, replace: str, share: float, search: str) -> None:
-    """All kinds are searched, then no blocks, then no MLPs: the best of three, each found on its own."""
+    """All kinds are searched, then no blocks, no MLPs, no activations: the best of all, each found on its own."""
     oracle = planner(name, FAMILY_KINDS, replace=replace, search=search)
     has = {unit.kind for unit in oracle.units}
     offered = dict.fromkeys(tuple(kind for kind in kinds if kind in has) for kinds in KINDS)
@@ -70,6 +76,17 @@ def test_small_units_are_not_passed_over_for_those_that_save_more() -> None:
     batches = [torch.randn(8, 3, 32, 32) for _ in range(2)]
     found = FamilyPlanner(model, batches=batches, config=DepthConfig())
     assert not_behind_its_counts(found, 0.5)
+
+
+def test_a_plan_that_is_finished_later_is_the_same() -> None:
+    """Plans that are to be compared on held-out samples do not learn from them before."""
+    found = planner("timm", FAMILY_KINDS)
+    first, whole = (found.plan(Budget(remove={"attention": 1, "mlp": 1}), finished=now) for now in (False, True))
+    later = found.finished(first)
+    assert later.edits == first.edits == whole.edits
+    assert all(later.tensors[key].equal(value) for key, value in whole.tensors.items())
+    assert not all(first.tensors[key].equal(value) for key, value in whole.tensors.items())
+    assert found.finished(whole.first(0)) == whole.first(0), "of others nothing is known"
 
 
 def test_budgets_in_units_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,10 +131,6 @@ class CalibratedSets:
         """Whether runs of blocks among these units leave a map, which gains most by tuning."""
         return any(choice.candidate.fold is not None for choice in self.choices(units))
 
-    def finished(self, units: Sequence[Unit]) -> list[Choice]:
-        """Return what units leave once nothing else is searched for; see `Calibrator.finished`."""
-        return self.calibrator.finished(self.choices(units))
-
     def choices(self, units: Sequence[Unit]) -> list[Choice]:
         """Return what units leave together, in order of depth.
 
