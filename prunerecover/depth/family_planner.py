@@ -97,7 +97,7 @@ class FamilyPlanner(DepthPlanner):
         for edits, choices in self._unfinished:
             if edits and plan.edits[: len(edits)] == edits:
                 with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-                    _, tensors = self._left(self.calibrator.finished(choices))
+                    _, tensors = self._edits_for(self.calibrator.finished(choices))
                 return plan.with_tensors({**plan.tensors, **tensors})
         return plan
 
@@ -133,20 +133,20 @@ class FamilyPlanner(DepthPlanner):
             goal: A share of a cost.
             found: The set found with all units.
         """
-        sets = self._found(_without_activations(goal))
+        sets = self._set_for(_without_activations(goal))
         while most := max(map(_holds, goal.units), default=0):
             goal = replace(goal, units=[unit for unit in goal.units if _holds(unit) < most])
             if goal.reached(outermost(goal.units)) < 1:
                 break
             if max(map(_holds, found), default=0) < most:
                 continue
-            if not (finer := self._found(goal)):
+            if not (finer := self._set_for(goal)):
                 break
             (found,) = finer
-            sets += [found, *self._found(_without_activations(goal))]
+            sets += [found, *self._set_for(_without_activations(goal))]
         return sets
 
-    def _found(self, goal: Share | None) -> list[tuple[Unit, ...]]:
+    def _set_for(self, goal: Share | None) -> list[tuple[Unit, ...]]:
         """Return the set found for a goal; none where what the units leave holds too much of the cost."""
         try:
             return [] if goal is None else [JointSearch(self._sets, goal, self.search, self._known).run()]
@@ -189,13 +189,13 @@ class FamilyPlanner(DepthPlanner):
     ) -> Decision:
         solved = choices
         choices = self.calibrator.finished(solved) if finished else self.calibrator.tuned(solved)
-        edits, tensors = self._left(choices)
+        edits, tensors = self._edits_for(choices)
         if not finished:
             self._unfinished.append((tuple(edits), solved))
         divergence = {choice.unit.name: choice.divergence for choice in choices}
         return Decision(edits, scores, divergence, order, tensors)
 
-    def _left(self, choices: Sequence[Choice]) -> tuple[list[Edit], dict[str, Tensor]]:
+    def _edits_for(self, choices: Sequence[Choice]) -> tuple[list[Edit], dict[str, Tensor]]:
         return edits_of(self.model, ((choice.unit, choice.candidate) for choice in choices))
 
     def _saved_together(self, units: Sequence[Unit], cost: str, wanted: float) -> float:
