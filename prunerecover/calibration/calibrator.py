@@ -176,22 +176,19 @@ class Calibrator:
         return chosen
 
     def finished(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Return choices of the same forms, tuned on all samples; fitted to all of them before if a map is among them.
-
-        Without a map, such a fit brings 1%, and takes as long as two epochs more, which bring as much.
+        """Return choices of the same forms, tuned; fitted to all samples before if a map is among them (else no gain).
 
         Args:
             choices: What `choose` returned. Their divergences stay those on samples that were held out.
         """
-        if not self.fits or not any(choice.candidate.values for choice in choices):
-            return list(choices)
+        if all(choice.candidate.fold is None for choice in choices):
+            return self.tuned(choices)
         samples = replace(self.samples, fit=self.samples.all_samples, held_out=())
-        again, found = Calibrator(self.model, samples, [c.unit for c in choices], self.replace, self.seed), choices
-        if any(choice.candidate.fold is not None for choice in choices):
-            forms = {choice.unit.name: Form(choice.candidate.leaves, choice.candidate.ridge) for choice in choices}
-            found = again.choose([choice.unit for choice in choices], forms)
-        tuned = {choice.unit.name: choice for choice in again.tuned(found)}
-        return [replace(tuned[choice.unit.name], divergence=choice.divergence) for choice in choices]
+        forms = {choice.unit.name: Form(choice.candidate.leaves, choice.candidate.ridge) for choice in choices}
+        again = Calibrator(self.model, samples, [choice.unit for choice in choices], self.replace, self.seed)
+        found = {choice.unit.name: choice.candidate for choice in again.choose([c.unit for c in choices], forms)}
+        tuned = self.tuned([replace(choice, candidate=found[choice.unit.name]) for choice in choices])
+        return [replace(one, divergence=choice.divergence) for one, choice in zip(tuned, choices, strict=True)]
 
     def tuned(self, choices: Sequence[Choice]) -> list[Choice]:
         """Return choices, all that goes, with what was fitted tuned on the output; see `tuning`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice
@@ -17,6 +17,7 @@ from prunerecover.depth.family.runs import nearest_runs
 from prunerecover.depth.planner import Decision, DepthPlanner, Searched
 from prunerecover.depth.search.goals import Counted, Goal, Share
 from prunerecover.depth.search.joint import JointSearch
+from prunerecover.depth.search.judge import Move
 from prunerecover.depth.search.latency_shares import LatencyShares, searched_for_latency
 from prunerecover.depth.search.selection import check_most, count_by_kind, outermost
 from prunerecover.depth.units import find_units
@@ -24,11 +25,8 @@ from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
 from prunerecover.model.batches import Batches
 from prunerecover.model.checks import check_blocks_apart
-from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.edits import Edit
 from prunerecover.plan.kinds import FAMILY_KINDS, TRAITS
-from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit
 
 
@@ -60,7 +58,6 @@ class FamilyPlanner(DepthPlanner):
         self.calibrator = Calibrator(self.model, self.samples, self.units, self.config.replace, self.config.seed)
         self._sets = CalibratedSets(self.calibrator, refit=self.search == "exact" and self.calibrator.fits)
         self._saved: dict[tuple[str, float | None, tuple[tuple[object, ...], ...]], float] = {}
-        self._unfinished: list[tuple[tuple[Edit, ...], Sequence[Choice]]] = []
 
     def _ranked(self) -> dict[str, float]:
         return self.config.registered(
@@ -75,14 +72,14 @@ class FamilyPlanner(DepthPlanner):
             )
         )
 
-    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool, finished: bool) -> Decision:
+    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
         units = [unit for unit in units if unit.kind in budget.kinds(FAMILY_KINDS)]
         if self.search == "one_shot":
             scores = self.rank()
             dense = self.dense_cost(budget.share[0]) if budget.share else None
             choices = one_shot(self.calibrator, units, scores, budget, self.config.registered, dense)
             ranked = sorted((choice.unit for choice in choices), key=lambda unit: scores[unit.name])
-            return self._decided(scores, choices, ranked, finished)
+            return self._decided(scores, self.calibrator.finished(choices), ranked)
         if budget.share is not None:
             cost, share = budget.share
             check_most(units, cost, share, self._saver(cost), len(describe(self.model).blocks) - 1)
@@ -90,16 +87,7 @@ class FamilyPlanner(DepthPlanner):
             first, chosen = self._searched_for_latency(units, budget.latency, once)
         else:
             first, chosen = self._searched(self._goal(units, budget, self._saved_together), once)
-        return self._decided(first, self._sets.choices(chosen), chosen, finished)
-
-    def finished(self, plan: Plan) -> Plan:
-        """See `DepthPlanner.finished`."""
-        for edits, choices in self._unfinished:
-            if edits and plan.edits[: len(edits)] == edits:
-                with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-                    _, tensors = self._edits_for(self.calibrator.finished(choices))
-                return plan.with_tensors({**plan.tensors, **tensors})
-        return plan
+        return self._decided(first, self._sets.finished(chosen), chosen)
 
     def _searched(self, goal: Goal, once: bool) -> Searched:
         """Return the best of all sets that are found, of several ways to search unless once is enough."""
@@ -121,19 +109,35 @@ class FamilyPlanner(DepthPlanner):
             lambda found: self._saved_together(found[1], "latency", wanted),
         )
 
-    def _of_fewer_kinds(self, goal: Share, found: tuple[Unit, ...]) -> list[tuple[Unit, ...]]:
-        """Return the sets found without some kinds of units.
+    def _of_fewer_kinds(self, goal: Share, found: Move) -> list[Move]:
+        """Return the sets found without units that hold others, and all of these without activations, too.
 
-        A unit that holds others saves much at once, and looks cheap while it is judged alone; smaller units that save
-        as much together may change the output less. So those go that hold most others, then those that hold fewer;
-        where none of them was found, there is no need to search without them. An activation looks cheap, too, and
-        where it has gone, its MLP cannot: of whatever kinds, sets without activations are found as well.
+        An activation looks cheap while it is judged alone, and where it has gone, its MLP cannot.
 
         Args:
             goal: A share of a cost.
             found: The set found with all units.
         """
-        sets = self._set_for(_without_activations(goal))
+        sets = self._finer(goal, found)
+        units = [unit for unit in goal.units if unit.kind != "activation"]
+        if any(unit.kind == "activation" for one in (found, *sets) for unit in one):
+            goal = replace(goal, units=units)
+            if whole := self._set_for(goal):
+                sets += [whole, *self._finer(goal, whole)]
+        return sets
+
+    def _finer(self, goal: Share, found: Move) -> list[Move]:
+        """Return the sets found without the units that hold most others, then without those that hold fewer.
+
+        A unit that holds others saves much at once, and looks cheap while it is judged alone; smaller units that save
+        as much together may change the output less. Where none of those that hold most went, there is no need to search
+        without them.
+
+        Args:
+            goal: A share of a cost.
+            found: The set found with all its units.
+        """
+        sets = []
         while most := max(map(_holds, goal.units), default=0):
             goal = replace(goal, units=[unit for unit in goal.units if _holds(unit) < most])
             if goal.reached(outermost(goal.units)) < 1:
@@ -142,16 +146,16 @@ class FamilyPlanner(DepthPlanner):
                 continue
             if not (finer := self._set_for(goal)):
                 break
-            (found,) = finer
-            sets += [found, *self._set_for(_without_activations(goal))]
+            found = finer
+            sets.append(found)
         return sets
 
-    def _set_for(self, goal: Share | None) -> list[tuple[Unit, ...]]:
-        """Return the set found for a goal; none where what the units leave holds too much of the cost."""
+    def _set_for(self, goal: Share) -> Move:
+        """Return the set found for a goal; an empty one where what the units leave holds too much of the cost."""
         try:
-            return [] if goal is None else [JointSearch(self._sets, goal, self.search, self._known).run()]
+            return JointSearch(self._sets, goal, self.search, self._known).run()
         except ValueError:
-            return []
+            return ()
 
     def _of_same_counts(self, goal: Share, chosen: Sequence[Unit]) -> list[tuple[Unit, ...]]:
         """Return the set found if as many units of each kind have to go, if it meets the goal.
@@ -184,19 +188,10 @@ class FamilyPlanner(DepthPlanner):
         runs = nearest_runs(self.calibrator, blocks, count) if count > 1 else []
         return [tuple(sorted(run, key=lambda unit: first[unit.name])) for run in runs if goal.reached(run) >= 1]
 
-    def _decided(
-        self, scores: dict[str, float], choices: Sequence[Choice], order: Sequence[Unit], finished: bool
-    ) -> Decision:
-        solved = choices
-        choices = self.calibrator.finished(solved) if finished else self.calibrator.tuned(solved)
-        edits, tensors = self._edits_for(choices)
-        if not finished:
-            self._unfinished.append((tuple(edits), solved))
+    def _decided(self, scores: dict[str, float], choices: Sequence[Choice], order: Sequence[Unit]) -> Decision:
+        edits, tensors = edits_of(self.model, ((choice.unit, choice.candidate) for choice in choices))
         divergence = {choice.unit.name: choice.divergence for choice in choices}
         return Decision(edits, scores, divergence, order, tensors)
-
-    def _edits_for(self, choices: Sequence[Choice]) -> tuple[list[Edit], dict[str, Tensor]]:
-        return edits_of(self.model, ((choice.unit, choice.candidate) for choice in choices))
 
     def _saved_together(self, units: Sequence[Unit], cost: str, wanted: float) -> float:
         """Return the share of a cost that goes with units, less what they leave; see `DenseCost.removed_share`.
@@ -221,13 +216,6 @@ class FamilyPlanner(DepthPlanner):
 
     def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
         return saving_if_left(self.dense_cost(cost), {}, wanted)(units)
-
-
-def _without_activations(goal: Share) -> Share | None:
-    """Return the same goal without activations; None where there are none, or no MLPs that may go instead."""
-    units = [unit for unit in goal.units if unit.kind != "activation"]
-    fewer = len(units) < len(goal.units) and any(unit.kind == "mlp" for unit in units)
-    return replace(goal, units=units) if fewer else None
 
 
 def _holds(unit: Unit) -> int:

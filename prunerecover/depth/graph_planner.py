@@ -51,7 +51,7 @@ class GraphPlanner(DepthPlanner):
             return LossIncrease(self.config.loss, self.batches, device_of(self.model))
         return OutputDivergence(self.samples)
 
-    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool, finished: bool) -> Decision:
+    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
         scores, chosen = self._choose(budget, units)
         return Decision(
             with_blocks_taken_out(self.model, self.example, self.removals.edits(chosen)),

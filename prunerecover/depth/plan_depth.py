@@ -48,7 +48,7 @@ def plan_depth(
         remove: Short for `Budget(remove=...)`: units per kind.
         batches: Calibration batches: tensors, tuples whose first element is the input, or mappings. No labels are read,
             except by importances that take a `loss`. Every 4th sample is held out to judge what was fitted to the
-            others, until all is decided.
+            others.
         importance: What ranks units within their kind: "output_divergence" (the default), "gate_gradient", "taylor",
             "cross_entropy", "magnitude", "angular_distance", "block_influence", "random", one that
             `register_importance` has named, or a callable `(context) -> {unit name: importance}`; see

@@ -90,22 +90,18 @@ class DepthPlanner(ABC):
             saved = config.scores.of_units(self.model, config.registered.name, names)
             self._scores = {name: float(value) for name, value in saved.items()}
 
-    def plan(
-        self, budget: Budget, *, in_part: bool = False, finished: bool = True, kinds: Sequence[str] | None = None
-    ) -> Plan:
+    def plan(self, budget: Budget, *, in_part: bool = False, kinds: Sequence[str] | None = None) -> Plan:
         """Return the plan of one budget.
 
         Args:
             budget: See `plan_depth`.
             in_part: Whether something else removes what units of depth leave of a larger budget: excess is no matter,
                 and one search is enough.
-            finished: Whether what units leave has learnt from all samples; not where plans are to be compared on those
-                that are held out. See `finished`.
             kinds: Of the units that may go, of those that the planner knows; None: all.
         """
         units = [unit for unit in self.units if kinds is None or unit.kind in kinds]
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
-            decided = self._decide(_aim(budget), units, once=in_part, finished=finished)
+            decided = self._decide(_aim(budget), units, once=in_part)
             removed = self._removed_by(decided.edits, budget, in_part) if decided.edits else {}
             order = self._steps(decided)
         found = DepthEvidence(
@@ -127,10 +123,6 @@ class DepthPlanner(ABC):
             example=self.example,
             evidence={**found.to_dict(), **removed, **order},
         )
-
-    def finished(self, plan: Plan) -> Plan:
-        """Return a plan that begins with one that is not finished as it is then; any other one as it is."""
-        return plan
 
     def rank(self) -> dict[str, float]:
         """Return the importance of every unit as it is before anything goes; computed once."""
@@ -185,14 +177,13 @@ class DepthPlanner(ABC):
         """Return the importance of every unit of the dense model."""
 
     @abstractmethod
-    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool, finished: bool) -> Decision:
+    def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
         """Search for what goes.
 
         Args:
             budget: How much.
             units: That may go.
             once: Whether the first set that is found is good enough, where several would be compared.
-            finished: See `plan`.
         """
 
     @abstractmethod

@@ -182,8 +182,10 @@ class SharedBudgetPlanner:
 
     @ordinary_arithmetic()
     def finished(self, plan: Plan) -> Plan:
-        """Return a plan with what units leave, and what narrowed weights take over, tuned on all samples."""
-        plan = plan if self._depth is None else self._depth.finished(plan)
+        """Return a plan with what narrowed weights take over fitted to all samples, and tuned towards the dense output.
+
+        Plans in depth are finished already.
+        """
         return plan.with_tensors(self._fitted(plan, self._samples.whole))
 
     @ordinary_arithmetic()
@@ -220,8 +222,8 @@ class SharedBudgetPlanner:
         if self._depth is None:
             raise ValueError(self.why_no_depth)
         if in_part:
-            return self._depth.plan(budget, in_part=True, finished=False, kinds=self._kinds_of_depth)
-        plan = self._depth.plan(budget, finished=False)
+            return self._depth.plan(budget, in_part=True, kinds=self._kinds_of_depth)
+        plan = self._depth.plan(budget)
         self._kinds_of_depth = tuple(plan.removed) or None
         return plan
 

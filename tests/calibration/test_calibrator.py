@@ -16,7 +16,6 @@ from cases.sampling import one_in
 from torch import Tensor, nn
 
 from prunerecover.apply import apply_plan
-from prunerecover.calibration import tuning
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
 from prunerecover.calibration.divergence import output_divergence
@@ -87,12 +86,11 @@ def test_chosen_candidate_is_the_best_of_all_by_full_forward_passes(name: str) -
 
 
 @pytest.mark.parametrize("name", PLANNED)
-def test_units_replaced_in_order_equal_the_plan_applied(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last divergence that `choose` reports is the divergence of the model that the plan leaves, before tuning.
+def test_units_replaced_in_order_equal_the_plan_applied(name: str) -> None:
+    """The last divergence that `choose` reports is the divergence of the model that the plan leaves.
 
     Maps for blocks are fitted to all samples afterwards; see test_run_maps.py.
     """
-    monkeypatch.setattr(tuning, "is_differentiable", lambda model: False)
     model, batches = build(name), batches_of(name)
     kinds = {"attention": 2, "block": 1, ("activation" if name in UNGATED else "mlp"): 2}
     plan = plan_depth(model, remove=kinds, batches=batches)

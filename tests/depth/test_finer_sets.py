@@ -78,17 +78,6 @@ def test_small_units_are_not_passed_over_for_those_that_save_more() -> None:
     assert not_behind_its_counts(found, 0.5)
 
 
-def test_a_plan_that_is_finished_later_is_the_same() -> None:
-    """Plans that are to be compared on held-out samples do not learn from them before."""
-    found = planner("timm", FAMILY_KINDS)
-    first, whole = (found.plan(Budget(remove={"attention": 1, "mlp": 1}), finished=now) for now in (False, True))
-    later = found.finished(first)
-    assert later.edits == first.edits == whole.edits
-    assert all(later.tensors[key].equal(value) for key, value in whole.tensors.items())
-    assert not all(first.tensors[key].equal(value) for key, value in whole.tensors.items())
-    assert found.finished(whole.first(0)) == whole.first(0), "of others nothing is known"
-
-
 def test_budgets_in_units_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = planner("timm", FAMILY_KINDS, replace="zero")
     monkeypatch.setattr(found, "_of_fewer_kinds", pytest.fail)

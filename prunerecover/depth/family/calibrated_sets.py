@@ -44,7 +44,7 @@ class CalibratedSets:
         self._raced: dict[tuple[Gone, Gone, tuple[float, ...] | None], dict[str, float]] = {}
         self._terms: defaultdict[Gone, defaultdict[str, Terms]] = defaultdict(lambda: defaultdict(Terms))
         self._choices: dict[Gone, list[Choice]] = {frozenset(): []}
-        self._tuned: set[Gone] = set()
+        self._tuned: dict[Gone, float] = {}  # divergence before
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[tuple[Unit, ...]]) -> list[float]:
         """Return the output divergence of each unit on top of what is gone.
@@ -109,12 +109,16 @@ class CalibratedSets:
         return self.scores((), moves)
 
     def divergence(self, units: Sequence[Unit]) -> float:
-        """Return the output divergence without units, each with what it left when it was judged."""
+        """Return the output divergence without units, each with what it left when it was judged.
+
+        Tuned, a set counts as no worse than before, as those that are not tuned do: see `calibration.tuning`.
+        """
         if self.refit:
             self.settle(units)
         choices = self._choices.get(names_of(units))
         if choices is not None:
-            return choices[-1].divergence if choices else 0.0
+            found = choices[-1].divergence if choices else 0.0
+            return min(found, self._tuned.get(names_of(units), found))
         return self.scores(units[:-1], [tuple(units[-1:])])[0]
 
     def settle(self, units: Sequence[Unit]) -> None:
@@ -124,12 +128,18 @@ class CalibratedSets:
     def tune(self, units: Sequence[Unit]) -> None:
         """Tune what was fitted for these units on the network's output."""
         if names_of(units) not in self._tuned:
-            self._choices[names_of(units)] = self.calibrator.tuned(self.choices(units))
-            self._tuned.add(names_of(units))
+            solved = self.choices(units)
+            self._choices[names_of(units)] = self.calibrator.tuned(solved)
+            self._tuned[names_of(units)] = solved[-1].divergence
 
     def leave_maps(self, units: Sequence[Unit]) -> bool:
         """Whether runs of blocks among these units leave a map, which gains most by tuning."""
         return any(choice.candidate.fold is not None for choice in self.choices(units))
+
+    def finished(self, units: Sequence[Unit]) -> list[Choice]:
+        """Return what units leave once nothing else is searched for; see `Calibrator.finished`."""
+        tuned = names_of(units) in self._tuned and not self.leave_maps(units)
+        return self.choices(units) if tuned else self.calibrator.finished(self.choices(units))
 
     def choices(self, units: Sequence[Unit]) -> list[Choice]:
         """Return what units leave together, in order of depth.

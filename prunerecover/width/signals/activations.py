@@ -11,7 +11,7 @@ The model is in evaluation mode, and bit-identical afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -183,14 +183,14 @@ class _Taps:
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Have the hooks on the modules inside a `with` block."""
-        handles = []
-        for module, group, site, watching in self.sites:
-            if site.of == "output":
-                handles.append(module.register_forward_hook(self._after(group, site, watching)))
-            else:
-                before = self._routing if site.of == "routing" else self._before
-                handles.append(module.register_forward_pre_hook(before(group, site, watching), with_kwargs=True))
-        with removed_after(*handles):
+        with ExitStack() as stack:
+            for module, group, site, watching in self.sites:
+                if site.of == "output":
+                    handle = module.register_forward_hook(self._after(group, site, watching))
+                else:
+                    before = self._routing if site.of == "routing" else self._before
+                    handle = module.register_forward_pre_hook(before(group, site, watching), with_kwargs=True)
+                stack.enter_context(removed_after(handle))
             yield
 
     def _after(self, group: Group, site: Site, watching: list[Consumer]) -> Any:
