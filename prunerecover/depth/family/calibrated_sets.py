@@ -128,9 +128,9 @@ class CalibratedSets:
     def tune(self, units: Sequence[Unit]) -> None:
         """Tune what was fitted for these units on the network's output."""
         if names_of(units) not in self._tuned:
-            solved = self.choices(units)
+            solved, before = self.choices(units), self.divergence(units)
             self._choices[names_of(units)] = self.calibrator.tuned(solved)
-            self._tuned[names_of(units)] = solved[-1].divergence
+            self._tuned[names_of(units)] = before
 
     def leave_maps(self, units: Sequence[Unit]) -> bool:
         """Whether runs of blocks among these units leave a map, which gains most by tuning."""
