@@ -36,6 +36,7 @@ from prunerecover.display.markdown import table
 from prunerecover.display.style import BLUE, ORANGE, add_legend, new_figure
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.gate_gradient import gate_gradient
+from prunerecover.model.hooks import removed_after
 
 REMOVED, EPOCHS, IMAGES_PER_EPOCH, HELD_OUT = 4, 3, 500, 500
 WARMUP, PASSES = 5, 40
@@ -118,11 +119,8 @@ def _timed(network: nn.Module) -> Iterator[dict[str, float]]:
         spent[watched[layer]] += time.perf_counter() - started[layer]
 
     handles = [handle for layer in watched for handle in _hooked(layer, begin, end)]
-    try:
+    with removed_after(*handles):
         yield spent
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _hooked(layer: nn.Module, begin: Any, end: Any) -> tuple[Any, Any]:

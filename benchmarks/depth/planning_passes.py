@@ -52,7 +52,6 @@ def counted() -> Iterator[list[int]]:
 
 def row(budget: str, search: str) -> dict[str, Any]:
     """Plan once, and count."""
-    torch.manual_seed(SEED)  # of the order of the images, and so of those that are held out
     model, batches = deit_tiny(), calibration(SAMPLES)
     started = time.process_time()
     with torch.inference_mode():

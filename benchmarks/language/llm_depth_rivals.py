@@ -18,6 +18,7 @@ from benchmarks.data.real import autocast
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.copies import deep_copy
+from prunerecover.model.hooks import removed_after
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import block_removals
 
@@ -43,11 +44,9 @@ def hidden_states(network: Any, ids: Tensor) -> list[Tensor]:
         for layer, own in zip(network.model.layers, seen, strict=False)
     ]
     handles.append(network.model.norm.register_forward_pre_hook(lambda _, args: seen[-1].append(args[0])))
-    with autocast():
+    with removed_after(*handles), autocast():
         for some in ids.split(ROWS):
             network.model(input_ids=some)
-    for handle in handles:
-        handle.remove()
     return [torch.cat(own).float() for own in seen]
 
 
@@ -113,9 +112,8 @@ def replace_me(network: Any, ids: Tensor, count: int, *, cosine: bool) -> tuple[
     run = best_run(network, ids, count, cosine_distance, first=1)
     before, added, states = run[0] - 1, list[Tensor](), dense_states(network, ids)
     handle = network.model.layers[before].mlp.register_forward_hook(lambda _, __, out: added.append(out.float()))
-    with torch.no_grad(), autocast():
+    with removed_after(handle), torch.no_grad(), autocast():
         BlockRunner(network, BLOCKS).advance(ModelInputs(kwargs={"input_ids": ids}), before, states[before], run[0])
-    handle.remove()
     mlp = torch.cat(added).flatten(0, 1)
     stream, wanted = states[run[0]].flatten(0, 1) - mlp, states[run[-1] + 1].flatten(0, 1)
     solved = torch.linalg.lstsq(mlp.double(), (wanted - stream).double()).solution.float()

@@ -139,8 +139,8 @@ def _learn(
     rates = [rate for one in learnt for rate in one.rates.values()]
     optimizer = torch.optim.Adam([{"params": [v], "lr": rate} for v, rate in zip(values, rates, strict=True)])
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(batches))
-    divergence, kept = held_out.divergence(start, states[1]), [one.copied() for one in learnt]
-    found, limit = divergence, WORSE * divergence
+    found, kept = held_out.divergence(start, states[1]), [one.copied() for one in learnt]
+    limit = WORSE * found
     with progress("tuning what removed units leave", EPOCHS) as advance:
         for _ in range(EPOCHS):
             for number, (batch, state) in enumerate(zip(batches, states[0], strict=True)):
@@ -202,8 +202,7 @@ def _folded(model: nn.Module, candidate: Candidate, values: Mapping[str, Tensor]
     if candidate.fold is None:
         yield
         return
-    handle = get_module(model, candidate.fold.into).register_forward_hook(mapped)
-    with removed_after(handle):
+    with removed_after(get_module(model, candidate.fold.into).register_forward_hook(mapped)):
         yield
 
 

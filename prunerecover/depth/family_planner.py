@@ -119,9 +119,8 @@ class FamilyPlanner(DepthPlanner):
             found: The set found with all units.
         """
         sets = self._finer(goal, found)
-        units = [unit for unit in goal.units if unit.kind != "activation"]
         if any(unit.kind == "activation" for one in (found, *sets) for unit in one):
-            goal = replace(goal, units=units)
+            goal = replace(goal, units=[unit for unit in goal.units if unit.kind != "activation"])
             if whole := self._set_for(goal):
                 sets += [whole, *self._finer(goal, whole)]
         return sets
@@ -144,9 +143,8 @@ class FamilyPlanner(DepthPlanner):
                 break
             if max(map(_holds, found), default=0) < most:
                 continue
-            if not (finer := self._set_for(goal)):
+            if not (found := self._set_for(goal)):
                 break
-            found = finer
             sets.append(found)
         return sets
 

@@ -80,8 +80,7 @@ class BlockRunner:
             if self._in_tuple is None:
                 self._in_tuple = isinstance(output, tuple)
 
-        handle = block.register_forward_hook(note)
-        with removed_after(handle):
+        with removed_after(block.register_forward_hook(note)):
             yield
 
     @contextmanager

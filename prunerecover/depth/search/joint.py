@@ -21,6 +21,7 @@ from prunerecover.depth.search.judge import Judge, Move
 from prunerecover.depth.search.moves import holders, of_one_module
 from prunerecover.depth.search.steps import State, Step
 from prunerecover.display.progress import progress
+from prunerecover.plan.units import names_of
 
 WIDTH = 2  # sets in the beam
 EXCHANGED = 6  # moves that are tried in the place of a chosen unit
@@ -85,6 +86,10 @@ class JointSearch:
                 sets that are not near the best one without it are left out.
             gains: Whether a set may gain so much by it that it gets ahead of others; the best one is tuned anyway.
         """
+        distinct: dict[frozenset[str], Move] = {}
+        for units in sets:  # several searches may find the same
+            distinct.setdefault(names_of(units), units)
+        sets = list(distinct.values())
         best = self.cheapest(sets)
         limit = max(NEAR * best.cost, best.cost)  # the cost may be a rounding error below zero
         near = [units for units in sets if self._state(units).cost <= limit]
