@@ -22,7 +22,7 @@ from prunerecover.depth.search.joint import JointSearch
 from prunerecover.depth.search.latency_shares import LatencyShares, searched_for_latency
 from prunerecover.depth.search.objectives import LossIncrease, Objective, OutputDivergence
 from prunerecover.depth.search.selection import check_comparable
-from prunerecover.depth.units import nothing_found
+from prunerecover.depth.units import nothing_found, of_all_kinds
 from prunerecover.display.progress import progress
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.registry import IMPORTANCES, check_unit_scores
@@ -178,7 +178,8 @@ def units_that_may_go(
     with progress("tracing the network"):
         removals = Removals(model, example, kinds, include_strided=config.include_strided)
     if config.ignore and removals.units:
-        check_ignore(config.ignore, removals.units, removals.refused)
+        every = of_all_kinds(removals)
+        check_ignore(config.ignore, every.units, every.refused)
     units = not_ignored(removals.units, config.ignore)
     if removals.units and not units:
         raise ValueError(
@@ -186,7 +187,7 @@ def units_that_may_go(
             f"{list(config.ignore)}. Ignore fewer."
         )
     if not units:
-        raise nothing_found(model, kinds, removals.refused)
+        raise nothing_found(removals, kinds)
     return removals, units
 
 

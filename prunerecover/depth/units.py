@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from prunerecover.depth.family.units import explain_missing_activations, family_
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
-from prunerecover.model.checks import check_call
+from prunerecover.model.checks import check_call, check_watchable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
@@ -71,7 +72,7 @@ def find_units(
     with uncompiled(), evaluating(model):
         removals = Removals(model, example, kinds, include_strided=include_strided)
     if not removals.units:
-        raise nothing_found(model, kinds, removals.refused)
+        raise nothing_found(removals, kinds)
     return removals.units
 
 
@@ -82,22 +83,29 @@ def _example(model: nn.Module, given: Any) -> ModelInputs | None:
     if given is None:
         return None
     inputs = as_inputs(without_labels(given, model)).to(device_of(model))
+    check_watchable(model)
     with evaluating(model), uncompiled():
         check_call(model, inputs, "example_inputs")
     return inputs
 
 
-def nothing_found(model: nn.Module, kinds: Sequence[str], refused: Mapping[str, str]) -> ValueError:
+def of_all_kinds(removals: Removals) -> Removals:
+    """Return what can go out of the same network by units of any kind."""
+    return Removals(removals.model, removals.example, DEPTH_KINDS)
+
+
+def nothing_found(removals: Removals, kinds: Sequence[str]) -> ValueError:
     """Return what says that a network has no unit that may go.
 
     Args:
-        model: Unwrapped.
+        removals: Without units.
         kinds: That were looked for.
-        refused: Why what was seen is no unit, by path.
     """
-    why = "; ".join(f"'{path}': {reason}" for path, reason in list(refused.items())[:3])
+    why = "; ".join(f"'{path}': {reason}" for path, reason in list(removals.refused.items())[:3])
+    others = Counter(unit.kind for unit in of_all_kinds(removals).units)
+    instead = f" It has others: {', '.join(f'{n} of kind {kind}' for kind, n in others.items())}." if others else ""
     return ValueError(
-        f"Expected {type(model).__name__} to have units of kind {', '.join(kinds)} that may go, but there is none"
-        f"{f' ({why})' if why else ''}. Try other kinds of {', '.join(DEPTH_KINDS)}, or ignore fewer units; channels, "
-        "heads and neurons are narrowed by plan_width and WidthPrune."
+        f"Expected {type(removals.model).__name__} to have units of kind {', '.join(kinds)} that may go, but there is "
+        f"none{f' ({why})' if why else ''}.{instead} Channels, heads and neurons are narrowed by plan_width and "
+        "WidthPrune."
     )

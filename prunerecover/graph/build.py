@@ -162,6 +162,7 @@ class _Builder:
                 ran[0].given,
                 last.shape,
                 overwrites,
+                bool(_weighed(ran)),
             )
         )
         for k in range(
@@ -185,8 +186,7 @@ def _kind(ran: Sequence[Recorded]) -> NodeKind:
     """Say what some operations with one output do together."""
     names = {operation.name for operation in ran}
     same_shape = ran[0].given == ran[-1].shape
-    by_weights = [o for o in ran if o.name in WEIGHED and o.weights]
-    weighed = [o for o in by_weights if len(set(o.inputs)) == 1 or o.name == ROUTED]
+    weighed = _weighed(ran)
     multiplied = [
         o for o in ran if o.name.startswith(KERNELS) or (o.name in WEIGHED and len(o.inputs) > 1 and o not in weighed)
     ]
@@ -207,6 +207,12 @@ def _kind(ran: Sequence[Recorded]) -> NodeKind:
         return "movement"
     elementwise = all(operation.pointwise or operation.name in COPIES for operation in ran)
     return "activation" if elementwise and same_shape and not names <= AFFINE | COPIES else "other"
+
+
+def _weighed(ran: Sequence[Recorded]) -> list[Recorded]:
+    """Return the operations that multiply what enters with weights."""
+    by_weights = (o for o in ran if o.name in WEIGHED and o.weights)
+    return [o for o in by_weights if len(set(o.inputs)) == 1 or o.name == ROUTED]
 
 
 def _telling(kind: NodeKind, ran: Sequence[Recorded]) -> str:

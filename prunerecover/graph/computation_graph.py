@@ -48,6 +48,7 @@ class Node:
         given: Shape of its first input.
         shape: Of its first output.
         in_place: Whether it overwrites an operand.
+        weighed: Whether it multiplies what it reads with weights of its own.
     """
 
     index: int
@@ -62,6 +63,7 @@ class Node:
     given: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
     in_place: bool = False
+    weighed: bool = False
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,9 @@ def find_attentions(graph: ComputationGraph) -> tuple[Attention, ...]:
 
 
 def _sources(graph: ComputationGraph, product: Node) -> list[Node]:
-    """The layers that a product's operands come from."""
+    """The layers that a product's operands come from; none if it makes them itself, as nn.MultiheadAttention does."""
+    if product.whole and product.weighed:
+        return []
     return [n for n in graph.behind(product, lambda n: n.kind in ("layer", "product")) if n.kind == "layer"]
 
 

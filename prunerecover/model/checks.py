@@ -68,12 +68,23 @@ def check_network(model: nn.Module) -> None:
         )
 
 
+def check_watchable(model: nn.Module) -> None:
+    """Raise ValueError if a module is TorchScript; what the code of others does can be seen by running it."""
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"Expected modules of Python, but '{path or type(model).__name__}' is TorchScript, whose code cannot "
+                "be watched. Prune the module that it was made of, and script what is left."
+            )
+
+
 def check_plannable(model: nn.Module) -> None:
     """Raise ValueError unless the model has values, finite ones, in plain parameters; it is not changed.
 
     Args:
         model: Unwrapped.
     """
+    check_watchable(model)
     for path, module in model.named_modules():
         _check_plain(path or type(model).__name__, module)
     empty = next((name for name, p in model.named_parameters() if p.is_meta), None)

@@ -116,7 +116,7 @@ def _restore_buffers(module: nn.Module, kept: dict[str, tuple[Tensor | None, Ten
             continue
         # Written only when it changed: writing would invalidate a graph that still waits for its backward pass.
         if not torch.equal(buffer, value):
-            with torch.no_grad():
+            with torch.inference_mode(buffer.is_inference()), torch.no_grad():
                 buffer.copy_(value)
 
 

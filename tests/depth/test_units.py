@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from cases.engine import PLANNED, build
+from torch import Tensor, nn
 
+from prunerecover import plan_depth
 from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
 from prunerecover.importance.parameters import unit_parameters
 from prunerecover.plan.edits import Replace
+from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import merge
 
@@ -46,3 +51,61 @@ def test_activation_stands_for_its_linears() -> None:
     (unit,) = (u for u in find_units(model, ("activation",)) if ".2." in u.name)
     layer = model.model.decoder.layers[2]
     assert unit_parameters(model, [unit])[unit.name] == [*layer.fc1.parameters(), *layer.fc2.parameters()]
+
+
+class Residual(nn.Module):
+    """Branches of one convolution, added by the network's own code, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 3, 1)
+        self.branches = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(4)
+        )
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        for branch in self.branches:
+            x = x + branch(x)
+        return self.head(x.mean((2, 3)))
+
+
+IMAGES = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_kind_that_a_network_does_not_have_is_answered_with_those_that_it_has() -> None:
+    model = Residual()
+    found = Counter(unit.kind for unit in find_units(model, DEPTH_KINDS, IMAGES))
+    having = ", ".join(f"{number} of kind {kind}" for kind, number in found.items())
+    match = f"Residual to have units of kind block that may go, but there is none.* It has others: {having}"
+    for look in (
+        lambda: find_units(model, "block", IMAGES),
+        lambda: plan_depth(model, remove={"block": 1}, batches=[IMAGES]),
+    ):
+        with pytest.raises(ValueError, match=match):
+            look()
+
+
+def test_names_of_units_of_other_kinds_may_be_ignored() -> None:
+    """One list of what stays serves plans of any kinds, as with the families that are known by their parts."""
+    blocks = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(3)]
+    model, ignore = nn.Sequential(*blocks, nn.Linear(8, 2)), ["0", "1.self_attn", "2.linear*"]
+    plan = plan_depth(model, remove={"attention": 2}, batches=[torch.rand(2, 5, 8)], ignore=ignore)
+    assert plan.removed == {"attention": ("0.self_attn", "2.self_attn")}
+    with pytest.raises(ValueError, match=r"ignore to match units such as .*, but '9\.\*' matches none"):
+        plan_depth(model, remove={"attention": 1}, batches=[torch.rand(2, 5, 8)], ignore=["9.*"])
+
+
+def test_torchscript_is_refused() -> None:
+    with pytest.warns(FutureWarning, match="deprecated"):
+        scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)))
+    match = (
+        "Expected modules of Python, but 'RecursiveScriptModule' is TorchScript, whose code cannot be watched. Prune"
+    )
+    for look in (
+        lambda: find_units(scripted, "layer", IMAGES),
+        lambda: plan_depth(scripted, remove={"layer": 1}, batches=[IMAGES]),
+    ):
+        with pytest.raises(ValueError, match=match):
+            look()

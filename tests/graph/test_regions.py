@@ -72,6 +72,14 @@ def test_layers_of_an_attention_are_not_offered_and_say_why() -> None:
         assert removals.refused[layer] == "it is part of the attention 'attn'"
 
 
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_layers_before_an_attention_that_projects_in_itself_are_offered(norm_first: bool) -> None:
+    """`nn.MultiheadAttention` is one node where it has no mask: what makes its queries is inside."""
+    blocks = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first) for _ in range(3)]
+    removals = removals_of(nn.Sequential(*blocks, nn.Linear(8, 2)), torch.rand(2, 5, 8), ("layer",))
+    assert [unit.name for unit in removals.units] == ["0.linear2", "1.linear2", "2.linear2"]
+
+
 def head_of(model: nn.Module, batch: Tensor) -> list[str]:
     graph = trace_graph(model.eval(), as_inputs(batch))
     return sorted({graph.nodes[index].module for index in head_layers(graph)})

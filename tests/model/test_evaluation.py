@@ -97,3 +97,14 @@ def test_arithmetic_is_ordinary_whatever_the_caller_is_in() -> None:
 def test_device_of_model_without_tensors_is_cpu() -> None:
     assert device_of(nn.ReLU()) == torch.device("cpu")
     assert device_of(nn.BatchNorm1d(2, affine=False, device="meta")) == torch.device("meta")
+
+
+def test_buffers_that_were_made_in_inference_mode_are_restored() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with torch.inference_mode(), evaluating(model):
+        model.train()
+        model(torch.rand(3, 4))
+        assert model[1].num_batches_tracked == 1
+    assert model[1].num_batches_tracked == 0
+    assert torch.equal(model[1].running_mean, torch.zeros(4))

@@ -144,13 +144,18 @@ def _largest_modules(
             continue
         pools = [pooled[index] for index in inside if index in pooled]
         ends_in_pool = bool(pools) and max(inside, default=0) in ends
-        if inside and len(pools) < 2 and not ends_in_pool and _hands_on(graph, sorted(inside), passing | pooled.keys()):
-            last = graph.nodes[max(inside)]
-            if pools:
-                found[call.path] = pools[0].model_copy(update={"returns": call.returns})
-                continue
-            leaves = StandIn(leaves="copy") if graph.is_overwritten(last, passing) else StandIn()
-            found[call.path] = ends.get(last.index, leaves).model_copy(update={"returns": call.returns})
+        if not inside or len(pools) > 1 or ends_in_pool:
+            continue
+        if not _hands_on(graph, sorted(inside), passing | pooled.keys()):
+            continue
+        if graph.reader_of_parts(call.path) is not None:
+            continue  # a stand-in has no parts that other code could read
+        if pools:
+            found[call.path] = pools[0].model_copy(update={"returns": call.returns})
+            continue
+        last = graph.nodes[max(inside)]
+        leaves = StandIn(leaves="copy") if graph.is_overwritten(last, passing) else StandIn()
+        found[call.path] = ends.get(last.index, leaves).model_copy(update={"returns": call.returns})
     for index, stand_in in ends.items():
         path = graph.nodes[index].module
         if not any(is_within(path, own) for own in found):

@@ -180,3 +180,21 @@ def test_modules_that_read_a_list_are_no_blocks() -> None:
     removals = removals_of(OfLists().eval(), IMAGES)
     assert {unit.kind for unit in removals.units} == {"layer"}
     assert "the network does not run without it (TypeError" in removals.refused["stage.0"]
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_block_that_other_code_reads_parts_of_stays_when_nothing_is_left_in_it(norm_first: bool) -> None:
+    """`nn.TransformerEncoder` asks its first block for its attention's settings before it runs."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, norm_first=norm_first)
+    model = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(WIDTH, 2)).eval()
+    batch = torch.rand(3, 5, WIDTH)
+    removals = removals_of(model, batch)
+    assert "reads parts of '0.layers.0'" in removals.refused["0.layers.0"]
+    left = pruned(
+        removals, [u for u in removals.units if u.name in ("0.layers.0.self_attn", "0.layers.0.linear1+linear2")]
+    )
+    learns(left, removals.example)
+    first, second = model[0].layers
+    stream = batch if norm_first else first.norm2(first.norm1(batch))
+    torch.testing.assert_close(left(batch), model[1](second(stream)))
