@@ -1,6 +1,7 @@
 """More kinds of units on DeiT-Tiny: layers, blocks, attentions and activations at equal MACs, against today's default.
 
-Planned on training images of tiny_imagenet, scored on validation images of its 200 classes. No training.
+Planned on training images of tiny_imagenet, scored on validation images of its 200 classes, without training and, for
+one seed, after the same short recovery.
 """
 
 from __future__ import annotations
@@ -8,24 +9,36 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import islice, product
 from statistics import mean
 from typing import Any
 
 import torch
 
 from benchmarks.data.real import deit_tiny
-from benchmarks.data.tiny_imagenet import calibration, hits, validation
-from benchmarks.depth.graph_depth_rows import Row, add, difference, measured, pruned, rows_so_far, saved_plan, shares
+from benchmarks.data.tiny_imagenet import calibration, hits, recover, validation
+from benchmarks.depth.graph_depth_rows import (
+    Row,
+    add,
+    difference,
+    measured,
+    planned_before,
+    pruned,
+    rows_so_far,
+    saved_plan,
+    shares,
+)
 from prunerecover import Budget, Plan
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.plan_depth import planner_for
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.display.markdown import table
+from prunerecover.model.batches import ModelInputs
 
 MODEL = "DeiT-Tiny"
 SHARES, SAMPLES, SEEDS = (0.2, 0.33), 96, (0, 1, 2)
 TESTED = 40  # batches of 50 images
+STAGES, RECOVERED_ON = ("prune_only", "recovered"), 1000  # images of the recovery's only epoch
 COUNTS: Mapping[float, Mapping[str, int]] = {
     0.2: {"attention": 3, "activation": 3},
     0.33: {"attention": 3, "activation": 6},
@@ -47,23 +60,33 @@ OF_ONE_SEED = ("ranked once", "layers, joint", "layers, attentions and blocks, j
 def run(methods: tuple[str, ...] = ()) -> None:
     """Make the rows that are missing."""
     if not rows_so_far(model=MODEL, method="dense"):
-        add(scored("dense", 0.0, Plan(), 0.0, SEEDS[0]))
-    for method, seed in _of_each_seed(methods or tuple(METHODS)):
-        for share in SHARES:
-            if not rows_so_far(model=MODEL, method=method, budget=share, seed=seed):
-                started = time.perf_counter()
-                plan = saved_plan(f"deit-{method}-{share}-{seed}", partial(planned, method, share, seed))
-                add(scored(method, share, plan, time.perf_counter() - started, seed))
+        add(scored("dense", 0.0, Plan(), 0.0, SEEDS[0], STAGES[0]))
+    for row in wanted():
+        if (not methods or row["method"] in methods) and not rows_so_far(model=MODEL, **row):
+            started = time.perf_counter()
+            plan = plan_of(row["method"], row["budget"], row["seed"])
+            add(scored(plan=plan, seconds=time.perf_counter() - started, share=row.pop("budget"), **row))
 
 
 def wanted() -> list[Row]:
     """Return what each row that this benchmark wants is about."""
-    each = _of_each_seed(tuple(METHODS))
-    return [{"method": method, "budget": share, "seed": seed} for method, seed in each for share in SHARES]
+    return [
+        {"method": method, "budget": share, "seed": seed, "stage": stage}
+        for stage in STAGES
+        for seed in SEEDS
+        for method in METHODS
+        for share in SHARES
+        if seed == SEEDS[0] or (method not in OF_ONE_SEED and stage == STAGES[0])
+    ]
 
 
-def _of_each_seed(methods: tuple[str, ...]) -> list[tuple[str, int]]:
-    return [(method, seed) for seed in SEEDS for method in methods if seed == SEEDS[0] or method not in OF_ONE_SEED]
+def plan_of(method: str, share: float, seed: int) -> Plan:
+    """Return the plan of an earlier run, or make it."""
+    rows = rows_so_far(model=MODEL, method=method, budget=share, seed=seed, stage=STAGES[0])
+    if rows and "layer" in rows[0]["removed"]:  # layers leave nothing that was fitted
+        example = ModelInputs((torch.zeros(1, 3, 224, 224),))
+        return planned_before(deit_tiny(), example, METHODS[method]["kinds"], rows[0])
+    return saved_plan(f"deit-{method}-{share}-{seed}", partial(planned, method, share, seed))
 
 
 def planned(method: str, share: float, seed: int) -> Plan:
@@ -82,10 +105,11 @@ def planner_of(method: str, seed: int, in_units: bool) -> DepthPlanner:
     return planner_for(deit_tiny(), budget, every[SEEDS.index(seed)].split(32), DepthConfig(**settings, seed=seed))
 
 
-def scored(method: str, share: float, plan: Plan, seconds: float, seed: int) -> Row:
+def scored(method: str, share: float, plan: Plan, seconds: float, seed: int, stage: str) -> Row:
     """Return the row of a plan."""
     dense = deit_tiny()
     other = pruned(dense, plan) if plan.edits else dense
+    other = recover(other, RECOVERED_ON, seed) if stage == "recovered" else other
     found = hits(other, list(islice(validation(), TESTED)))
     return measured(
         found,
@@ -96,7 +120,7 @@ def scored(method: str, share: float, plan: Plan, seconds: float, seed: int) -> 
         unit=", ".join(plan.removed),
         budget=share,
         **shares(dense, other, torch.zeros(1, 3, 224, 224)),
-        stage="prune_only",
+        stage=stage,
         metric="top1",
         seconds=seconds,
         removed={kind: list(names) for kind, names in plan.removed.items()},
@@ -110,23 +134,24 @@ def section(rows: list[Row]) -> list[str]:
     head = ("method", "removed", "MACs left", "parameters left", "seeds", "top-1", "default ahead by", "planning, s")
     lines = [
         f"Planned on {SAMPLES} training images of tiny_imagenet, others for each seed; top-1 in percent on "
-        f"{dense['n']:,} validation images of its 200 classes, which nothing here was tuned on; no training. Default "
-        "is `plan_depth` with nothing but a budget, and fits what is left; layers leave identities. Units, shares and "
+        f"{dense['n']:,} validation images of its 200 classes, which nothing here was tuned on. Default is "
+        "`plan_depth` with nothing but a budget, and fits what is left; layers leave identities. Units, shares and "
         "seconds are those of the first seed. Ahead: the default minus theirs on the same images, the mean over the "
-        "seeds of both, paired 95% interval.",
+        f"seeds of both, paired 95% interval. Recovered: one epoch of {RECOVERED_ON:,} training images with "
+        "distillation from the dense network, which also adapts to the 200 classes.",
         "",
         f"Dense: {_percent(dense)}.",
     ]
-    for share in SHARES:
-        own = {method: _rows_of(rows, method, share) for method in METHODS}
+    for share, (stage, title) in product(SHARES, zip(STAGES, ("without training", "recovered"), strict=True)):
+        there = [row for row in rows if row["budget"] == share and row["stage"] == stage]
+        own = {method: _rows_of(there, method) for method in METHODS}
         cells = [_cells(method, found, own[OURS]) for method, found in own.items() if found]
-        lines += ["", f"### {share:.0%} of the MACs removed", "", table(head, cells)] if cells else []
+        lines += ["", f"### {share:.0%} of the MACs removed, {title}", "", table(head, cells)] if cells else []
     return lines
 
 
-def _rows_of(rows: list[Row], method: str, share: float) -> list[Row]:
-    found = [row for row in rows if row["method"] == method and row["budget"] == share]
-    return sorted(found, key=lambda row: row["seed"])
+def _rows_of(rows: list[Row], method: str) -> list[Row]:
+    return sorted((row for row in rows if row["method"] == method), key=lambda row: row["seed"])
 
 
 def _cells(method: str, found: list[Row], ours: list[Row]) -> tuple[str, ...]:

@@ -21,7 +21,10 @@ from benchmarks.data.real import unpacked_numbers as numbers
 from prunerecover import Plan, apply_plan, merge
 from prunerecover.cost.macs import count_macs
 from prunerecover.cost.statistics import mean_interval, paired_difference
+from prunerecover.depth.layers.removals import Removals
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import deep_copy
+from prunerecover.surgery.provenance import plan_for
 
 NAME = "graph_depth"
 ROWS = RESULTS / f"{NAME}.rows.jsonl"
@@ -104,6 +107,21 @@ def saved_plan(name: str, make: Callable[[], Plan], folder: Path = PLANS) -> Pla
     """Return the plan that an earlier run kept under a name in a folder, or make it."""
     folder.mkdir(parents=True, exist_ok=True)
     return kept_plan(folder / f"{name}.json", make)
+
+
+def planned_before(network: nn.Module, example: ModelInputs, kinds: Sequence[str], row: Row) -> Plan:
+    """Return the plan on the graph of the units that a row says went, in the order in which they went.
+
+    Args:
+        network: Dense.
+        example: One sample.
+        kinds: Of the units that were looked for.
+        row: Of an earlier run.
+    """
+    removals = Removals(network, example, kinds)
+    units = {unit.name: unit for unit in removals.units}
+    chosen = [units[name] for names in row["removed"].values() for name in names]
+    return plan_for(network, removals.edits(chosen), method=row["method"])
 
 
 def _parameters(network: nn.Module) -> int:

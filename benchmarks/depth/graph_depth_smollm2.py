@@ -1,4 +1,4 @@
-"""SmolLM2-135M without some of its layers: two to one by angular distance, whole blocks, and the joint search.
+"""SmolLM2-135M without some of its layers: two to one by angular distance, whole blocks, the joint search, the default.
 
 Without training, and after the recovery of `llm_depth_lora`.
 """
@@ -17,7 +17,17 @@ from torch.nn import functional as F
 
 from benchmarks.data.real import DEVICE
 from benchmarks.data.smollm2 import network, tokenizer
-from benchmarks.depth.graph_depth_rows import Row, add, difference, measured, pruned, rows_so_far, shares
+from benchmarks.depth.graph_depth_rows import (
+    Row,
+    add,
+    difference,
+    measured,
+    planned_before,
+    pruned,
+    rows_so_far,
+    saved_plan,
+    shares,
+)
 from benchmarks.depth.graph_depth_text import CHOICES, TEXTS, calibration, losses, right
 from benchmarks.language.llm_depth_lora import STEPS, recovered
 from prunerecover import Budget, Plan
@@ -29,10 +39,10 @@ from prunerecover.importance.context import DepthContext
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
 from prunerecover.surgery.apply_edits import apply_edits
-from prunerecover.surgery.provenance import plan_for
 
 MODEL = "SmolLM2-135M"
 SHARES, SAMPLES, LENGTH, SEED = (0.1, 0.2, 0.3), 8, 128, 0
+FITTED = 32  # texts of the default, which fits what is left, too
 PLANNED_ON = ("wikitext2", "valid.txt")
 FINE = ("attention", "layer")
 
@@ -57,8 +67,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "blocks, divergence": {"kinds": ("block",), "search": "one_shot"},
     "two to one, angular distance": {"kinds": FINE, "importance": "angular_distance", "search": "two_to_one"},
     "joint": {"kinds": (*FINE, "block"), "search": "joint"},
+    "default": {},
 }
-OURS = "joint"
+OURS = "default"
 
 
 STAGES = ("prune_only", "lora")
@@ -88,17 +99,13 @@ def make(method: str, share: float, stage: str) -> None:
 
 def plan_of(method: str, share: float) -> Plan:
     """Return the plan of the rows without training if there are such rows, or make it."""
+    if method == OURS:
+        return saved_plan(f"smollm2-{share}", lambda: default_planner().plan(Budget(params=share)))
     rows = rows_so_far(model=MODEL, method=method, budget=share, stage="prune_only")
-    return planned_before(method, rows[0]["removed"]) if rows else planned(method, share)
-
-
-def planned_before(method: str, removed: Mapping[str, Sequence[str]]) -> Plan:
-    """Return the plan of units that an earlier run chose, in the order in which they went."""
+    if not rows:
+        return planned(method, share)
     example = ModelInputs(kwargs={"input_ids": calibration(tokenizer(), PLANNED_ON, 1, LENGTH, SEED)})
-    removals = Removals(network(), example, METHODS[method]["kinds"])
-    units = {unit.name: unit for unit in removals.units}
-    chosen = [units[name] for names in removed.values() for name in names]
-    return plan_for(network(), removals.edits(chosen), method=method)
+    return planned_before(network(), example, METHODS[method]["kinds"], rows[0])
 
 
 def wanted() -> list[Row]:
@@ -126,6 +133,15 @@ def planner_of(kinds: tuple[str, ...], importance: Any) -> Any:
     return planner_for(network(), Budget(params=SHARES[0]), [{"input_ids": ids}], config)
 
 
+@cache
+def default_planner() -> Any:
+    """Return what `plan_depth` plans with if it is given nothing but a budget."""
+    ids = calibration(tokenizer(), PLANNED_ON, FITTED, LENGTH, SEED).to(DEVICE)
+    return planner_for(
+        network(), Budget(params=SHARES[0]), [{"input_ids": some} for some in ids.split(4)], DepthConfig()
+    )
+
+
 def scored(other: nn.Module, method: str, share: float, plan: Plan, seconds: float, stage: str) -> list[Row]:
     """Return a row per text and set of questions."""
     left = shares(network(), other, {"input_ids": torch.zeros(1, LENGTH, dtype=torch.long, device=DEVICE)})
@@ -133,7 +149,7 @@ def scored(other: nn.Module, method: str, share: float, plan: Plan, seconds: flo
         "subject": "smollm2",
         "model": MODEL,
         "method": method,
-        "unit": ", ".join(METHODS.get(method, {}).get("kinds", ())),
+        "unit": ", ".join(METHODS.get(method, {}).get("kinds", plan.removed)),
         "budget": share,
         **left,
         "stage": stage,
@@ -148,7 +164,8 @@ def section(rows: list[Row]) -> list[str]:
     """Render a table per share and stage."""
     metrics = [f"loss, {text}" for text in TEXTS] + list(CHOICES)
     lines = [
-        f"Planned on {SAMPLES} texts of {LENGTH} tokens of wikitext2's validation split. Loss in nats per token on "
+        f"Planned on {SAMPLES} texts of {LENGTH} tokens of wikitext2's validation split; the default, `plan_depth` "
+        f"with nothing but a budget, on {FITTED}, since it fits what is left. Loss in nats per token on "
         "the first tokens of held-out documents, and the share of questions answered right; ahead: ours minus theirs "
         "on the same documents, with the paired 95% interval (below zero: ours loses less). Recovered: by the "
         f"adapters of [blocks out of SmolLM2](llm_depth.md), {STEPS} steps on other texts of both kinds.",
