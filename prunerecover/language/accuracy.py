@@ -2,7 +2,7 @@
 
 `acc` compares log-likelihoods of whole answers, `acc_norm` divides each by the answer's characters first, without the
 space before it: the definitions of lm-evaluation-harness 0.4.13, `multiple_choice`; the first of equal answers counts.
-Log-likelihoods are summed in float32, also those of half-precision models.
+Log-likelihoods are summed in float32, also those of half-precision models. A routed model is routed by prompts alone.
 Does not cover examples in the prompt, nor answers that go into the middle of a text.
 """
 
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.language.likelihood import Encoding, labelled, scored_behind, token_log_likelihoods
+from prunerecover.language.prompt_routes import input_device, routes_before
 from prunerecover.language.questions import Question
 from prunerecover.model.batches import logits_of, on_device
-from prunerecover.model.evaluation import device_of, evaluating
+from prunerecover.model.evaluation import evaluating
 
 INPUTS = ("input_ids", "attention_mask")
 
@@ -102,7 +103,7 @@ def choice_log_likelihoods(
     """Return the log-likelihood of every answer, `(C,)` per question of C choices, on the CPU.
 
     Args:
-        model: A causal language model; it is left as it was.
+        model: A causal language model, dense, pruned or routed; it is left as it was.
         questions: In their order.
         encoding: How text becomes tokens.
         batch_size: Questions at a time.
@@ -122,7 +123,7 @@ def choice_accuracy(
     """Return the shares of questions that the model answers right, `acc` and `acc_norm`.
 
     Args:
-        model: A causal language model; it is left as it was.
+        model: A causal language model, dense, pruned or routed; it is left as it was.
         questions: Each counts once.
         encoding: How text becomes tokens.
         batch_size: Questions at a time.
@@ -141,10 +142,11 @@ def _scored(
     if not questions:
         raise ValueError("Expected at least one question, but got none.")
     encoded = [encode_question(question, encoding, number) for number, question in enumerate(questions)]
-    device, found = device_of(model), []
+    device, found = input_device(model), []
     with evaluating(model):
         for start in range(0, len(encoded), batch_size):
             batch = on_device(choice_batch(encoded[start : start + batch_size], encoding.tokenizer), device)
-            logits = logits_of(model(**{name: batch[name] for name in INPUTS}))
+            inputs = {name: batch[name] for name in INPUTS}
+            logits = logits_of(model(**inputs, **routes_before(model, inputs, batch["labels"])))
             found.append((*token_log_likelihoods(logits, batch["labels"]), batch))
     return found
