@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from prunerecover.language.likelihood import Encoding, labelled, scored_behind, token_log_likelihoods
 from prunerecover.language.prompt_routes import input_device, routes_before
-from prunerecover.language.questions import Question
+from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.batches import logits_of, on_device
 from prunerecover.model.evaluation import evaluating
 
@@ -109,7 +109,8 @@ def choice_log_likelihoods(
         batch_size: Questions at a time.
 
     Raises:
-        ValueError: If there are no questions, or one is too long for the model.
+        TypeError: If these are no questions.
+        ValueError: If there are none, or one is too long for the model.
     """
     found: list[Tensor] = []
     for sums, _, batch in _scored(model, questions, encoding, batch_size):
@@ -129,7 +130,8 @@ def choice_accuracy(
         batch_size: Questions at a time.
 
     Raises:
-        ValueError: If there are no questions, or one is too long for the model.
+        TypeError: If these are no questions.
+        ValueError: If there are none, or one is too long for the model.
     """
     scores = [score_choices(*scored) for scored in _scored(model, questions, encoding, batch_size)]
     return {name: sum(int(one[name].sum()) for one in scores) / len(questions) for name in ("acc", "acc_norm")}
@@ -139,8 +141,7 @@ def _scored(
     model: nn.Module, questions: Sequence[Question], encoding: Encoding, batch_size: int
 ) -> list[tuple[Tensor, Tensor, dict[str, Tensor]]]:
     """Return the log-likelihoods of answers, how many tokens they have, and the batch, batch by batch."""
-    if not questions:
-        raise ValueError("Expected at least one question, but got none.")
+    check_questions(questions)
     encoded = [encode_question(question, encoding, number) for number, question in enumerate(questions)]
     device, found = input_device(model), []
     with evaluating(model):

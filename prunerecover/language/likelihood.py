@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from prunerecover.importance.losses import IGNORED
 from prunerecover.language.prompt_routes import routes_before
-from prunerecover.language.questions import Question
+from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.batches import logits_of
 
 AnswerBatch = tuple[dict[str, Tensor], Tensor, Tensor]
@@ -143,10 +143,10 @@ def answer_batches(
         batch_size: Answers at a time.
 
     Raises:
-        ValueError: If there are no questions, or one is too long.
+        TypeError: If these are no questions.
+        ValueError: If there are none, or one is too long.
     """
-    if not questions:
-        raise ValueError("Expected at least one question, but got none.")
+    check_questions(questions)
     rows: list[tuple[list[int], list[int], float]] = []
     for question in questions:
         for number, choice in enumerate(question.choices):
