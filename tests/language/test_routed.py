@@ -128,6 +128,12 @@ def test_text_is_continued_by_the_network_of_its_prompt(routed: RoutedCausalLM, 
     assert found[[0, 2, 3]].all()
 
 
+def test_blocks_that_wait_in_host_memory_change_nothing(routed: RoutedCausalLM) -> None:
+    waiting = RoutedCausalLM(routed.model, routed.sets, BySum(), tokenizer=routed.tokenizer, device="cpu")
+    assert choice_accuracy(waiting, QUESTIONS, encoding()) == choice_accuracy(routed, QUESTIONS, encoding())
+    assert torch.equal(continued_right(waiting, TOKENS, prompt=5), continued_right(routed, TOKENS, prompt=5))
+
+
 class TestWithTheHarness:
     @pytest.fixture(autouse=True)
     def _installed(self, own_cache: Path) -> None:
