@@ -97,7 +97,7 @@ def _weights_read(cls: type[nn.Module]) -> frozenset[str]:
     """Names of the parts whose weight the source of a class reads."""
     try:
         source = inspect.getsource(cls)
-    except OSError:  # of no file
+    except (OSError, TypeError):  # of no file
         return frozenset()
     return frozenset(re.findall(r"\bself\.(\w+)\.weight\b(?!\.(?:dtype|device|shape)\b)", source))
 

@@ -12,15 +12,14 @@ from typing import Any
 
 from torch import nn
 
-from prunerecover.depth.arguments import DepthConfig
+from prunerecover.depth.arguments import DepthConfig, known_by_parts
 from prunerecover.depth.graph_planner import GraphPlanner
-from prunerecover.depth.plan_depth import plan_depth, planner_for
+from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe_blocks
 from prunerecover.language.likelihood import AnswerBatch, Encoding, answer_batches, answer_loss
 from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.paths import unwrap
-from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.routing.plan_set import PlanSet, check_routable
 
@@ -89,7 +88,7 @@ def plan_omission_sets(
         for name, (questions, loss) in wanted.items():
             batches = answer_batches(questions, encoding, contrastive=LOSSES[loss], batch_size=batch_size)
             if not found:
-                _check_taken_out(model, Budget(remove={"block": blocks}), batches, DepthConfig(**how, seed=seed))
+                _check_taken_out(unwrap(model), batches, DepthConfig(**how, seed=seed))
             plan = plan_depth(model, remove={"block": blocks}, batches=batches, **how, seed=seed)
             check_routable(name, plan)
             if not any(plan.removed == other.removed for other in found.values()):
@@ -98,13 +97,14 @@ def plan_omission_sets(
     return PlanSet(names=tuple(found), plans=tuple(found.values()))
 
 
-def _check_taken_out(model: nn.Module, budget: Budget, batches: Sequence[AnswerBatch], config: DepthConfig) -> None:
+def _check_taken_out(model: nn.Module, batches: Sequence[AnswerBatch], config: DepthConfig) -> None:
     """Raise ValueError if a block of which a set may consist would leave an identity in its place."""
-    planner = planner_for(model, budget, batches, config)
-    left = planner.blocks_left_as_identity() if isinstance(planner, GraphPlanner) else []
+    if known_by_parts(model, ("block",), config):
+        return
+    left = GraphPlanner(model, ("block",), batches=batches, config=config).blocks_left_as_identity()
     if left:
         raise ValueError(
             f"Expected a model whose blocks can be taken out, but without {left[0]} the rest of this "
-            f"{type(unwrap(model)).__name__} is no model that its config describes: layers differ, or compute with "
-            "their number. Take a model of a supported family, or prune it by one set: plan_depth."
+            f"{type(model).__name__} is no model that its config describes: layers differ, or compute with their "
+            "number. Take a model of a supported family, or prune it by one set: plan_depth."
         )

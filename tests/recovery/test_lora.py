@@ -215,6 +215,13 @@ def test_weights_that_fused_kernels_read_are_not_adapted():
     inject_adapters(network, adapters)
 
 
+def test_mixers_without_a_source_are_adapted():
+    """Classes of a notebook, or made while the program runs."""
+    mixer = type("Mixer", (nn.Module,), {"__module__": "nowhere"})()
+    mixer.conv1d, mixer.out_proj = nn.Conv1d(2, 2, 1), nn.Linear(2, 2)
+    assert adaptable(mixer) == ["out_proj"]
+
+
 def test_what_breaks_off_injecting_leaves_the_network_as_it_was(monkeypatch):
     network, made = tiny_llama(), list[str]()
     adapters, before, modules = plan_adapters(network, SETTINGS), tensors_hash(network), list(network.modules())
