@@ -27,8 +27,9 @@ from prunerecover.display.progress import progress
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.registry import IMPORTANCES, check_unit_scores
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.evaluation import device_of
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.edits import Bypass
 from prunerecover.plan.units import Unit, names_of
 
 TINY = 1e-12  # a price that no unit has
@@ -44,6 +45,13 @@ class GraphPlanner(DepthPlanner):
         with progress("running the dense network"):
             self.variants = Variants(self.removals, self._objective())
         self._saved: dict[tuple[str, float | None, frozenset[str]], float] = {}
+
+    def blocks_left_as_identity(self) -> list[str]:
+        """Names of the blocks in whose place an identity stays: the rest is no model that transformers can make."""
+        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
+            edits = {unit.name: self.removals.edits([unit]) for unit in self.units if unit.kind == "block"}
+            taken = {name: with_blocks_taken_out(self.model, self.example, own) for name, own in edits.items()}
+        return [name for name, own in taken.items() if any(isinstance(edit, Bypass) for edit in own)]
 
     def _objective(self) -> Objective:
         """Return what sets of units are judged by: the loss, where a search goes by it."""

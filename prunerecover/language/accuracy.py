@@ -2,7 +2,7 @@
 
 `acc` compares log-likelihoods of whole answers, `acc_norm` divides each by the answer's characters first, without the
 space before it: the definitions of lm-evaluation-harness 0.4.13, `multiple_choice`; the first of equal answers counts.
-Log-likelihoods are summed in float32, also those of half-precision models.
+Log-likelihoods are summed in float32, also those of half-precision models. A routed model is routed by prompts alone.
 Does not cover examples in the prompt, nor answers that go into the middle of a text.
 """
 
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.language.likelihood import Encoding, labelled, scored_behind, token_log_likelihoods
-from prunerecover.language.questions import Question
+from prunerecover.language.prompt_routes import input_device, routes_before
+from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.batches import logits_of, on_device
-from prunerecover.model.evaluation import device_of, evaluating
+from prunerecover.model.evaluation import evaluating
 
 INPUTS = ("input_ids", "attention_mask")
 
@@ -102,13 +103,14 @@ def choice_log_likelihoods(
     """Return the log-likelihood of every answer, `(C,)` per question of C choices, on the CPU.
 
     Args:
-        model: A causal language model; it is left as it was.
+        model: A causal language model, dense, pruned or routed; it is left as it was.
         questions: In their order.
         encoding: How text becomes tokens.
         batch_size: Questions at a time.
 
     Raises:
-        ValueError: If there are no questions, or one is too long for the model.
+        TypeError: If these are no questions.
+        ValueError: If there are none, or one is too long for the model.
     """
     found: list[Tensor] = []
     for sums, _, batch in _scored(model, questions, encoding, batch_size):
@@ -122,13 +124,14 @@ def choice_accuracy(
     """Return the shares of questions that the model answers right, `acc` and `acc_norm`.
 
     Args:
-        model: A causal language model; it is left as it was.
+        model: A causal language model, dense, pruned or routed; it is left as it was.
         questions: Each counts once.
         encoding: How text becomes tokens.
         batch_size: Questions at a time.
 
     Raises:
-        ValueError: If there are no questions, or one is too long for the model.
+        TypeError: If these are no questions.
+        ValueError: If there are none, or one is too long for the model.
     """
     scores = [score_choices(*scored) for scored in _scored(model, questions, encoding, batch_size)]
     return {name: sum(int(one[name].sum()) for one in scores) / len(questions) for name in ("acc", "acc_norm")}
@@ -138,13 +141,13 @@ def _scored(
     model: nn.Module, questions: Sequence[Question], encoding: Encoding, batch_size: int
 ) -> list[tuple[Tensor, Tensor, dict[str, Tensor]]]:
     """Return the log-likelihoods of answers, how many tokens they have, and the batch, batch by batch."""
-    if not questions:
-        raise ValueError("Expected at least one question, but got none.")
+    check_questions(questions)
     encoded = [encode_question(question, encoding, number) for number, question in enumerate(questions)]
-    device, found = device_of(model), []
+    device, found = input_device(model), []
     with evaluating(model):
         for start in range(0, len(encoded), batch_size):
             batch = on_device(choice_batch(encoded[start : start + batch_size], encoding.tokenizer), device)
-            logits = logits_of(model(**{name: batch[name] for name in INPUTS}))
+            inputs = {name: batch[name] for name in INPUTS}
+            logits = logits_of(model(**inputs, **routes_before(model, inputs, batch["labels"])))
             found.append((*token_log_likelihoods(logits, batch["labels"]), batch))
     return found

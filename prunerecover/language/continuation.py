@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunerecover.language.prompt_routes import input_device, networks_of
 from prunerecover.model.batches import logits_of
-from prunerecover.model.evaluation import device_of, evaluating
+from prunerecover.model.evaluation import evaluating
 from prunerecover.model.key_values import cache_returned
 
 
@@ -28,8 +29,9 @@ def continued_right(model: nn.Module, tokens: Tensor, *, prompt: int, batch_size
     """Return which tokens behind the prompt greedy decoding gets right, each at its place, `(N, T - prompt)`, boolean.
 
     Args:
-        model: A causal language model of transformers; it is left as it was. Settings of generation, such as sampling
-            or where to stop, do not count: as many tokens are written as the text has, the end-of-text token as any.
+        model: A causal language model of transformers, or a routed one, whose router reads the prompts; it is left as
+            it was. Settings of generation, such as sampling or where to stop, do not count: as many tokens are written
+            as the text has, the end-of-text token as any.
         tokens: Held-out text, `(N, T)`, without padding.
         prompt: How many tokens of each sequence are given.
         batch_size: Sequences at a time.
@@ -47,9 +49,17 @@ def continued_right(model: nn.Module, tokens: Tensor, *, prompt: int, batch_size
             "or another prompt."
         )
     with evaluating(model):
-        pieces = torch.split(tokens.to(device_of(model)), batch_size)
-        right = [_greedy(model, piece[:, :prompt], length - prompt) == piece[:, prompt:] for piece in pieces]
-    return torch.cat(right).cpu()
+        pieces = torch.split(tokens.to(input_device(model)), batch_size)
+        written = [_written(model, piece[:, :prompt], length - prompt) for piece in pieces]
+    return torch.cat(written).cpu() == tokens[:, prompt:].cpu()
+
+
+def _written(model: nn.Module, prompts: Tensor, count: int) -> Tensor:
+    """Return the likeliest next tokens of prompts, `(N, count)`, each by the network that continues it."""
+    found = prompts.new_empty(len(prompts), count)
+    for network, rows in networks_of(model, prompts):
+        found[rows] = _greedy(network, prompts[rows], count)
+    return found
 
 
 def _greedy(model: nn.Module, ids: Tensor, count: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 Needs `pip install "prunerecover[lm-eval]"`. On multiple choice `choice_accuracy` counts the same: with lm_eval 0.4.13,
 `acc` and `acc_norm` of the same items agree exactly, with and without a chat template, and log-likelihoods up to
-rounding (float32, where the harness keeps the model's own precision).
+rounding (float32, where the harness keeps the model's own precision). A routed model is routed by the context of each
+request, never by what is scored: see `routed_harness`.
 Does not cover vLLM, several GPUs, or encoder-decoders.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from prunerecover.language.prompt_routes import Routed
 from prunerecover.model.evaluation import evaluating
 
 
@@ -35,8 +37,8 @@ def evaluate_with_harness(
     """Return the metrics of each task and group, such as `{"arc_easy": {"acc": 0.61, "acc_norm": 0.56, ...}}`.
 
     Args:
-        model: A causal language model of transformers, such as `module.model` of a CausalLM, on its device; it is left
-            as it was.
+        model: A causal language model of transformers, such as `module.model` of a CausalLM, or a RoutedCausalLM, on
+            its device; it is left as it was.
         tokenizer: Of transformers; it is left as it was.
         tasks: Names of tasks, groups or tags of the harness, or patterns (`"mmlu_*"`).
         task_folder: With tasks of your own, as the harness writes them in YAML.
@@ -47,13 +49,15 @@ def evaluate_with_harness(
 
     Raises:
         ModuleNotFoundError: If lm_eval is not installed.
-        TypeError: If this is no model of transformers.
+        TypeError: If this is neither a model of transformers nor a routed one.
         ValueError: If there is no such task, or the tokenizer has neither an end-of-text nor a beginning-of-text token.
     """
     try:
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
+
+        from prunerecover.language.routed_harness import RoutedHFLM
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f'Expected lm-evaluation-harness, but {error.name} is not installed. `pip install "prunerecover[lm-eval]"`.'
@@ -62,9 +66,9 @@ def evaluate_with_harness(
     manager = TaskManager(include_path=None if task_folder is None else str(task_folder))
     _check_known(tasks, manager)
     with evaluating(model), _random_state_kept():
-        network = HFLM(pretrained=model, tokenizer=copy.deepcopy(tokenizer), batch_size=batch_size)
+        how: dict[str, Any] = {"tokenizer": copy.deepcopy(tokenizer), "batch_size": batch_size}
         found = simple_evaluate(
-            network,
+            RoutedHFLM(model, **how) if isinstance(model, Routed) else HFLM(pretrained=model, **how),
             tasks=list(tasks),
             task_manager=manager,
             num_fewshot=num_fewshot,
@@ -79,10 +83,10 @@ def evaluate_with_harness(
 def _check(model: nn.Module, tokenizer: Any, tasks: Sequence[str]) -> None:
     if isinstance(tasks, str) or not tasks:
         raise ValueError(f"Expected a list of one task or more, but got {tasks!r}. Pass tasks=['arc_easy'].")
-    if not hasattr(model, "config") or not hasattr(model, "tie_weights"):
+    if not isinstance(model, Routed) and not (hasattr(model, "config") and hasattr(model, "tie_weights")):
         raise TypeError(
-            f"Expected a model of transformers, but got {type(model).__name__}. Pass the network itself, such as "
-            "module.model."
+            f"Expected a model of transformers, or a RoutedCausalLM, but got {type(model).__name__}. Pass the network "
+            "itself, such as module.model."
         )
     if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
         raise ValueError(

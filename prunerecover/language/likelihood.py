@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover.importance.losses import IGNORED
-from prunerecover.language.questions import Question
+from prunerecover.language.prompt_routes import routes_before
+from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.batches import logits_of
 
 AnswerBatch = tuple[dict[str, Tensor], Tensor, Tensor]
@@ -142,10 +143,10 @@ def answer_batches(
         batch_size: Answers at a time.
 
     Raises:
-        ValueError: If there are no questions, or one is too long.
+        TypeError: If these are no questions.
+        ValueError: If there are none, or one is too long.
     """
-    if not questions:
-        raise ValueError("Expected at least one question, but got none.")
+    check_questions(questions)
     rows: list[tuple[list[int], list[int], float]] = []
     for question in questions:
         for number, choice in enumerate(question.choices):
@@ -180,7 +181,8 @@ def token_log_likelihoods(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
 def answer_likelihoods(model: nn.Module, batch: AnswerBatch) -> Tensor:
     """Return the mean log-likelihood per token of each answer, `(N,)`."""
     inputs, labels, _ = batch
-    sums, tokens = token_log_likelihoods(logits_of(model(**inputs)), labels)
+    logits = logits_of(model(**inputs, **routes_before(model, inputs, labels)))
+    sums, tokens = token_log_likelihoods(logits, labels)
     return sums / tokens
 
 
@@ -199,10 +201,14 @@ def next_token_loss(model: nn.Module, batch: Any) -> Tensor:
         model: A causal language model.
         batch: A mapping of `input_ids` `(N, T)` and, where sequences are padded, `attention_mask`; `labels` say what is
             scored where they are there, -100 for nothing.
+
+    Raises:
+        ValueError: If a routed model is to score a whole text: see `routes_before`.
     """
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     labels = batch.get("labels", inputs["input_ids"])
     if "attention_mask" in inputs:
         labels = labels.masked_fill(inputs["attention_mask"] == 0, IGNORED)
-    sums, tokens = token_log_likelihoods(logits_of(model(**inputs)), labels)
+    logits = logits_of(model(**inputs, **routes_before(model, inputs, labels)))
+    sums, tokens = token_log_likelihoods(logits, labels)
     return sums.sum().neg() / tokens.sum().clamp_min(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,18 @@ class Question:
     def right(self) -> str:
         """The right answer."""
         return self.choices[self.answer]
+
+
+def check_questions(questions: Sequence[object]) -> None:
+    """Raise TypeError or ValueError unless these are one question or more."""
+    if not questions:
+        raise ValueError("Expected at least one question, but got none.")
+    odd = next((one for one in questions if not isinstance(one, Question)), None)
+    if odd is not None:
+        raise TypeError(
+            f"Expected questions (Question), but one is of {type(odd).__name__}. Read rows of a data set by "
+            "[question_of(row) for row in rows]."
+        )
 
 
 def question_of(row: Mapping[str, Any]) -> Question:

@@ -29,10 +29,15 @@ def tensors_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def weights_hash(model: nn.Module) -> str | None:
+def weights_hash(model: nn.Module, through: torch.dtype | None = None) -> str | None:
     """Hash the values of all parameters; None if any is on the meta device.
 
     Buffers do not count: until the next forward pass, ranks of one run have BatchNorm statistics of their own.
+
+    Args:
+        model: Of any precision.
+        through: What values are rounded to first. `torch.float16` gives the hash that the model has in float16, where
+            values are rounded otherwise than to bfloat16.
     """
     digest = hashlib.sha256()
     for name, tensor in _named_tensors(model):
@@ -44,7 +49,8 @@ def weights_hash(model: nn.Module) -> str | None:
         for part in stored_parts(tensor.detach()):
             flat = part.flatten()
             step = max(1, flat.numel() // SAMPLES_PER_TENSOR)
-            sample = flat[::step][:SAMPLES_PER_TENSOR].to("cpu", torch.bfloat16)
+            sample = flat[::step][:SAMPLES_PER_TENSOR].to("cpu")
+            sample = sample.to(sample.dtype if through is None else through).to(torch.bfloat16)
             digest.update(sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
 

@@ -36,10 +36,10 @@ def names_of(units: Iterable[Unit]) -> frozenset[str]:
 
 
 def number_of_block(path: str) -> int | None:
-    """Return the number at the end of a path.
+    """Return the number at the end of a path, if modules are named so: without zeros before it.
 
-    >>> number_of_block("blocks.3"), number_of_block("blocks.x")
-    (3, None)
+    >>> number_of_block("blocks.3"), number_of_block("blocks.x"), number_of_block("blocks.03")
+    (3, None, None)
     """
-    found = re.fullmatch(r"(?:.*\.)?([0-9]{1,9})", path)
+    found = re.fullmatch(r"(?:.*\.)?(0|[1-9][0-9]{0,8})", path)
     return None if found is None else int(found[1])

@@ -128,17 +128,25 @@ def inject_adapters(network: nn.Module, adapters: Adapters, seed: int = 0) -> Ap
         The frozen parameters as removed and those of the adapters as added, for `update_optimizer`.
 
     Raises:
-        ValueError: If the network has not what is to be adapted or frozen; nothing is changed then.
-        ImportError: If there is no peft.
+        ValueError: If the network has not what is to be adapted or frozen.
+        ImportError: If there is no peft. Whatever goes wrong, the network is left as it was.
     """
     network = unwrap(network)
     _check_is(adapters, Adapters, "what plan_adapters returned")
     named = dict(network.named_parameters())
     _check_there(network, adapters, named)
     flags = {name: p.requires_grad for name, p in named.items()}
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # of the CPU alone, where peft draws
-        _inject(network, adapters)
+    plain = {path: get_module(network, path) for path in adapters.modules}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # of the CPU alone, where peft draws
+            _inject(network, adapters)
+    except BaseException:
+        for path, module in plain.items():
+            setattr(get_module(network, parent_path(path)), path.rpartition(".")[2], module)
+        for name, parameter in named.items():
+            parameter.requires_grad_(flags[name])
+        raise
     check_saving(network, "adapters")
     for name, parameter in named.items():
         parameter.requires_grad_(flags[name] and name not in adapters.frozen)
@@ -212,6 +220,11 @@ def _check_is(value: object, wanted: type, example: str) -> None:
 
 
 def _inject(network: nn.Module, adapters: Adapters) -> None:
+    """Have peft replace the modules that are named, and no others.
+
+    It sees the network as a part of another module: where a config says that a model is a mixture of experts, peft
+    takes the names of projections for those of fused experts, and leaves dense ones of the same name as they are.
+    """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -221,11 +234,10 @@ def _inject(network: nn.Module, adapters: Adapters) -> None:
         r=adapters.settings.rank,
         lora_alpha=adapters.settings.alpha,
         lora_dropout=adapters.settings.dropout,
-        target_modules="|".join(map(re.escape, adapters.modules)),  # a text is a pattern for the whole path
+        target_modules="|".join(re.escape(f"network.{path}") for path in adapters.modules),  # a pattern of whole paths
         fan_in_fan_out=transposed,
     )
-    inject_adapter_in_model(config, network)
-    vars(network).pop("peft_config", None)  # would say that there are adapters when they are long merged
+    inject_adapter_in_model(config, nn.ModuleDict({"network": network}))
 
 
 def _check_there(network: nn.Module, adapters: Adapters, named: Mapping[str, Parameter]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import accumulate
 
 from torch import nn
@@ -56,7 +59,11 @@ def trained_names(network: nn.Module, patterns: Sequence[str] | None, vectors: b
 
 
 def adaptable(network: nn.Module) -> list[str]:
-    """Paths of linears (transformers' Conv1D, too) and plain convolutions whose weight is theirs alone."""
+    """Paths of linears (transformers' Conv1D, too) and plain convolutions whose weight is theirs alone.
+
+    Those whose weight the module around them reads itself, as fused kernels of state-space models do, are none: an
+    adapter would be passed by.
+    """
     holders: dict[int, int] = {}
     for module in network.modules():
         for parameter in module._parameters.values():
@@ -64,7 +71,10 @@ def adaptable(network: nn.Module) -> list[str]:
     return [
         path
         for path, module in network.named_modules()
-        if path and _is_exact(module) and holders.get(id(module._parameters.get("weight"))) == 1
+        if path
+        and _is_exact(module)
+        and holders.get(id(module._parameters.get("weight"))) == 1
+        and path.rpartition(".")[2] not in _read_past_forward(get_module(network, parent_path(path)))
     ]
 
 
@@ -73,6 +83,23 @@ def _is_exact(module: nn.Module) -> bool:
     if type(module) is nn.Conv2d:
         return module.groups == 1 and set(module.dilation) == {1} and module.padding_mode == "zeros"
     return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
+
+
+def _read_past_forward(module: nn.Module) -> frozenset[str]:
+    """Names of the parts of a state-space mixer whose weight it hands to fused kernels; other modules call theirs."""
+    if not hasattr(module, "conv1d"):
+        return frozenset()
+    return _weights_read(type(module))  # type: ignore[arg-type]
+
+
+@cache
+def _weights_read(cls: type[nn.Module]) -> frozenset[str]:
+    """Names of the parts whose weight the source of a class reads."""
+    try:
+        source = inspect.getsource(cls)
+    except (OSError, TypeError):  # of no file
+        return frozenset()
+    return frozenset(re.findall(r"\bself\.(\w+)\.weight\b(?!\.(?:dtype|device|shape)\b)", source))
 
 
 def _of_blocks(network: nn.Module, paths: Sequence[str]) -> list[str]:

@@ -8,17 +8,20 @@ set is made on the questions of all tasks together. A router has to beat the bes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
+from prunerecover.depth.arguments import DepthConfig, known_by_parts
+from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe_blocks
-from prunerecover.language.likelihood import Encoding, answer_batches, answer_loss
-from prunerecover.language.questions import Question
+from prunerecover.language.likelihood import AnswerBatch, Encoding, answer_batches, answer_loss
+from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.plan import Plan
-from prunerecover.routing.plan_set import PlanSet
+from prunerecover.routing.plan_set import PlanSet, check_routable
 
 STATIC = "static"
 LOSSES = {"likelihood": False, "contrastive": True}
@@ -53,7 +56,9 @@ def plan_omission_sets(
         Sets named `task/loss`, and first "static", by the first loss on all questions; equal ones are kept once.
 
     Raises:
-        ValueError: If there is no task or question, a loss is unknown, or so many blocks cannot go.
+        TypeError: If a task holds no questions, such as rows of a data set.
+        ValueError: If there is no task or question, a loss is unknown, or so many blocks cannot go, or cannot be taken
+            out of this model.
     """
     unknown = [loss for loss in losses if loss not in LOSSES]
     if unknown or not losses:
@@ -72,24 +77,34 @@ def plan_omission_sets(
             f"Expected 1 to {most} blocks to remove of the {len(layout.blocks)}, of which {shared_prefix} stay for the "
             f"router, but got {blocks}."
         )
+    for questions in tasks.values():
+        check_questions(questions)
     kept = [block.path for block in layout.blocks[:shared_prefix]]
     wanted = {STATIC: ([q for questions in tasks.values() for q in questions], losses[0])}
     wanted |= {f"{task}/{loss}": (list(tasks[task]), loss) for task in tasks for loss in losses}
+    how: dict[str, Any] = {"importance": "cross_entropy", "loss": answer_loss, "search": search, "ignore": kept}
     found: dict[str, Plan] = {}
     with progress("searching for omission sets", len(wanted)) as advance:
         for name, (questions, loss) in wanted.items():
             batches = answer_batches(questions, encoding, contrastive=LOSSES[loss], batch_size=batch_size)
-            plan = plan_depth(
-                model,
-                remove={"block": blocks},
-                batches=batches,
-                importance="cross_entropy",
-                loss=answer_loss,
-                search=search,
-                ignore=kept,
-                seed=seed,
-            )
+            if not found:
+                _check_taken_out(unwrap(model), batches, DepthConfig(**how, seed=seed))
+            plan = plan_depth(model, remove={"block": blocks}, batches=batches, **how, seed=seed)
+            check_routable(name, plan)
             if not any(plan.removed == other.removed for other in found.values()):
                 found[name] = plan
             advance()
     return PlanSet(names=tuple(found), plans=tuple(found.values()))
+
+
+def _check_taken_out(model: nn.Module, batches: Sequence[AnswerBatch], config: DepthConfig) -> None:
+    """Raise ValueError if a block of which a set may consist would leave an identity in its place."""
+    if known_by_parts(model, ("block",), config):
+        return
+    left = GraphPlanner(model, ("block",), batches=batches, config=config).blocks_left_as_identity()
+    if left:
+        raise ValueError(
+            f"Expected a model whose blocks can be taken out, but without {left[0]} the rest of this "
+            f"{type(model).__name__} is no model that its config describes: layers differ, or compute with their "
+            "number. Take a model of a supported family, or prune it by one set: plan_depth."
+        )

@@ -20,6 +20,27 @@ from prunerecover.plan.units import number_of_block
 SCHEMA = "prunerecover.plan_set/1"
 
 
+def check_routable(name: str, plan: Plan) -> None:
+    """Raise ValueError unless a plan removes whole blocks, and changes nothing that other plans' networks share."""
+    folded = [edit.into for edit in plan.edits if isinstance(edit, Fold)]
+    if folded:
+        raise ValueError(
+            f"Expected plans that leave the shared weights as they are, but '{name}' folds a map into "
+            f"'{folded[0]}'. Plan it with replace='zero'."
+        )
+    if plan.needed_tensors or not leave_nothing(plan.edits) or set(plan.removed) - {"block"}:
+        raise ValueError(
+            f"Expected plans that remove whole blocks, but '{name}' does something else ("
+            f"{', '.join(sorted({edit.op for edit in plan.edits}))} of {', '.join(plan.removed)}). Use "
+            "apply_plan for such a plan."
+        )
+    odd = [block for block in plan.removed.get("block", ()) if number_of_block(block) is None]
+    if odd:
+        raise ValueError(
+            f"Expected blocks with numbers, but '{name}' removes {odd[0]}. Was it edited by hand? Plan anew."
+        )
+
+
 class PlanSet(Record):
     """Several plans over one set of weights: the routes that a router picks from.
 
@@ -44,6 +65,8 @@ class PlanSet(Record):
 
     @model_validator(mode="after")
     def _fit_together(self) -> PlanSet:
+        if not all(name.strip() for name in self.names):
+            raise ValueError(f"Expected a name for each plan, but one of {list(self.names)} is empty.")
         if not self.plans or len(self.names) != len(self.plans) or len(set(self.names)) != len(self.names):
             raise ValueError(
                 f"Expected one plan or more, each with a name of its own, but got {len(self.plans)} plans and the "
@@ -52,23 +75,7 @@ class PlanSet(Record):
         if len({plan.source.tensors for plan in self.plans if plan.edits}) > 1:
             raise ValueError("Expected plans for one model, but they start from different ones. Plan them anew.")
         for name, plan in zip(self.names, self.plans, strict=True):
-            folded = [edit.into for edit in plan.edits if isinstance(edit, Fold)]
-            if folded:
-                raise ValueError(
-                    f"Expected plans that leave the shared weights as they are, but '{name}' folds a map into "
-                    f"'{folded[0]}'. Plan it with replace='zero'."
-                )
-            if plan.needed_tensors or not leave_nothing(plan.edits) or set(plan.removed) - {"block"}:
-                raise ValueError(
-                    f"Expected plans that remove whole blocks, but '{name}' does something else ("
-                    f"{', '.join(sorted({edit.op for edit in plan.edits}))} of {', '.join(plan.removed)}). Use "
-                    "apply_plan for such a plan."
-                )
-            odd = [block for block in plan.removed.get("block", ()) if number_of_block(block) is None]
-            if odd:
-                raise ValueError(
-                    f"Expected blocks with numbers, but '{name}' removes {odd[0]}. Was it edited by hand? Plan anew."
-                )
+            check_routable(name, plan)
         return self
 
     @property
@@ -119,7 +126,8 @@ class PlanSet(Record):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "it"
-            raise ValueError(f"Expected a valid set of plans, but {where} is wrong: {first['msg']}.") from None
+            why = first["msg"].removeprefix("Value error, ").rstrip(".")
+            raise ValueError(f"Expected a valid set of plans, but {where} is wrong: {why}.") from None
 
     def save(self, path: str | Path) -> Path:
         """Write a JSON file, whole or not at all; return its path."""

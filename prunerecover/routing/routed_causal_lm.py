@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -20,14 +20,15 @@ from prunerecover.apply import apply_plan
 from prunerecover.families.describe import container_of
 from prunerecover.model.batches import logits_of
 from prunerecover.model.copies import share_copy
-from prunerecover.model.evaluation import evaluating
+from prunerecover.model.evaluation import device_of, evaluating
 from prunerecover.model.key_values import CACHES
 from prunerecover.model.paths import get_module, unwrap
+from prunerecover.routing.conversations import Conversations
 from prunerecover.routing.host_memory import HostMemory
 from prunerecover.routing.plan_set import PlanSet
 from prunerecover.routing.prompt_states import BlockStates, handed_on, of_prompts, recorded
-from prunerecover.routing.router import Router
-from prunerecover.routing.rows import check_tokens, in_order, of_rows
+from prunerecover.routing.router import PrefixRouter, Router
+from prunerecover.routing.rows import check_tokens, in_order, of_rows, padding_token
 
 # One prompt is routed at a time: a router reads with hooks, and blocks move between devices. It belongs to no object,
 # so that routed models can be copied and pickled.
@@ -51,7 +52,8 @@ class RoutedCausalLM(nn.Module):
             None: all blocks stay where they are.
 
     Raises:
-        ValueError: If the router was made for another number of sets, or the plans for another model.
+        ValueError: If the router was made for another number of sets, or reads blocks that a set removes, or the plans
+            are for another model.
     """
 
     def __init__(
@@ -72,15 +74,35 @@ class RoutedCausalLM(nn.Module):
                 f"Expected a router for {len(sets.plans)} sets, but it was trained for {router.n_sets}. Train it on "
                 "these sets."
             )
+        if isinstance(router, PrefixRouter) and router.blocks > sets.shared_prefix:
+            raise ValueError(
+                f"Expected a router that reads no more than the {sets.shared_prefix} first blocks that all sets keep, "
+                f"but it reads {router.blocks}. Train one with fewer, or plan sets with shared_prefix={router.blocks}."
+            )
         self.router, self.routed = router, routed and router is not None
         self.default = 0 if default is None else sets.number(default)
         self._networks: dict[int, nn.Module] = {}
         self._shared: list[int] = []  # ids of the tensors that these share
-        self._conversations: dict[str, int] = {}
+        self._conversations = Conversations()
         self._active: int | None = None  # the set whose blocks are on the device
         self._waiting = None if device is None else HostMemory(torch.device(device))
         for number in range(len(sets.plans)):
             self.network(number)  # tells at once if a plan is for another model
+
+    @property
+    def config(self) -> Any:
+        """The dense model's configuration."""
+        return self.model.config
+
+    @property
+    def generation_config(self) -> Any:
+        """The dense model's settings of generation, which all sets share."""
+        return self.model.generation_config
+
+    @property
+    def device(self) -> torch.device:
+        """Where prompts go."""
+        return device_of(self.model) if self._waiting is None else self._waiting.device
 
     def network(self, number: int) -> nn.Module:
         """Return the model without the blocks of a set: an ordinary model that shares the dense one's weights."""
@@ -112,12 +134,11 @@ class RoutedCausalLM(nn.Module):
 
     def _read(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[list[int], list[BlockStates]]:
         """Return the number of the set for each prompt, and what blocks that all sets keep made of the prompts."""
-        check_tokens(input_ids, attention_mask)
+        check_tokens(input_ids, attention_mask, self._context)
         if not self.routed or self.router is None:
             return [self.default] * len(input_ids), []
         masks = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         prompts = [row[mask.bool()].tolist() for row, mask in zip(input_ids, masks, strict=True)]
-        self._check_length(max(map(len, prompts)))
         texts = [] if self.tokenizer is None else self.tokenizer.batch_decode(prompts, skip_special_tokens=True)
         with _ALONE, evaluating(*(module for module in (self.router,) if isinstance(module, nn.Module))):
             if self._waiting is not None:
@@ -141,8 +162,8 @@ class RoutedCausalLM(nn.Module):
         Args:
             input_ids: `(N, T)`.
             attention_mask: `(N, T)`, or None.
-            routes: Numbers of the sets; None: each sample is routed by all its tokens. To score answers, route on the
-                prompts alone, and pass what `route` gave.
+            routes: Numbers of the sets; None: each sample is routed by all its tokens. To score answers, pass what
+                `route` gives for the prompts alone, as what judges language models in `prunerecover.language` does.
             kwargs: Of the model's own forward; tensors with a row per sample are cut to those of each set.
         """
         found: dict[tuple[int, ...], Tensor] = {}
@@ -155,7 +176,7 @@ class RoutedCausalLM(nn.Module):
     @torch.no_grad()
     def generate(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         *,
         conversations: Sequence[str] | None = None,
@@ -171,25 +192,32 @@ class RoutedCausalLM(nn.Module):
             attention_mask: `(N, T)`, or None.
             conversations: Name of the conversation of each prompt: those heard of before stay with their set.
             routes: Numbers of the sets; None: see `route`.
-            kwargs: Of the model's own `generate`; tensors with a row per prompt are cut to those of each set.
+            kwargs: Of the model's own `generate`, such as `inputs`, as it calls the prompts, too; tensors with a row
+                per prompt are cut to those of each set.
 
         Raises:
+            TypeError: If prompts are no tensor, or the names of conversations are one text.
             ValueError: If more than tokens is asked for (`return_dict_in_generate`) of prompts of several sets; also
                 see `route`.
         """
+        prompts = check_tokens(kwargs.pop("inputs", None) if input_ids is None else input_ids)
         if conversations is not None and routes is None:
-            routes = self._of_conversations(input_ids, attention_mask, conversations)
+
+            def route(rows: list[int]) -> list[int]:
+                return self.route(prompts[rows], None if attention_mask is None else attention_mask[rows])
+
+            routes = self._conversations.sets_of(conversations, len(prompts), route)
         found: dict[tuple[int, ...], Tensor] = {}
         known: list[BlockStates] = []
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, **kwargs}
+        given = {"input_ids": prompts, "attention_mask": attention_mask, **kwargs}
         with self._holding_blocks():
             if routes is None:
-                routes, known = self._read(input_ids, attention_mask)
-            groups = self._grouped(input_ids, attention_mask, routes)
+                routes, known = self._read(prompts, attention_mask)
+            groups = self._grouped(prompts, attention_mask, routes)
             for number, rows in groups.items():
                 network: Any = self._ready(number)
                 with handed_on(network, [] if REPORTED & kwargs.keys() else [block.rows(rows) for block in known]):
-                    answers = network.generate(**of_rows(given, rows, len(input_ids)))
+                    answers = network.generate(**of_rows(given, rows, len(prompts)))
                 if isinstance(answers, Tensor):
                     found[rows] = answers
                 elif len(groups) == 1:
@@ -199,28 +227,17 @@ class RoutedCausalLM(nn.Module):
                         f"Expected prompts of one set with return_dict_in_generate=True, but got {len(groups)} sets. "
                         "Group the prompts by what `route` gives, or ask for tokens alone."
                     )
-        return in_order(found, self._padding(kwargs))
+        return in_order(found, padding_token(kwargs, self.model))
 
     def forget(self, conversation: str) -> None:
         """Let a conversation be routed anew."""
-        self._conversations.pop(conversation, None)
-
-    def _of_conversations(self, input_ids: Tensor, mask: Tensor | None, names: Sequence[str]) -> list[int]:
-        """Return the sets of conversations, those of new ones routed by their first prompt."""
-        if len(names) != len(input_ids):
-            raise ValueError(f"Expected a conversation for each of {len(input_ids)} prompts, but got {len(names)}.")
-        new = [i for i, name in enumerate(names) if name not in self._conversations]
-        if new:
-            picked = self.route(input_ids[new], None if mask is None else mask[new])
-            for i, number in zip(new, picked, strict=True):
-                self._conversations.setdefault(names[i], number)
-        return [self._conversations[name] for name in names]
+        self._conversations.forget(conversation)
 
     def _grouped(
         self, input_ids: Tensor, mask: Tensor | None, routes: Sequence[int] | None
     ) -> dict[int, tuple[int, ...]]:
         """Return which samples go to which set."""
-        check_tokens(input_ids, mask if mask is not None and mask.ndim == 2 else None)
+        check_tokens(input_ids, mask if mask is not None and mask.ndim == 2 else None, self._context)
         routes = self.route(input_ids, mask) if routes is None else routes
         if len(routes) != len(input_ids) or not all(number in range(len(self.sets.plans)) for number in routes):
             raise ValueError(
@@ -233,6 +250,12 @@ class RoutedCausalLM(nn.Module):
     def _holding_blocks(self) -> AbstractContextManager[Any]:
         """Keep other threads from moving blocks away, where they move."""
         return _ALONE if self._waiting is not None else nullcontext()
+
+    @contextmanager
+    def running(self, number: int) -> Iterator[nn.Module]:
+        """Give `network`, with its blocks on the device as long as a `with` block lasts."""
+        with self._holding_blocks():
+            yield self._ready(number)
 
     def _ready(self, number: int) -> nn.Module:
         """Return a set's network with the blocks that it runs through on the device."""
@@ -255,21 +278,11 @@ class RoutedCausalLM(nn.Module):
         blocks = list(get_module(self.model, container_of(self.model)).children())
         return {id(tensor) for i in set(numbers) for tensor in _tensors(blocks[i])}
 
-    def _check_length(self, tokens: int) -> None:
-        context = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
-        if isinstance(context, int) and tokens > context:
-            raise ValueError(f"Expected prompts of at most {context} tokens, the model's context, but got {tokens}.")
-
-    def _padding(self, given: dict[str, Any]) -> int:
-        """Return the token that fills up shorter answers, by `generate`'s arguments or else as the model has it."""
-        model: Any = self.model
-        sources = (given.get("generation_config"), getattr(model, "generation_config", None), model.config)
-        for name in ("pad_token_id", "eos_token_id"):
-            values = (given.get(name), *(getattr(source, name, None) for source in sources))
-            found = next((value for value in values if value is not None), None)
-            if found is not None:
-                return int(torch.as_tensor(found).flatten()[0])
-        return 0
+    @property
+    def _context(self) -> int | None:
+        """How many tokens the model takes; None: its config does not say."""
+        said = getattr(getattr(self.model, "config", None), "max_position_embeddings", None)
+        return said if isinstance(said, int) else None
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

@@ -81,6 +81,7 @@ def write_routed(routed: RoutedCausalLM, path: Path, base: str, run: str = "") -
             base=str(Path(base).resolve()) if base != INSIDE and Path(base).is_dir() else base,
             tensors=tensors_hash(routed.model),
             weights=weights_hash(routed.model),
+            in_float16=weights_hash(routed.model, torch.float16),
             sets=sha256_of(folder / SETS),
             default=routed.sets.names[routed.default],
             routed=routed.routed,
@@ -187,13 +188,21 @@ def _check_base(model: nn.Module, said: RoutedRecord, path: Path) -> None:
             f"Expected the model that the sets at {path} were planned for ({said.base}), but this "
             f"{type(model).__name__} has other tensors. Was it pruned, or is it another depth?"
         )
-    rounded = any(parameter.dtype == torch.float16 for parameter in model.parameters())  # otherwise than to bfloat16
-    if not rounded and said.weights not in (None, weights_hash(model)):
+    if not _has_weights(model, said):
         raise ValueError(
-            f"Expected the weights that the sets at {path} were planned for ({said.base}), but these are others. "
-            "Plan and route anew for them, or write weights that were trained since into the folder: "
-            "save_routed(..., weights=True)."
+            f"Expected the weights that the sets at {path} were planned for ({said.base}), but these are others. Open "
+            "the model in the precision of its file, plan and route anew for these weights, or write those that were "
+            "trained since into the folder: save_routed(..., weights=True)."
         )
+
+
+def _has_weights(model: nn.Module, said: RoutedRecord) -> bool:
+    """Whether a model has the weights that a folder says, as they are or as they are in float16."""
+    if said.weights in (None, weights_hash(model)):
+        return True
+    if said.in_float16 is None:  # a folder of before, which cannot tell
+        return any(parameter.dtype == torch.float16 for parameter in model.parameters())
+    return said.in_float16 == weights_hash(model, torch.float16)
 
 
 def run_of_routed(path: Path) -> str:

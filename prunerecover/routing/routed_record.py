@@ -33,6 +33,7 @@ class RoutedRecord(Record):
         base: Path or hub id of the dense model, or where its weights are in the folder.
         tensors: Hash of its names and shapes.
         weights: Hash of its values; None if they were not there.
+        in_float16: The hash that they have in float16; None in folders of before.
         sets: sha256 of the file with the sets.
         default: Name of the set without routing.
         routed: Whether the router is asked.
@@ -44,6 +45,7 @@ class RoutedRecord(Record):
     base: str
     tensors: str
     weights: str | None
+    in_float16: str | None = None
     sets: str
     default: str
     routed: bool

@@ -55,16 +55,21 @@ class PrefixRouter(nn.Module):
     Args:
         width: Of the hidden states, C.
         n_sets: To choose from.
-        blocks: How many blocks of the model the prompt runs through: at most the shared prefix of all sets.
+        blocks: How many blocks of the model the prompt runs through, from 1 to the shared prefix of all sets.
         hidden: Width of the head's hidden layer.
 
     Raises:
-        ValueError: If there are fewer than two sets.
+        ValueError: If there are fewer than two sets, or it reads no block.
     """
 
     def __init__(self, width: int, n_sets: int, blocks: int = 2, hidden: int = HIDDEN) -> None:
         super().__init__()
         check_sets(n_sets)
+        if blocks < 1:
+            raise ValueError(
+                f"Expected one block or more for the prompt to run through, but got {blocks}. Plan sets whose first "
+                "blocks stay (shared_prefix), or use an EncoderRouter."
+            )
         self.width, self.n_sets, self.blocks, self.hidden = width, n_sets, blocks, hidden
         self.head = nn.Sequential(
             nn.LayerNorm(2 * width, elementwise_affine=False),
@@ -75,9 +80,18 @@ class PrefixRouter(nn.Module):
         )
 
     def features(self, model: nn.Module, prompts: Sequence[Sequence[int]], texts: Sequence[str] = ()) -> Tensor:
-        """Return mean and last hidden state of each prompt, `(N, 2 C)`; prompts of one length run together."""
+        """Return mean and last hidden state of each prompt, `(N, 2 C)`; prompts of one length run together.
+
+        Raises:
+            ValueError: If the model has fewer blocks than the router reads.
+        """
         model = unwrap(model)
         runner = BlockRunner(model, container_of(model))
+        if self.blocks > len(runner.blocks):
+            raise ValueError(
+                f"Expected a model of {self.blocks} blocks or more, which the router reads, but this "
+                f"{type(model).__name__} has {len(runner.blocks)}. Make the router with fewer blocks."
+            )
         found: dict[int, Tensor] = {}
         with evaluating(model) if model.training else torch.no_grad():
             for numbers in _of_one_length(prompts):

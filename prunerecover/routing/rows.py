@@ -10,15 +10,37 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def check_tokens(input_ids: Tensor, mask: Tensor | None) -> None:
-    """Raise ValueError unless these are tokens of one prompt or more, each of one token or more."""
+def check_tokens(input_ids: object, mask: Tensor | None = None, context: int | None = None) -> Tensor:
+    """Return the tokens of prompts, `(N, T)`.
+
+    Args:
+        input_ids: As they were given.
+        mask: `(N, T)`, 0 for padding, or None.
+        context: How many tokens the model takes; None: nobody says.
+
+    Raises:
+        TypeError: If these are no tensor.
+        ValueError: Unless they are tokens of one prompt or more, each of one token or more and within the context.
+    """
+    if not isinstance(input_ids, Tensor):
+        raise TypeError(
+            f"Expected tokens of prompts as a tensor, (N, T), but got {type(input_ids).__name__}. Pass "
+            "tokenizer(texts, return_tensors='pt', padding=True)['input_ids']."
+        )
     if input_ids.ndim != 2 or not input_ids.numel():
         raise ValueError(
             "Expected tokens of prompts, (N, T), of one prompt or more, but got shape "
             f"{tuple(input_ids.shape)}. A single prompt is input_ids[None]."
         )
-    if mask is None:
-        return
+    if mask is not None:
+        _check_mask(input_ids, mask)
+    longest = input_ids.shape[1] if mask is None else int(mask.bool().sum(1).max())
+    if context is not None and longest > context:
+        raise ValueError(f"Expected prompts of at most {context} tokens, the model's context, but got {longest}.")
+    return input_ids
+
+
+def _check_mask(input_ids: Tensor, mask: Tensor) -> None:
     if mask.shape != input_ids.shape:
         raise ValueError(
             f"Expected a mask of shape {tuple(input_ids.shape)}, as the tokens have, but got {tuple(mask.shape)}."
@@ -57,3 +79,14 @@ def in_order(found: Mapping[tuple[int, ...], Tensor], fill: int = 0) -> Tensor:
         padding = (0, 0) * (part.ndim - 2) + (0, longest - part.shape[1])
         by_row |= zip(rows, torch.unflatten(F.pad(part, padding, value=fill), 0, (len(rows), -1)), strict=True)
     return torch.cat([by_row[row] for row in sorted(by_row)])
+
+
+def padding_token(given: Mapping[str, Any], model: Any) -> int:
+    """Return the token that fills up shorter answers, by `generate`'s arguments or else as the model has it."""
+    sources = (given.get("generation_config"), getattr(model, "generation_config", None), model.config)
+    for name in ("pad_token_id", "eos_token_id"):
+        values = (given.get(name), *(getattr(source, name, None) for source in sources))
+        found = next((value for value in values if value is not None), None)
+        if found is not None:
+            return int(torch.as_tensor(found).flatten()[0])
+    return 0

@@ -15,7 +15,7 @@ from prunerecover.families.transformers_layers import is_transformers_config
 from prunerecover.model.paths import get_module, holder_of, set_module
 from prunerecover.surgery.forward.devices import move_tensor, moved
 from prunerecover.surgery.forward.rerouted import reroute
-from prunerecover.surgery.transformers_depth import apply_config, numbered_after
+from prunerecover.surgery.transformers_depth import apply_config, check_depth, numbered_after
 
 
 class Change(Protocol):
@@ -169,7 +169,8 @@ class Journal:
         assert isinstance(blocks, nn.Sequential | nn.ModuleList)
         moved = numbered_after(model, container, index)
         if moved is not None:
-            self.set_config(model, {"num_hidden_layers": len(blocks) - 1})
+            self.copy_configs(model)
+            apply_config(model, {"num_hidden_layers": len(blocks) - 1})
         old = blocks[index]
         del blocks[index]
         self.entries.append(BlockRemoved(container, index, old, blocks.training))
@@ -190,7 +191,12 @@ class Journal:
         self.entries.append(reroute(model, path, calls))
 
     def set_config(self, model: nn.Module, edits: dict[str, Any]) -> None:
-        """Set entries of a transformers config."""
+        """Set entries of a transformers config.
+
+        Raises:
+            ValueError: If the config would name another depth than that of the model.
+        """
+        check_depth(model, edits)
         self.copy_configs(model)
         apply_config(model, edits)
 

@@ -113,6 +113,16 @@ def apply_config(model: nn.Module, edits: dict[str, Any]) -> dict[str, Any]:
     return before
 
 
+def check_depth(model: nn.Module, edits: dict[str, Any]) -> None:
+    """Raise ValueError unless the depth that config edits set is that of the model: whole blocks go before them."""
+    depth = edits.get("num_hidden_layers")
+    if isinstance(depth, int) and depth != (present := len(describe_blocks(model).blocks)):
+        raise ValueError(
+            f"Expected a plan that sets the config once its blocks are gone, but it sets num_hidden_layers={depth} "
+            f"where {present} blocks are left. Were its edits put into another order by hand? Plan anew."
+        )
+
+
 def _alike(new: Any, old: Any) -> bool:
     """Whether a value is of the form of another: a number or a word, or a list of such; an empty one is of indices."""
     if isinstance(old, list | tuple):

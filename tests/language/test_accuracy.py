@@ -96,3 +96,8 @@ def test_the_model_is_left_as_it_was(llama: torch.nn.Module, encoding: Encoding)
 def test_no_question_is_refused(llama: torch.nn.Module, encoding: Encoding) -> None:
     with pytest.raises(ValueError, match="Expected at least one question, but got none"):
         choice_accuracy(llama, (), encoding)
+
+
+def test_rows_are_no_questions(llama: torch.nn.Module, encoding: Encoding) -> None:
+    with pytest.raises(TypeError, match=r"Expected questions \(Question\), but one is of dict"):
+        choice_accuracy(llama, [QUESTIONS[0], {"question": "w3"}], encoding)  # type: ignore[list-item]

@@ -75,7 +75,7 @@ class TestWithTheHarness:
             evaluate_with_harness(tiny_llama(), word_tokenizer(eos_token="</s>"), "arc_easy")
 
     def test_another_network_is_refused(self) -> None:
-        with pytest.raises(TypeError, match="Expected a model of transformers, but got Linear. Pass the network"):
+        with pytest.raises(TypeError, match="or a RoutedCausalLM, but got Linear. Pass the network"):
             evaluate_with_harness(torch.nn.Linear(2, 2), word_tokenizer(), ["arc_easy"])
 
     def test_a_tokenizer_without_special_tokens_is_refused(self) -> None:

@@ -6,8 +6,11 @@ import copy
 
 import pytest
 import torch
+from cases.models.decoders import EXPERTS, Decoder
 from cases.models.tiny import BUILD, tiny_gpt2, tiny_images, tiny_inputs, tiny_llama, tiny_timm
+from peft.tuners.lora import LoraLayer, LoraModel
 from torch import nn
+from transformers import MambaConfig, MambaForCausalLM
 
 from prunerecover import apply_plan, plan_depth, update_optimizer
 from prunerecover.model.hashing import tensors_hash
@@ -176,3 +179,64 @@ def test_laying_on_another_network():
     ):
         inject_adapters(network, adapters)
     assert not has_adapters(network)
+
+
+# Mixtures of experts, and other models that peft knows by their type
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("Qwen3Moe", {"num_experts": 4, "decoder_sparse_step": 2}),
+        ("Qwen3Moe", {"num_experts": 4, "mlp_only_layers": [0]}),
+        ("Glm4Moe", {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}),
+        ("Mixtral", {"num_local_experts": 4}),
+    ],
+)
+def test_mixtures_are_adapted_where_it_was_planned(name, changes):
+    network = Decoder(name, "", {**EXPERTS, **changes}).build()
+    before = tensors_hash(network)
+    adapters = plan_adapters(network, SETTINGS)
+    applied = inject_adapters(network, adapters)
+    assert {path for path, module in network.named_modules() if isinstance(module, LoraLayer)} == set(adapters.modules)
+    stir(applied)
+    injected = output_of("llama", network)
+    merge_adapters(network, adapters)
+    torch.testing.assert_close(output_of("llama", network), injected, rtol=1e-4, atol=1e-4)
+    assert tensors_hash(network) == before
+
+
+def test_weights_that_fused_kernels_read_are_not_adapted():
+    """Mamba hands the weights of its projections to a kernel, which would pass adapters by."""
+    shape = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
+    network = MambaForCausalLM(MambaConfig(**shape, tie_word_embeddings=False))
+    adapters = plan_adapters(network, SETTINGS)
+    assert list(adapters.modules) == [f"backbone.layers.{i}.mixer.in_proj" for i in range(2)]
+    inject_adapters(network, adapters)
+
+
+def test_mixers_without_a_source_are_adapted():
+    """Classes of a notebook, or made while the program runs."""
+    mixer = type("Mixer", (nn.Module,), {"__module__": "nowhere"})()
+    mixer.conv1d, mixer.out_proj = nn.Conv1d(2, 2, 1), nn.Linear(2, 2)
+    assert adaptable(mixer) == ["out_proj"]
+
+
+def test_what_breaks_off_injecting_leaves_the_network_as_it_was(monkeypatch):
+    network, made = tiny_llama(), list[str]()
+    adapters, before, modules = plan_adapters(network, SETTINGS), tensors_hash(network), list(network.modules())
+    create = LoraModel._create_and_replace
+
+    def full(*arguments, **named):
+        made.append(named["current_key"])
+        if len(made) == 5:
+            raise MemoryError("full")
+        create(*arguments, **named)
+
+    monkeypatch.setattr(LoraModel, "_create_and_replace", full)
+    with pytest.raises(MemoryError, match="full"):
+        inject_adapters(network, adapters)
+    assert len(made) == 5
+    assert list(network.modules()) == modules
+    assert tensors_hash(network) == before
+    assert all(p.requires_grad for p in network.parameters())

@@ -63,6 +63,10 @@ def test_shorter_answers_are_padded_with_the_token_that_was_asked_for(routed: Ro
     assert found[0, 5:].tolist() == [first, 7, 7, 7, 7, 7]
 
 
+def test_prompts_may_be_called_inputs(routed: RoutedCausalLM) -> None:
+    assert torch.equal(routed.generate(inputs=PROMPTS, **GREEDY), routed.generate(PROMPTS, **GREEDY))
+
+
 def test_arguments_with_a_row_per_prompt_go_with_their_prompts(routed: RoutedCausalLM) -> None:
     positions = torch.arange(5).expand(3, 5) + torch.tensor([[0], [7], [1]])
     found = routed(PROMPTS, routes=ROUTES, position_ids=positions)
@@ -168,6 +172,17 @@ def test_routes_that_are_none(routed: RoutedCausalLM, routes: Any) -> None:
 def test_prompts_that_are_none(routed: RoutedCausalLM, ids: Any, mask: Any, message: str, ask: str) -> None:
     with pytest.raises(ValueError, match=message):
         getattr(routed, ask)(ids, mask)
+
+
+@pytest.mark.parametrize("ask", ["route", "generate", "forward"])
+def test_prompts_that_are_no_tensor(routed: RoutedCausalLM, ask: str) -> None:
+    with pytest.raises(TypeError, match=r"Expected tokens of prompts as a tensor, \(N, T\), but got list"):
+        getattr(routed, ask)(PROMPTS.tolist())
+
+
+def test_no_prompts(routed: RoutedCausalLM) -> None:
+    with pytest.raises(TypeError, match="Expected tokens of prompts as a tensor, .* but got NoneType"):
+        routed.generate(**GREEDY)
 
 
 def test_a_router_for_a_model_of_another_width(dense: nn.Module) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cases.models.decoders import OTHERS, tiny_diff_llama
 from cases.models.routed_language import encoding, questions
 from cases.models.tiny import tiny_llama
 
@@ -31,6 +32,23 @@ def test_the_first_blocks_stay_for_the_router(sets: PlanSet) -> None:
 def test_one_search_gives_every_depth(sets: PlanSet) -> None:
     shorter = [plan.first(1).removed["block"] for plan in sets.plans]
     assert all(names[0] in plan.removed["block"] for names, plan in zip(shorter, sets.plans, strict=True))
+
+
+def test_blocks_that_leave_an_identity_are_refused_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DiffLlama computes with the numbers of its layers, so that no other block may take the place of one that goes."""
+    monkeypatch.setattr("prunerecover.routing.omission_sets.plan_depth", None)
+    with pytest.raises(ValueError, match=r"without model.layers.2 the rest of this DiffLlamaForCausalLM is no model"):
+        plan_omission_sets(tiny_diff_llama(), TASKS, encoding(), 1)
+
+
+def test_models_of_no_record_have_omission_sets() -> None:
+    found = plan_omission_sets(OTHERS["gptj"].build(), TASKS, encoding(), 1)
+    assert all(len(blocks) == 1 for blocks in found.blocks)
+
+
+def test_rows_are_no_questions() -> None:
+    with pytest.raises(TypeError, match=r"Expected questions \(Question\), but one is of dict. .*question_of\(row\)"):
+        plan_omission_sets(tiny_llama(), {"rows": [{"question": "w3"}]}, encoding(), 1)  # type: ignore[dict-item,list-item]
 
 
 @pytest.mark.parametrize(

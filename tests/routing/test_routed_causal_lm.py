@@ -108,6 +108,14 @@ def test_without_a_router_the_default_set_answers(dense: nn.Module) -> None:
     assert off.route(PROMPTS) == [2, 2, 2]
 
 
+def test_settings_and_device_are_those_of_the_model(dense: nn.Module) -> None:
+    routed = RoutedCausalLM(dense, sets_of(dense))
+    assert routed.config is dense.config
+    assert routed.generation_config is dense.generation_config
+    assert routed.device == torch.device("cpu")
+    assert RoutedCausalLM(dense, sets_of(dense), device="meta").device == torch.device("meta")
+
+
 @pytest.mark.gpu
 def test_only_the_blocks_of_a_set_are_on_the_device(dense: nn.Module) -> None:
     routed = RoutedCausalLM(dense, sets_of(dense), ByFirstToken(), device="cuda")
@@ -134,6 +142,39 @@ def test_sets_for_another_model(dense: nn.Module) -> None:
 def test_a_prompt_beyond_the_context(routed: RoutedCausalLM) -> None:
     with pytest.raises(ValueError, match="Expected prompts of at most 64 tokens, the model's context, but got 65"):
         routed.route(torch.ones(1, 65, dtype=torch.long))
+
+
+@pytest.mark.parametrize("router", [True, False])
+@pytest.mark.parametrize("how", [{"routes": [0]}, {"conversations": ["known"]}, {}])
+def test_prompts_beyond_the_context_are_refused_whoever_picks_the_set(dense: nn.Module, router: bool, how: Any) -> None:
+    routed = RoutedCausalLM(dense, sets_of(dense), ByFirstToken() if router else None)
+    routed.generate(PROMPTS[:1], conversations=["known"], **GREEDY)
+    long = torch.ones(1, 65, dtype=torch.long)
+    with pytest.raises(ValueError, match="Expected prompts of at most 64 tokens, the model's context, but got 65"):
+        routed.generate(long, **how, **GREEDY)
+    padded = (torch.arange(65) > 0).long()[None]
+    assert routed.generate(long, padded, **how, **GREEDY).shape[1] > 65
+    with pytest.raises(ValueError, match="at most 64 tokens"):
+        routed(long, routes=[0])
+
+
+def test_a_conversation_that_is_refused_is_routed_by_its_first_prompt_that_is_not(routed: RoutedCausalLM) -> None:
+    with pytest.raises(ValueError, match="at most 64 tokens"):
+        routed.generate(torch.full((1, 65), 4), conversations=["new"], **GREEDY)
+    found = routed.generate(PROMPTS[:1], conversations=["new"], **GREEDY)
+    assert torch.equal(found, routed.generate(PROMPTS[:1], routes=[1], **GREEDY))
+
+
+def test_one_text_is_no_list_of_conversations(routed: RoutedCausalLM) -> None:
+    with pytest.raises(TypeError, match=r"each conversation, but got the text 'abc'. .*conversations=\['abc'\]"):
+        routed.generate(PROMPTS, conversations="abc", **GREEDY)
+
+
+@pytest.mark.parametrize("blocks", [3, 9])
+def test_a_router_that_reads_what_a_set_removes(dense: nn.Module, blocks: int) -> None:
+    match = f"no more than the 2 first blocks that all sets keep, but it reads {blocks}. .*shared_prefix={blocks}"
+    with pytest.raises(ValueError, match=match):
+        RoutedCausalLM(dense, sets_of(dense), PrefixRouter(32, 4, blocks=blocks))
 
 
 def test_a_conversation_for_each_prompt(routed: RoutedCausalLM) -> None:

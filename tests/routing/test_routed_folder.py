@@ -70,9 +70,10 @@ def test_a_base_of_another_depth_is_refused(base: Path, tmp_path: Path) -> None:
         load_routed(tmp_path / "routed", tiny_llama(num_hidden_layers=5))
 
 
-def test_a_base_of_other_weights_is_refused(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_base_of_other_weights_is_refused(base: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     routed_folder(base, tmp_path / "routed")
-    other = AutoModelForCausalLM.from_pretrained(base)
+    other = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
     with torch.no_grad():
         other.lm_head.weight.mul_(2)
     with pytest.raises(ValueError, match=r"Expected the weights that the sets .*save_routed\(..., weights=True"):
@@ -124,6 +125,22 @@ def test_the_base_may_have_another_precision(base: Path, tmp_path: Path, dtype: 
     routed_folder(base, tmp_path / "routed")
     again = load_routed(tmp_path / "routed", AutoModelForCausalLM.from_pretrained(base, dtype=dtype))
     assert again.generate(PROMPTS, **GREEDY).shape == (3, 11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_routed_model_may_be_saved_in_float16(base: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float16)
+    save_routed(RoutedCausalLM(model, sets_of(model)), tmp_path / "routed")
+    load_routed(tmp_path / "routed", AutoModelForCausalLM.from_pretrained(base, dtype=dtype))
+
+
+def test_folders_of_before_do_not_tell_weights_in_float16(base: Path, tmp_path: Path) -> None:
+    routed_folder(base, tmp_path / "routed")
+    path = tmp_path / "routed" / "routing.json"
+    data = json.loads(path.read_text())
+    del data["in_float16"]
+    path.write_text(json.dumps(data))
+    load_routed(tmp_path / "routed", AutoModelForCausalLM.from_pretrained(base, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("wrapped", [nn.DataParallel, torch.compile])

@@ -103,6 +103,17 @@ def test_one_set_is_no_choice() -> None:
         PrefixRouter(16, 1)
 
 
+@pytest.mark.parametrize("blocks", [0, -1])
+def test_a_router_that_reads_no_block(blocks: int) -> None:
+    with pytest.raises(ValueError, match=f"Expected one block or more for the prompt to run through, but got {blocks}"):
+        PrefixRouter(16, 2, blocks=blocks)
+
+
+def test_a_router_that_reads_more_blocks_than_there_are(llama: torch.nn.Module) -> None:
+    with pytest.raises(ValueError, match="Expected a model of 7 blocks or more, .* but this LlamaForCausalLM has 6"):
+        prompt_features(PrefixRouter(32, 2, blocks=7), llama, questions(2), encoding())
+
+
 def test_an_unknown_loss() -> None:
     with pytest.raises(ValueError, match="one of soft_cross_entropy, cross_entropy, mse, but got 'luck'"):
         RoutePicker(PrefixRouter(16, 3), "luck")  # type: ignore[arg-type]

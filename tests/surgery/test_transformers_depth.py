@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases.models.cached import assert_cache_is_exact, generated, keep_blocks, numbers, remove_attentions, uncached
+from cases.models.decoders import OTHERS
 from cases.models.tiny import (
     BUILD,
     DECODERS,
@@ -25,8 +26,12 @@ from cases.models.tiny import (
 from cases.sampling import one_in
 from torch import nn
 
+from prunerecover import apply_plan
 from prunerecover.families.describe import describe
+from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import set_module
+from prunerecover.surgery.merging import block_removals
+from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.transformers_depth import apply_config, config_edits, renumber
 
 
@@ -164,6 +169,18 @@ def test_unknown_config_attribute_changes_nothing() -> None:
     ):
         apply_config(model, {"num_hidden_layers": 1, "depth_of_field": 3})
     assert model.config.num_hidden_layers == 4
+
+
+@pytest.mark.parametrize("make", [tiny_llama, OTHERS["gptj"].build], ids=["llama", "gptj"])
+def test_edits_in_another_order_are_refused(make: Any) -> None:
+    """The config before the blocks, as a plan file has it that was edited by hand."""
+    model = make()
+    before = tensors_hash(model)
+    edits = block_removals(model, [1, 2])
+    plan = plan_for(model, edits, method="by hand").model_copy(update={"edits": (edits[-1], *edits[:-1])})
+    with pytest.raises(ValueError, match="but it sets num_hidden_layers=2 where 4 blocks are left. Were its edits put"):
+        apply_plan(model, plan)
+    assert tensors_hash(model) == before
 
 
 def test_renumber_before_the_config_is_a_mistake() -> None:
