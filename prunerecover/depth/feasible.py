@@ -8,6 +8,7 @@ from torch import nn
 from prunerecover.depth.arguments import DepthConfig, kinds_of, known_by_parts, not_ignored
 from prunerecover.depth.family.edits import saving_if_left
 from prunerecover.depth.graph_planner import units_that_may_go
+from prunerecover.depth.layers.block_runs import check_blocks_stay
 from prunerecover.depth.search.selection import check_comparable, check_most, count_by_kind
 from prunerecover.depth.units import find_units
 from prunerecover.display.progress import progress
@@ -36,9 +37,10 @@ def check_feasible(model: nn.Module, inputs: ModelInputs, budget: Budget, config
         example = inputs.select(torch.tensor([0])).to(device_of(model))
         if not known_by_parts(model, kinds, config):
             check_call(model, example, "batches")
-            _, units = units_that_may_go(model, example, kinds, config)
+            removals, units = units_that_may_go(model, example, kinds, config)
             if budget.in_units:
-                budget.counts(count_by_kind(units))
+                wanted = budget.counts(count_by_kind(units))
+                check_blocks_stay(removals.runs, units, wanted.get("block", 0))
         elif budget.share is not None and budget.share[0] != "latency":
             cost, share = budget.share
             units = not_ignored(find_units(model, kinds, example), config.ignore)

@@ -10,13 +10,14 @@ from torch import nn
 from prunerecover.calibration.divergence import OtherShape
 from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.layers import scores as graph_scores
+from prunerecover.depth.layers.block_runs import check_blocks_stay
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
 from prunerecover.depth.layers.standard import with_blocks_taken_out
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.planner import Decision, DepthPlanner, Searched
-from prunerecover.depth.search.goals import Goal, Share, not_enough
+from prunerecover.depth.search.goals import Counted, Goal, Share, not_enough
 from prunerecover.depth.search.in_turn import in_turn
 from prunerecover.depth.search.joint import JointSearch
 from prunerecover.depth.search.latency_shares import LatencyShares, searched_for_latency
@@ -72,6 +73,8 @@ class GraphPlanner(DepthPlanner):
 
     def _choose(self, budget: Budget, units: Sequence[Unit]) -> Searched:
         goal, search = self._goal(units, budget, self._saved_by_units), self.search
+        if isinstance(goal, Counted):
+            check_blocks_stay(self.removals.runs, units, goal.wanted.get("block", 0))
         if search in SET_SEARCHES:
             if budget.latency is not None and isinstance(goal, Share):
                 return self._searched_for_latency(goal)

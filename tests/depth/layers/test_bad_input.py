@@ -12,7 +12,7 @@ from cases.depth.hand_made import ByValue, Gated, Recurrent, Shared, TwoInputs
 from cases.depth.removal import removals_of
 from torch import nn
 
-from prunerecover import find_units, plan_depth
+from prunerecover import Budget, find_units, plan_depth
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 
 
@@ -143,6 +143,39 @@ def test_not_all_blocks_of_a_supported_family_can_go() -> None:
     assert "at least one block to stay" in removals.why_not(removals.units)
     with pytest.raises(NotRemovable, match="Expected at least one block to stay, but all 3 are to be removed"):
         removals.edits(removals.units)
+
+
+BLOCKS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "all": ("gptj", {"remove": {"block": 2}}, "of 'transformer.h' to stay, so that at most 1 of 2 blocks can go"),
+    "more than all but one of each list": (
+        "convnext_hf",
+        {"remove": {"block": 5}},
+        "of 'convnext.encoder.stages.0.layers', .* to stay, so that at most 4 of 8 blocks can go, but got 5",
+    ),
+    "all of a stage": (
+        "convnext_hf",
+        {"budget": Budget(params=0.9), "kinds": "block"},
+        r"of 'convnext.encoder.stages.\d.layers' to stay, but all 2 would go",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_one_block_of_each_list_stays(case: str) -> None:
+    name, arguments, message = BLOCKS[case]
+    model, batch = ARCHITECTURES[name]()
+    before = values(model)
+    with pytest.raises(ValueError, match=f"Expected at least one block {message}"):
+        plan_depth(model, batches=[batch], **arguments)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in values(model).items())
+
+
+def test_all_blocks_that_can_go_do_where_others_of_their_list_cannot() -> None:
+    model, batch = ARCHITECTURES["resnet50"]()  # the first block of each stage changes the shape
+    units = removals_of(model, batch, ("block",)).units
+    assert len(units) == 12
+    plan = plan_depth(model, remove={"block": 12}, batches=[batch], importance="magnitude")
+    assert set(plan.removed["block"]) == {unit.name for unit in units}
 
 
 def test_what_stays_anyway_may_be_ignored() -> None:
