@@ -1,4 +1,4 @@
-"""The search "rounds" takes what a loop by hand takes: score all that is left on the pruned network, remove the least."""
+"""The search "rounds" takes what a loop by hand takes: score what is left on the pruned network, remove the least."""
 
 from __future__ import annotations
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.utils.prune
 from cases.depth.architectures import ARCHITECTURES, TOKENS
-from cases.depth.hand_made import ByValue, Gated, Recurrent, Shared, TwoInputs
-from cases.depth.removal import removals_of
+from cases.depth.hand_made import ByValue, Gated, LongInputs, Recurrent, Shared, TwoInputs
+from cases.depth.removal import removals_of, size
+from cases.models.decoders import tiny_minimax
 from torch import nn
 
 from prunerecover import Budget, find_units, plan_depth
@@ -130,6 +132,52 @@ def test_listing_leaves_the_network_and_its_classes_alone() -> None:
 def test_network_without_anything_to_remove_says_why() -> None:
     with pytest.raises(ValueError, match="Expected Linear to have units of kind layer that may go, but there is none"):
         find_units(nn.Linear(4, 4), ("layer",), torch.rand(2, 4))
+
+
+NO_UNITS: dict[str, tuple[Any, torch.Tensor, str]] = {
+    "control flow": (LongInputs, torch.rand(2, 3, 6), "'long': the example does not call it"),
+    "inside an attention": (
+        tiny_minimax,  # whose MLPs are experts
+        TOKENS,
+        "'model.layers.0.self_attn.q_proj': it is part of the attention 'model.layers.0.self_attn'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_UNITS)
+def test_layers_that_are_asked_for_and_are_no_units_say_why(case: str) -> None:
+    build, batch, reason = NO_UNITS[case]
+    model = build()
+    message = f"units of kind layer that may go, but there is none .*{reason}"
+    with pytest.raises(ValueError, match=message):
+        find_units(model, "layer", batch)
+    with pytest.raises(ValueError, match=message):
+        plan_depth(model, remove={"layer": 1}, batches=[batch])
+
+
+def test_example_that_takes_a_branch_shows_its_layers() -> None:
+    assert [unit.name for unit in find_units(LongInputs(), "layer", torch.rand(2, 5, 6))] == ["long"]
+
+
+def test_layers_inside_attentions_are_not_among_those_that_can_be_asked_for() -> None:
+    model, batch = ARCHITECTURES["llama"]()
+    with pytest.raises(ValueError, match="Expected at most 9 units of kind 'layer' to remove, but got 10"):  # 3 of 7
+        plan_depth(model, remove={"layer": 10}, batches=[batch])
+
+
+@pytest.mark.parametrize("ignore", [(), ("deep.0.*", "body.*")])
+@pytest.mark.parametrize("search", ["joint", "one_shot", "rounds"])
+def test_budget_beyond_what_layers_hold_that_can_go_says_how_much_is_missing(search: str, ignore: Any) -> None:
+    model, batch = ARCHITECTURES["detector"]()
+    settings = {"batches": [batch], "kinds": "layer", "ignore": ignore, "importance": "magnitude"}
+    names = [unit.name for unit in find_units(model, "layer", batch)]
+    count = sum(not any(fnmatch(name, pattern) for pattern in ignore) for name in names)
+    most = 1 - plan_depth(model, remove={"layer": count}, **settings).result.params / size(model)
+    assert 0 < most < 0.8
+    if search == "joint":
+        settings["importance"] = "output_divergence"
+    with pytest.raises(ValueError, match=f"removed ones for {0.9 - most:.1%} of the cost more, but none is left that"):
+        plan_depth(model, Budget(params=0.9), search=search, **settings)
 
 
 def test_tokens_of_two_forms_give_the_same_units() -> None:
