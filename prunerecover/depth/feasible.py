@@ -8,11 +8,11 @@ from torch import nn
 from prunerecover.depth.arguments import DepthConfig, kinds_of, known_by_parts, not_ignored
 from prunerecover.depth.family.edits import saving_if_left
 from prunerecover.depth.graph_planner import units_that_may_go
-from prunerecover.depth.layers.block_runs import check_blocks_stay
 from prunerecover.depth.search.selection import check_comparable, check_most, count_by_kind
 from prunerecover.depth.units import find_units
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
+from prunerecover.graph.block_runs import check_blocks_stay
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.checks import check_call
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled

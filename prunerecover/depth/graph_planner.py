@@ -10,7 +10,6 @@ from torch import nn
 from prunerecover.calibration.divergence import OtherShape
 from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.layers import scores as graph_scores
-from prunerecover.depth.layers.block_runs import check_blocks_stay
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
@@ -25,6 +24,7 @@ from prunerecover.depth.search.objectives import LossIncrease, Objective, Output
 from prunerecover.depth.search.selection import check_comparable
 from prunerecover.depth.units import nothing_found
 from prunerecover.display.progress import progress
+from prunerecover.graph.block_runs import check_blocks_stay
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.registry import IMPORTANCES, check_unit_scores
 from prunerecover.model.batches import ModelInputs

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from prunerecover.cost.macs import macs_by_module
 from prunerecover.depth.family.units import family_units
-from prunerecover.depth.layers.block_runs import block_runs, why_emptied
 from prunerecover.depth.layers.patching import Dropped, patches
 from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
 from prunerecover.depth.layers.trials import bypass, failure, joinable, merge
 from prunerecover.depth.layers.widths import Widths
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.activations import LinearPair, find_linear_pairs
+from prunerecover.graph.block_runs import block_runs, why_emptied
 from prunerecover.graph.branches import BranchFinder, GraphUnit
 from prunerecover.graph.build import trace_graph
 from prunerecover.graph.coupling import coupled_nodes

@@ -19,6 +19,7 @@ from prunerecover import Plan
 from prunerecover.depth.layers.patching import Dropped
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
+from prunerecover.families.describe import describe, is_supported
 from prunerecover.model.batches import ModelInputs, as_inputs, call
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import evaluating
@@ -75,8 +76,16 @@ def predicted(removals: Removals, units: Sequence[Unit]) -> int:
     found = [removals._branches[unit.name] for unit in branches if unit.name in removals._branches]
     blocks = tuple(unit.name for unit in found if unit.kind == "block")
     state = removals.after(tuple(unit.name for unit in units if unit.kind == "layer"), blocks)
-    gone = tuple(f"{path}." for unit in branches for path in unit.targets)
+    paths = [path for unit in branches for path in unit.targets]
+    gone = tuple(f"{path}." for path in (*paths, *shared_norms(removals.model, paths)))
     return state.parameters(Dropped.of(removals.graph, found), gone)
+
+
+def shared_norms(model: nn.Module, gone: Sequence[str]) -> list[str]:
+    """Norms of parallel branches that are gone, both of them: nothing reads what these norm."""
+    blocks = describe(model).blocks if is_supported(model) else ()
+    pairs = [(block.attention, block.mlp) for block in blocks if block.attention and block.mlp]
+    return [one.reads for one, other in pairs if one.reads and one.path in gone and other.path in gone]
 
 
 def check_unit(removals: Removals, unit: Unit) -> nn.Module:
