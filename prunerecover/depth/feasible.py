@@ -12,6 +12,7 @@ from prunerecover.depth.search.selection import check_comparable, check_most, co
 from prunerecover.depth.units import find_units
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
+from prunerecover.graph.block_runs import check_blocks_stay
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.checks import check_call
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
@@ -36,9 +37,10 @@ def check_feasible(model: nn.Module, inputs: ModelInputs, budget: Budget, config
         example = inputs.select(torch.tensor([0])).to(device_of(model))
         if not known_by_parts(model, kinds, config):
             check_call(model, example, "batches")
-            _, units = units_that_may_go(model, example, kinds, config)
+            removals, units = units_that_may_go(model, example, kinds, config)
             if budget.in_units:
-                budget.counts(count_by_kind(units))
+                wanted = budget.counts(count_by_kind(units))
+                check_blocks_stay(removals.runs, units, wanted.get("block", 0))
         elif budget.share is not None and budget.share[0] != "latency":
             cost, share = budget.share
             units = not_ignored(find_units(model, kinds, example), config.ignore)

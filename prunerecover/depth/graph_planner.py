@@ -16,7 +16,7 @@ from prunerecover.depth.layers.scoring import GraphContext
 from prunerecover.depth.layers.standard import with_blocks_taken_out
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.planner import Decision, DepthPlanner, Searched
-from prunerecover.depth.search.goals import Goal, Share, not_enough
+from prunerecover.depth.search.goals import Counted, Goal, Share, not_enough
 from prunerecover.depth.search.in_turn import in_turn
 from prunerecover.depth.search.joint import JointSearch
 from prunerecover.depth.search.latency_shares import LatencyShares, searched_for_latency
@@ -24,6 +24,7 @@ from prunerecover.depth.search.objectives import LossIncrease, Objective, Output
 from prunerecover.depth.search.selection import check_comparable
 from prunerecover.depth.units import nothing_found, of_all_kinds
 from prunerecover.display.progress import progress
+from prunerecover.graph.block_runs import check_blocks_stay
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.registry import IMPORTANCES, check_unit_scores
 from prunerecover.model.batches import ModelInputs
@@ -80,6 +81,8 @@ class GraphPlanner(DepthPlanner):
 
     def _choose(self, budget: Budget, units: Sequence[Unit]) -> Searched:
         goal, search = self._goal(units, budget, self._saved_by_units), self.search
+        if isinstance(goal, Counted):
+            check_blocks_stay(self.removals.runs, units, goal.wanted.get("block", 0))
         if search in SET_SEARCHES:
             if budget.latency is not None and isinstance(goal, Share):
                 return self._searched_for_latency(goal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,25 +22,30 @@ from prunerecover.display.style import (
     add_heading,
     add_legend,
     empty_figure,
+    heading_height,
+    legend_lines,
     new_axes,
 )
 
 Status = Literal["kept", "narrowed", "identity", "gone", "attention"]
-COLOURS: Mapping[str, str] = {
+COLOURS: Mapping[Status, str] = {
     "kept": BLUE,
     "attention": PURPLE,
     "narrowed": BLUE,
     "identity": ORANGE,
     "gone": VERMILION,
 }
-LABELS = {
+LABELS: Mapping[Status, str] = {
     "kept": "layer",
     "attention": "layer of an attention",
     "narrowed": "narrowed: pale is what went",
     "identity": "identity: hands on what it gets",
     "gone": "gone with what holds it",
 }
-PER_ROW = 64  # layers
+WENT = ("identity", "gone")
+PER_ROW, FEWEST = 64, 24  # layers that a row holds, and for which it has room at least
+LETTERS = 32  # of a name that are shown: the last ones
+LETTER, GAP = 0.052, 0.15  # inches: a letter of a name, and what is between rows
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class DrawnLayer:
 
 
 def plot_layers(layers: Sequence[DrawnLayer], title: str | None = None) -> Figure:
-    """Draw one bar per layer, as high as the layer is wide, coloured by what became of it.
+    """Draw one bar per layer with its name below, as high as the layer is wide, coloured by what became of it.
 
     Args:
         layers: In order of execution.
@@ -73,31 +78,50 @@ def plot_layers(layers: Sequence[DrawnLayer], title: str | None = None) -> Figur
     if not layers:
         raise ValueError("Expected a network with layers to draw, but it has none.")
     rows = [layers[i : i + PER_ROW] for i in range(0, len(layers), PER_ROW)]
-    figure = empty_figure(max(4.5, 0.14 * min(len(layers), PER_ROW) + 1), 1.2 * len(rows) + 1.0)
-    tallest = max(layer.width for layer in layers)
+    step = 1 + LETTER * (1 + max(len(_shown(layer.name)) for layer in layers)) + GAP
+    statuses = [status for status in LABELS if any(layer.status == status for layer in layers)]
+    labels, heading = [LABELS[status] for status in statuses], title or _heading(layers)
+    width = 0.15 * max(len(rows[0]), FEWEST) + 2.0
+    around = heading_height(heading, width) + 0.25 * legend_lines(labels, width) + 0.1
+    figure = empty_figure(width, step * len(rows) + around)
     axes = new_axes(figure)
+    tallest = max(layer.width for layer in layers)
     for number, row in enumerate(rows):
         for x, layer in enumerate(row):
-            _bar(axes, x, -number * 1.25, layer, tallest)
-        axes.text(-1.2, -number * 1.25, str(number * PER_ROW), ha="right", va="bottom", fontsize=7, color=GREY)
-    axes.set_xlim(-3, min(len(layers), PER_ROW) + 0.5)
-    axes.set_ylim(-1.25 * (len(rows) - 1) - 0.1, 1.1)
-    axes.axis("off")
-    shown = [status for status in LABELS if any(layer.status == status for layer in layers)]
-    handles = [Swatch(facecolor=COLOURS[status], label=LABELS[status]) for status in shown]
-    went = sum(layer.status in ("identity", "gone") for layer in layers)
-    add_heading(figure, title or (f"{went} of {len(layers)} layers went" if went else f"{len(layers)} layers"))
-    add_legend(figure, handles, [LABELS[status] for status in shown], "lower left")
+            _draw(axes, x, -number * step, layer, tallest)
+    axes.set_xlim(-1, max(len(rows[0]), FEWEST))
+    axes.set_ylim(GAP - step * len(rows), 1.05)  # in inches, as the names are
+    axes.set_axis_off()
+    add_heading(figure, heading)
+    add_legend(figure, [Swatch(**_look(status)) for status in statuses], labels, "lower left")
     return figure
 
 
-def _bar(axes: Axes, x: float, y: float, layer: DrawnLayer, tallest: int) -> None:
+def _heading(layers: Sequence[DrawnLayer]) -> str:
+    went, narrowed = (sum(layer.status in some for layer in layers) for some in (WENT, ("narrowed",)))
+    counts = [f"{went} of {len(layers)} layers went" if went else f"{len(layers)} layers"]
+    counts += [f"{narrowed} narrowed"] if narrowed else []
+    return f"{', '.join(counts)}\nIn order of execution; the height is the square root of the output width"
+
+
+def _look(status: Status) -> dict[str, Any]:
+    """Return how the outline of a bar looks."""
+    if status in WENT:
+        hatch = "////" if status == "gone" else ""
+        return {"facecolor": "none", "edgecolor": COLOURS[status], "hatch": hatch, "linewidth": 0.8}
+    return {"facecolor": LIGHT if status == "narrowed" else COLOURS[status], "edgecolor": "none"}
+
+
+def _draw(axes: Axes, x: float, y: float, layer: DrawnLayer, tallest: int) -> None:
     height = max((layer.width / tallest) ** 0.5, 0.04)  # areas of weights go with the square of widths
-    went, colour = layer.status in ("identity", "gone"), COLOURS[layer.status]
-    face, edge, hatch = ("none", colour, "////" if layer.status == "gone" else "") if went else (LIGHT, "none", "")
-    around = Rectangle((x - 0.38, y), 0.76, height, linewidth=0.8, facecolor=face, edgecolor=edge, hatch=hatch)
-    axes.add_patch(around)
-    if not went:
-        axes.add_patch(Rectangle((x - 0.38, y), 0.76, height * layer.left / layer.width, facecolor=colour))
+    axes.add_patch(Rectangle((x - 0.38, y), 0.76, height, **_look(layer.status)))
+    if layer.status == "narrowed":
+        axes.add_patch(Rectangle((x - 0.38, y), 0.76, height * layer.left / layer.width, facecolor=BLUE))
     if layer.status == "identity":
         axes.plot([x - 0.38, x + 0.38], [y, y], color=BLACK, linewidth=1.2)
+    colour = COLOURS[layer.status] if layer.status in WENT else GREY
+    axes.text(x, y - LETTER, _shown(layer.name), rotation=90, ha="center", va="top", fontsize=6, color=colour)
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= LETTERS else f"…{name[1 - LETTERS :]}"

@@ -31,6 +31,7 @@ from prunerecover.model.replacements import Replacement
 
 DENSE, SPARSE = "mlp_only_layers", "moe_layers"  # indices of layers
 STEP, FIRST = "decoder_sparse_step", "first_k_dense_replace"
+RECURRENT = "linear_attention"  # a type of layers; no model reads how far it has come off their slots
 
 
 def config_edits(model: nn.Module, kept: Sequence[int]) -> dict[str, Any]:
@@ -188,7 +189,8 @@ def freed_slots(model: nn.Module) -> list[tuple[str, int]]:
     """List the attentions that move up to cache slots which others have left, in layers whose parts nobody knows.
 
     Such a model is left alone unless every layer, or every one of a type that its config names, has such an attention
-    or had one, and their numbers follow the depth: it may compute with them. So are models that share slots.
+    or had one, and their numbers follow the depth: it may compute with them. So are models that share slots, and linear
+    attentions: MiniMax fills a list of their states in order of execution, in which a lower number is not there yet.
 
     Returns:
         Paths of the modules, each with its slot; empty for models of supported families: see `renumber`.
@@ -204,7 +206,7 @@ def freed_slots(model: nn.Module) -> list[tuple[str, int]]:
     for part, owners in _numbered_parts(model, stack).items():
         present = {index: module for index, module in owners if part and takes_cache(module)}
         gone = {i for i, block in enumerate(stack.blocks) if _is_gone(get_module(model, block.path), part)}
-        for kind in dict.fromkeys(types):
+        for kind in dict.fromkeys(kind for kind in types if kind != RECURRENT):
             slots = [i for i, k in enumerate(types) if k == kind]
             here = [i for i in slots if i in present]
             numbers = [present[i].layer_idx for i in here]

@@ -73,6 +73,10 @@ CHECKED = {
         lambda: DepthPrune(Budget(params=0.6), ignore=["blocks.0*", "blocks.1*", "blocks.2*"], **LATE),
         "units that hold 60.0% of the params, but all .* that may go hold [0-9.]+%",
     ),
+    "depth, all blocks": (
+        lambda: DepthPrune(remove={"block": 3, "layer": 1}, **LATE),
+        "at least one block of 'blocks' to stay, so that at most 2 of 3 blocks can go, but got 3",
+    ),
     "depth, importance": (
         lambda: DepthPrune(Budget(params=0.3), importance="magnitude", **LATE),
         "importance='output_divergence' for a share of cost over several kinds",

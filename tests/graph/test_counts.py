@@ -45,7 +45,7 @@ def test_llama_2_is_listed_without_weights_in_seconds(size: str) -> None:
         tokens = torch.zeros((1, 4), dtype=torch.long)
     start = time.process_time()
     units = find_units(model, ("attention", "layer"), {"input_ids": tokens})
-    assert time.process_time() - start < 15  # 5 on an idle machine
+    assert time.process_time() - start < 5
     assert (count(units, "layer"), count(units, "attention")) == (3 * depth, depth)
 
 

@@ -134,13 +134,19 @@ class PrunedGraph:
         ]
         return (*copies.edits, *([Patch(modules=found)] if found else []), *rerouted)
 
-    def parameters(self) -> int:
-        """Return how many parameters are left."""
+    def parameters(self, dropped: Dropped = NOTHING_DROPPED, without: tuple[str, ...] = ()) -> int:
+        """Return how many parameters are left.
+
+        Args:
+            dropped: Branches that are taken out besides.
+            without: What the paths of modules begin with that are gone by then.
+        """
         bypassed = {path for edit in self.edits if isinstance(edit, Bypass) for path in edit.modules}
-        copies, total = self._copies(NOTHING_DROPPED), 0
-        patches(self.graph, self._handing_on(), NOTHING_DROPPED, copies.drop)
+        copies, total = self._copies(dropped), 0
+        bypassed |= patches(self.graph, self._handing_on(), dropped, copies.drop, self._pooled()).keys()
+        gone = (*(f"{path}." for path in bypassed), *without)
         for name, parameter in self.model.named_parameters():
-            if not any(name.startswith(f"{path}.") for path in bypassed):
+            if not name.startswith(gone):
                 total += prod(len(copies.widths.units(name, dim, size)) for dim, size in enumerate(parameter.shape))
         return total
 

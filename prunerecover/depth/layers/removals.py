@@ -15,6 +15,7 @@ from prunerecover.depth.layers.trials import bypass, failure, joinable, merge
 from prunerecover.depth.layers.widths import Widths
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.activations import LinearPair, find_linear_pairs
+from prunerecover.graph.block_runs import block_runs, why_emptied
 from prunerecover.graph.branches import BranchFinder, GraphUnit
 from prunerecover.graph.build import trace_graph
 from prunerecover.graph.coupling import coupled_nodes
@@ -46,6 +47,7 @@ class Removals:
         graph: Of one forward pass.
         units: In order of execution.
         refused: Why layers, branches and blocks that were seen are no units, by path.
+        runs: Of blocks, one of each of which stays.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Removals:
                 self._pairs, apart = joinable(model, example, find_linear_pairs(model, self.graph))
                 self.refused |= apart
             units += [self._activation(pair, blocks, macs) for pair in self._pairs.values()]
+        self.runs = block_runs(model, self.graph, blocks)
         if "layer" in kinds:
             listed = list_layers(model, self.graph, include_strided=include_strided)
             self.refused |= listed.refused
@@ -106,7 +109,10 @@ class Removals:
         layers = tuple(unit.name for unit in units if unit.kind == "layer")
         branches = [unit for unit in units if unit.kind != "layer"]
         graph_units = [self._branches[unit.name] for unit in branches if unit.name in self._branches]
-        state = self.after(layers, tuple(unit.name for unit in graph_units if unit.kind == "block"))
+        blocks = tuple(unit.name for unit in graph_units if unit.kind == "block")
+        if reason := why_emptied(self.runs, blocks):
+            raise NotRemovable(reason)
+        state = self.after(layers, blocks)
         pairs = [self._pairs[unit.name] for unit in branches if unit.name in self._pairs]
         family = [unit for unit in branches if unit.name not in self._branches and unit.name not in self._pairs]
         taken = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules) for unit in graph_units]  # type: ignore[arg-type]
@@ -118,10 +124,9 @@ class Removals:
         own, finishing = state.edits, state.finishing(dropped, taken_out)
         removed = [self._family_edit(unit) for unit in family if unit.kind != "block"]
         if in_place:
-            blocks = [unit for unit in family if unit.kind == "block"]
-            passing = [Bypass(unit=unit.name, kind="block", modules=self._identity(unit.name)) for unit in blocks]
+            whole = [unit for unit in family if unit.kind == "block"]
+            taken += [Bypass(unit=unit.name, kind="block", modules=self._identity(unit.name)) for unit in whole]
             family = [unit for unit in family if unit.kind != "block"]
-            taken += passing
         numbers = [describe(self.model).block_of(unit.name) for unit in family if unit.kind == "block"]
         rewrites = self._rewrites if any(edit.op == "narrow" for edit in own) else ()
         try:

@@ -212,6 +212,17 @@ class ByValue(nn.Module):
         return self.head(torch.relu(self.last(x)))
 
 
+class LongInputs(nn.Module):
+    """One of two layers runs for long inputs alone."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.long, self.head = nn.Linear(width, width), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.long(x) if x.shape[1] > 4 else x)
+
+
 class Recurrent(nn.Module):
     """Linears around an LSTM, whose weights are in no layer."""
 

@@ -16,8 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from prunerecover import Plan
+from prunerecover.depth.layers.patching import Dropped
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
+from prunerecover.families.describe import describe, is_supported
 from prunerecover.model.batches import ModelInputs, as_inputs, call
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import evaluating
@@ -68,13 +70,30 @@ def learns(model: nn.Module, inputs: ModelInputs) -> None:
     model.eval()
 
 
+def predicted(removals: Removals, units: Sequence[Unit]) -> int:
+    """How many parameters are left, by the widths that the graph says, without a network that is pruned."""
+    branches = [unit for unit in units if unit.kind != "layer"]
+    found = [removals._branches[unit.name] for unit in branches if unit.name in removals._branches]
+    blocks = tuple(unit.name for unit in found if unit.kind == "block")
+    state = removals.after(tuple(unit.name for unit in units if unit.kind == "layer"), blocks)
+    paths = [path for unit in branches for path in unit.targets]
+    gone = tuple(f"{path}." for path in (*paths, *shared_norms(removals.model, paths)))
+    return state.parameters(Dropped.of(removals.graph, found), gone)
+
+
+def shared_norms(model: nn.Module, gone: Sequence[str]) -> list[str]:
+    """Norms of parallel branches that are gone, both of them: nothing reads what these norm."""
+    blocks = describe(model).blocks if is_supported(model) else ()
+    pairs = [(block.attention, block.mlp) for block in blocks if block.attention and block.mlp]
+    return [one.reads for one, other in pairs if one.reads and one.path in gone and other.path in gone]
+
+
 def check_unit(removals: Removals, unit: Unit) -> nn.Module:
     """Take one unit out, and see that what is left runs, learns, and has the parameters that were predicted."""
     model = pruned(removals, [unit])
     learns(model, removals.example)
-    if unit.kind == "layer":
-        assert size(model) == removals.after((unit.name,)).parameters()
-    else:
+    assert size(model) == predicted(removals, [unit])
+    if unit.kind != "layer":
         assert size(removals.model) - size(model) == unit.params
     with torch.no_grad():
         before, after = (outputs(m, removals.example) for m in (removals.model, model))
@@ -88,8 +107,7 @@ def check_sequence(removals: Removals, seed: int, folder: Path) -> list[Unit]:
     edits = removals.edits(units)
     left = pruned(removals, units)
     learns(left, removals.example)
-    if all(unit.kind == "layer" for unit in units):
-        assert size(left) == removals.after(tuple(unit.name for unit in units)).parameters()
+    assert size(left) == predicted(removals, units)
     plan_for(removals.model, edits, method="test").save(folder / "plan.json")
     again = deep_copy(removals.model)
     apply_edits(again, Plan.load(folder / "plan.json").edits)

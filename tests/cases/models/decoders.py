@@ -130,3 +130,8 @@ OTHERS = {
 def tiny_diff_llama() -> nn.Module:
     """A decoder whose attentions compute with the number of their layer."""
     return Decoder("DiffLlama", "").build()
+
+
+def tiny_minimax() -> nn.Module:
+    """A decoder with linear attentions between others; their states are in a list that fills as layers run."""
+    return Decoder("MiniMax", "", {**EXPERTS, "num_local_experts": 2, "head_dim": 8, "num_hidden_layers": 5}).build()

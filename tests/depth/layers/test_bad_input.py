@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.utils.prune
 from cases.depth.architectures import ARCHITECTURES, TOKENS
-from cases.depth.hand_made import ByValue, Gated, Recurrent, Shared, TwoInputs
-from cases.depth.removal import removals_of
+from cases.depth.hand_made import ByValue, Gated, LongInputs, Recurrent, Shared, TwoInputs
+from cases.depth.removal import removals_of, size
+from cases.models.decoders import tiny_minimax
 from torch import nn
 
-from prunerecover import find_units, plan_depth
+from prunerecover import Budget, find_units, plan_depth
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 
 
@@ -132,6 +134,52 @@ def test_network_without_anything_to_remove_says_why() -> None:
         find_units(nn.Linear(4, 4), ("layer",), torch.rand(2, 4))
 
 
+NO_UNITS: dict[str, tuple[Any, torch.Tensor, str]] = {
+    "control flow": (LongInputs, torch.rand(2, 3, 6), "'long': the example does not call it"),
+    "inside an attention": (
+        tiny_minimax,  # whose MLPs are experts
+        TOKENS,
+        "'model.layers.0.self_attn.q_proj': it is part of the attention 'model.layers.0.self_attn'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_UNITS)
+def test_layers_that_are_asked_for_and_are_no_units_say_why(case: str) -> None:
+    build, batch, reason = NO_UNITS[case]
+    model = build()
+    message = f"units of kind layer that may go, but there is none .*{reason}"
+    with pytest.raises(ValueError, match=message):
+        find_units(model, "layer", batch)
+    with pytest.raises(ValueError, match=message):
+        plan_depth(model, remove={"layer": 1}, batches=[batch])
+
+
+def test_example_that_takes_a_branch_shows_its_layers() -> None:
+    assert [unit.name for unit in find_units(LongInputs(), "layer", torch.rand(2, 5, 6))] == ["long"]
+
+
+def test_layers_inside_attentions_are_not_among_those_that_can_be_asked_for() -> None:
+    model, batch = ARCHITECTURES["llama"]()
+    with pytest.raises(ValueError, match="Expected at most 9 units of kind 'layer' to remove, but got 10"):  # 3 of 7
+        plan_depth(model, remove={"layer": 10}, batches=[batch])
+
+
+@pytest.mark.parametrize("ignore", [(), ("deep.0.*", "body.*")])
+@pytest.mark.parametrize("search", ["joint", "one_shot", "rounds"])
+def test_budget_beyond_what_layers_hold_that_can_go_says_how_much_is_missing(search: str, ignore: Any) -> None:
+    model, batch = ARCHITECTURES["detector"]()
+    settings = {"batches": [batch], "kinds": "layer", "ignore": ignore, "importance": "magnitude"}
+    names = [unit.name for unit in find_units(model, "layer", batch)]
+    count = sum(not any(fnmatch(name, pattern) for pattern in ignore) for name in names)
+    most = 1 - plan_depth(model, remove={"layer": count}, **settings).result.params / size(model)
+    assert 0 < most < 0.8
+    if search == "joint":
+        settings["importance"] = "output_divergence"
+    with pytest.raises(ValueError, match=f"removed ones for {0.9 - most:.1%} of the cost more, but none is left that"):
+        plan_depth(model, Budget(params=0.9), search=search, **settings)
+
+
 def test_tokens_of_two_forms_give_the_same_units() -> None:
     model, _ = ARCHITECTURES["llama"]()
     assert find_units(model, ("layer",), TOKENS) == find_units(model, ("layer",), {"input_ids": TOKENS})
@@ -143,6 +191,39 @@ def test_not_all_blocks_of_a_supported_family_can_go() -> None:
     assert "at least one block to stay" in removals.why_not(removals.units)
     with pytest.raises(NotRemovable, match="Expected at least one block to stay, but all 3 are to be removed"):
         removals.edits(removals.units)
+
+
+BLOCKS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "all": ("gptj", {"remove": {"block": 2}}, "of 'transformer.h' to stay, so that at most 1 of 2 blocks can go"),
+    "more than all but one of each list": (
+        "convnext_hf",
+        {"remove": {"block": 5}},
+        "of 'convnext.encoder.stages.0.layers', .* to stay, so that at most 4 of 8 blocks can go, but got 5",
+    ),
+    "all of a stage": (
+        "convnext_hf",
+        {"budget": Budget(params=0.9), "kinds": "block"},
+        r"of 'convnext.encoder.stages.\d.layers' to stay, but all 2 would go",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_one_block_of_each_list_stays(case: str) -> None:
+    name, arguments, message = BLOCKS[case]
+    model, batch = ARCHITECTURES[name]()
+    before = values(model)
+    with pytest.raises(ValueError, match=f"Expected at least one block {message}"):
+        plan_depth(model, batches=[batch], **arguments)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in values(model).items())
+
+
+def test_all_blocks_that_can_go_do_where_others_of_their_list_cannot() -> None:
+    model, batch = ARCHITECTURES["resnet50"]()  # the first block of each stage changes the shape
+    units = removals_of(model, batch, ("block",)).units
+    assert len(units) == 12
+    plan = plan_depth(model, remove={"block": 12}, batches=[batch], importance="magnitude")
+    assert set(plan.removed["block"]) == {unit.name for unit in units}
 
 
 def test_what_stays_anyway_may_be_ignored() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases.models.cached import cached, numbers, uncached
-from cases.models.decoders import OTHERS, tiny_diff_llama
+from cases.models.decoders import OTHERS, tiny_diff_llama, tiny_minimax
 from cases.models.tiny import tiny_inputs, tiny_timm
 from cases.sampling import one_in
 from torch import nn
@@ -105,6 +105,15 @@ def test_layers_that_compute_with_their_number_are_bypassed(tmp_path: Path) -> N
     assert_steps_are_exact(model)
     with pytest.warns(UserWarning, match="from_pretrained will not make this DiffLlamaForCausalLM again"):
         model.save_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("number", one_in(2, [1, 0, 2, 3, 4]))
+def test_block_beside_linear_attentions_goes(number: int) -> None:
+    model, oracle = tiny_minimax(), tiny_minimax()
+    apply_plan(model, planned(model, "block", number))
+    oracle.get_submodule(f"model.layers.{number}").register_forward_hook(handing_on, with_kwargs=True)
+    torch.testing.assert_close(uncached(model, IDS), uncached(oracle, IDS), atol=1e-5, rtol=0)
+    assert_steps_are_exact(model)
 
 
 @pytest.mark.parametrize("name", one_in(3, ["gptj", "gpt_bigcode", "helium", "exaone4"]))
