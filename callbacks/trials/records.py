@@ -7,7 +7,6 @@ all of them are read. A line that was cut off in the middle of writing is left o
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from prunerecover.boundary.feasible import TYPES
 from prunerecover.display import markdown
+from prunerecover.files.json_lines import append_json, complete_lines
 from prunerecover.plan.kinds import plural
 
 COLUMNS = ("seed", "accuracy", "minutes", "peak memory")  # behind what is removed of each kind
@@ -52,9 +52,8 @@ def read_records(path: Path) -> dict[str, TrialRecord]:
         ValueError: If a complete line is no trial record.
     """
     found: dict[str, TrialRecord] = {}
-    of_a_rank = re.compile(rf"{re.escape(path.stem)}(\.\d+)?{re.escape(path.suffix)}")
-    for file in sorted(file for file in path.parent.glob(f"*{path.suffix}") if of_a_rank.fullmatch(file.name)):
-        for line in _complete_lines(file):
+    for file in files_of_ranks(path):
+        for line in complete_lines(file):
             try:
                 record = _record_of(json.loads(line))
             except (TypeError, KeyError, json.JSONDecodeError) as error:
@@ -63,6 +62,16 @@ def read_records(path: Path) -> dict[str, TrialRecord]:
                 ) from error
             found[record.key] = record
     return found
+
+
+def files_of_ranks(path: Path) -> list[Path]:
+    """Return the files that are there, of all ranks.
+
+    Args:
+        path: Of the first rank's file.
+    """
+    of_a_rank = re.compile(rf"{re.escape(path.stem)}(\.\d+)?{re.escape(path.suffix)}")
+    return sorted(file for file in path.parent.glob(f"*{path.suffix}") if of_a_rank.fullmatch(file.name))
 
 
 def append_record(path: Path, rank: int, record: TrialRecord) -> None:
@@ -74,14 +83,7 @@ def append_record(path: Path, rank: int, record: TrialRecord) -> None:
         record: A trial that has ended.
     """
     file = path.with_suffix(f".{rank}{path.suffix}") if rank else path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a+b") as stream:
-        stream.seek(max(stream.seek(0, os.SEEK_END) - 1, 0))
-        ends_well = stream.read(1) in (b"", b"\n")
-        stream.write(b"" if ends_well else b"\n")
-        stream.write(json.dumps(asdict(record)).encode() + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+    append_json(file, asdict(record))
 
 
 def table(records: Iterable[TrialRecord]) -> str:
@@ -106,10 +108,3 @@ def _record_of(line: Any) -> TrialRecord:
     if isinstance(line, dict) and "removed" not in line:
         line["removed"] = {kind: line.pop(kind) for kind in TYPES}
     return TrialRecord(**line)
-
-
-def _complete_lines(file: Path) -> list[str]:
-    """Return the lines that end in a newline, but for those that a kill cut off in the middle of a record."""
-    text = file.read_text(encoding="utf-8")
-    lines = text.split("\n")[:-1]
-    return [line for line in lines if line and not (line.startswith("{") and not line.endswith("}"))]

@@ -30,9 +30,10 @@ from prunerecover.callbacks.ledger.random_state import isolated, seed_all
 from prunerecover.callbacks.ledger.target import find_network
 from prunerecover.callbacks.prune import Prune
 from prunerecover.callbacks.trials.nested import alone, nested_trainer, own_copy, quiet
-from prunerecover.callbacks.trials.records import TrialRecord, append_record, read_records
+from prunerecover.callbacks.trials.records import TrialRecord, append_record, files_of_ranks, read_records
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
 from prunerecover.display.progress import progress
+from prunerecover.files.json_lines import complete_lines
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.evidence import DepthEvidence
@@ -217,13 +218,18 @@ def _patient_ranks() -> dist.ProcessGroup | None:
 
 
 @contextmanager
-def resumable(store: Path) -> Iterator[None]:
-    """Say how to go on when a search inside the `with` block is interrupted."""
+def resumable(store: Path, what: str = "trials") -> Iterator[None]:
+    """Say how to go on when a search inside the `with` block is interrupted.
+
+    Args:
+        store: JSONL file of what is done, one line each; on several ranks that of the first.
+        what: Is in it, for the message.
+    """
     try:
         yield
     except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
-        done = len(read_records(store))
-        rank_zero_info(f"prunerecover: interrupted. {done} trials are in {store}; run this again to go on.")
+        done = sum(len(complete_lines(file)) for file in files_of_ranks(store))
+        rank_zero_info(f"prunerecover: interrupted. {done} {what} are in {store}; run this again to go on.")
         raise
 
 

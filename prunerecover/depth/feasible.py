@@ -12,7 +12,7 @@ from prunerecover.depth.search.selection import check_comparable, check_most, co
 from prunerecover.depth.units import find_units
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
-from prunerecover.graph.block_runs import check_blocks_stay
+from prunerecover.graph.block_lists import check_blocks_stay
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.checks import check_call
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
@@ -40,7 +40,7 @@ def check_feasible(model: nn.Module, inputs: ModelInputs, budget: Budget, config
             removals, units = units_that_may_go(model, example, kinds, config)
             if budget.in_units:
                 wanted = budget.counts(count_by_kind(units))
-                check_blocks_stay(removals.runs, units, wanted.get("block", 0))
+                check_blocks_stay(removals.block_lists, units, wanted.get("block", 0))
         elif budget.share is not None and budget.share[0] != "latency":
             cost, share = budget.share
             units = not_ignored(find_units(model, kinds, example), config.ignore)

@@ -24,7 +24,7 @@ from prunerecover.depth.search.objectives import LossIncrease, Objective, Output
 from prunerecover.depth.search.selection import check_comparable
 from prunerecover.depth.units import nothing_found, of_all_kinds
 from prunerecover.display.progress import progress
-from prunerecover.graph.block_runs import check_blocks_stay
+from prunerecover.graph.block_lists import check_blocks_stay
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.registry import IMPORTANCES, check_unit_scores
 from prunerecover.model.batches import ModelInputs
@@ -82,7 +82,7 @@ class GraphPlanner(DepthPlanner):
     def _choose(self, budget: Budget, units: Sequence[Unit]) -> Searched:
         goal, search = self._goal(units, budget, self._saved_by_units), self.search
         if isinstance(goal, Counted):
-            check_blocks_stay(self.removals.runs, units, goal.wanted.get("block", 0))
+            check_blocks_stay(self.removals.block_lists, units, goal.wanted.get("block", 0))
         if search in SET_SEARCHES:
             if budget.latency is not None and isinstance(goal, Share):
                 return self._searched_for_latency(goal)

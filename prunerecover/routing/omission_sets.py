@@ -8,6 +8,7 @@ set is made on the questions of all tasks together. A router has to beat the bes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -21,6 +22,7 @@ from prunerecover.language.likelihood import AnswerBatch, Encoding, answer_batch
 from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.plan import Plan
+from prunerecover.routing.found_sets import FoundSets
 from prunerecover.routing.plan_set import PlanSet, check_routable
 
 STATIC = "static"
@@ -38,6 +40,7 @@ def plan_omission_sets(
     search: str = "greedy",
     batch_size: int = 16,
     seed: int = 0,
+    store: str | Path | None = None,
 ) -> PlanSet:
     """Plan one set of blocks per task and loss, and a static one for all tasks; the model stays as it is.
 
@@ -51,6 +54,8 @@ def plan_omission_sets(
         search: "greedy", "exact" or "joint"; see `plan_depth`.
         batch_size: Answers at a time.
         seed: Of planning.
+        store: JSONL file of what is found. A search of the same answers and settings, for the same weights, is not made
+            again, so that one that is interrupted goes on; None: nothing is kept.
 
     Returns:
         Sets named `task/loss`, and first "static", by the first loss on all questions; equal ones are kept once.
@@ -84,12 +89,17 @@ def plan_omission_sets(
     wanted |= {f"{task}/{loss}": (list(tasks[task]), loss) for task in tasks for loss in losses}
     how: dict[str, Any] = {"importance": "cross_entropy", "loss": answer_loss, "search": search, "ignore": kept}
     found: dict[str, Plan] = {}
+    before = FoundSets(store, unwrap(model), {"blocks": blocks, "search": search, "ignore": kept, "seed": seed})
     with progress("searching for omission sets", len(wanted)) as advance:
         for name, (questions, loss) in wanted.items():
             batches = answer_batches(questions, encoding, contrastive=LOSSES[loss], batch_size=batch_size)
             if not found:
                 _check_taken_out(unwrap(model), batches, DepthConfig(**how, seed=seed))
-            plan = plan_depth(model, remove={"block": blocks}, batches=batches, **how, seed=seed)
+            key = before.key(batches)
+            plan = before.get(key)
+            if plan is None:
+                plan = plan_depth(model, remove={"block": blocks}, batches=batches, **how, seed=seed)
+                before.add(key, plan)
             check_routable(name, plan)
             if not any(plan.removed == other.removed for other in found.values()):
                 found[name] = plan

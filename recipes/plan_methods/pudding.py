@@ -4,6 +4,7 @@ Writes the plan of the best static set, beside it the folder of the routed model
 where the base model is) and a page (`<plan>.md`) that says whether routing is worth it. The static set is the one that
 makes right answers likeliest on the router's own questions. Where routing is not ahead of it on questions kept apart,
 in likelihood and with the whole interval, or is behind in accuracy, the saved model routes only once it is told to.
+Sets lie in `<plan>.searches.jsonl` as they are found: a command that is interrupted goes on behind the last one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from prunerecover.callbacks.trials.runner import resumable
 from prunerecover.files.atomic import write_text
 from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import Question
@@ -109,15 +111,18 @@ class PuddingPlan(PlanMethod):
         tokenizer = open_tokenizer(self.model, None)
         encoding = Encoding(tokenizer, context_of(self.model, tokenizer), self.chat)
         asked = self._asked()
-        sets = plan_omission_sets(
-            network,
-            asked.tasks,
-            encoding,
-            self.blocks,
-            losses=self.losses,
-            batch_size=self.batch_size,
-            seed=self.seed,
-        )
+        store = beside(task.output, ".searches.jsonl")
+        with resumable(store, "searches"):
+            sets = plan_omission_sets(
+                network,
+                asked.tasks,
+                encoding,
+                self.blocks,
+                losses=self.losses,
+                batch_size=self.batch_size,
+                seed=self.seed,
+                store=store,
+            )
         self._found = self._routed(network, sets, asked, encoding)
         return sets.plans[self._found[0].default]
 

@@ -134,7 +134,7 @@ def test_wrong_module_is_explained_and_nothing_is_changed(case: str, first: dict
 
 def test_pytorch_encoder_without_parts_runs_in_inference_and_with_padding() -> None:
     model, batch = ARCHITECTURES["encoder"]()
-    removals = removals_of(model, batch)
+    removals = removals_of(model, batch, ("block", "attention", "mlp"))
     for unit in removals.units:
         left = pruned(removals, [unit])
         padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])

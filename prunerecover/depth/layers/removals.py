@@ -15,7 +15,7 @@ from prunerecover.depth.layers.trials import bypass, failure, joinable, merge
 from prunerecover.depth.layers.widths import Widths
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.activations import LinearPair, find_linear_pairs
-from prunerecover.graph.block_runs import block_runs, why_emptied
+from prunerecover.graph.block_lists import block_lists, why_emptied
 from prunerecover.graph.branches import BranchFinder, GraphUnit
 from prunerecover.graph.build import trace_graph
 from prunerecover.graph.coupling import coupled_nodes
@@ -47,7 +47,7 @@ class Removals:
         graph: Of one forward pass.
         units: In order of execution.
         refused: Why layers, branches and blocks that were seen are no units, by path.
-        runs: Of blocks, one of each of which stays.
+        block_lists: Blocks of one container each, of which one stays.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Removals:
                 self._pairs, apart = joinable(model, example, find_linear_pairs(model, self.graph))
                 self.refused |= apart
             units += [self._activation(pair, blocks, macs) for pair in self._pairs.values()]
-        self.runs = block_runs(model, self.graph, blocks)
+        self.block_lists = block_lists(model, self.graph, blocks)
         if "layer" in kinds:
             listed = list_layers(model, self.graph, include_strided=include_strided)
             self.refused |= listed.refused
@@ -110,7 +110,7 @@ class Removals:
         branches = [unit for unit in units if unit.kind != "layer"]
         graph_units = [self._branches[unit.name] for unit in branches if unit.name in self._branches]
         blocks = tuple(unit.name for unit in graph_units if unit.kind == "block")
-        if reason := why_emptied(self.runs, blocks):
+        if reason := why_emptied(self.block_lists, blocks):
             raise NotRemovable(reason)
         state = self.after(layers, blocks)
         pairs = [self._pairs[unit.name] for unit in branches if unit.name in self._pairs]

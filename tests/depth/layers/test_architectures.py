@@ -19,7 +19,7 @@ SEQUENCES = 10  # of each light architecture
 
 # Where some layers turn out to be fixed by what reads them, how many of the units still can go at least.
 SHARES = {"split": 0.6, "gated": 0.7, "shared": 0.9, "post-norm": 0.8, "1-d": 0.8, "regnet": 0.7, "resnest": 0.6}
-SHARES |= dict.fromkeys(("nfnet", "maxvit", "res2net"), 0.8)
+SHARES |= dict.fromkeys(("encoder", "nfnet", "maxvit", "res2net"), 0.8)
 
 # In which a sequence takes long: one each; the benchmark of the zoo in depth draws many.
 LARGE = ("resnet18", "resnet50", "mobilenet_v3", "regnet", "shufflenet", "googlenet", "vgg", "squeeze-excite")
