@@ -111,3 +111,13 @@ def compare_routes(
         possible=paired_difference(fixed, best, seed=seed),
         picked={name: int((picked == number).sum()) for number, name in enumerate(names)},
     )
+
+
+def should_route(likelihood: RouteComparison, accuracy: RouteComparison) -> bool:
+    """Return whether a saved model routes unless it is told not to, on the same questions.
+
+    Args:
+        likelihood: Of right answers: routing has to be ahead with the whole interval.
+        accuracy: Routing must not be behind with the whole interval.
+    """
+    return likelihood.worth_it and accuracy.gain.high >= 0

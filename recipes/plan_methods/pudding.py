@@ -35,7 +35,7 @@ from prunerecover.recipes.tasks.route_picker import (
     prompt_features,
     train_router,
 )
-from prunerecover.routing.comparison import RouteComparison, compare_routes
+from prunerecover.routing.comparison import RouteComparison, compare_routes, should_route
 from prunerecover.routing.omission_sets import LOSSES, plan_omission_sets
 from prunerecover.routing.plan_set import PlanSet
 from prunerecover.routing.route_table import right_table, route_table
@@ -159,8 +159,8 @@ class PuddingPlan(PlanMethod):
             compare_routes(scores[:, :-1], picked, sets.names, static=static, dense=scores[:, -1], metric=metric)
             for metric, scores in (("log-likelihood per token", likely), ("accuracy", right))
         ]
-        worth_it = compared[0].worth_it and compared[1].gain.high >= 0
-        told: dict[str, Any] = {"tokenizer": encoding.tokenizer, "default": sets.names[static], "routed": worth_it}
+        told: dict[str, Any] = {"default": sets.names[static], "routed": should_route(*compared)}
+        told["tokenizer"] = encoding.tokenizer
         return RoutedCausalLM(network, sets, router, **told), compared
 
     def _new_router(self, network: nn.Module, sets: PlanSet) -> PrefixRouter | EncoderRouter:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunerecover.routing.comparison import compare_routes
+from prunerecover.routing.comparison import compare_routes, should_route
 
 RNG = np.random.default_rng(0)
 SCORES = RNG.normal(size=(200, 3))
@@ -25,6 +25,15 @@ def test_picking_by_chance_is_not_worth_it() -> None:
     assert not found.worth_it
     assert "Routing is not ahead of the static set" in str(found)
     assert "| dense |" in str(found)
+
+
+def test_a_saved_model_routes_if_it_is_ahead_in_likelihood_and_not_behind_in_accuracy() -> None:
+    best, worst = SCORES.argmax(1).tolist(), SCORES.argmin(1).tolist()
+    ahead, behind, level = (compare_routes(SCORES, picked, ("a", "b", "c")) for picked in (best, worst, [0] * 200))
+    assert should_route(ahead, ahead)
+    assert should_route(ahead, level)
+    assert not should_route(ahead, behind)
+    assert not should_route(level, ahead)
 
 
 @pytest.mark.parametrize(
