@@ -27,7 +27,7 @@ from prunerecover.plan.units import Unit
 
 REMOVED = 3
 NOTHING = "that may go, but there is none"  # of the error that says that there is no unit
-TOO_MANY = "none is left that can go"  # of the error that says that units cannot go together
+TOO_MANY = ("none is left that can go", "to stay, so that at most")  # of errors that units cannot go together
 
 
 def pruned(suite: str, name: str, folder: Path) -> Row:
@@ -103,7 +103,7 @@ def _planned(model: nn.Module, given: list[Any], kinds: list[str]) -> Plan:
     try:
         return plan_depth(model, remove=wanted, batches=given, importance="random", seed=SEED)
     except ValueError as error:
-        if TOO_MANY in str(error) and len(kinds) > 1:
+        if any(said in str(error) for said in TOO_MANY) and len(kinds) > 1:
             return _planned(model, given, kinds[:-1])
         raise _ended(f"plan_depth {wanted}", error) from error
     except Exception as error:
