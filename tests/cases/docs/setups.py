@@ -67,7 +67,7 @@ TAIL = {
     "docs/lightning_module.md": "assert all(map(os.path.exists, ['report/report.md', 'checkpoints/plan.json']))",
 }
 SLOW = {"docs/language_models.md", "docs/methods/pudding.md", "docs/methods/width.md", "docs/lightning_module.md"}
-SLOW |= {"docs/getting_started.md", "docs/after_pruning.md", "docs/detection.md"}
+SLOW |= {"docs/getting_started.md", "docs/after_pruning.md", "docs/detection.md", "docs/index.md"}
 # Headings whose code needs more than is installed with the tests.
 NEEDS = {"With lm-evaluation-harness": "lm_eval", "Quantise": "torchao"}
 LLAMA = {"HuggingFaceTB/SmolLM2-135M": "llama"}
