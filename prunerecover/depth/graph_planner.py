@@ -24,6 +24,7 @@ from prunerecover.depth.search.objectives import LossIncrease, Objective, Output
 from prunerecover.depth.search.selection import check_comparable
 from prunerecover.depth.units import nothing_found, of_all_kinds
 from prunerecover.display.progress import progress
+from prunerecover.families.describe import is_supported
 from prunerecover.graph.block_lists import check_blocks_stay
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.registry import IMPORTANCES, check_unit_scores
@@ -150,6 +151,12 @@ class GraphPlanner(DepthPlanner):
     def _scored(self, units: Sequence[Unit], gone: tuple[Unit, ...]) -> dict[str, float]:
         registered, config = self.config.registered, self.config
         own = graph_scores.IMPORTANCES.get(registered.name)
+        if registered.name in graph_scores.BY_PARTS and not is_supported(self.model):
+            raise ValueError(
+                f"Expected importance to be one of {', '.join(graph_scores.IMPORTANCES)} for this "
+                f"{type(self.model).__name__}, which is of no supported family, but got '{registered.name}', which "
+                "reads the parts of one."
+            )
         if own is None or IMPORTANCES.get(registered.name) is not registered:  # a user's own
             return registered(
                 DepthContext(

@@ -52,7 +52,7 @@ def plan_depth(
         importance: What ranks units within their kind: "output_divergence" (the default), "gate_gradient", "taylor",
             "cross_entropy", "magnitude", "angular_distance", "block_influence", "random", one that
             `register_importance` has named, or a callable `(context) -> {unit name: importance}`; see
-            `importance.context.DepthContext`.
+            `importance.context.DepthContext`. Gate gradients and block influence need a supported family.
         loss: `loss(model, batch) -> scalar`, for "gate_gradient", "taylor" and "cross_entropy".
         replace: "calibrated" fits what is left, picks it by its effect on the output and tunes it on the output,
             without labels; "zero" and "identity" are there by name. Whole blocks leave nothing in their place;

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from cases.engine import batches_of, build, unchanged
-from cases.models.tiny import GATED
+from cases.models.decoders import OTHERS
+from cases.models.tiny import GATED, tiny_inputs
 from cases.sampling import one_in
 from torch import Tensor, nn
 
 from prunerecover.depth.plan_depth import plan_depth
+from prunerecover.language.likelihood import next_token_loss
 from prunerecover.plan.budget import Budget
 
 
@@ -127,3 +129,18 @@ def test_gated_feed_forward_says_why_it_has_no_activation(name: str) -> None:
         ValueError, match=r"to have removable activations, but its MLP is gated.*Use 'attention' or 'mlp'"
     ):
         plan_depth(build(name), remove={"activation": 1}, batches=batches_of(name))
+
+
+@pytest.mark.parametrize(("importance", "loss"), [("block_influence", None), ("gate_gradient", next_token_loss)])
+def test_importances_that_read_parts_need_a_supported_family(importance: str, loss: Any) -> None:
+    match = (
+        f"Expected importance to be one of output_divergence, .* for this GPTJForCausalLM, .* but got '{importance}'"
+    )
+    with pytest.raises(ValueError, match=match):
+        plan_depth(
+            OTHERS["gptj"].build(),
+            remove={"block": 1},
+            batches=[tiny_inputs("gptj")],
+            importance=importance,
+            loss=loss,
+        )

@@ -44,3 +44,4 @@ IMPORTANCES: dict[str, Callable[[GraphContext], Scores]] = {
     "cross_entropy": cross_entropy,
     "angular_distance": angular_distance,
 }
+BY_PARTS = ("block_influence", "gate_gradient")  # read the parts of blocks, which the graph does not tell
