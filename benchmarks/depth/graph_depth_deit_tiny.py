@@ -164,7 +164,7 @@ def _cells(method: str, found: list[Row], ours: list[Row]) -> tuple[str, ...]:
         str(len(found)),
         f"{mean(values):.1f} ({', '.join(f'{value:.1f}' for value in values)})",
         "" if method == OURS else difference(ours, found, 100, 1),
-        f"{first['seconds']:.0f}",
+        f"{first['seconds']:.0f}" if first["stage"] == STAGES[0] else "",
     )
 
 

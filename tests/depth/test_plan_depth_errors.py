@@ -133,9 +133,7 @@ def test_gated_feed_forward_says_why_it_has_no_activation(name: str) -> None:
 
 @pytest.mark.parametrize(("importance", "loss"), [("block_influence", None), ("gate_gradient", next_token_loss)])
 def test_importances_that_read_parts_need_a_supported_family(importance: str, loss: Any) -> None:
-    match = (
-        f"Expected importance to be one of output_divergence, .* for this GPTJ.*, but got '{importance}'"
-    )
+    match = f"Expected importance to be one of output_divergence, .* for this GPTJ.*, but got '{importance}'"
     with pytest.raises(ValueError, match=match):
         plan_depth(
             OTHERS["gptj"].build(),
