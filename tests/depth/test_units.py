@@ -97,9 +97,9 @@ def test_names_of_units_of_other_kinds_may_be_ignored() -> None:
         plan_depth(model, remove={"attention": 1}, batches=[torch.rand(2, 5, 8)], ignore=["9.*"])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_torchscript_is_refused() -> None:
-    with pytest.warns(FutureWarning, match="deprecated"):
-        scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)))
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)))
     match = (
         "Expected modules of Python, but 'RecursiveScriptModule' is TorchScript, whose code cannot be watched. Prune"
     )
