@@ -67,9 +67,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "blocks, divergence": {"kinds": ("block",), "search": "one_shot"},
     "two to one, angular distance": {"kinds": FINE, "importance": "angular_distance", "search": "two_to_one"},
     "joint": {"kinds": (*FINE, "block"), "search": "joint"},
-    "default": {},
+    "default": {},  # `plan_depth` with nothing but a budget
 }
-OURS = "default"
+OURS, DEFAULT = "joint", "default"
 
 
 STAGES = ("prune_only", "lora")
@@ -99,7 +99,7 @@ def make(method: str, share: float, stage: str) -> None:
 
 def plan_of(method: str, share: float) -> Plan:
     """Return the plan of the rows without training if there are such rows, or make it."""
-    if method == OURS:
+    if method == DEFAULT:
         return saved_plan(f"smollm2-{share}", lambda: default_planner().plan(Budget(params=share)))
     rows = rows_so_far(model=MODEL, method=method, budget=share, stage="prune_only")
     if not rows:
