@@ -90,7 +90,9 @@ def _example(model: nn.Module, given: Any) -> ModelInputs | None:
 
 
 def of_all_kinds(removals: Removals) -> Removals:
-    """Return what can go out of the same network by units of any kind."""
+    """Return what can go out of the same network by units of any kind; the network is traced anew for more kinds."""
+    if set(removals.kinds) >= set(DEPTH_KINDS):
+        return removals
     return Removals(removals.model, removals.example, DEPTH_KINDS)
 
 

@@ -50,7 +50,7 @@ def weights_hash(model: nn.Module, through: torch.dtype | None = None) -> str | 
             flat = part.flatten()
             step = max(1, flat.numel() // SAMPLES_PER_TENSOR)
             sample = flat[::step][:SAMPLES_PER_TENSOR].to("cpu")
-            sample = sample.to(sample.dtype if through is None else through).to(torch.bfloat16)
+            sample = sample.to(through or sample.dtype).to(torch.bfloat16)
             digest.update(sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
 

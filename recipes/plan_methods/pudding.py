@@ -159,9 +159,15 @@ class PuddingPlan(PlanMethod):
             compare_routes(scores[:, :-1], picked, sets.names, static=static, dense=scores[:, -1], metric=metric)
             for metric, scores in (("log-likelihood per token", likely), ("accuracy", right))
         ]
-        told: dict[str, Any] = {"default": sets.names[static], "routed": should_route(*compared)}
-        told["tokenizer"] = encoding.tokenizer
-        return RoutedCausalLM(network, sets, router, **told), compared
+        routed = RoutedCausalLM(
+            network,
+            sets,
+            router,
+            tokenizer=encoding.tokenizer,
+            default=sets.names[static],
+            routed=should_route(*compared),
+        )
+        return routed, compared
 
     def _new_router(self, network: nn.Module, sets: PlanSet) -> PrefixRouter | EncoderRouter:
         if self.router != "prefix":

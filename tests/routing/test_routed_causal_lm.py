@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from cases.models.language import word_tokenizer
-from cases.models.routed_language import SETS, removing, sets_of
+from cases.models.routed_language import SETS, ByNumber, removing, sets_of
 from cases.models.tiny import tiny_llama
 from torch import Tensor, nn
 
@@ -18,18 +18,6 @@ PROMPTS = torch.tensor([[5, 6, 7, 8, 9], [11, 12, 13, 14, 15], [21, 22, 23, 24, 
 GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 
 
-class ByFirstToken(nn.Module):
-    """Picks the set whose number is the first token modulo 4."""
-
-    n_sets = 4
-
-    def features(self, model: nn.Module, prompts: Any, texts: Any) -> Tensor:
-        return torch.tensor([[float(prompt[0])] for prompt in prompts])
-
-    def forward(self, features: Tensor) -> Tensor:
-        return torch.nn.functional.one_hot(features[:, 0].long() % 4, 4).float()
-
-
 @pytest.fixture
 def dense() -> nn.Module:
     return tiny_llama(num_hidden_layers=6)
@@ -37,7 +25,7 @@ def dense() -> nn.Module:
 
 @pytest.fixture
 def routed(dense: nn.Module) -> RoutedCausalLM:
-    return RoutedCausalLM(dense, sets_of(dense), ByFirstToken()).eval()
+    return RoutedCausalLM(dense, sets_of(dense), ByNumber()).eval()
 
 
 def pruned(dense: nn.Module, number: int) -> Any:
@@ -97,14 +85,14 @@ def test_sets_share_the_weights_of_the_dense_model(dense: nn.Module, routed: Rou
 
 def test_the_dense_model_is_left_as_it_is(dense: nn.Module) -> None:
     before = dense(input_ids=PROMPTS).logits
-    RoutedCausalLM(dense, sets_of(dense), ByFirstToken()).generate(PROMPTS, **GREEDY)
+    RoutedCausalLM(dense, sets_of(dense), ByNumber()).generate(PROMPTS, **GREEDY)
     assert torch.equal(dense(input_ids=PROMPTS).logits, before)
 
 
 def test_without_a_router_the_default_set_answers(dense: nn.Module) -> None:
     routed = RoutedCausalLM(dense, sets_of(dense), default="set 2")
     assert routed.route(PROMPTS) == [2, 2, 2]
-    off = RoutedCausalLM(dense, sets_of(dense), ByFirstToken(), default="set 2", routed=False)
+    off = RoutedCausalLM(dense, sets_of(dense), ByNumber(), default="set 2", routed=False)
     assert off.route(PROMPTS) == [2, 2, 2]
 
 
@@ -118,7 +106,7 @@ def test_settings_and_device_are_those_of_the_model(dense: nn.Module) -> None:
 
 @pytest.mark.gpu
 def test_only_the_blocks_of_a_set_are_on_the_device(dense: nn.Module) -> None:
-    routed = RoutedCausalLM(dense, sets_of(dense), ByFirstToken(), device="cuda")
+    routed = RoutedCausalLM(dense, sets_of(dense), ByNumber(), device="cuda")
     for number, gone in enumerate(SETS):
         routed.generate(PROMPTS.cuda(), routes=[number] * 3, **GREEDY)
         layers = dense.model.layers  # type: ignore[union-attr]
@@ -147,7 +135,7 @@ def test_a_prompt_beyond_the_context(routed: RoutedCausalLM) -> None:
 @pytest.mark.parametrize("router", [True, False])
 @pytest.mark.parametrize("how", [{"routes": [0]}, {"conversations": ["known"]}, {}])
 def test_prompts_beyond_the_context_are_refused_whoever_picks_the_set(dense: nn.Module, router: bool, how: Any) -> None:
-    routed = RoutedCausalLM(dense, sets_of(dense), ByFirstToken() if router else None)
+    routed = RoutedCausalLM(dense, sets_of(dense), ByNumber() if router else None)
     routed.generate(PROMPTS[:1], conversations=["known"], **GREEDY)
     long = torch.ones(1, 65, dtype=torch.long)
     with pytest.raises(ValueError, match="Expected prompts of at most 64 tokens, the model's context, but got 65"):
@@ -185,7 +173,7 @@ def test_a_conversation_for_each_prompt(routed: RoutedCausalLM) -> None:
 def test_text_routers_get_text(dense: nn.Module) -> None:
     heard: list[str] = []
 
-    class Reads(ByFirstToken):
+    class Reads(ByNumber):
         def features(self, model: nn.Module, prompts: Any, texts: Any) -> Tensor:
             heard.extend(texts)
             return super().features(model, prompts, texts)

@@ -45,6 +45,7 @@ class Removals:
 
     Attributes:
         graph: Of one forward pass.
+        kinds: That were looked for.
         units: In order of execution.
         refused: Why layers, branches and blocks that were seen are no units, by path.
         block_lists: Blocks of one container each, of which one stays.
@@ -59,7 +60,7 @@ class Removals:
         include_strided: bool = False,
         importance: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.model, self.example, self.importance = model, example, importance
+        self.model, self.example, self.kinds, self.importance = model, example, tuple(kinds), importance
         self.graph = trace_graph(model, example)
         self.refused: dict[str, str] = {}
         self._branches: dict[str, GraphUnit] = {}
