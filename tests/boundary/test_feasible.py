@@ -75,6 +75,7 @@ def activation_hurts(attention: int, activation: int) -> float:
     return 80.0 - attention - 6 * activation
 
 
+@pytest.mark.slow
 def test_a_share_is_met_with_what_units_leave() -> None:
     """Maps that attentions leave cost something: a split further on is planned, without more runs."""
     model, told = build("timm"), Told(activation_hurts)

@@ -142,6 +142,7 @@ def divergence_of(trial: Trial) -> float:
     return list(trial.plan.evidence["divergence"].values())[-1]
 
 
+@pytest.mark.slow
 def test_the_search_finds_the_least_divergence_where_that_is_what_counts() -> None:
     class AsDiverged(Told):
         def __call__(self, trials: Sequence[Trial]) -> list[float]:

@@ -138,6 +138,7 @@ def test_a_form_is_the_best_on_the_samples_it_is_chosen_on(
         assert choice.divergence == pytest.approx(judged[name].divergence, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [Budget(remove={"attention": 2, "activation": 2}), Budget(macs=0.3)], ids=str)
 def test_a_greedy_search_by_races_finds_the_same_units(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
     def removed() -> dict[str, tuple[str, ...]]:

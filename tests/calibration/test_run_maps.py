@@ -165,6 +165,7 @@ def test_known_runs_are_fitted_again_only_where_they_change(new: int) -> None:
     assert [choice.divergence for choice in again] == [choice.divergence for choice in anew]
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_a_standard_one(tmp_path) -> None:
     from transformers import AutoModelForCausalLM
 

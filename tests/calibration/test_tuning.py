@@ -111,6 +111,7 @@ def left(model: nn.Module, kind: str, leaves: str, tune: bool = True) -> list[Ch
         return own.finished(own.choose(units, {unit.name: Form(leaves) for unit in units}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "leaves"), STAND_INS)
 def test_what_other_units_leave_is_tuned_too(kind: str, leaves: str) -> None:
     tuned, solved = (left(build("timm"), kind, leaves, tune) for tune in (True, False))

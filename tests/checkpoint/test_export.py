@@ -87,6 +87,7 @@ def run(path: Path, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     return [torch.from_numpy(a) for a in session.run(None, {name: value.numpy() for name, value in inputs.items()})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ending"), CASES)
 def test_a_pruned_network_computes_the_same_from_its_file(name: str, ending: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -116,6 +116,7 @@ def pruned(task: Task, scratch: Path) -> tuple[nn.Module, Plan]:
     return network, plan + merge(part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_the_network_of_a_task_comes_back_from_its_folder(name: str, tmp_path: Path) -> None:
     task = TASKS[name]

@@ -88,6 +88,7 @@ def test_a_budget_that_units_cannot_come_near_is_exceeded_with_a_warning() -> No
     assert said["merged"] - said["asked"] > said["smallest_unit"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", one_in(4, [0.75, 0.6, 0.7, 0.8]))
 def test_a_large_share_is_met_by_what_units_leave_in_the_end(share: float) -> None:
     """Blocks take the place of their parts, where these are all gone and what they leave costs too much."""

@@ -27,6 +27,7 @@ from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import merge
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cost", "replace"),
     one_in(
@@ -94,6 +95,7 @@ def test_kinds_are_timed_on_few_samples_and_what_is_planned_on_all(monkeypatch: 
     assert left <= 0.51 + 1e-6
 
 
+@pytest.mark.slow
 def test_latency_budget_runs_on_the_real_clock() -> None:
     model = build("timm")
     plan = plan_depth(model, Budget(latency=0.01), batches=batches_of("timm"), replace="zero", kinds="attention")
@@ -165,6 +167,7 @@ def test_nothing_goes_for_a_share_of_nothing(kinds: str, search: str) -> None:
     assert plan.edits == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [Budget(macs=0.0), Budget(params=0.0), Budget(latency=0.0)], ids=str)
 def test_nothing_of_any_kind_goes_for_a_share_of_nothing(budget: Budget) -> None:
     assert plan_depth(build("timm"), budget, batches=batches_of("timm")).edits == ()

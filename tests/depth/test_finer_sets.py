@@ -44,6 +44,7 @@ def judged(oracle: FamilyPlanner, plan: Plan, share: float) -> float:
     return oracle.calibrator.choose(gone)[-1].divergence * oracle.removed_share(plan, "macs") / share
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "replace", "share", "search"), first(4, CASES))
 def test_more_kinds_of_units_never_make_a_plan_worse(name: str, replace: str, share: float, search: str) -> None:
     """All kinds are searched, then no blocks, no MLPs, no activations: the best of all, each found on its own."""
@@ -61,6 +62,7 @@ def test_more_kinds_of_units_never_make_a_plan_worse(name: str, replace: str, sh
     assert costs[0] == pytest.approx(min(costs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "replace", "share", "search"), first(3, CASES))
 def test_a_share_is_not_behind_the_same_numbers_of_units(name: str, replace: str, share: float, search: str) -> None:
     """A user who is told how many of each kind go cannot ask for them and do better."""

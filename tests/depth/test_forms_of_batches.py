@@ -101,6 +101,7 @@ def test_an_encoder_decoder_in_a_trainer(tmp_path: Path) -> None:
     assert len(Ledger.of(module).events) == 1
 
 
+@pytest.mark.slow
 def test_t5_keeps_blocks_that_hand_on_the_biases_of_their_attentions(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="but there is none .*returns several tensors"):
         plan_depth(t5(), remove={"block": 1}, batches=batches())

@@ -74,6 +74,7 @@ def test_a_share_of_the_parameters_takes_them_beside_other_kinds(tmp_path: Path)
     assert torch.equal(load_pruned(tmp_path / "pruned", network())(X), model(X))
 
 
+@pytest.mark.slow
 def test_swin_has_one_in_each_block() -> None:
     sizes = {"img_size": 64, "window_size": 2, "embed_dim": 16, "num_heads": (1, 2, 2, 2), "depths": (1, 1, 2, 2)}
     model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=4, **sizes).eval()

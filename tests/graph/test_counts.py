@@ -24,6 +24,7 @@ def count(units: Any, kind: str) -> int:
     return sum(unit.kind == kind for unit in units)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("include_strided", "layers"), [(False, 46), (True, 53)])
 def test_resnet50_has_as_many_layers_as_convolutions(include_strided: bool, layers: int) -> None:
     import torchvision

@@ -33,6 +33,7 @@ class TestWithTheHarness:
     def _installed(self, own_cache: Path) -> None:
         pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install .[lm-eval]")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("chat", [False, True])
     def test_a_pruned_models_accuracy_is_ours(self, tmp_path: Path, chat: bool) -> None:
         llama, tokenizer = tiny_llama(), word_tokenizer(eos_token="</s>")
@@ -66,6 +67,7 @@ class TestWithTheHarness:
         ours = choice_accuracy(model, [question_of(row) for row in rows], Encoding(tokenizer))
         assert {metric: found["real"][metric] for metric in ours} == ours
 
+    @pytest.mark.slow
     def test_an_unknown_task_is_refused(self) -> None:
         with pytest.raises(ValueError, match="Expected tasks that lm-evaluation-harness knows, but got arc_eazy"):
             evaluate_with_harness(tiny_llama(), word_tokenizer(eos_token="</s>"), ["arc_eazy"])

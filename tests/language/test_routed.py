@@ -134,6 +134,7 @@ class TestWithTheHarness:
     def _installed(self, own_cache: Path) -> None:
         pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install .[lm-eval]")
 
+    @pytest.mark.slow
     def test_accuracy_is_ours(self, routed: RoutedCausalLM, tmp_path: Path) -> None:
         tokenizer = word_tokenizer(eos_token="</s>")
         found = evaluate_with_harness(routed, tokenizer, ["words"], task_folder=write_task(tmp_path, ROWS))["words"]

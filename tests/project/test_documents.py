@@ -27,7 +27,8 @@ from prunerecover.recipes.cli.main import build_parser, recipe_names, with_recip
 from prunerecover.recipes.cli.trainer_commands import TRAINER_COMMANDS
 
 SAVED = {"docs/extending.md": "test_extending.py", "docs/prune_yolo.md": "test_prune_yolo.py"}  # pages of whole files
-TYPED = [page for page in pages() if page not in SAVED and "```python" in read(page)]
+BEGUN = "docs/index.md"  # types what README begins with
+TYPED = [page for page in pages() if page not in {*SAVED, BEGUN} and "```python" in read(page)]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 NO_FIGURE = re.compile(r"`[^`]*`|\]\([^)]*\)|arXiv\s[\d.]+|(?:Lightning|Python|lm_eval|ultralytics) [\d.]+")
 COMMANDS = [
@@ -47,6 +48,12 @@ def test_python_of_a_page_runs_from_top_to_bottom(
     monkeypatch.chdir(tmp_path)
     namespace = run_typed(page, tmp_path, GIVEN.get(page, {}), replaced_in(page, tmp_path), NEEDS)
     exec(f"import os; {TAIL.get(page, '')}", namespace)
+
+
+def test_the_first_page_types_what_readme_begins_with() -> None:
+    python = [[block for block in blocks_of(read(page)) if block.language == "python"] for page in (BEGUN, "README.md")]
+    first, whole = ([block.text for block in blocks] for blocks in python)
+    assert first == whole[: len(first)]
 
 
 def test_pages_of_files_have_tests_of_their_own() -> None:

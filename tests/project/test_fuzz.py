@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from random import Random
 
+import pytest
 import torch
 
 from benchmarks.end_to_end import fuzz, subjects
@@ -13,6 +14,7 @@ from benchmarks.end_to_end import fuzz, subjects
 SAMPLE = range(0, 1000, 17)
 
 
+@pytest.mark.slow
 def test_a_sample_of_broken_files_ends_well() -> None:
     found = fuzz.run(SAMPLE)
     assert len(found) == len(SAMPLE)

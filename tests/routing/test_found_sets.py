@@ -43,6 +43,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> Searches:
     return counted
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on_and_finds_the_same(tmp_path: Path, searches: Searches) -> None:
     model, store = tiny_llama(num_hidden_layers=5), tmp_path / "found" / "sets.jsonl"
     whole = plan_omission_sets(model, TASKS, encoding(), 2)
@@ -59,6 +60,7 @@ def test_an_interrupted_search_goes_on_and_finds_the_same(tmp_path: Path, search
     assert searches.made == SEARCHES - 3
 
 
+@pytest.mark.slow
 def test_other_settings_questions_and_weights_are_searched_anew(tmp_path: Path, searches: Searches) -> None:
     model, only, store = tiny_llama(num_hidden_layers=5), {"first": TASKS["first"]}, tmp_path / "sets.jsonl"
 

@@ -18,6 +18,7 @@ def sets() -> PlanSet:
     return plan_omission_sets(tiny_llama(num_hidden_layers=5), TASKS, encoding(), 2)
 
 
+@pytest.mark.slow
 def test_there_is_a_set_per_task_and_loss_and_a_static_one(sets: PlanSet) -> None:
     assert sets.names[0] == "static"
     assert set(sets.names[1:]) <= {f"{task}/{loss}" for task in TASKS for loss in ("likelihood", "contrastive")}
@@ -41,6 +42,7 @@ def test_blocks_that_leave_an_identity_are_refused_before_the_search(monkeypatch
         plan_omission_sets(tiny_diff_llama(), TASKS, encoding(), 1)
 
 
+@pytest.mark.slow
 def test_models_of_no_record_have_omission_sets() -> None:
     found = plan_omission_sets(OTHERS["gptj"].build(), TASKS, encoding(), 1)
     assert all(len(blocks) == 1 for blocks in found.blocks)

@@ -81,6 +81,7 @@ def gain_of(shuffled: bool, loss: str) -> float:
     return float((fresh.gather(1, picked[:, None])[:, 0] - fresh[:, 0]).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", one_in(2, ["soft_cross_entropy", "cross_entropy", "mse"]))
 def test_a_router_learns_which_set_serves_which_prompts_and_nothing_from_shuffled_labels(loss: str) -> None:
     assert gain_of(False, loss) > 0.4

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from cases.shared_budget.networks import images, vit
 
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 
 
+@pytest.mark.slow
 def test_groups_keep_their_names_when_blocks_move_up() -> None:
     config = SharedBudgetConfig(kinds=("block", "neuron"), ignore=("blocks.1*", "blocks.2.*"))
     plan = SharedBudgetPlanner(vit(depth=4), "macs", images(1), config).together(0.192, 0.32)

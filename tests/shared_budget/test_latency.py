@@ -40,6 +40,7 @@ def _seconds(model: nn.Module, example: Any) -> float:
     return 0.1 * count_macs(vit(depth=2), example) + count_macs(model, example)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("clock")
 def test_latency_is_met_as_it_is_measured() -> None:
     plan = plan_pruning(vit(depth=2), Budget(latency=0.2), batches=images(), kinds=KINDS)
@@ -49,6 +50,7 @@ def test_latency_is_met_as_it_is_measured() -> None:
     assert len(found.splits) >= 5
 
 
+@pytest.mark.slow
 def test_splits_are_compared_where_each_saves_the_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a processor that computes eight columns at once, also where some are gone: few neurons save nothing."""
 
@@ -70,6 +72,7 @@ def _columns(model: nn.Module) -> int:
     return sum(module.in_features * -(-module.out_features // 8) for module in linears)
 
 
+@pytest.mark.slow
 def test_a_missed_latency_is_told_once_and_for_the_budget_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where few samples promise four times what the whole batch saves, every part misses its share, too."""
 

@@ -124,6 +124,7 @@ def test_ends_are_the_plans_of_width_and_of_depth() -> None:
     assert planner.alone(False, 0.3).edits == width.edits
 
 
+@pytest.mark.slow
 def test_half_by_depth_and_half_by_width_is_one_plan(both: Plan) -> None:
     assert {"head", "neuron"} & set(both.removed)
     assert {"block", "attention", "mlp", "activation"} & set(both.removed)
@@ -198,6 +199,7 @@ def test_splits_are_compared_on_samples_that_nothing_was_fitted_to(both: Plan) -
         torch.testing.assert_close(both.tensors[key], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_splits_of_networks_with_batchnorm_are_compared_once_reconstructed() -> None:
     """As `Prune` does it after the surgery: splits gain by it differently."""
     torch.manual_seed(0)
@@ -249,6 +251,7 @@ def test_experts_go_for_a_share_of_the_parameters() -> None:
     assert 0.7 < plan.result.params / dense < 0.81
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["layers", "blocks"])
 def test_depth_that_leaves_settings_shares_a_budget(network: str) -> None:
     """Bypassed layers and configs that follow blocks are edits with dictionaries, which have no hash."""

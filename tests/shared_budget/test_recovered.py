@@ -19,6 +19,7 @@ def neurons(plan: Plan) -> int:
     return len(plan.removed.get("neuron", ()))
 
 
+@pytest.mark.slow
 def test_most_accurate_split_is_planned_whatever_its_output_is() -> None:
     """An evaluation that wants as many neurons gone as possible gets width alone, and the other way round."""
     asked: list[list[Trial]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import transformers
 from torch import nn
@@ -16,6 +17,7 @@ def t5() -> nn.Module:
     return transformers.T5ForConditionalGeneration(transformers.T5Config(**SIZES, decoder_start_token_id=0)).eval()
 
 
+@pytest.mark.slow
 def test_labels_make_the_inputs_of_its_decoder() -> None:
     network, numbers = t5(), torch.Generator().manual_seed(1)
     sizes = {"input_ids": (4, 7), "labels": (4, 5)}

@@ -32,6 +32,7 @@ def planner() -> WidthPlanner:
     return WidthPlanner(cnn(), batches=labelled_batches())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allocation", ["per_cost", "tolerance", "uniform", "global"])
 @pytest.mark.parametrize("cost", ["macs", "params"])
 def test_budgets_are_met_to_a_unit(planner: WidthPlanner, allocation: Any, cost: str) -> None:
@@ -41,6 +42,7 @@ def test_budgets_are_met_to_a_unit(planner: WidthPlanner, allocation: Any, cost:
         assert share <= removed_share(model, plan, cost) < share + 0.03  # ResNet-8's widest unit is 3% of it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "rounds", "allocation"),
     one_in(

@@ -84,6 +84,7 @@ def test_rounds_score_what_recalibrated_networks_do(batches: Batches) -> None:
     assert all(torch.equal(value, together.tensors[name]) for name, value in first.tensors.items())
 
 
+@pytest.mark.slow
 def test_rounds_leave_hooks_of_the_model_behind(batches: Batches) -> None:
     """They may lead to what cannot be copied, such as a logger's lock."""
 
@@ -100,6 +101,7 @@ def test_rounds_leave_hooks_of_the_model_behind(batches: Batches) -> None:
     assert plan_width(model, Budget(macs=0.3), batches=batches, rounds=2) == plan
 
 
+@pytest.mark.slow
 def test_rounds_say_what_was_asked_and_what_is_kept(batches: Batches) -> None:
     model = cnn()
     plan = plan_width(model, Budget(macs=0.4), batches=batches, rounds=3)

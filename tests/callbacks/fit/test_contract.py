@@ -46,6 +46,7 @@ def resumed_equals_uninterrupted(folder, files, **settings):
         assert_same(whole, part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "prune",
     one_in(3, [ONCE, PROGRESSIVE, {**ONCE, "schedule": {"start": 2}}]),
@@ -134,6 +135,7 @@ def test_mid_epoch_file_keeps_the_surgery(tmp_path):
     assert runner.global_step == 24
 
 
+@pytest.mark.slow
 def test_best_may_be_less_pruned_than_the_live_module(tmp_path):
     module, runner = fit(tmp_path, prune=PROGRESSIVE)
     assert len(Ledger.of(module).events) == 3

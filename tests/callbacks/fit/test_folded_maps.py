@@ -26,6 +26,7 @@ def fit(folder, prune, averaged=False, resume=None):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prune", "averaged"), [(ONCE, False), (ONCE, True), (TWICE, False)])
 def test_resumed_equals_uninterrupted(tmp_path, prune, averaged):
     whole = fit(tmp_path / "whole", prune, averaged)

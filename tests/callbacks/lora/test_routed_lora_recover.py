@@ -172,6 +172,7 @@ def test_checkpoint_gives_the_recovered_base(fitted: tuple[Path, Any]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     def run(folder: Path, **more: Any) -> Any:
         module = Language(attention_dropout=0.1)

@@ -42,6 +42,7 @@ def both() -> Plan:
     return SharedBudgetPlanner(network, "macs", batches, SharedBudgetConfig(kinds=KINDS)).together(0.15, 0.3)
 
 
+@pytest.mark.slow
 def test_budget_goes_and_training_goes_on(pruned: tuple[Path, Classifier]) -> None:
     folder, module = pruned
     (event,) = Ledger.of(module).events
@@ -53,6 +54,7 @@ def test_budget_goes_and_training_goes_on(pruned: tuple[Path, Classifier]) -> No
     assert Plan.load(folder / "files" / "plan.json").removed == Ledger.of(module).plans["net"].removed
 
 
+@pytest.mark.slow
 def test_resumed_equals_uninterrupted(pruned: tuple[Path, Classifier], tmp_path: Path) -> None:
     folder, whole = pruned
     for epoch in (0, 1):

@@ -28,6 +28,7 @@ class Seen(pl.Callback):
         pl_module.net.train(mode)
 
 
+@pytest.mark.slow
 def test_layers_are_reconstructed_after_the_surgery(tmp_path: Path) -> None:
     errors = {}
     for reconstruct in (True, False):

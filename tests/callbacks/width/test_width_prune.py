@@ -96,6 +96,7 @@ def test_surgeries_do_not_take_what_others_took_beyond_their_part(tmp_path: Path
     assert module.net[1].out_features == 6
 
 
+@pytest.mark.slow
 def test_surgeries_in_depth_do_not_either(tmp_path: Path) -> None:
     """An MLP is a sixth of the network: the second one goes when the first is not enough, and not every time."""
     steps = DepthPrune(Budget(macs=0.2), calibration=24, schedule={"every": 1, "times": 4})
@@ -115,6 +116,7 @@ def test_tolerance_without_a_budget(tmp_path: Path) -> None:
     assert Ledger.of(module).plans["net"].evidence["tolerance"] == 0.3
 
 
+@pytest.mark.slow
 def test_depth_width_and_distillation_on_one_module(tmp_path: Path) -> None:
     callbacks = [
         DepthPrune(remove={"activation": 1, "attention": 1}, calibration=24, schedule={"start": 0}),

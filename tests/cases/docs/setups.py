@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,6 @@ def with_scenes() -> dict[str, Any]:
 
 GIVEN: dict[str, Given] = {
     "README.md": {"prunerecover": in_a_trainer, "Without Lightning": without_lightning},
-    "docs/index.md": {"prunerecover": partial(in_a_trainer, depth=3)},
     "docs/detection.md": {"From Python": with_scenes},
 }
 # What the reader does next, or looks at.
@@ -67,7 +65,7 @@ TAIL = {
     "docs/lightning_module.md": "assert all(map(os.path.exists, ['report/report.md', 'checkpoints/plan.json']))",
 }
 SLOW = {"docs/language_models.md", "docs/methods/pudding.md", "docs/methods/width.md", "docs/lightning_module.md"}
-SLOW |= {"docs/getting_started.md", "docs/after_pruning.md", "docs/detection.md", "docs/index.md"}
+SLOW |= {"README.md", "docs/getting_started.md", "docs/after_pruning.md", "docs/detection.md"}
 # Headings whose code needs more than is installed with the tests.
 NEEDS = {"With lm-evaluation-harness": "lm_eval", "Quantise": "torchao"}
 LLAMA = {"HuggingFaceTB/SmolLM2-135M": "llama"}

@@ -35,6 +35,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.slow
 def test_network_runs_and_learns_without_single_units(name: str) -> None:
     removals = removals_in(name)
     units = removals.units[:: max(1, len(removals.units) // UNITS)]

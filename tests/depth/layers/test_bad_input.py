@@ -218,6 +218,7 @@ def test_one_block_of_each_list_stays(case: str) -> None:
     assert all(torch.equal(tensor, before[key]) for key, tensor in values(model).items())
 
 
+@pytest.mark.slow
 def test_all_blocks_that_can_go_do_where_others_of_their_list_cannot() -> None:
     model, batch = ARCHITECTURES["resnet50"]()  # the first block of each stage changes the shape
     units = removals_of(model, batch, ("block",)).units

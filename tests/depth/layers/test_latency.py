@@ -41,6 +41,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
     return counts_parameters(monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [("layer",), ("layer", "block"), ("block",)])
 def test_kinds_are_timed_and_what_is_planned_and_not_every_set(
     timed: list[tuple[int, float]], kinds: tuple[str, ...]

@@ -44,6 +44,7 @@ def test_another_batch_size(model: nn.Module) -> None:
     torch.testing.assert_close(exported(tiny_images(7)), model(tiny_images(7)))
 
 
+@pytest.mark.slow
 def test_onnx(model: nn.Module, tmp_path: Path) -> None:
     import onnxruntime
 

@@ -48,6 +48,7 @@ def written(name: str, small: dict[str, dict[str, Any]], folder: Path) -> str:
     return str(folder / "recipe.yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_in(3, NAMES))
 def test_a_small_fit_of_the_recipe(name: str, small: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     import transformers
@@ -70,6 +71,7 @@ def test_the_plan_command_of_the_header(
     assert set(Plan.load(tmp_path / "plan.json").removed) == {"block"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_in(2, ROUTED))
 def test_sets_are_searched_and_recovered_together(
     name: str, small: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -152,6 +152,7 @@ def run_on(fitted: Path, command: str, *options: str) -> int:
     return main([command, "--config", str(fitted / "recipe.yaml"), "--trainer.logger=false", *options])
 
 
+@pytest.mark.slow
 def test_fit_leaves_checkpoint_pruned_copy_and_report(fitted: Path) -> None:
     for name in ("last.ckpt", "pruned", "report.json", "config.yaml"):
         assert list(fitted.rglob(name)), name

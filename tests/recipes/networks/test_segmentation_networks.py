@@ -45,6 +45,7 @@ def test_scores_of_a_vision_transformer_are_a_linear_map_of_its_patch_tokens() -
     torch.testing.assert_close(network(images), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_in(3, NETWORKS))
 def test_a_fifth_of_each_network_goes(name: str) -> None:
     network, images = built(name), torch.randn(2, 3, *SIZE)

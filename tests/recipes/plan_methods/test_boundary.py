@@ -63,6 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_a_search_leaves_plan_page_figure_and_trials(folder: Path) -> None:
     left = {file.name for file in folder.iterdir()}
     assert left >= {"plan.json", "plan.md", "plan.map.png", "plan.trials.jsonl"}
@@ -163,6 +164,7 @@ def test_the_published_search(tmp_path: Path) -> None:
     assert runs == list(axes_and_staircase(3, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

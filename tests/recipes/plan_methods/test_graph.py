@@ -20,6 +20,7 @@ def _no_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["prunerecover"])
 
 
+@pytest.mark.slow
 def test_plan_applies_and_its_picture_lies_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = run(tmp_path, *OPTIONS)
     assert "Wrote" in capsys.readouterr().out

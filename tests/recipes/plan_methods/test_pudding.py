@@ -38,6 +38,7 @@ def recipe(tmp_path: Path, own_cache: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_sets_router_and_report(recipe: list[str], tmp_path: Path) -> None:
     small = ["--method.blocks", "2", "--method.calibration_questions", "8", "--method.epochs", "2"]
     assert main([*recipe, *small]) == 0
@@ -55,6 +56,7 @@ def test_sets_router_and_report(recipe: list[str], tmp_path: Path) -> None:
     assert len((tmp_path / "plan.searches.jsonl").read_text().splitlines()) == 5
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_says_how_to_go_on(
     recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -34,6 +34,7 @@ def test_the_scores_serve_plans_in_depth_and_width(
     assert run(tmp_path, "--method=depth", "--method.remove={block: 1}", scores).edits == depth.edits
 
 
+@pytest.mark.slow
 def test_scores_beside_a_plan_serve_another_budget(tmp_path: Path) -> None:
     run(tmp_path, "--method=per_cost", "--method.macs=0.3")
     found = SavedScores.load(tmp_path / "plan.scores.safetensors")

@@ -27,6 +27,7 @@ def _no_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["prunerecover"])
 
 
+@pytest.mark.slow
 def test_per_cost_meets_the_budget_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = run(tmp_path, "--method", "per_cost", "--method.macs", "0.3", output="deep/plan")
     network = dense().model
@@ -45,6 +46,7 @@ def test_per_cost_meets_the_budget_and_says_so(tmp_path: Path, capsys: pytest.Ca
     assert (tmp_path / "deep" / "plan.kept.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_fair_meets_a_budget(tmp_path: Path) -> None:
     options = ["--method.macs=0.5", "--method.removal=gate_taylor", "--method.replace=zero"]
     plan = run(tmp_path, "--method=fair", *options)
@@ -81,6 +83,7 @@ def test_widths_are_rounded(method: str, given: str, number: Any, tmp_path: Path
     assert all(number_kept % (4 if isinstance(number, dict) else number) == 0 for number_kept in kept)
 
 
+@pytest.mark.slow
 def test_heads_and_neurons(tmp_path: Path) -> None:
     recipe = {**RECIPE, "model": {"class_path": "DigitsClassifier", "init_args": {"depth": 2, "embed_dim": 16}}}
     plan = run(tmp_path, "--method=per_cost", "--method.params=0.3", "--method.ignore=['blocks.0.*']", recipe=recipe)
@@ -113,6 +116,7 @@ def test_width_prune_decides_alike(tmp_path: Path, options: list[str], arguments
     assert plan.tensors
 
 
+@pytest.mark.slow
 def test_the_plan_is_fitted_with(tmp_path: Path) -> None:
     plan = run(tmp_path, "--method=per_cost", "--method.macs=0.3")
     callback = {"class_path": "WidthPrune", "init_args": {"plan": str(tmp_path / "plan.json"), "calibration": 48}}

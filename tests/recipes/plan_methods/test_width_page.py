@@ -41,6 +41,7 @@ def cells(page: str, first: str) -> list[list[str]]:
     return rows
 
 
+@pytest.mark.slow
 def test_the_page_says_what_every_group_keeps(fair: Path) -> None:
     plan, page = Plan.load(fair / "plan.json"), (fair / "plan.md").read_text()
     rows = {row[0]: (int(row[2]), int(row[3])) for row in cells(page, "group | units")}

@@ -181,6 +181,7 @@ def test_training_lowers_the_perplexity(llama: str, tmp_path: Path, data: TextDa
     assert after["val_perplexity"] < 0.7 * before["val_perplexity"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distilled", one_in(2, [True, False]))
 def test_pruned_and_recovered_llama_opens_in_transformers(
     llama: str, tmp_path: Path, data: TextData, distilled: bool

@@ -59,6 +59,7 @@ def test_metrics_are_those_of_the_functions(
     assert found == pytest.approx({f"{prefix}_{name}": value for name, value in expected.items()}, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_training_learns_the_answers(llama: str, tmp_path: Path, data: ChoiceData) -> None:
     data = ChoiceData(data.path, model=llama, batch_size=4, val_split="train")
     module, runner = CausalLM(llama, learning_rate=3e-3), trainer(tmp_path, max_epochs=12)
@@ -69,6 +70,7 @@ def test_training_learns_the_answers(llama: str, tmp_path: Path, data: ChoiceDat
     assert after["val_acc"] > before["val_acc"]
 
 
+@pytest.mark.slow
 def test_pruned_and_recovered_on_questions(llama: str, tmp_path: Path, data: ChoiceData) -> None:
     prune = DepthPrune(remove={"block": 1}, schedule={"start": 0}, calibration=8)
     runner = trainer(tmp_path, prune, LoRARecover(rank=2), PruneReport())

@@ -154,6 +154,7 @@ def removed_from(module: ObjectDetector) -> list[str]:
     return [name for units in Ledger.of(module).plans["network"].removed.values() for name in units]
 
 
+@pytest.mark.slow
 def test_a_fit_ends_in_a_report_and_a_folder(coco: Path, tmp_path: Path) -> None:
     prune = WidthPrune(Budget(macs=0.2), schedule=1, calibration=8)
     report = PruneReport(pairs=0)

@@ -67,6 +67,7 @@ def test_it_is_given_groups_saliency_costs_and_budget() -> None:
     assert budget == Budget(macs=0.3)
 
 
+@pytest.mark.slow
 def test_latency_budgets_are_asked_for_in_macs() -> None:
     asked: list[Budget] = []
 

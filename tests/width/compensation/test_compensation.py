@@ -264,6 +264,7 @@ def test_rounds_are_refitted_one_after_the_other() -> None:
     torch.testing.assert_close(refitted(batches[0][0]), fitted(batches[0][0]), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_groups_that_are_narrowed_in_later_rounds_alone_are_refitted_as_they_were_planned() -> None:
     model, batches = cnn(), [(IMAGES, LABELS)]
     plan = plan_width(model, Budget(macs=0.4), batches=batches, rounds=3)

@@ -111,6 +111,7 @@ def test_large_batches_make_for_as_many_steps() -> None:
     assert [batch.n_samples for batch in of_few_samples([one], tuning.SAMPLES)] == [32, 16]
 
 
+@pytest.mark.slow
 def test_what_a_user_plans_is_tuned_and_the_same_each_time() -> None:
     batches = [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]
     plans = [plan_width(spread(vit()), Budget(macs=0.4), batches=batches) for _ in range(2)]

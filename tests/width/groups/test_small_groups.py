@@ -21,6 +21,7 @@ def t5(heads: int) -> Any:
     return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, num_heads=heads)).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", one_in(5, [2, 3, 4, 5, 8]))
 def test_attentions_that_share_a_position_bias_are_not_separate_groups(heads: int) -> None:
     """Cross-attentions add one tensor of zeros, made by the first for as many heads as it has."""

@@ -66,6 +66,7 @@ def test_low_goes_first_as_removal_and_high_stays_as_protection() -> None:
     assert not none.edits
 
 
+@pytest.mark.slow
 def test_one_of_ours_called_by_hand_plans_as_its_name_does() -> None:
     assert planned(protection=lambda context: gate_taylor(context)).edits == planned().edits
     assert planned(protection=gate_taylor).edits == planned().edits
@@ -152,6 +153,7 @@ def test_scores_of_any_kind_of_number_become_float64() -> None:
 # In a fit
 
 
+@pytest.mark.slow
 def test_a_callable_decides_in_a_fit_and_a_resumed_run_knows_it(tmp_path: Path) -> None:
     steps = {"schedule": {"start": 0, "every": 1, "times": 2}, "allocation": "uniform"}
     module = fit(tmp_path, prune(**steps, protection=first_stay), epochs=2)
