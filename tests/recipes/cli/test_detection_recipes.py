@@ -51,6 +51,7 @@ def test_the_recipe_of_a_yolo_takes_its_convolutions(
         "trainer.fast_dev_run": "true",
         "trainer.accelerator": "cpu",
         "trainer.callbacks.DepthPrune.calibration": 8,
+        "trainer.callbacks.DepthPrune.budget.macs": 0.03,
     }
     data = {"data.path": f"{data_root}/data/coco128", "data.num_workers": 0, "data.batch_size": 2}
     options = [f"--{name}={value}" for name, value in (network | trainer | data).items()]
