@@ -60,6 +60,10 @@ class _Learnt:
         """What gradients are taken of."""
         return [self.held.get(name, value) for name, value in self.values.items()]
 
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the values as an optimizer takes them, each with its rate."""
+        return [{"params": [value], "lr": self.rates[name]} for name, value in self.values.items()]
+
     @torch.no_grad()
     def put_in_place(self) -> None:
         """Have the model's parameters hold the values."""
@@ -69,6 +73,63 @@ class _Learnt:
     def copied(self) -> dict[str, Tensor]:
         """Return the values as they are."""
         return {name: value.detach().clone() for name, value in self.values.items()}
+
+
+@dataclass(frozen=True)
+class _Lesson:
+    """What values are learnt from, and judged by.
+
+    Attributes:
+        runner: Of the model with all stand-ins in place.
+        dense: Outputs on the batches.
+        batches: What is learnt from, a step each.
+        held_out: Judges.
+        start: The first block that changes.
+        states: What enters it on the batches, and on held-out samples.
+    """
+
+    runner: BlockRunner
+    dense: DenseOutputs
+    batches: Sequence[ModelInputs]
+    held_out: HeldOut
+    start: int
+    states: tuple[Hidden, Hidden]
+
+    def learn(self, learnt: Sequence[_Learnt]) -> tuple[float, list[dict[str, Tensor]]]:
+        """Return the values of the best epoch, or those before, and their divergence on held-out samples."""
+        optimizer = torch.optim.Adam([group for one in learnt for group in one.groups()])
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(self.batches))
+        found, kept = self.divergence(), [one.copied() for one in learnt]
+        limit = WORSE * found
+        with progress("tuning what removed units leave", EPOCHS) as advance:
+            for _ in range(EPOCHS):
+                for number in range(len(self.batches)):
+                    self.set_gradients(number, learnt)
+                    optimizer.step()
+                    scheduler.step()
+                    for one in learnt:
+                        one.put_in_place()
+                divergence = self.divergence()
+                if divergence < limit:
+                    found = limit = divergence
+                    kept = [one.copied() for one in learnt]
+                advance()
+        return found, kept
+
+    def divergence(self) -> float:
+        """Return what is lost on held-out samples."""
+        return self.held_out.divergence(self.start, self.states[1])
+
+    def set_gradients(self, number: int, learnt: Sequence[_Learnt]) -> None:
+        """Give all values the gradients of the loss on one batch."""
+        batch = self.batches[number]
+        with torch.enable_grad():
+            output = without_padding(self.runner.finish(batch, self.start, self.states[0][number]), batch)
+            loss = output_divergence(self.dense.of(number), output)
+            sources = [source for one in learnt for source in one.sources]
+            gradients = torch.autograd.grad(loss, sources, materialize_grads=True)
+        for value, gradient in zip([v for one in learnt for v in one.values.values()], gradients, strict=True):
+            value.grad = gradient.float()
 
 
 def tuned(
@@ -99,67 +160,19 @@ def tuned(
         for choice in choices:
             stack.enter_context(in_place(runner, layout, _without_map(choice.candidate)))
         start = min(first_changed(layout, choices[i].candidate) for i in places)
-        states = [_entering(runner, start, batches) for batches in (samples.fit, samples.held_out)]
+        states = _entering(runner, start, samples.fit), _entering(runner, start, samples.held_out)
         steps = EPOCHS * len(samples.fit)
         learnt = [_learnable(runner.model, layout, i, choices[i].candidate, steps) for i in places]
         for one in learnt:
             stack.enter_context(_folded(runner.model, choices[one.place].candidate, one.values))
-        outputs = DenseOutputs(dense, samples.fit)
-        divergence, found = _learn(runner, outputs, samples.fit, held_out, start, states, learnt)
+        lesson = _Lesson(runner, DenseOutputs(dense, samples.fit), samples.fit, held_out, start, states)
+        divergence, found = lesson.learn(learnt)
     better = [*choices[:-1], replace(choices[-1], divergence=divergence)]
     for one, values in zip(learnt, found, strict=True):
         candidate = choices[one.place].candidate
         own = {name: values[name].to(value) for name, value in candidate.values.items()}
         better[one.place] = replace(better[one.place], candidate=replace(candidate, values=own))
     return better
-
-
-def _learn(
-    runner: BlockRunner,
-    dense: DenseOutputs,
-    batches: Sequence[ModelInputs],
-    held_out: HeldOut,
-    start: int,
-    states: Sequence[Hidden],
-    learnt: Sequence[_Learnt],
-) -> tuple[float, list[dict[str, Tensor]]]:
-    """Return the values of the best epoch, or those before, and their divergence on held-out samples.
-
-    Args:
-        runner: Of the model with all stand-ins in place.
-        dense: Outputs on the batches.
-        batches: What is learnt from, a step each.
-        held_out: Judges.
-        start: The first block that changes.
-        states: What enters it on the batches, and on held-out samples.
-        learnt: In place.
-    """
-    sources = [source for one in learnt for source in one.sources]
-    values = [value for one in learnt for value in one.values.values()]
-    rates = [rate for one in learnt for rate in one.rates.values()]
-    optimizer = torch.optim.Adam([{"params": [v], "lr": rate} for v, rate in zip(values, rates, strict=True)])
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(batches))
-    found, kept = held_out.divergence(start, states[1]), [one.copied() for one in learnt]
-    limit = WORSE * found
-    with progress("tuning what removed units leave", EPOCHS) as advance:
-        for _ in range(EPOCHS):
-            for number, (batch, state) in enumerate(zip(batches, states[0], strict=True)):
-                with torch.enable_grad():
-                    output = without_padding(runner.finish(batch, start, state), batch)
-                    loss = output_divergence(dense.of(number), output)
-                    gradients = torch.autograd.grad(loss, sources, materialize_grads=True)
-                for value, gradient in zip(values, gradients, strict=True):
-                    value.grad = gradient.float()
-                optimizer.step()
-                scheduler.step()
-                for one in learnt:
-                    one.put_in_place()
-            divergence = held_out.divergence(start, states[1])
-            if divergence < limit:
-                found = limit = divergence
-                kept = [one.copied() for one in learnt]
-            advance()
-    return found, kept
 
 
 def _entering(runner: BlockRunner, start: int, batches: Sequence[Any]) -> Hidden:
