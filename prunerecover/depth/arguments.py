@@ -19,9 +19,10 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
 from prunerecover.plan.units import Unit
 
-SEARCHES = ("one_shot", "greedy", "exact", "joint", "two_to_one", "rounds")
+SEARCHES = ("one_shot", "greedy", "exact", "joint", "run", "two_to_one", "rounds")
 SET_SEARCHES = ("greedy", "exact", "joint")  # that judge sets of units
 SET_IMPORTANCES = ("output_divergence", "cross_entropy")  # by which they can be judged
+RUN_IMPORTANCES = ("output_divergence", "angular_distance", "block_influence")  # by which runs can be compared
 GRAPH_SEARCHES = ("two_to_one", "rounds")  # of units that the computation graph shows
 
 
@@ -73,6 +74,8 @@ class DepthConfig:
                 f"Expected importance to be one of {', '.join(SET_IMPORTANCES)} for search='{self.search}', which "
                 f"judges sets of units, but got '{self.registered.name}'. Use search='one_shot'."
             )
+        if self.search == "run":
+            self._check_run()
         object.__setattr__(self, "ignore", patterns_of(self.ignore))
         object.__setattr__(self, "scores", scores_from(self.scores))
 
@@ -91,9 +94,23 @@ class DepthConfig:
         """Whether sets of units are judged by the loss."""
         return self.search in SET_SEARCHES and self.registered.name == "cross_entropy"
 
+    def _check_run(self) -> None:
+        """Check what a run is chosen by, and have whole blocks go."""
+        if self.registered.name not in RUN_IMPORTANCES:
+            raise ValueError(
+                f"Expected importance to be one of {', '.join(RUN_IMPORTANCES)} for search='run', which compares runs "
+                f"of blocks, but got '{self.registered.name}'. Use search='one_shot'."
+            )
+        object.__setattr__(self, "kinds", self.kinds or ("block",))
+
     def check_ready(self, kinds: Sequence[str]) -> None:
-        """Raise ValueError if a kind is not one of depth, or the importance needs a loss and there is none."""
+        """Raise ValueError if a kind is not one that may go so, or the importance needs a loss and there is none."""
         check_kinds(kinds)
+        if self.search == "run" and set(kinds) != {"block"}:
+            raise ValueError(
+                f"Expected blocks alone for search='run', but got {', '.join(kinds)}. Give a budget in blocks, or in a "
+                "share of a cost."
+            )
         if self.registered.needs_loss and self.loss is None:
             raise ValueError(
                 f"Expected argument loss=f(model, batch) for importance='{self.registered.name}', but got none. "

@@ -13,9 +13,9 @@ from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.family.calibrated_sets import CalibratedSets
 from prunerecover.depth.family.edits import cost_left, edits_of, saving_if_left
 from prunerecover.depth.family.one_shot import one_shot
-from prunerecover.depth.family.runs import nearest_runs
+from prunerecover.depth.family.runs import angles_at_the_end, cosine_distances, runs_for
 from prunerecover.depth.planner import Decision, DepthPlanner, Searched
-from prunerecover.depth.search.goals import Counted, Goal, Share
+from prunerecover.depth.search.goals import Counted, Goal, Share, not_enough
 from prunerecover.depth.search.joint import JointSearch
 from prunerecover.depth.search.judge import Move
 from prunerecover.depth.search.latency_shares import LatencyShares, searched_for_latency
@@ -83,7 +83,9 @@ class FamilyPlanner(DepthPlanner):
         if budget.share is not None:
             cost, share = budget.share
             check_most(units, cost, share, self._saver(cost), len(describe(self.model).blocks) - 1)
-        if budget.latency is not None:
+        if self.search == "run":
+            first, chosen = self._one_run(self._goal(units, budget, self._saved_together))
+        elif budget.latency is not None:
             first, chosen = self._searched_for_latency(units, budget.latency, once)
         else:
             first, chosen = self._searched(self._goal(units, budget, self._saved_together), once)
@@ -168,23 +170,32 @@ class FamilyPlanner(DepthPlanner):
         found = JointSearch(self._sets, counted, self.search, self._known).run()
         return [found] if goal.reached(found) >= 1 else []
 
-    def _runs(self, goal: Goal, first: Mapping[str, float]) -> list[tuple[Unit, ...]]:
-        """Return contiguous runs of blocks that meet a goal, each of as few blocks as that takes.
+    def _runs(self, goal: Goal, first: Mapping[str, float]) -> list[Move]:
+        """Return contiguous runs of blocks that meet a goal, if a map can stand for a whole run.
 
-        With a map for the whole run the output may change less than what units that are judged one by one suggest.
+        With it the output may change less than what units that are judged one by one suggest.
 
         Args:
             goal: How much has to go.
-            first: Divergence of each unit alone: the order of a run.
+            first: Divergence of each unit alone.
         """
-        blocks = [unit for unit in goal.units_to_score() if unit.kind == "block"]
-        price = goal.price(blocks[:1]) if self.calibrator.fits and blocks else 0.0
-        if price <= 0:
-            return []
-        least = max(int(1 / price), 1)
-        count = next((n for n in range(least, len(blocks)) if goal.reached(blocks[:n]) >= 1), 0)
-        runs = nearest_runs(self.calibrator, blocks, count) if count > 1 else []
-        return [tuple(sorted(run, key=lambda unit: first[unit.name])) for run in runs if goal.reached(run) >= 1]
+        runs = runs_for(goal, self.calibrator, first) if self.calibrator.fits else []
+        return [run for run in runs if len(run) > 1]
+
+    def _one_run(self, goal: Goal) -> Searched:
+        """Return the run of blocks whose ends are most alike, or that changes the output least of a few such runs."""
+        scores, name = self.rank(), self.config.registered.name
+        if goal.reached(()) >= 1:
+            return scores, ()
+        batches = (*self.samples.fit, *self.samples.held_out)
+        distances = angles_at_the_end if name == "angular_distance" else cosine_distances
+        sets = runs_for(goal, self.calibrator, scores, first=0, batches=batches, distances=distances)
+        if not sets:
+            raise not_enough(goal, (), "No run of blocks that may go is long enough. ")
+        if name != "output_divergence":
+            return scores, sets[0]
+        found = JointSearch(self._sets, goal, known=self._known)
+        return scores, found.best_of(sets, self._sets.tune, self._sets.leave_maps)
 
     def _decided(self, scores: dict[str, float], choices: Sequence[Choice], order: Sequence[Unit]) -> Decision:
         edits, tensors = edits_of(self.model, ((choice.unit, choice.candidate) for choice in choices))

@@ -42,6 +42,14 @@ class GraphPlanner(DepthPlanner):
 
     usual_search = "joint"
 
+    def _check(self) -> None:
+        super()._check()
+        if self.search == "run":
+            raise ValueError(
+                f"Expected a model of a supported family for search='run', which compares the ends of runs of its "
+                f"blocks, but got {type(self.model).__name__}. Use search='joint'."
+            )
+
     def _prepare(self) -> None:
         self.removals, self.units = units_that_may_go(self.model, self.example, self.kinds, self.config)
         with progress("running the dense network"):

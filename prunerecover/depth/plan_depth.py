@@ -64,9 +64,12 @@ def plan_depth(
             the best. For a share of cost in a supported family they search without blocks, without MLPs and without
             activations, too, and keep what is best. These three minimise the output divergence, or, with
             importance="cross_entropy", the `loss`: the likelihood of text (`language.likelihood.next_token_loss`), of
-            answers (`answer_loss`), or your own. "one_shot" ranks once. "two_to_one" ranks once, and takes two units
-            that are no attention for each attention; "rounds" ranks again after each removal, by any importance. None:
-            the best that is possible.
+            answers (`answer_loss`), or your own. "run" takes one contiguous run of blocks of a supported family: of the
+            runs that turn the residual stream least the one that changes the output least, or, with
+            importance="angular_distance", the one of least angle at the last token (Gromov et al., arXiv 2403.17887),
+            or, with importance="block_influence", of least mean cosine distance. "one_shot" ranks once. "two_to_one"
+            ranks once, and takes two units that are no attention for each attention; "rounds" ranks again after each
+            removal, by any importance. None: the best that is possible.
         kinds: Of the units that may go, for a budget in a share of cost; None: all but layers in supported families,
             all in other networks. A budget in units names its kinds itself.
         include_strided: Whether layers that change spatial dimensions may go, too: a pooling takes their place.

@@ -1,7 +1,8 @@
 """Importance by the angle that a unit turns the residual stream.
 
-Gromov et al. 2024 (arXiv 2403.17887): arccos(cos(x_l, x_{l+1})) / pi. They take the last token of runs of blocks;
-here it is the mean over all tokens of single units, because a classifier may read any of them.
+Gromov et al. 2024 (arXiv 2403.17887): arccos(cos(x_l, x_{l+1})) / pi. They take the last token of runs of blocks
+(`plan_depth(..., search="run")` does); here it is the mean over all tokens of single units, because a classifier may
+read any of them.
 """
 
 from __future__ import annotations

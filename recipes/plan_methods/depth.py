@@ -23,7 +23,7 @@ class DepthPlan(AnyNetworkMethod):
         latency: Share of the measured latency to remove.
         importance: What ranks the units, by name or as the import path of a callable; the default needs no labels.
         replace: What removed units leave: `calibrated`, `zero` or `identity`.
-        search: `joint`, `greedy`, `exact` or `one_shot`; None takes the best that is possible.
+        search: `joint`, `greedy`, `exact`, `run` or `one_shot`; None takes the best that is possible.
         kinds: For a share of a cost: of the units that may go; None: all but `layer` in supported families.
         ignore: Shell patterns of units that stay.
         scores: File of scores that `--method sensitivity` wrote for the same network: units are not ranked again.

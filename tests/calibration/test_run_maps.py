@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from prunerecover.calibration import run_maps
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
 from prunerecover.calibration.run_maps import RunFit
-from prunerecover.depth.family.runs import nearest_runs
+from prunerecover.depth.family.runs import runs_for
 from prunerecover.depth.family_planner import FamilyPlanner
+from prunerecover.depth.search.goals import Counted
 from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import split_batches
@@ -222,9 +224,15 @@ def test_a_contiguous_run_is_taken_where_its_map_serves_better(name: str) -> Non
         samples = split_batches(batches_of(name), torch.device("cpu"))
         units = find_units(model, ["block"])
         calibrator = Calibrator(model, samples, units, "calibrated")
-        runs = nearest_runs(calibrator, units, 2)
+        runs = runs_of_two(calibrator, units)
         assert {describe(model).block_of(run[0].name) for run in runs} == {1, 2}
         assert all(found <= calibrator.choose(run)[-1].divergence for run in runs)
+
+
+def runs_of_two(calibrator: Calibrator, blocks: Sequence[Unit]) -> list[tuple[Unit, ...]]:
+    """The nearest runs, in order of depth."""
+    in_order = {unit.name: float(number) for number, unit in enumerate(blocks)}
+    return runs_for(Counted(blocks, {"block": 2}), calibrator, in_order)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "timm"])
@@ -235,7 +243,7 @@ def test_runs_compete_for_a_share_of_a_cost(name: str) -> None:
     share = planner.share_saved(blocks[:2], "params") - 1e-3
     plan = planner.plan(Budget(params=share))
     with evaluating(model):
-        runs = [planner.calibrator.choose(run)[-1].divergence for run in nearest_runs(planner.calibrator, blocks, 2)]
+        runs = [planner.calibrator.choose(run)[-1].divergence for run in runs_of_two(planner.calibrator, blocks)]
     assert plan.evidence["removed_share"]["merged"] >= share
     assert list(plan.evidence["divergence"].values())[-1] <= 1.01 * min(runs)
 

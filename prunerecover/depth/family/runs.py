@@ -1,48 +1,98 @@
-"""Contiguous runs of blocks, as sets beside the one that a search finds block by block.
+"""Contiguous runs of blocks: as sets beside the one that a search finds block by block, or alone, as the papers do.
 
 The search judges blocks one by one, each with a map of its own, or with nothing in its place where only blocks may go;
 a linear map for a whole run may make up for more than that suggests. Runs are short-listed by how little they turn the
-residual stream (ReplaceMe, arXiv 2505.02819, eq. 2), and those few are fitted and judged like any other set.
+residual stream, and those few are fitted and judged like any other set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from prunerecover.calibration.calibrator import Calibrator
-from prunerecover.model.batches import is_padding
+from prunerecover.depth.search.goals import Goal
+from prunerecover.model.batches import ModelInputs, is_padding
 from prunerecover.plan.units import Unit
 
 SHORT_LIST = 3
+Distances = Callable[[ModelInputs, Tensor, Tensor], Tensor]  # of the stream before and after a run, some per batch
 
 
-def nearest_runs(calibrator: Calibrator, units: Sequence[Unit], count: int) -> list[tuple[Unit, ...]]:
-    """Return the contiguous runs whose ends are most alike, at most `SHORT_LIST`, the most alike first.
+def cosine_distances(batch: ModelInputs, before: Tensor, after: Tensor) -> Tensor:
+    """Return 1 - cos of each token but padding (ReplaceMe, arXiv 2505.02819, eq. 2).
 
     Args:
-        calibrator: Of the dense model.
-        units: Blocks that may go, in order of depth. A run has a block before it, that a map can be folded into.
-        count: Blocks in a run.
+        batch: Says what is padding.
+        before: The residual stream, `(N, ..., C)`.
+        after: The same, behind the run.
     """
-    by_block = {calibrator.layout.block_of(unit.name): unit for unit in units}
-    starts = [at for at in sorted(by_block) if at and all(at + i in by_block for i in range(count))]
+    cosines = torch.cosine_similarity(before.float(), after.float(), dim=-1)
+    return 1 - cosines[~is_padding(batch, cosines)]
+
+
+def angles_at_the_end(batch: ModelInputs, before: Tensor, after: Tensor) -> Tensor:
+    """Return the angle at the last token of each sample, in units of pi (Gromov et al., arXiv 2403.17887, sec. 3).
+
+    Arguments are those of `cosine_distances`.
+    """
+    cosines = torch.cosine_similarity(before.float(), after.float(), dim=-1).flatten(1)
+    tokens = (~is_padding(batch, cosines)).long().cumsum(1)
+    last = tokens.argmax(1, keepdim=True)  # the first place where all are counted
+    return cosines.gather(1, last).clamp(-1, 1).arccos().flatten() / math.pi
+
+
+def runs_for(
+    goal: Goal,
+    calibrator: Calibrator,
+    scores: Mapping[str, float],
+    *,
+    first: int = 1,
+    batches: Sequence[ModelInputs] = (),
+    distances: Distances = cosine_distances,
+) -> list[tuple[Unit, ...]]:
+    """Return the contiguous runs that meet a goal whose ends are most alike, at most `SHORT_LIST`, these first.
+
+    Args:
+        goal: How much has to go. A run is of as few blocks as that takes.
+        calibrator: Of the dense model.
+        scores: Importance by unit name: the order in which the blocks of a run go.
+        first: Block that a run may begin with. By default there is one before it, which a map can be folded into.
+        batches: What is looked at; none: the held-out samples.
+        distances: Of the residual stream before and after a run; their mean says how alike its ends are.
+    """
+    blocks = [unit for unit in goal.units_to_score() if unit.kind == "block"]
+    count = _length(goal, blocks)
+    by_block = {calibrator.layout.block_of(unit.name): unit for unit in blocks}
+    starts = [at for at in sorted(by_block) if at >= first and all(at + i in by_block for i in range(count))]
     if not starts:
         return []
-    alike = dict(zip(starts, _cosines(calibrator, starts, count), strict=True))
-    best = sorted(starts, key=lambda at: -alike[at])[:SHORT_LIST]
-    return [tuple(by_block[at + i] for i in range(count)) for at in best]
+    found = _means(calibrator, starts, count, batches or calibrator.samples.held_out, distances)
+    best = sorted(starts, key=dict(zip(starts, found, strict=True)).__getitem__)[:SHORT_LIST]
+    runs = [sorted((by_block[at + i] for i in range(count)), key=lambda unit: scores[unit.name]) for at in best]
+    return [tuple(run) for run in runs if goal.reached(run) >= 1]
 
 
-def _cosines(calibrator: Calibrator, starts: Sequence[int], count: int) -> list[float]:
-    """Return the mean cosine of the stream before and after each run, over held-out tokens but padding."""
-    totals = [0.0] * len(starts)
-    for batch in calibrator.samples.held_out:
+def _length(goal: Goal, blocks: Sequence[Unit]) -> int:
+    """Return how many blocks meet a goal at least; all of them, if these do not."""
+    price = goal.price(blocks[:1]) if blocks else 0.0
+    least = max(int(1 / price), 1) if price > 0 else len(blocks)
+    return next((n for n in range(least, len(blocks)) if goal.reached(blocks[:n]) >= 1), len(blocks))
+
+
+def _means(
+    calibrator: Calibrator, starts: Sequence[int], count: int, batches: Sequence[ModelInputs], distances: Distances
+) -> list[float]:
+    """Return the mean distance between the two ends of each run."""
+    totals, number = [0.0] * len(starts), 0
+    for batch in batches:
         states = [calibrator.runner.advance(batch, 0, None, 0)]
         for block in range(len(calibrator.layout.blocks)):
             states.append(calibrator.runner.advance(batch, block, states[-1], block + 1))
-        for i, at in enumerate(starts):
-            cosines = torch.cosine_similarity(states[at].float(), states[at + count].float(), dim=-1)
-            totals[i] += float(cosines[~is_padding(batch, cosines)].sum())
-    return totals
+        found = [distances(batch, states[at], states[at + count]) for at in starts]
+        totals = [total + float(one.sum()) for total, one in zip(totals, found, strict=True)]
+        number += len(found[0])
+    return [total / max(number, 1) for total in totals]
