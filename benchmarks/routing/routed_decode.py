@@ -1,12 +1,12 @@
-"""What a routed language model costs: generation by the dense, the pruned and the routed model, on one thread.
+"""What a routed language model costs: prompts and generations by the dense, the pruned and the routed model.
 
     python -m benchmarks.routing.routed_decode
 
-Random weights, no data: cost does not depend on them. A Llama-shaped decoder writes 128 tokens after a prompt of 64:
-whole, without a quarter of its blocks, and through `RoutedCausalLM`, whose prefix router reads the prompt with the
-first two blocks and picks one of two sets of as many blocks. They take turns, and time is that of the one thread on its
-processor, for the machine may be shared. The bytes are those of all weights that a step reads: all but the embedding
-table. About 5 minutes on a core.
+Random weights, no data: cost does not depend on them. A Llama-shaped decoder writes 128 tokens after a prompt of 64,
+and the first token after one of 256 (prefill): whole, without a quarter of its blocks, and through `RoutedCausalLM`,
+whose prefix router reads the prompt with the first two blocks and picks one of two sets of as many blocks. They take
+turns, and time is that of one thread on its processor, for the machine may be shared. The bytes are those of all
+weights that a step reads: all but the embedding table. About 6 minutes on a core.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.progress import track
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.data.real import command, made_by, parser, write
 from benchmarks.depth.graph_depth_decode import decoder, weight_bytes
@@ -33,7 +33,8 @@ from prunerecover.surgery.merging import block_removals, merge
 from prunerecover.surgery.provenance import plan_for
 
 NAME = "routed_decode"
-HIDDEN, PROMPT, NEW, ROUNDS, WARMUP, SEED = 1024, 64, 128, 10, 1, 0
+HIDDEN, ROUNDS, WARMUP, SEED = 1024, 10, 1, 0
+PHASES = {"generation": (64, 128), "prefill": (256, 1)}  # tokens of the prompt, and behind it
 SETS = ((3, 5), (4, 6))
 AT_MOST = 1.06  # share of the time, over that of the bytes
 ROUTING = 0.01  # share of a generation that routing may take
@@ -49,15 +50,15 @@ def main() -> None:
     apply_plan(pruned, plans[0])
     merge(pruned)
     routed = _routed(dense, PlanSet(names=("a", "b"), plans=tuple(plans)))
-    ids = torch.randint(1000, (1, PROMPT), generator=torch.Generator().manual_seed(SEED))
-    times = _times(dense, pruned, routed, ids)
+    models = {"dense": dense, "pruned": pruned, "routed": routed}
+    times = {phase: _times(models, *sizes) for phase, sizes in PHASES.items()}
     bytes_share = weight_bytes(pruned) / weight_bytes(dense)
     rows = [
-        _row("pruned / dense", times["pruned"] / times["dense"], bytes_share),
-        _row("routed / dense", times["routed"] / times["dense"], bytes_share),
-        _row("routed / pruned", times["routed"] / times["pruned"], 1.0),
+        _row(phase, one, other, own[one] / own[other], bytes_share if other == "dense" else 1.0)
+        for phase, own in times.items()
+        for one, other in (("pruned", "dense"), ("routed", "dense"), ("routed", "pruned"))
     ]
-    medians = {name: 1e3 * float(np.median(seconds)) for name, seconds in times.items()}
+    medians = {p: {name: 1e3 * float(np.median(took)) for name, took in own.items()} for p, own in times.items()}
     write(NAME, {"rows": rows, "ms": medians}, _page(rows, medians, bytes_share))
 
 
@@ -66,15 +67,12 @@ def _routed(dense: nn.Module, sets: PlanSet) -> RoutedCausalLM:
     return RoutedCausalLM(dense, sets, PrefixRouter(HIDDEN, len(SETS)).eval())
 
 
-def _times(dense: Any, pruned: Any, routed: Any, ids: Tensor) -> dict[str, Any]:
-    """Return processor seconds by what is run, one per round; every round has another order."""
-    how = {"attention_mask": torch.ones_like(ids), "do_sample": False, "min_new_tokens": NEW, "max_new_tokens": NEW}
-    runs = {
-        "dense": partial(dense.generate, ids, **how),
-        "pruned": partial(pruned.generate, ids, **how),
-        "routed": partial(routed.generate, ids, **how),
-    }
+def _times(models: Mapping[str, Any], prompt: int, new: int) -> dict[str, NDArray[np.float64]]:
+    """Return processor seconds by model, one per round; every round has another order."""
+    ids = torch.randint(1000, (1, prompt), generator=torch.Generator().manual_seed(SEED))
+    how = {"attention_mask": torch.ones_like(ids), "do_sample": False, "min_new_tokens": new, "max_new_tokens": new}
     with torch.inference_mode():
+        runs = {name: partial(model.generate, ids, **how) for name, model in models.items()}
         return in_turns(runs, ROUNDS, WARMUP, ids.device)
 
 
@@ -90,11 +88,12 @@ def in_turns(
     return {name: np.array(own[warmup:]) for name, own in found.items()}
 
 
-def _row(compared: str, ratios: Any, bytes_share: float) -> dict[str, Any]:
+def _row(phase: str, one: str, other: str, ratios: NDArray[np.float64], bytes_share: float) -> dict[str, Any]:
     found = median_interval(ratios, seed=SEED)
     return {
         "model": f"Llama, 8 layers, hidden {HIDDEN}",
-        "method": compared,
+        "phase": phase,
+        "method": f"{one} / {other}",
         "metric": "time_share",
         "value": found.value,
         "ci_low": found.low,
@@ -105,27 +104,32 @@ def _row(compared: str, ratios: Any, bytes_share: float) -> dict[str, Any]:
     }
 
 
-def _page(rows: list[dict[str, Any]], medians: dict[str, float], bytes_share: float) -> str:
-    cells = [(row["method"], *(f"{100 * row[key]:.1f}%" for key in ("value", "ci_low", "ci_high"))) for row in rows]
-    by_name = {row["method"]: row for row in rows}
-    over, routing = by_name["pruned / dense"]["value"] / bytes_share, by_name["routed / pruned"]["value"] - 1
+def _page(rows: list[dict[str, Any]], medians: Mapping[str, Mapping[str, float]], bytes_share: float) -> str:
+    (prompt, new), (long, _) = PHASES.values()
+    cells = [
+        (row["phase"], row["method"], *(f"{100 * row[key]:.1f}%" for key in ("value", "ci_low", "ci_high")))
+        for row in rows
+    ]
+    value = {(row["phase"], row["method"]): row["value"] for row in rows}
+    over, routing = (value["generation", pair] for pair in ("pruned / dense", "routed / pruned"))
+    took = [f"{phase}: {', '.join(f'{name} {ms:,.0f}' for name, ms in own.items())}" for phase, own in medians.items()]
     return "\n".join(
         [
             "# What a routed language model costs",
             "",
             *made_by([command()]),
-            f"A Llama of 8 blocks with random weights (hidden {HIDDEN}, fp32) writes {NEW} tokens after a prompt of "
-            f"{PROMPT}: whole, without {len(SETS[0])} of its blocks, and routed by its first two blocks to one of "
-            f"{len(SETS)} sets without as many. Shares of processor seconds of one thread within each of {ROUNDS} "
-            "rounds, in which all take turns: medians with 95% intervals. The pruned model reads "
-            f"{100 * bytes_share:.1f}% of the dense one's weights per token.",
+            f"A Llama of 8 blocks with random weights (hidden {HIDDEN}, fp32) writes {new} tokens after a prompt of "
+            f"{prompt} (generation), and the first token after one of {long} (prefill): whole, without {len(SETS[0])} "
+            f"of its blocks, and routed by its first two blocks to one of {len(SETS)} sets without as many. Shares of "
+            f"processor seconds of one thread within each of {ROUNDS} rounds, in which all take turns: medians with "
+            f"95% intervals. The pruned model reads {100 * bytes_share:.1f}% of the dense one's bytes per token.",
             "",
-            table(("time of", "share", "from", "to"), cells),
+            table(("", "time of", "share", "from", "to"), cells),
             "",
-            f"Median milliseconds: {', '.join(f'{name} {ms:,.0f}' for name, ms in medians.items())}.",
+            f"Median milliseconds of a {'; of a '.join(took)}.",
             "",
-            f"The pruned model takes {over:.2f} times its share of the bytes ({AT_MOST} was asked for at most), and "
-            f"routing adds {100 * routing:.2f}% to a generation ({100 * ROUTING:g}% at most).",
+            f"In a generation the pruned model takes {over / bytes_share:.2f} times its share of the bytes ({AT_MOST} "
+            f"was asked for at most), and routing adds {100 * (routing - 1):.2f}% ({100 * ROUTING:g}% at most).",
         ]
     )
 
