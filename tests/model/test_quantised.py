@@ -27,6 +27,7 @@ from prunerecover import (
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.recovery.lora import LoraSettings, plan_adapters
 
+pytestmark = pytest.mark.slow  # torchao is installed for the slow tests
 quantization = pytest.importorskip("torchao.quantization")
 
 IDS = torch.randint(3, 60, (16, 12), generator=torch.Generator().manual_seed(0))
