@@ -15,6 +15,7 @@ from torch import Tensor
 
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.depth.search.goals import Goal
+from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs, is_padding
 from prunerecover.plan.units import Unit
 
@@ -88,11 +89,13 @@ def _means(
 ) -> list[float]:
     """Return the mean distance between the two ends of each run."""
     totals, number = [0.0] * len(starts), 0
-    for batch in batches:
-        states = [calibrator.runner.advance(batch, 0, None, 0)]
-        for block in range(len(calibrator.layout.blocks)):
-            states.append(calibrator.runner.advance(batch, block, states[-1], block + 1))
-        found = [distances(batch, states[at], states[at + count]) for at in starts]
-        totals = [total + float(one.sum()) for total, one in zip(totals, found, strict=True)]
-        number += len(found[0])
+    with progress("comparing runs of blocks", len(batches)) as advance:
+        for batch in batches:
+            states = [calibrator.runner.advance(batch, 0, None, 0)]
+            for block in range(len(calibrator.layout.blocks)):
+                states.append(calibrator.runner.advance(batch, block, states[-1], block + 1))
+            found = [distances(batch, states[at], states[at + count]) for at in starts]
+            totals = [total + float(one.sum()) for total, one in zip(totals, found, strict=True)]
+            number += len(found[0])
+            advance()
     return [total / max(number, 1) for total in totals]
