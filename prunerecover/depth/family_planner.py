@@ -187,7 +187,7 @@ class FamilyPlanner(DepthPlanner):
         scores, name = self.rank(), self.config.registered.name
         if goal.reached(()) >= 1:
             return scores, ()
-        batches = (*self.samples.fit, *self.samples.held_out)
+        batches = self.samples.all_samples
         distances = angles_at_the_end if name == "angular_distance" else cosine_distances
         sets = runs_for(goal, self.calibrator, scores, first=0, batches=batches, distances=distances)
         if not sets:

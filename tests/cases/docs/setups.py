@@ -21,9 +21,9 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 
 class OwnModule(pl.LightningModule):
-    def __init__(self, depth: int = 7) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.network = tiny_timm(depth=depth, num_classes=4)
+        self.network = tiny_timm(depth=7, num_classes=4)
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
@@ -40,9 +40,9 @@ def own_trainer(callbacks: list[pl.Callback]) -> pl.Trainer:
     return pl.Trainer(max_epochs=1, callbacks=[*callbacks, ModelCheckpoint("path/to/checkpoints")], **QUIET)
 
 
-def in_a_trainer(depth: int = 7) -> dict[str, Any]:
+def in_a_trainer() -> dict[str, Any]:
     """A network of as many blocks as the page takes activations out of, and one more."""
-    return {"Trainer": own_trainer, "your_module": OwnModule(depth), "your_data": own_loader()}
+    return {"Trainer": own_trainer, "your_module": OwnModule(), "your_data": own_loader()}
 
 
 def without_lightning() -> dict[str, Any]:

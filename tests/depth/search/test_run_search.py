@@ -11,6 +11,7 @@ from cases.models.tiny import tiny_llama
 from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, plan_depth
+from prunerecover.model.hooks import recording
 
 BLOCKS = 6
 LONGEST = 9
@@ -39,14 +40,10 @@ def padded(left: bool) -> dict[str, Tensor]:
 
 def streams(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
     """What enters each block, and what enters the final norm, `(N, T, C)`."""
-    seen: list[Tensor] = []
-    parts = [*model.model.layers, model.model.norm]
-    hooks = [part.register_forward_pre_hook(lambda _, args: seen.append(args[0].double())) for part in parts]
-    with torch.no_grad():
+    parts = {str(number): part for number, part in enumerate([*model.model.layers, model.model.norm])}
+    with recording(parts) as seen, torch.no_grad():
         model(**batch)
-    for hook in hooks:
-        hook.remove()
-    return seen
+    return [seen[f"{name}.in"].double() for name in parts]
 
 
 def angle(before: Tensor, after: Tensor, mask: Tensor) -> float:
