@@ -60,6 +60,8 @@ class DepthPrune(ReconstructingCallback):
             the live network; "never" does neither.
         ignore: Shell patterns of units that stay.
         seed: Of calibration samples and everything random in planning.
+        store: Folder of what planning has found: a fit that is killed while it plans, and begun again, goes on there;
+            see `plan_depth`.
 
     Raises:
         ValueError: If the arguments do not fit together.
@@ -84,6 +86,7 @@ class DepthPrune(ReconstructingCallback):
         merge: Literal["copy", "at_surgery", "never"] = "copy",
         ignore: Sequence[str] = (),
         seed: int = 0,
+        store: str | Path | None = None,
     ) -> None:
         if sum(argument is not None for argument in (budget, remove, plan)) != 1:
             raise ValueError(
@@ -107,6 +110,7 @@ class DepthPrune(ReconstructingCallback):
             "kinds": kinds,
             "include_strided": include_strided,
             "ignore": patterns_of(ignore),
+            "store": store,
         }
         if plan is not None:
             check_alone(DepthPrune, planning)
@@ -125,7 +129,7 @@ class DepthPrune(ReconstructingCallback):
     @property
     def planning(self) -> dict[str, Any]:
         """What decides which units go, by argument; those that came later are named where they are given."""
-        given = {name: value for name, value in vars(self.config).items() if name not in ("scores", "seed")}
+        given = {name: value for name, value in vars(self.config).items() if name not in ("scores", "seed", "store")}
         return {name: value for name, value in given.items() if value or name not in ("kinds", "include_strided")}
 
     def units(self, network: nn.Module) -> dict[str, int]:

@@ -217,19 +217,24 @@ def _patient_ranks() -> dist.ProcessGroup | None:
     return group  # type: ignore[no-any-return]
 
 
+def trials_in(store: Path) -> int:
+    """Return how many trials are in a file, and in those of other ranks beside it."""
+    return sum(len(complete_lines(file)) for file in files_of_ranks(store))
+
+
 @contextmanager
-def resumable(store: Path, what: str = "trials") -> Iterator[None]:
+def resumable(store: Path, what: str = "trials", count: Callable[[Path], int] = trials_in) -> Iterator[None]:
     """Say how to go on when a search inside the `with` block is interrupted.
 
     Args:
-        store: JSONL file of what is done, one line each; on several ranks that of the first.
+        store: Of what is done: the JSONL file of the first rank's trials, or a folder.
         what: Is in it, for the message.
+        count: Returns how much is in it.
     """
     try:
         yield
     except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
-        done = sum(len(complete_lines(file)) for file in files_of_ranks(store))
-        rank_zero_info(f"prunerecover: interrupted. {done} {what} are in {store}; run this again to go on.")
+        rank_zero_info(f"prunerecover: interrupted. {count(store)} {what} are in {store}; run this again to go on.")
         raise
 
 

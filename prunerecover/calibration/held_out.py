@@ -42,6 +42,15 @@ class HeldOut:
         self._told = [0.0] * len(batches)  # sums of all terms of a batch that were ever computed
         self._asked = [0] * len(batches)
 
+    @property
+    def told(self) -> list[tuple[float, int]]:
+        """Sum and number of all terms of each batch that were ever computed: they tell which batches tell most."""
+        return list(zip(self._told, self._asked, strict=True))
+
+    @told.setter
+    def told(self, told: Sequence[tuple[float, int]]) -> None:
+        self._told, self._asked = [total for total, _ in told], [asked for _, asked in told]
+
     def divergence(self, start: int, hidden: Hidden) -> float:
         """Return the mean divergence over all samples; 0 if there are none.
 

@@ -44,6 +44,7 @@ class DepthConfig:
     ignore: Sequence[str] = ()
     scores: str | Path | SavedScores | None = None
     seed: int = 0
+    store: str | Path | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments, and take a single pattern for a list of one."""
@@ -78,6 +79,7 @@ class DepthConfig:
             self._check_run()
         object.__setattr__(self, "ignore", patterns_of(self.ignore))
         object.__setattr__(self, "scores", scores_from(self.scores))
+        self._check_store()
 
     @property
     def registered(self) -> RegisteredImportance:
@@ -93,6 +95,14 @@ class DepthConfig:
     def by_loss(self) -> bool:
         """Whether sets of units are judged by the loss."""
         return self.search in SET_SEARCHES and self.registered.name == "cross_entropy"
+
+    def _check_store(self) -> None:
+        if not isinstance(self.store, str | Path | None):
+            raise TypeError(f"Expected argument store to be the path of a folder, but got {type(self.store).__name__}.")
+        if self.store is not None and Path(self.store).exists() and not Path(self.store).is_dir():
+            raise ValueError(
+                f"Expected argument store to be a folder, which is made, but {self.store} is a file. Take another name."
+            )
 
     def _check_run(self) -> None:
         """Check what a run is chosen by, and have whole blocks go."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from torch import nn
 
-from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice
 from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.family.calibrated_sets import CalibratedSets
 from prunerecover.depth.family.edits import cost_left, edits_of, saving_if_left
+from prunerecover.depth.family.kept_calibrator import KeptCalibrator
 from prunerecover.depth.family.one_shot import one_shot
 from prunerecover.depth.family.runs import angles_at_the_end, cosine_distances, runs_for
 from prunerecover.depth.planner import Decision, DepthPlanner, Searched
@@ -55,7 +55,8 @@ class FamilyPlanner(DepthPlanner):
         if self.config.ignore:
             check_ignore(self.config.ignore, find_units(self.model))
         self.units = not_ignored(found, self.config.ignore)
-        self.calibrator = Calibrator(self.model, self.samples, self.units, self.config.replace, self.config.seed)
+        how = self.config.replace, self.config.seed
+        self.calibrator = KeptCalibrator(self.store, self.model, self.samples, self.units, *how)
         self._sets = CalibratedSets(self.calibrator, refit=self.search == "exact" and self.calibrator.fits)
         self._saved: dict[tuple[str, float | None, tuple[tuple[object, ...], ...]], float] = {}
 

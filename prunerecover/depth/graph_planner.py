@@ -53,7 +53,7 @@ class GraphPlanner(DepthPlanner):
     def _prepare(self) -> None:
         self.removals, self.units = units_that_may_go(self.model, self.example, self.kinds, self.config)
         with progress("running the dense network"):
-            self.variants = Variants(self.removals, self._objective())
+            self.variants = Variants(self.removals, self._objective(), self.store)
         self._saved: dict[tuple[str, float | None, frozenset[str]], float] = {}
 
     def blocks_left_as_identity(self) -> list[str]:

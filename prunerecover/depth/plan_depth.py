@@ -37,6 +37,7 @@ def plan_depth(
     ignore: Sequence[str] = (),
     scores: str | Path | SavedScores | None = None,
     seed: int = 0,
+    store: str | Path | None = None,
 ) -> Plan:
     """Decide what to remove within a budget; the model is bit-identical afterwards.
 
@@ -77,6 +78,10 @@ def plan_depth(
         scores: Of this network as it is, that `sensitivity` has saved: units are not ranked alone again, whatever the
             budget; a search still judges them on top of each other.
         seed: Of the held-out split and of everything random.
+        store: Folder of what is found on the way. A search that is interrupted and begun again with the same network,
+            samples and arguments goes on behind its last result, and gives the same plan; of functions, such as a
+            `loss`, the names are compared. Delete the folder once the plan is saved: of a large model it takes as much
+            room as the linear maps of all blocks. None: nothing is kept.
 
     Returns:
         The plan, with the importance of every unit as evidence, and, for a share of the MACs or parameters, what goes
@@ -96,6 +101,7 @@ def plan_depth(
         ignore=ignore,
         scores=scores,
         seed=seed,
+        store=store,
     )
     with progress("planning depth"):
         return planner_for(model, budget, batches, config).plan(budget)

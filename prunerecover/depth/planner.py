@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.search.goals import Counted, Goal, Share
+from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.depth.search.selection import count_by_kind, smallest_share
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe, describe_blocks, is_supported
@@ -79,6 +80,7 @@ class DepthPlanner(ABC):
         self.batches = listed(batches)
         self._costs: dict[str, DenseCost] = {}
         self._scores: dict[str, float] | None = None
+        self.store = SearchStore(config.store, device_of(self.model))
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             self.samples = split_batches(self.batches, device_of(self.model), config.seed)
             self.example = self.samples.held_out[0].select(torch.tensor([0]))
@@ -89,6 +91,8 @@ class DepthPlanner(ABC):
             names = [unit.name for unit in self.units]
             saved = config.scores.of_units(self.model, config.registered.name, names)
             self._scores = {name: float(value) for name, value in saved.items()}
+        how = (value for name, value in vars(config).items() if name not in ("scores", "store"))
+        self.store.starts_from(self.model, self.batches, type(self).__name__, kinds, self._scores, *how)
 
     def plan(self, budget: Budget, *, in_part: bool = False, kinds: Sequence[str] | None = None) -> Plan:
         """Return the plan of one budget.
@@ -100,6 +104,7 @@ class DepthPlanner(ABC):
             kinds: Of the units that may go, of those that the planner knows; None: all.
         """
         units = [unit for unit in self.units if kinds is None or unit.kind in kinds]
+        self.store.goes_on_with(budget, kinds, in_part)
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             decided = self._decide(_aim(budget), units, once=in_part)
             removed = self._removed_by(decided.edits, budget, in_part) if decided.edits else {}

@@ -22,7 +22,6 @@ from prunerecover.language.likelihood import AnswerBatch, Encoding, answer_batch
 from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.plan import Plan
-from prunerecover.routing.found_sets import FoundSets
 from prunerecover.routing.plan_set import PlanSet, check_routable
 
 STATIC = "static"
@@ -54,8 +53,7 @@ def plan_omission_sets(
         search: "greedy", "exact" or "joint"; see `plan_depth`.
         batch_size: Answers at a time.
         seed: Of planning.
-        store: JSONL file of what is found. A search of the same answers and settings, for the same weights, is not made
-            again, so that one that is interrupted goes on; None: nothing is kept.
+        store: Folder of what is found: see `plan_depth`. Searches that are interrupted go on; None: nothing is kept.
 
     Returns:
         Sets named `task/loss`, and first "static", by the first loss on all questions; equal ones are kept once.
@@ -89,17 +87,12 @@ def plan_omission_sets(
     wanted |= {f"{task}/{loss}": (list(tasks[task]), loss) for task in tasks for loss in losses}
     how: dict[str, Any] = {"importance": "cross_entropy", "loss": answer_loss, "search": search, "ignore": kept}
     found: dict[str, Plan] = {}
-    before = FoundSets(store, unwrap(model), {"blocks": blocks, "search": search, "ignore": kept, "seed": seed})
     with progress("searching for omission sets", len(wanted)) as advance:
         for name, (questions, loss) in wanted.items():
             batches = answer_batches(questions, encoding, contrastive=LOSSES[loss], batch_size=batch_size)
             if not found:
                 _check_taken_out(unwrap(model), batches, DepthConfig(**how, seed=seed))
-            key = before.key(batches)
-            plan = before.get(key)
-            if plan is None:
-                plan = plan_depth(model, remove={"block": blocks}, batches=batches, **how, seed=seed)
-                before.add(key, plan)
+            plan = plan_depth(model, remove={"block": blocks}, batches=batches, **how, seed=seed, store=store)
             check_routable(name, plan)
             if not any(plan.removed == other.removed for other in found.values()):
                 found[name] = plan

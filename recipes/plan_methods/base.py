@@ -94,3 +94,8 @@ def beside(output: Path, ending: str) -> Path:
     'vit.md'
     """
     return output.with_name(output.name.removesuffix(".json") + ending)
+
+
+def search_store(output: Path) -> Path:
+    """Return the folder of what a search in depth has found before its plan is written."""
+    return beside(output, ".search")

@@ -4,11 +4,12 @@ Writes the plan of the best static set, beside it the folder of the routed model
 where the base model is) and a page (`<plan>.md`) that says whether routing is worth it. The static set is the one that
 makes right answers likeliest on the router's own questions. Where routing is not ahead of it on questions kept apart,
 in likelihood and with the whole interval, or is behind in accuracy, the saved model routes only once it is told to.
-Sets lie in `<plan>.searches.jsonl` as they are found: a command that is interrupted goes on behind the last one.
+What is found on the way lies in `<plan>.search` until the plan is written: a command that is interrupted goes on.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.callbacks.trials.runner import resumable
+from prunerecover.depth.search.search_store import results_in
 from prunerecover.files.atomic import write_text
 from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import Question
@@ -27,7 +29,7 @@ from prunerecover.plan.plan import Plan
 from prunerecover.recipes.data.language.choice_columns import find_choice_columns
 from prunerecover.recipes.data.language.text_source import open_text
 from prunerecover.recipes.data.language.tokenizers import context_of, open_tokenizer
-from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside
+from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside, search_store
 from prunerecover.recipes.tasks.route_picker import (
     RouterLoss,
     as_written_once,
@@ -111,8 +113,8 @@ class PuddingPlan(PlanMethod):
         tokenizer = open_tokenizer(self.model, None)
         encoding = Encoding(tokenizer, context_of(self.model, tokenizer), self.chat)
         asked = self._asked()
-        store = beside(task.output, ".searches.jsonl")
-        with resumable(store, "searches"):
+        store = search_store(task.output)
+        with resumable(store, "results", results_in):
             sets = plan_omission_sets(
                 network,
                 asked.tasks,
@@ -132,6 +134,7 @@ class PuddingPlan(PlanMethod):
         plan.save(output)
         save_routed(routed, beside(output, ".routed"), base=self.model)
         write_text(beside(output, ".md"), page(routed.sets, compared))
+        shutil.rmtree(search_store(output), ignore_errors=True)
 
     def _routed(
         self, network: nn.Module, sets: PlanSet, asked: Asked, encoding: Encoding

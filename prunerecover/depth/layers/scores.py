@@ -15,7 +15,8 @@ from prunerecover.plan.units import Unit
 
 def output_divergence(context: GraphContext) -> Scores:
     """How far the output is from the dense network's without each unit."""
-    return context.score_each(lambda unit: context.variants.divergence([*context.gone, unit]))
+    scores = context.variants.scores(context.gone, [(unit,) for unit in context.units])
+    return {unit.name: score for unit, score in zip(context.units, scores, strict=True)}
 
 
 def cross_entropy(context: GraphContext) -> Scores:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from prunerecover.depth.layers.prefix import PrefixRunner
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.search.objectives import Objective
+from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.importance.registry import check_unit_scores
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
@@ -39,6 +41,7 @@ class Variants:
     Args:
         removals: All that can go.
         objective: What networks are judged by; "divergence" below is its value, whatever it is.
+        store: Of the search; None: nothing is kept.
 
     Attributes:
         runner: Counts what was computed.
@@ -48,8 +51,9 @@ class Variants:
 
     together = 1
 
-    def __init__(self, removals: Removals, objective: Objective) -> None:
+    def __init__(self, removals: Removals, objective: Objective, store: SearchStore | None = None) -> None:
         self.removals, self.objective, self.refused = removals, objective, ""
+        self._store = store or SearchStore()
         self.runner = PrefixRunner(removals.graph, len(objective.all), objective.run)
         self._nodes: dict[str, int] = {}
         for node in reversed(removals.graph.nodes):
@@ -67,13 +71,18 @@ class Variants:
         """
         key = names_of(units)
         if key not in self._known:
-            self._known[key] = self._measured(units, self.objective.all)
+            measure = partial(self._measured, units, self.objective.all)
+            self._known[key] = self._store.result("divergence", sorted(key), measure)
         return self._known[key]
 
     def rough(self, moves: Sequence[Move]) -> list[float]:
         """Return about the divergence without the units of each move, on a few samples; infinite if they cannot go."""
-        self._rebase(())
-        return self._each(moves, lambda move: self._measured(move, self.objective.few))
+
+        def judged() -> list[float]:
+            self._rebase(())
+            return self._each(moves, lambda move: self._measured(move, self.objective.few))
+
+        return self._kept("rough", moves, judged)
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[Move]) -> list[float]:
         """Return the divergence without the units that are gone and those of each move; infinite if they cannot go.
@@ -82,9 +91,16 @@ class Variants:
             ValueError: If a divergence is NaN.
         """
         sets = [(*gone, *move) for move in moves]
-        if not all(names_of(units) in self._known for units in sets):
+        if all(names_of(units) in self._known for units in sets):
+            return [self._known[names_of(units)] for units in sets]
+
+        def judged() -> list[float]:
             self._rebase(gone)
-        return self._each(moves, lambda move: self.divergence((*gone, *move)))
+            return self._each(moves, lambda move: self.divergence((*gone, *move)))
+
+        found = self._kept("scores", sets, judged)
+        self._known |= {names_of(units): one for units, one in zip(sets, found, strict=True) if one != math.inf}
+        return found
 
     def races(self, moves: Sequence[Move]) -> bool:
         """No: see `race`."""
@@ -111,6 +127,12 @@ class Variants:
         """Judge the network without some units on some batches."""
         with self._without(units) as signature:
             return self.objective.judge(numbers, self.runner.run(self._twin, self._first_change(signature), numbers))
+
+    def _kept(self, what: str, sets: Sequence[Move], judged: Callable[[], list[float]]) -> list[float]:
+        """Return what was found for some sets, and note why the last one that cannot go cannot."""
+        names = ["+".join(unit.name for unit in units) for units in sets]
+        found, self.refused = self._store.result(what, names, lambda: (judged(), self.refused))
+        return found
 
     def _each(self, moves: Sequence[Move], score: Callable[[Move], float]) -> list[float]:
         """Score moves; infinite for those that cannot go, and NaN is refused."""

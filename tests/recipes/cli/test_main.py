@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import resource
 import subprocess
@@ -189,31 +188,6 @@ def test_exported_checkpoint_gives_the_same_logits(fitted: Path, tmp_path: Path,
     with torch.no_grad():
         expected = load_pruned(last_checkpoint(fitted))(images)
         assert torch.allclose(load_pruned(tmp_path / "out")(images), expected, atol=1e-5)
-
-
-def test_plan_is_written_and_applies(in_tmp: Path) -> None:
-    from prunerecover import Plan, apply_plan
-    from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
-
-    budget = ["--method", "depth", "--method.remove", '{"activation": 1, "attention": 1}']
-    command = ["plan", "--config", "digits_vit_depth", *SMALL, *QUICK, *budget, "--calibration", "32"]
-    assert main([*command, "--output", "plans/plan.json"]) == 0
-    plan = Plan.load(in_tmp / "plans" / "plan.json")
-    assert {kind: len(units) for kind, units in plan.removed.items()} == {"activation": 1, "attention": 1}
-    assert plan.made_by.method == "depth/output_divergence"
-    from lightning.pytorch import seed_everything
-
-    seed_everything(1, verbose=False)
-    module = DigitsClassifier(depth=3, embed_dim=16, num_heads=2)
-    applied = apply_plan(module.model, plan)
-    assert applied
-
-
-@pytest.mark.parametrize("importance", one_in(3, ["gate_gradient", "taylor", "magnitude"]))
-def test_plan_by_another_importance(in_tmp: Path, importance: str) -> None:
-    budget = ["--method=depth", '--method.remove={"attention": 1}', f"--method.importance={importance}"]
-    assert main(["plan", "--config", "digits_vit_depth", *SMALL, *QUICK, *budget, "--calibration=32"]) == 0
-    assert json.loads((in_tmp / "plan.json").read_text())["made_by"]["method"] == f"depth/{importance}"
 
 
 @pytest.mark.usefixtures("in_tmp")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from cases.depth.interrupted import Interrupts
 from cases.models.language import documents, llama_folder, write_jsonl
 from cases.models.questions import question_rows, write_rows
 
 from prunerecover import Plan, load_routed
+from prunerecover.depth.search.search_store import results_in
 from prunerecover.recipes.cli.main import main
 from prunerecover.recipes.plan_methods.pudding import PuddingPlan
-from prunerecover.routing import omission_sets
 
 GREEDY = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
 
@@ -53,26 +53,19 @@ def test_sets_router_and_report(recipe: list[str], tmp_path: Path) -> None:
     assert ahead or not routed.routed
     prompts = torch.tensor([[41, 5, 6], [40, 7, 8]])
     assert routed.generate(prompts, **GREEDY).shape == (2, 6)
-    assert len((tmp_path / "plan.searches.jsonl").read_text().splitlines()) == 5
+    assert not (tmp_path / "plan.search").exists()
 
 
 @pytest.mark.slow
 def test_an_interrupted_search_says_how_to_go_on(
     recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    search, made = omission_sets.plan_depth, list[str]()
-
-    def interrupted(*arguments: Any, **named: Any) -> Plan:
-        if len(made) == 2:
-            raise KeyboardInterrupt
-        made.append("a set")
-        return search(*arguments, **named)
-
-    monkeypatch.setattr(omission_sets, "plan_depth", interrupted)
+    interrupts = Interrupts(monkeypatch)
+    interrupts.begin(3)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         main([*recipe, "--method.blocks", "2", "--method.calibration_questions", "8"])
-    assert "interrupted. 2 searches are in" in caplog.text
-    assert len((tmp_path / "plan.searches.jsonl").read_text().splitlines()) == 2
+    assert f"interrupted. 3 results are in {tmp_path / 'plan.search'}" in caplog.text
+    assert results_in(tmp_path / "plan.search") == 3
 
 
 def test_too_few_questions_to_report_on_are_told_before_the_search(
