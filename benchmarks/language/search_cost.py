@@ -5,7 +5,7 @@
 Seven of 32 blocks of a Llama with random weights go, with nothing in their place. The naive loop runs whole networks,
 batch by batch; our searches run before and after it, and must find the same set if they are exact. Block calls that
 compute something are counted, and time is that of one thread on its processor. About 5 minutes a seed on a core.
-Resumable: seeds that have their rows are passed over.
+Resumable: a seed whose rows are there is passed over.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ SEARCHES = {  # arguments of `plan_depth`, by name
     "prunerecover, exact": {"search": "exact", "replace": "zero"},
     "prunerecover, greedy": {"search": "greedy", "replace": "zero"},
     "prunerecover, exact, with maps fitted": {"search": "exact"},
+    "prunerecover": {},
 }
 
 
@@ -170,10 +171,12 @@ def _page(commands: list[str], rows: list[dict[str, Any]]) -> str:
             f"{GONE} of {BLOCKS} blocks of a Llama with random weights (hidden {HIDDEN}) go, judged on {BATCHES} "
             f"batches of {SAMPLES // 4} held-out sequence of {TOKENS} tokens. The naive loop tries every block that is "
             "left at each step, in the whole network. Calls of blocks that compute something, and processor seconds of "
-            "one thread; ours is the mean of a run before and one after the naive loop. *With maps fitted* is what "
-            "`plan_depth` does by default, where the maps for what is gone already count when the next block is judged "
-            "and contiguous runs are tried at the end: its fits are in its calls and seconds, and its set is another "
-            "one. *Greedy* leaves out blocks that can hardly be the best, and may miss the best one.",
+            "one thread; ours is the mean of a run before and one after the naive loop. *Greedy* leaves out blocks "
+            "that can hardly be the best, and may miss the best one. *With maps fitted* judges every set with the "
+            "maps that are fitted to it. The last one is what `plan_depth` does if it is asked for nothing else: it is "
+            "greedy, and judges each block with a map of its own; contiguous runs are tried at the end, and maps "
+            "tuned. Fits and tuning are in the calls and seconds; sets that leave maps may be others than the naive "
+            "loop's.",
             "",
             table(head, cells),
             "",

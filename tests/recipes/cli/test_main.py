@@ -24,13 +24,6 @@ QUICK = ["--trainer.logger=false", "--trainer.enable_progress_bar=false", "--tra
 SMALL = ["--model.depth=3", "--model.embed_dim=16", "--model.num_heads=2"]
 
 
-@pytest.fixture
-def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["prunerecover"])
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished `fit` of a recipe like digits_vit_depth, but of 2 epochs of a few steps."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,6 @@ from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
 SMALL = ["--model.depth=3", "--model.embed_dim=16", "--model.num_heads=2"]
 QUIET = ["--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 COMMAND = ["plan", "--config", "digits_vit_depth", *SMALL, *QUIET, "--method=depth", "--calibration=32"]
-
-
-@pytest.fixture
-def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["prunerecover"])
-    return tmp_path
 
 
 def test_the_plan_applies(in_tmp: Path) -> None:
