@@ -61,7 +61,7 @@ class DepthPrune(ReconstructingCallback):
         ignore: Shell patterns of units that stay.
         seed: Of calibration samples and everything random in planning.
         store: Folder of what planning has found: a fit that is killed while it plans, and begun again, goes on there;
-            see `plan_depth`.
+            see `plan_depth`, also for when to take another one. It is not deleted.
 
     Raises:
         ValueError: If the arguments do not fit together.

@@ -223,18 +223,22 @@ def trials_in(store: Path) -> int:
 
 
 @contextmanager
-def resumable(store: Path, what: str = "trials", count: Callable[[Path], int] = trials_in) -> Iterator[None]:
+def resumable(store: Path, what: str = "trial", count: Callable[[Path], int] = trials_in) -> Iterator[None]:
     """Say how to go on when a search inside the `with` block is interrupted.
 
     Args:
         store: Of what is done: the JSONL file of the first rank's trials, or a folder.
-        what: Is in it, for the message.
+        what: One of what is in it.
         count: Returns how much is in it.
     """
     try:
         yield
     except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
-        rank_zero_info(f"prunerecover: interrupted. {count(store)} {what} are in {store}; run this again to go on.")
+        found = count(store)
+        rank_zero_info(
+            f"prunerecover: interrupted, with {found} {what}{'' if found == 1 else 's'} in {store}. Run this again to "
+            "go on."
+        )
         raise
 
 

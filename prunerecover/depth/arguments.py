@@ -97,12 +97,17 @@ class DepthConfig:
         return self.search in SET_SEARCHES and self.registered.name == "cross_entropy"
 
     def _check_store(self) -> None:
-        if not isinstance(self.store, str | Path | None):
-            raise TypeError(f"Expected argument store to be the path of a folder, but got {type(self.store).__name__}.")
-        if self.store is not None and Path(self.store).exists() and not Path(self.store).is_dir():
+        if self.store is None:
+            return
+        if not isinstance(self.store, str | Path) or not str(self.store):
+            raise TypeError(f"Expected argument store to be the path of a folder, but got {self.store!r}.")
+        folder = Path(self.store).expanduser()
+        if folder.exists() and not folder.is_dir():
             raise ValueError(
-                f"Expected argument store to be a folder, which is made, but {self.store} is a file. Take another name."
+                f"Expected argument store to be a folder (it is made if missing), but {folder} is a file. Take another "
+                "name."
             )
+        object.__setattr__(self, "store", folder)
 
     def _check_run(self) -> None:
         """Check what a run is chosen by, and have whole blocks go."""

@@ -104,7 +104,8 @@ class FamilyPlanner(DepthPlanner):
 
     def _searched_for_latency(self, units: Sequence[Unit], wanted: float, once: bool) -> Searched:
         """Return the best set by estimated shares of the latency; what it saves is measured."""
-        shares = LatencyShares([u.kind for u in units], self._half_of, lambda own: self._saved_together(own, "macs", 1))
+        kinds = [unit.kind for unit in units]
+        shares = LatencyShares(kinds, self._half_of, lambda own: self._saved_together(own, "macs", 1), self.store)
         return searched_for_latency(
             Share(units, wanted, shares.of, most_blocks=len(describe(self.model).blocks) - 1),
             shares,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from torch import nn
 
@@ -115,7 +116,7 @@ class GraphPlanner(DepthPlanner):
     def _searched_for_latency(self, goal: Share) -> Searched:
         """Return the best set by estimated shares of the latency; what it saves is measured."""
         kinds = [unit.kind for unit in goal.units]
-        shares = LatencyShares(kinds, self._half_of, lambda own: self._saved_by_units(own, "macs"))
+        shares = LatencyShares(kinds, self._half_of, lambda own: self._saved_by_units(own, "macs"), self.store)
         return searched_for_latency(
             goal, shares, self._searched, lambda found: self._saved_by_units(found[1], "latency", goal.share)
         )
@@ -145,7 +146,7 @@ class GraphPlanner(DepthPlanner):
         with progress("removing one unit after the other", goal.total) as advance:
             while goal.reached(chosen) < 1:
                 left = [unit for unit in goal.open(chosen) if goal.price((unit,)) > 0]
-                found = self._scored(left, tuple(chosen))
+                found = self._kept(partial(self._scored, left, tuple(chosen)), chosen)
                 able = [unit for unit in left if math.isfinite(found[unit.name])]
                 if not able:
                     raise not_enough(goal, chosen)

@@ -79,9 +79,10 @@ def plan_depth(
             budget; a search still judges them on top of each other.
         seed: Of the held-out split and of everything random.
         store: Folder of what is found on the way. A search that is interrupted and begun again with the same network,
-            samples and arguments goes on behind its last result, and gives the same plan; of functions, such as a
-            `loss`, the names are compared. Delete the folder once the plan is saved: of a large model it takes as much
-            room as the linear maps of all blocks. None: nothing is kept.
+            samples and arguments goes on behind its last result, and gives the same plan. Functions, such as a `loss`,
+            count by their names, and by what the loss of the first batch is. Take another folder once code has changed,
+            and delete it when the plan is saved: fitted tensors are kept, too, of a large model several times what
+            linear maps of all its blocks take. None: nothing is kept.
 
     Returns:
         The plan, with the importance of every unit as evidence, and, for a share of the MACs or parameters, what goes

@@ -17,8 +17,9 @@ from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.depth.search.selection import count_by_kind, smallest_share
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe, describe_blocks, is_supported
+from prunerecover.importance.losses import check_loss
 from prunerecover.importance.saved_scores import SavedScores
-from prunerecover.model.batches import Batches, as_inputs, listed, split_batches
+from prunerecover.model.batches import Batches, as_inputs, call, listed, on_device, predictions_of, split_batches
 from prunerecover.model.checks import check_call, check_plannable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
@@ -91,8 +92,7 @@ class DepthPlanner(ABC):
             names = [unit.name for unit in self.units]
             saved = config.scores.of_units(self.model, config.registered.name, names)
             self._scores = {name: float(value) for name, value in saved.items()}
-        how = (value for name, value in vars(config).items() if name not in ("scores", "store"))
-        self.store.starts_from(self.model, self.batches, type(self).__name__, kinds, self._scores, *how)
+        self._begin()
 
     def plan(self, budget: Budget, *, in_part: bool = False, kinds: Sequence[str] | None = None) -> Plan:
         """Return the plan of one budget.
@@ -104,7 +104,7 @@ class DepthPlanner(ABC):
             kinds: Of the units that may go, of those that the planner knows; None: all.
         """
         units = [unit for unit in self.units if kinds is None or unit.kind in kinds]
-        self.store.goes_on_with(budget, kinds, in_part)
+        self.store.extend(budget, kinds, in_part)
         with ordinary_arithmetic(), evaluating(self.model), uncompiled():
             decided = self._decide(_aim(budget), units, once=in_part)
             removed = self._removed_by(decided.edits, budget, in_part) if decided.edits else {}
@@ -133,7 +133,7 @@ class DepthPlanner(ABC):
         """Return the importance of every unit as it is before anything goes; computed once."""
         if self._scores is None:
             with progress("scoring units"), ordinary_arithmetic(), evaluating(self.model), uncompiled():
-                self._scores = self._ranked()
+                self._scores = self._kept(self._ranked)
         return self._scores
 
     @property
@@ -168,6 +168,23 @@ class DepthPlanner(ABC):
             example = as_inputs(self.batches[0]).to(device_of(self.model)) if cost == "latency" else self.example
             self._costs[cost] = DenseCost(self.model, cost, example, self.config.seed)
         return self._costs[cost]
+
+    def _begin(self) -> None:
+        """Tell the store what the search is of."""
+        how = {name: value for name, value in vars(self.config).items() if name not in ("scores", "store")}
+        seen = {"output": lambda: predictions_of(call(self.model, self.example))}
+        if (loss := self.config.loss) is not None:
+            first = on_device(self.batches[0], device_of(self.model))
+            seen["loss"] = lambda: check_loss(loss(self.model, first))
+        about = type(self).__name__, self.kinds, how, self._scores, self.batches
+        with torch.no_grad(), ordinary_arithmetic(), evaluating(self.model), uncompiled():
+            self.store.begin(self.model, *about, seen=seen)
+
+    def _kept(self, importance: Callable[[], dict[str, float]], gone: Sequence[Unit] = ()) -> dict[str, float]:
+        """Return importances of units, which the store may know: divergences by themselves, and none of a function."""
+        if self.config.registered.name == "output_divergence" or not isinstance(self.config.importance, str):
+            return importance()
+        return self.store.result("importance", (unit.name for unit in gone), importance)
 
     def _check(self) -> None:
         """Raise ValueError if the model cannot be planned for, whatever it is called with."""

@@ -7,6 +7,7 @@ class path) with its arguments (`--method.remove '{"activation": 3}'`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import lightning.pytorch as pl
 from prunerecover.callbacks.ledger.target import find_network, find_target
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.trials.nested import at_start_of_fit
+from prunerecover.callbacks.trials.runner import resumable
+from prunerecover.depth.search.search_store import delete_results, results_in
 from prunerecover.plan.kinds import plural
 from prunerecover.plan.plan import Plan
 
@@ -97,5 +100,16 @@ def beside(output: Path, ending: str) -> Path:
 
 
 def search_store(output: Path) -> Path:
-    """Return the folder of what a search in depth has found before its plan is written."""
+    """Return the folder of what a search in depth has found, until its plan is written."""
     return beside(output, ".search")
+
+
+def save_found(plan: Plan, output: Path) -> None:
+    """Write the plan of a search in depth, and delete what was found on the way."""
+    plan.save(output)
+    delete_results(search_store(output))
+
+
+def resumable_search(output: Path) -> AbstractContextManager[None]:
+    """Say how to go on when a search in depth inside the `with` block is interrupted."""
+    return resumable(search_store(output), "result", results_in)

@@ -6,17 +6,21 @@ What is found on the way lies in `<plan>.search` until the plan is written: a co
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
 from prunerecover.callbacks.depth_prune import DepthPrune
-from prunerecover.callbacks.trials.runner import resumable
-from prunerecover.depth.search.search_store import results_in
 from prunerecover.importance.registry import Importance
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, decided_at_start, search_store
+from prunerecover.recipes.plan_methods.base import (
+    AnyNetworkMethod,
+    PlanTask,
+    decided_at_start,
+    resumable_search,
+    save_found,
+    search_store,
+)
 
 
 class DepthPlan(AnyNetworkMethod):
@@ -59,16 +63,14 @@ class DepthPlan(AnyNetworkMethod):
 
     def make(self, task: PlanTask) -> Plan:
         """Return the plan that `DepthPrune` would make at the start of a fit."""
-        store = search_store(task.output)
-        prune = DepthPrune(**self.planning, calibration=task.calibration, store=store)
+        prune = DepthPrune(**self.planning, calibration=task.calibration, store=search_store(task.output))
         prune.config = dataclasses.replace(prune.config, scores=self.scores)
-        with resumable(store, "results", results_in):
+        with resumable_search(task.output):
             return decided_at_start(prune, task)
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the plan."""
-        super().write(plan, output)
-        shutil.rmtree(search_store(output), ignore_errors=True)
+        save_found(plan, output)
 
 
 def budget_from(**given: Any) -> Budget:

@@ -9,7 +9,6 @@ What is found on the way lies in `<plan>.search` until the plan is written: a co
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from prunerecover.callbacks.trials.runner import resumable
-from prunerecover.depth.search.search_store import results_in
 from prunerecover.files.atomic import write_text
 from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import Question
@@ -29,7 +26,14 @@ from prunerecover.plan.plan import Plan
 from prunerecover.recipes.data.language.choice_columns import find_choice_columns
 from prunerecover.recipes.data.language.text_source import open_text
 from prunerecover.recipes.data.language.tokenizers import context_of, open_tokenizer
-from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask, beside, search_store
+from prunerecover.recipes.plan_methods.base import (
+    PlanMethod,
+    PlanTask,
+    beside,
+    resumable_search,
+    save_found,
+    search_store,
+)
 from prunerecover.recipes.tasks.route_picker import (
     RouterLoss,
     as_written_once,
@@ -113,8 +117,7 @@ class PuddingPlan(PlanMethod):
         tokenizer = open_tokenizer(self.model, None)
         encoding = Encoding(tokenizer, context_of(self.model, tokenizer), self.chat)
         asked = self._asked()
-        store = search_store(task.output)
-        with resumable(store, "results", results_in):
+        with resumable_search(task.output):
             sets = plan_omission_sets(
                 network,
                 asked.tasks,
@@ -123,7 +126,7 @@ class PuddingPlan(PlanMethod):
                 losses=self.losses,
                 batch_size=self.batch_size,
                 seed=self.seed,
-                store=store,
+                store=search_store(task.output),
             )
         self._found = self._routed(network, sets, asked, encoding)
         return sets.plans[self._found[0].default]
@@ -131,10 +134,9 @@ class PuddingPlan(PlanMethod):
     def write(self, plan: Plan, output: Path) -> None:
         """Write the plan, the routed model and the page."""
         routed, compared = self._found
-        plan.save(output)
+        save_found(plan, output)
         save_routed(routed, beside(output, ".routed"), base=self.model)
         write_text(beside(output, ".md"), page(routed.sets, compared))
-        shutil.rmtree(search_store(output), ignore_errors=True)
 
     def _routed(
         self, network: nn.Module, sets: PlanSet, asked: Asked, encoding: Encoding

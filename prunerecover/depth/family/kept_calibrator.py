@@ -1,4 +1,8 @@
-"""A calibrator whose results are kept, so that a search that is interrupted fits and judges nothing again."""
+"""A calibrator whose results are kept, so that a search that is interrupted fits and judges nothing again.
+
+A result is known by what is asked of which units: everything else it depends on, such as what has gone before and what
+a unit costs at least, follows from the results before it.
+"""
 
 from __future__ import annotations
 

@@ -69,20 +69,16 @@ class Variants:
         Raises:
             NotRemovable: If the widths around a layer cannot be reconciled.
         """
-        key = names_of(units)
-        if key not in self._known:
-            measure = partial(self._measured, units, self.objective.all)
-            self._known[key] = self._store.result("divergence", sorted(key), measure)
-        return self._known[key]
+        return self._divergence(units, None)
 
     def rough(self, moves: Sequence[Move]) -> list[float]:
         """Return about the divergence without the units of each move, on a few samples; infinite if they cannot go."""
 
-        def judged() -> list[float]:
-            self._rebase(())
-            return self._each(moves, lambda move: self._measured(move, self.objective.few))
+        def judged(move: Move) -> float:
+            measure = partial(self._measured, move, self.objective.few, ())
+            return self._store.result("rough", sorted(names_of(move)), measure)
 
-        return self._kept("rough", moves, judged)
+        return self._each(moves, judged)
 
     def scores(self, gone: Sequence[Unit], moves: Sequence[Move]) -> list[float]:
         """Return the divergence without the units that are gone and those of each move; infinite if they cannot go.
@@ -90,17 +86,7 @@ class Variants:
         Raises:
             ValueError: If a divergence is NaN.
         """
-        sets = [(*gone, *move) for move in moves]
-        if all(names_of(units) in self._known for units in sets):
-            return [self._known[names_of(units)] for units in sets]
-
-        def judged() -> list[float]:
-            self._rebase(gone)
-            return self._each(moves, lambda move: self.divergence((*gone, *move)))
-
-        found = self._kept("scores", sets, judged)
-        self._known |= {names_of(units): one for units, one in zip(sets, found, strict=True) if one != math.inf}
-        return found
+        return self._each(moves, lambda move: self._divergence((*gone, *move), gone))
 
     def races(self, moves: Sequence[Move]) -> bool:
         """No: see `race`."""
@@ -123,16 +109,26 @@ class Variants:
                     pass
             self._base = _Base(names_of(units), signature)
 
-    def _measured(self, units: Sequence[Unit], numbers: Sequence[int]) -> float:
-        """Judge the network without some units on some batches."""
+    def _divergence(self, units: Sequence[Unit], base: Sequence[Unit] | None) -> float:
+        """Return the divergence without some units, once it is measured beside the network without those of a base."""
+        key = names_of(units)
+        if key not in self._known:
+            measure = partial(self._measured, units, self.objective.all, base)
+            self._known[key] = self._store.result("divergence", sorted(key), measure)
+        return self._known[key]
+
+    def _measured(self, units: Sequence[Unit], numbers: Sequence[int], base: Sequence[Unit] | None) -> float:
+        """Judge the network without some units on some batches.
+
+        Args:
+            units: That are gone.
+            numbers: Of the batches.
+            base: What is gone from the network that it shares its beginning with; None: as before.
+        """
+        if base is not None:
+            self._rebase(base)
         with self._without(units) as signature:
             return self.objective.judge(numbers, self.runner.run(self._twin, self._first_change(signature), numbers))
-
-    def _kept(self, what: str, sets: Sequence[Move], judged: Callable[[], list[float]]) -> list[float]:
-        """Return what was found for some sets, and note why the last one that cannot go cannot."""
-        names = ["+".join(unit.name for unit in units) for units in sets]
-        found, self.refused = self._store.result(what, names, lambda: (judged(), self.refused))
-        return found
 
     def _each(self, moves: Sequence[Move], score: Callable[[Move], float]) -> list[float]:
         """Score moves; infinite for those that cannot go, and NaN is refused."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 from prunerecover.cost.met_share import met_share
 from prunerecover.depth.search.goals import Share
+from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.saved_cost import CLOCKS
 
@@ -31,16 +32,18 @@ class LatencyShares:
         kinds: Of the units.
         half: Measures the share of "macs" or "latency" that goes with half of the units of a kind.
         macs: Counts the share of the MACs that goes with units, less what they leave.
+        store: Of the search: what a clock says would be another thing when it goes on. None: nothing is kept.
     """
 
-    def __init__(self, kinds: Sequence[str], half: ByKind, macs: Saved) -> None:
+    def __init__(self, kinds: Sequence[str], half: ByKind, macs: Saved, store: SearchStore | None = None) -> None:
         self.kinds, self._half, self._macs = tuple(dict.fromkeys(kinds)), half, macs
+        self.store = store or SearchStore()
 
     @cached_property
     def per_macs(self) -> dict[str, float]:
         """By kind, the share of the latency that goes with a share of the MACs; 0 where no MACs go with half of it."""
         macs = {kind: self._half(kind, "macs") for kind in self.kinds}
-        return {k: max(self._half(k, "latency") / macs[k], LEAST) if macs[k] > 0 else 0.0 for k in macs}
+        return {k: max(self._clocked(k) / macs[k], LEAST) if macs[k] > 0 else 0.0 for k in macs}
 
     def of(self, units: Sequence[Unit]) -> float:
         """Return about the share of the latency that goes with units."""
@@ -48,6 +51,9 @@ class LatencyShares:
         for unit in units:
             by_kind.setdefault(unit.kind, []).append(unit)
         return sum(self.per_macs[kind] * self._macs(own) for kind, own in by_kind.items())
+
+    def _clocked(self, kind: str) -> float:
+        return self.store.result("latency", (kind,), partial(self._half, kind, "latency"))
 
 
 def searched_for_latency(
@@ -66,7 +72,7 @@ def searched_for_latency(
         "latency",
         goal.share,
         lambda share: searched(replace(goal, share=share, saved=shares.of, alone=None)),
-        measured,
+        lambda found: shares.store.result("latency", (), partial(measured, found)),
         below=0.0,
         above=smallest + CLOCKS,
     )

@@ -2,74 +2,88 @@
 
 A search is a chain of results, of which each follows from the network, the samples, the arguments and all results
 before. So the name of a result's file is a hash of these: the same search, begun again, finds its results in the order
-in which it asks for them, and another one finds none of them. Fitted tensors are among the results: of a large model
-the folder takes as much room as the linear maps of all its blocks.
+in which it asks for them, and another one finds none of them. What no weight, sample or argument shows, such as a hook
+or what a loss computes, must be as it was: outputs and losses of the network as it is are kept, too, and compared.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from prunerecover.calibration.candidates import Candidate, Choice
+from prunerecover.depth.search.written import written
 from prunerecover.files.atomic import atomic_file
-from prunerecover.model.batches import as_inputs
-from prunerecover.model.hashing import stored_parts, weights_hash
 from prunerecover.plan.edits import Fold, Remove, Replace
 from prunerecover.plan.units import Unit
 from prunerecover.version import __version__
 
 T = TypeVar("T")
 ENDING = ".pt"
-CLASSES = [Candidate, Choice, Fold, Remove, Replace, Unit]  # of what results are made, besides primitives and tensors
+ALIKE = 0.01  # of the norm of an output, by which another machine may compute it otherwise
+
+# Of what results are made besides tensors and primitives, with all edits that a stand-in is made of: others than these
+# could be written, and not read.
+CLASSES = (Candidate, Choice, Fold, Remove, Replace, Unit)
 
 
 class SearchStore:
     """Keeps the results of one search.
 
     Args:
-        folder: Where; made when the first result comes, and may hold other searches. None: nothing is kept.
+        folder: Where; it may hold other searches. None: nothing is kept.
         device: On which results are needed; None: on that where they were found.
     """
 
     def __init__(self, folder: str | Path | None = None, device: torch.device | None = None) -> None:
         self.folder, self._device = None if folder is None else Path(folder), device
-        self._before, self._computing = __version__, False
+        self._key, self._computing = "", False
 
-    def starts_from(self, network: nn.Module, batches: Sequence[Any], *arguments: object) -> None:
+    def begin(self, network: nn.Module, *parts: object, seen: Mapping[str, Callable[[], Tensor]]) -> None:
         """Tell the search from others.
 
         Args:
             network: That is searched; unwrapped.
-            batches: In any form that planning takes.
-            arguments: Of the search, as they are written. Functions count by their names.
+            parts: What else the search follows from: batches, arguments. Functions count by their names.
+            seen: By name, what the network gives as it is, and has to give again when the search goes on.
+
+        Raises:
+            ValueError: If the folder cannot be made, or the network gave something else when the search began.
         """
         if self.folder is None:
             return
-        digest = hashlib.sha256(f"{weights_hash(network)}".encode())
-        buffers = [value for name, value in sorted(network.named_buffers())]
-        for tensor in (*buffers, *(leaf for batch in batches for leaf in _leaves(batch))):
-            for part in stored_parts(tensor.detach()):
-                digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
-                digest.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        self._follow(digest.hexdigest(), *map(_written, arguments))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"Expected argument store to be a folder that can be made, but got {error}.") from error
+        tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+        self._extend(__version__, repr(network), repr(getattr(network, "config", None)), tensors, *parts)
+        for name, compute in seen.items():
+            now = compute().detach().float()
+            before = self.result(name, (), lambda now=now: now)  # type: ignore[misc]
+            if now.shape != before.shape or (now - before).norm() > ALIKE * before.norm():
+                raise ValueError(
+                    f"Expected the {name} of the dense network to be what it was when the search in {self.folder} "
+                    "began, but it is another: something has changed that neither weights nor arguments show. Take "
+                    "another folder."
+                )
 
-    def goes_on_with(self, *arguments: object) -> None:
+    def extend(self, *parts: object) -> None:
         """Tell what is searched for next from what else might be."""
-        self._follow(*map(_written, arguments))
+        if self.folder is not None:
+            self._extend(*parts)
 
     def result(self, what: str, names: Iterable[str], compute: Callable[[], T]) -> T:
         """Return what an earlier run found at this point of the search, or find it now, and keep it.
 
         Args:
             what: Is asked.
-            names: What it is asked about.
+            names: What it is asked about. All else follows from the results before.
             compute: Finds it; results inside belong to it.
 
         Raises:
@@ -77,8 +91,9 @@ class SearchStore:
         """
         if self.folder is None or self._computing:
             return compute()
-        self._follow(what, *names)
-        path = self.folder / f"{self._before}{ENDING}"
+        assert self._key, "a search begins before it has results"
+        self._extend(what, *names)
+        path = self.folder / f"{self._key}{ENDING}"
         if path.is_file():
             return self._read(path)  # type: ignore[no-any-return]
         self._computing = True
@@ -90,8 +105,11 @@ class SearchStore:
             torch.save(found, unfinished)
         return found
 
-    def _follow(self, *parts: str) -> None:
-        self._before = hashlib.sha256("\n".join((self._before, *parts)).encode()).hexdigest()
+    def _extend(self, *parts: object) -> None:
+        digest = hashlib.sha256(self._key.encode())
+        for piece in written(parts):
+            digest.update(piece)
+        self._key = digest.hexdigest()
 
     def _read(self, path: Path) -> Any:
         try:
@@ -106,16 +124,14 @@ class SearchStore:
 
 def results_in(folder: Path) -> int:
     """Return how many results a folder holds."""
-    return len(list(folder.glob(f"*{ENDING}")))
+    return sum(not file.name.startswith(".") for file in folder.glob(f"*{ENDING}"))
 
 
-def _leaves(batch: Any) -> list[Tensor]:
-    """Return the tensors of a batch: what the network is given, and what a loss may read besides."""
-    inputs = as_inputs(batch)
-    parts = (inputs.args, inputs.kwargs, None if batch is inputs else batch, getattr(batch, "batch", None))
-    return [leaf for leaf in tree_leaves(parts) if isinstance(leaf, Tensor)]
-
-
-def _written(argument: object) -> str:
-    """Write an argument so that it reads the same in another process."""
-    return f"{argument.__module__}.{argument.__qualname__}" if callable(argument) else repr(argument)  # type: ignore[attr-defined]
+def delete_results(folder: Path) -> None:
+    """Delete the results in a folder, and the folder if it holds nothing else."""
+    if not folder.is_dir():
+        return
+    for file in folder.glob(f"*{ENDING}"):  # with those that a kill has left unfinished
+        file.unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()

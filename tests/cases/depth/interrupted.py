@@ -14,7 +14,7 @@ class Interrupts:
     """Counts the results that searches compute, and ends one of them by a KeyboardInterrupt.
 
     Attributes:
-        computed: How many results were computed, and not read.
+        computed: How many results were computed, and not read: with a folder, what is added to it.
         until: So many may be; None: all.
     """
 

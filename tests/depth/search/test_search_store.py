@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from cases.depth.clock import counts_parameters
 from cases.depth.interrupted import Interrupts
 from cases.models.tiny import VOCABULARY, tiny_llama
 from torch import nn
 
 from prunerecover import Budget, Plan, plan_depth
+from prunerecover.cost.statistics import Interval
+from prunerecover.depth.search.search_store import delete_results, results_in
+from prunerecover.surgery import saved_cost
 
 TEXTS = torch.randint(3, VOCABULARY, (24, 12), generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(24, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -44,6 +51,14 @@ SEARCHES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
 @pytest.fixture
 def interrupts(monkeypatch: pytest.MonkeyPatch) -> Interrupts:
     return Interrupts(monkeypatch)
+
+
+def changed(model: nn.Module, name: str) -> nn.Module:
+    """A model with one number changed, behind those that a hash of a few would read."""
+    tensor = {**dict(model.named_parameters()), **dict(model.named_buffers())}[name]
+    with torch.no_grad():
+        tensor.view(-1)[1].mul_(1.5)
+    return model
 
 
 def batches_for(model: nn.Module) -> list[Any]:
@@ -82,40 +97,108 @@ def test_it_goes_on_behind_the_last_result(name: str, tmp_path: Path, interrupts
     assert interrupts.computed == 0
 
 
+def test_a_latency_is_not_measured_again(
+    tmp_path: Path, interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, how = tiny_llama(num_hidden_layers=6), {"budget": Budget(latency=0.3), "store": tmp_path}
+    timed = counts_parameters(monkeypatch)
+    interrupts.begin(12)
+    with pytest.raises(KeyboardInterrupt):
+        planned(model, **how)
+    before = len(timed)
+    interrupts.begin()
+    whole = planned(model, **how)
+    assert 0 < before < len(timed)
+    half = SimpleNamespace(ratio=Interval(0.5, 0.5, 0.5, 0.95))
+    monkeypatch.setattr(saved_cost, "latency_ratio", lambda *_, **__: half)  # another clock would decide otherwise
+    interrupts.begin()
+    assert same(planned(model, **how), whole)
+    assert interrupts.computed == 0
+
+
+OTHERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "a weight": lambda model: changed(model, "model.layers.1.mlp.up_proj.weight"),
+    "a buffer": lambda model: changed(model, "model.rotary_emb.inv_freq"),
+    "the precision": lambda model: model.double(),
+    "a setting that the weights do not show": lambda _: tiny_llama(rms_norm_eps=0.5),
+    "an activation": lambda _: tiny_llama(hidden_act="gelu"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_network_finds_nothing_in_the_folder(what: str, tmp_path: Path, interrupts: Interrupts) -> None:
+    planned(tiny_llama(), remove={"mlp": 1}, store=tmp_path)
+    other = OTHERS[what](tiny_llama())
+    alone = planned(other, remove={"mlp": 1})
+    interrupts.begin()
+    assert same(planned(other, remove={"mlp": 1}, store=tmp_path), alone)
+    assert interrupts.computed > 1
+
+
 def test_another_search_finds_nothing_in_the_folder(tmp_path: Path, interrupts: Interrupts) -> None:
     model, batches = convs(), list(IMAGES.split(4))
 
-    def computed(budget: dict[str, int], batches: list[torch.Tensor], **how: Any) -> int:
+    def computed(budget: dict[str, int], batches: list[Any], **how: Any) -> int:
         interrupts.begin()
         plan_depth(model, remove=budget, batches=batches, store=tmp_path, **how)
         return interrupts.computed
 
-    assert computed({"layer": 2}, batches) > 0
+    assert computed({"layer": 2}, batches) > 1
     assert computed({"layer": 2}, batches) == 0
     assert computed({"layer": 1}, batches) > 0
-    assert computed({"layer": 2}, batches, seed=1) > 0
-    assert computed({"layer": 2}, batches, search="greedy") > 0
-    assert computed({"layer": 2}, batches[:-1]) > 0
-    with torch.no_grad():
-        next(model.buffers()).add_(1)
-    assert computed({"layer": 2}, batches) > 0
-    with torch.no_grad():
-        next(model.parameters()).mul_(2)
-    assert computed({"layer": 2}, batches) > 0
+    assert computed({"layer": 2}, batches, seed=1) > 1
+    assert computed({"layer": 2}, batches, search="greedy") > 1
+    assert computed({"layer": 2}, batches[:-1]) > 1
+    assert computed({"layer": 2}, [{"input": some} for some in batches]) > 1
 
 
-def test_a_loss_reads_labels_that_tell_searches_apart(tmp_path: Path, interrupts: Interrupts) -> None:
-    model, how = tiny_llama(), {"remove": {"block": 1}, "search": "exact", "importance": "cross_entropy"}
-
+def test_labels_tell_searches_apart_whatever_they_are(tmp_path: Path, interrupts: Interrupts) -> None:
     def by_labels(model: nn.Module, batch: Any) -> torch.Tensor:
-        inputs, labels = batch
-        return model(**inputs, labels=labels).loss
+        return model(**batch[0]).logits.mean() * batch[1]["sign"]
 
-    for labels in (TEXTS, TEXTS.flip(0)):
-        batches = [({"input_ids": some}, own) for some, own in zip(TEXTS.split(4), labels.split(4), strict=True)]
+    how = {"remove": {"block": 1}, "search": "exact", "importance": "cross_entropy", "loss": by_labels}
+    for sign in (1.0, 2.0, torch.tensor(3.0), UserDict({"of": 4})):
         interrupts.begin()
-        plan_depth(model, batches=batches, loss=by_labels, store=tmp_path, **how)
-        assert interrupts.computed > 0
+        labels = {"sign": sign["of"] if isinstance(sign, UserDict) else sign, "beside": sign}
+        batches = [({"input_ids": some}, labels) for some in TEXTS.split(4)]
+        plan_depth(tiny_llama(), batches=batches, store=tmp_path, **how)
+        assert interrupts.computed > 1
+
+
+def test_a_loss_may_be_any_callable(tmp_path: Path, interrupts: Interrupts) -> None:
+    def scaled(model: nn.Module, batch: Any, by: float) -> torch.Tensor:
+        return by * loss(model, batch)
+
+    class Scaled(nn.Module):
+        def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            return 3 * loss(model, batch)
+
+    how = {"remove": {"block": 1}, "search": "exact", "importance": "cross_entropy", "store": tmp_path}
+    for own in (partial(scaled, by=1.0), partial(scaled, by=2.0), Scaled()):
+        for computed in (True, False):
+            interrupts.begin()
+            planned(tiny_llama(), loss=own, **how)
+            assert (interrupts.computed > 1) == computed
+
+
+def test_what_changes_unseen_is_refused(tmp_path: Path) -> None:
+    model, how = tiny_llama(), {"remove": {"mlp": 1}, "store": tmp_path}
+    planned(model, **how)
+    hook = model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.raises(ValueError, match=r"Expected the output of the dense network to be what it was when the search"):
+        planned(model, **how)
+    hook.remove()
+    planned(model, **how)
+
+    def scaled(by: float) -> Callable[..., torch.Tensor]:
+        return lambda model, batch: by * loss(model, batch)
+
+    how |= {"search": "exact", "importance": "cross_entropy"}
+    planned(model, loss=scaled(1.0), **how)
+    with pytest.raises(
+        ValueError, match=r"Expected the loss of the dense network to be what it was.* Take another fol"
+    ):
+        planned(model, loss=scaled(2.0), **how)
 
 
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
@@ -129,7 +212,26 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
 
 def test_a_store_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a_file").touch()
-    with pytest.raises(ValueError, match=r"Expected argument store to be a folder, .* but .*a_file is a file"):
+    with pytest.raises(
+        ValueError, match=r"Expected argument store to be a folder .* but .*a_file is a file. Take anot"
+    ):
         planned(convs(), remove={"layer": 1}, store=tmp_path / "a_file")
-    with pytest.raises(TypeError, match="Expected argument store to be the path of a folder, but got int"):
-        planned(convs(), remove={"layer": 1}, store=3)
+    with pytest.raises(ValueError, match="Expected argument store to be a folder that can be made, but got .*a_file"):
+        planned(convs(), remove={"layer": 1}, store=tmp_path / "a_file" / "inside")
+    for other in (3, ""):
+        with pytest.raises(TypeError, match=f"Expected argument store to be the path of a folder, but got {other!r}"):
+            planned(convs(), remove={"layer": 1}, store=other)
+
+
+def test_results_go_and_what_else_there_is_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    planned(convs(), remove={"layer": 1}, store=folder)
+    (folder / ".cut_off_by_a_kill.new.pt").touch()
+    assert results_in(folder) == len(list(folder.iterdir())) - 1
+    (folder / "notes.txt").touch()
+    delete_results(folder)
+    assert [file.name for file in folder.iterdir()] == ["notes.txt"]
+    (folder / "notes.txt").unlink()
+    delete_results(folder)
+    delete_results(folder)
+    assert not folder.exists()

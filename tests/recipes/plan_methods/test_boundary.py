@@ -282,7 +282,7 @@ def test_an_interrupted_search_says_how_to_go_on(folder: Path, tmp_path: Path) -
     lines = lines_of(tmp_path)
     assert 1 <= len(lines) < RUNS
     assert (
-        f"interrupted. {len(lines)} trials are in {tmp_path / 'plan.trials.jsonl'}; run this again to go on" in output
+        f"interrupted, with {len(lines)} trials in {tmp_path / 'plan.trials.jsonl'}. Run this again to go on" in output
     )
     assert accuracies(lines).items() <= accuracies(lines_of(folder)).items()
     assert main(arguments(tmp_path / "plan.json")) == 0

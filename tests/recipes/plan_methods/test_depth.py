@@ -43,7 +43,7 @@ def test_an_interrupted_search_goes_on(
     interrupts.begin(1)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         main(command)
-    assert "interrupted. 1 results are in plan.search; run this again to go on" in caplog.text
+    assert "interrupted, with 1 result in plan.search. Run this again to go on" in caplog.text
     interrupts.begin()
     assert main(command) == 0
     rest = interrupts.computed

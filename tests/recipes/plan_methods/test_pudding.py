@@ -64,7 +64,7 @@ def test_an_interrupted_search_says_how_to_go_on(
     interrupts.begin(3)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         main([*recipe, "--method.blocks", "2", "--method.calibration_questions", "8"])
-    assert f"interrupted. 3 results are in {tmp_path / 'plan.search'}" in caplog.text
+    assert f"interrupted, with 3 results in {tmp_path / 'plan.search'}. Run this again to go on" in caplog.text
     assert results_in(tmp_path / "plan.search") == 3
 
 
