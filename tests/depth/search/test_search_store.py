@@ -14,6 +14,7 @@ import torch
 from cases.depth.clock import counts_parameters
 from cases.depth.interrupted import Interrupts
 from cases.models.tiny import VOCABULARY, tiny_llama
+from cases.sampling import first, one_in
 from torch import nn
 
 from prunerecover import Budget, Plan, plan_depth
@@ -38,12 +39,12 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 SEARCHES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "blocks that leave maps": (tiny_llama, {"remove": {"block": 2}}),
+    "layers of any network": (convs, {"remove": {"layer": 2}}),
     "parts of blocks": (tiny_llama, {"remove": {"attention": 1, "mlp": 1}}),
     "a share of the cost": (tiny_llama, {"budget": Budget(macs=0.3)}),
     "fitted anew for every set": (tiny_llama, {"remove": {"attention": 2}, "search": "exact"}),
     "by a loss": (tiny_llama, {"remove": {"block": 2}, "search": "exact", "importance": "cross_entropy", "loss": loss}),
     "ranked once": (tiny_llama, {"remove": {"mlp": 2}, "search": "one_shot"}),
-    "layers of any network": (convs, {"remove": {"layer": 2}}),
     "layers in rounds": (convs, {"remove": {"layer": 2}, "search": "rounds"}),
 }
 
@@ -75,7 +76,7 @@ def same(one: Plan, other: Plan) -> bool:
     return one == other and all(torch.equal(value, other.tensors[name]) for name, value in one.tensors.items())
 
 
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("name", first(2, SEARCHES))
 def test_it_goes_on_behind_the_last_result(name: str, tmp_path: Path, interrupts: Interrupts) -> None:
     build, how = SEARCHES[name]
     model = build()
@@ -97,6 +98,7 @@ def test_it_goes_on_behind_the_last_result(name: str, tmp_path: Path, interrupts
     assert interrupts.computed == 0
 
 
+@pytest.mark.slow
 def test_a_latency_is_not_measured_again(
     tmp_path: Path, interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +127,7 @@ OTHERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("what", one_in(3, OTHERS))
 def test_another_network_finds_nothing_in_the_folder(what: str, tmp_path: Path, interrupts: Interrupts) -> None:
     planned(tiny_llama(), remove={"mlp": 1}, store=tmp_path)
     other = OTHERS[what](tiny_llama())
@@ -165,6 +167,7 @@ def test_labels_tell_searches_apart_whatever_they_are(tmp_path: Path, interrupts
         assert interrupts.computed > 1
 
 
+@pytest.mark.slow
 def test_a_loss_may_be_any_callable(tmp_path: Path, interrupts: Interrupts) -> None:
     def scaled(model: nn.Module, batch: Any, by: float) -> torch.Tensor:
         return by * loss(model, batch)
