@@ -281,9 +281,8 @@ def test_an_interrupted_search_says_how_to_go_on(folder: Path, tmp_path: Path) -
     output = stop_after_a_trial(tmp_path / "plan.json", signal.SIGINT)
     lines = lines_of(tmp_path)
     assert 1 <= len(lines) < RUNS
-    assert (
-        f"interrupted, with {len(lines)} trials in {tmp_path / 'plan.trials.jsonl'}. Run this again to go on" in output
-    )
+    found = "1 trial" if len(lines) == 1 else f"{len(lines)} trials"
+    assert f"interrupted, with {found} in {tmp_path / 'plan.trials.jsonl'}. Run this again to go on" in output
     assert accuracies(lines).items() <= accuracies(lines_of(folder)).items()
     assert main(arguments(tmp_path / "plan.json")) == 0
     same_pick(folder, tmp_path)
