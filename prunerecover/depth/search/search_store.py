@@ -63,7 +63,7 @@ class SearchStore:
         except OSError as error:
             raise ValueError(f"Expected argument store to be a folder that can be made, but got {error}.") from error
         tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-        self._extend(__version__, repr(network), repr(getattr(network, "config", None)), tensors, *parts)
+        self.extend(__version__, repr(network), repr(getattr(network, "config", None)), tensors, *parts)
         for name, compute in seen.items():
             now = _some(compute())
             before = self.result(name, (), lambda now=now: now)  # type: ignore[misc]
@@ -76,8 +76,12 @@ class SearchStore:
 
     def extend(self, *parts: object) -> None:
         """Tell what is searched for next from what else might be."""
-        if self.folder is not None:
-            self._extend(*parts)
+        if self.folder is None:
+            return
+        digest = hashlib.sha256(self._key.encode())
+        for piece in written(parts):
+            digest.update(piece)
+        self._key = digest.hexdigest()
 
     def result(self, what: str, names: Iterable[str], compute: Callable[[], T]) -> T:
         """Return what an earlier run found at this point of the search, or find it now, and keep it.
@@ -93,7 +97,7 @@ class SearchStore:
         if self.folder is None or self._computing:
             return compute()
         assert self._key, "a search begins before it has results"
-        self._extend(what, *names)
+        self.extend(what, *names)
         path = self.folder / f"{self._key}{ENDING}"
         if path.is_file():
             return self._read(path)  # type: ignore[no-any-return]
@@ -105,12 +109,6 @@ class SearchStore:
         with atomic_file(path) as unfinished:
             torch.save(found, unfinished)
         return found
-
-    def _extend(self, *parts: object) -> None:
-        digest = hashlib.sha256(self._key.encode())
-        for piece in written(parts):
-            digest.update(piece)
-        self._key = digest.hexdigest()
 
     def _read(self, path: Path) -> Any:
         try:

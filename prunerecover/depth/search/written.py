@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
 from functools import partial
 
@@ -46,9 +46,9 @@ def written(value: object) -> Iterator[bytes]:
         yield f"{named.__module__}.{named.__qualname__}".encode()
 
 
-def _held(value: object, parts: object) -> Iterator[bytes]:
+def _held(value: object, parts: Iterable[object]) -> Iterator[bytes]:
     yield f"{type(value).__name__}(".encode()
-    for part in parts:  # type: ignore[attr-defined]
+    for part in parts:
         yield from written(part)
         yield b","
     yield b")"
