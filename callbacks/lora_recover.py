@@ -27,7 +27,8 @@ class LoRARecover(LedgerCallback):
     Adapters are injected before the first step of epoch `start`, after all surgery of that epoch, whatever the order of
     the callbacks. They join the optimizer groups of the weights under them, so learning rates, schedules and weight
     decay go on; what is frozen leaves the optimizer with its moments. A surgery that comes later merges the adapters
-    into the weights, works on the plain network, and finds fresh adapters injected on what it left.
+    into the weights, works on the plain network, and finds fresh adapters injected on what it left. Adapters of weights
+    in half precision are float32, as peft makes them, also with `Trainer(precision="bf16-true")`.
 
     Checkpoints hold the adapters, and say where they are. The live module keeps them after the fit. What is saved as
     `pruned/` beside the checkpoints, and what `load_pruned` makes of a checkpoint, has them merged into ordinary

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 
+from prunerecover.callbacks.ledger.adapter_precision import keep_adapters_precise
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.resumed_progress import begin_next_epoch, load_loader_states, pass_over_validation
 from prunerecover.callbacks.ledger.target import find_network
@@ -34,6 +35,7 @@ class LedgerCallback(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Install the ledger before any checkpoint is read."""
         Ledger.of(pl_module).from_checkpoint = None
+        keep_adapters_precise(trainer)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume from the ledger of a checkpoint, if one was read."""

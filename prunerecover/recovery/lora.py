@@ -2,8 +2,9 @@
 
 While adapters are injected, a linear W computes W x + (alpha / rank) B A x, where only A and B train. They sit inside
 the network, whose other names and objects stay; merging adds the product to W and leaves no module of peft behind.
-Surgery works on plain networks, so adapters are merged before it and injected anew afterwards. Not covered: fused
-experts, linears that share a weight, DoRA and other variants.
+Surgery works on plain networks, so adapters are merged before it and injected anew afterwards. As in peft, the adapters
+of weights in half precision are float32: steps of an optimizer are lost in float16. Not covered: fused experts, linears
+that share a weight, DoRA and other variants.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from prunerecover.surgery.apply_edits import Applied
 from prunerecover.surgery.provenance import source_of
 
 BASE = "base_layer"  # what peft calls the linear inside its own
+ADAPTER = "default"  # peft's name for the only adapter
 
 
 class LoraSettings(BaseModel):
@@ -154,9 +156,7 @@ def inject_adapters(network: nn.Module, adapters: Adapters, seed: int = 0) -> Ap
     for path in adapters.modules:
         layer = get_module(network, path)
         layer.train(get_module(layer, BASE).training)
-        for name, parameter in layer.named_parameters():
-            if not name.startswith(f"{BASE}."):
-                added[f"{path}.{name}"] = (parameter, named[f"{path}.weight"])
+        added |= {name: (new, named[f"{path}.weight"]) for name, new in _added_at(network, path).items()}
     return Applied({name: named[name] for name in adapters.frozen}, added)
 
 
@@ -188,7 +188,7 @@ def merge_adapters(network: nn.Module, adapters: Adapters, *, structure_only: bo
         if not structure_only:
             layer.merge()
         base, name = layer.get_base_layer(), path.rpartition(".")[2]
-        own = {f"{path}.{n}": p for n, p in layer.named_parameters() if not n.startswith(f"{BASE}.")}
+        own = _added_at(network, path)
         removed |= own
         if f"{path}.weight" in adapters.frozen:
             added[f"{path}.weight"] = (base.weight, next(iter(own.values())))
@@ -209,6 +209,16 @@ def frozen_parameters(network: nn.Module, adapters: Adapters) -> dict[str, Param
     return found
 
 
+def adapter_parameters(network: nn.Module, adapters: Adapters) -> dict[str, Parameter]:
+    """Return the parameters that adapters have added, by name."""
+    return {n: p for path in adapters.modules for n, p in _added_at(unwrap(network), path).items()}
+
+
+def _added_at(network: nn.Module, path: str) -> dict[str, Parameter]:
+    layer = get_module(network, path)
+    return {f"{path}.{n}": p for n, p in layer.named_parameters() if not n.startswith(f"{BASE}.")}
+
+
 def has_adapters(network: nn.Module) -> bool:
     """Whether any module is one of peft's."""
     return any(map(is_of_peft, network.modules()))
@@ -226,7 +236,8 @@ def _inject(network: nn.Module, adapters: Adapters) -> None:
     takes the names of projections for those of fused experts, and leaves dense ones of the same name as they are.
     """
     try:
-        from peft import LoraConfig, inject_adapter_in_model
+        from peft import LoraConfig
+        from peft.functional import cast_adapter_dtype, inject_adapter_in_model
     except ImportError as error:
         raise ImportError(f"Expected peft for LoRA, but it cannot be imported ({error}). pip install peft") from error
     transposed = any(type(get_module(network, path)).__name__ == "Conv1D" for path in adapters.modules)
@@ -237,7 +248,8 @@ def _inject(network: nn.Module, adapters: Adapters) -> None:
         target_modules="|".join(re.escape(f"network.{path}") for path in adapters.modules),  # a pattern of whole paths
         fan_in_fan_out=transposed,
     )
-    inject_adapter_in_model(config, nn.ModuleDict({"network": network}))
+    inject_adapter_in_model(config, nn.ModuleDict({"network": network}), ADAPTER)
+    cast_adapter_dtype(network, ADAPTER)
 
 
 def _check_there(network: nn.Module, adapters: Adapters, named: Mapping[str, Parameter]) -> None:

@@ -44,6 +44,7 @@ def sharded(strategy, *callbacks):
     """Stand in for a Trainer with a strategy that cannot run here."""
     return SimpleNamespace(
         strategy=strategy,
+        precision_plugin=None,
         callbacks=list(callbacks),
         state=SimpleNamespace(fn="fit"),
         loggers=[],

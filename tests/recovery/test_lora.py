@@ -62,16 +62,24 @@ def test_laid_equals_plain_and_folded_equals_laid(name):
     assert all(p.requires_grad for p in network.parameters())
 
 
-def test_folding_is_the_sum_of_weight_and_product():
-    """By the formula, in double precision."""
-    network = tiny_timm().double()
+@pytest.mark.parametrize(
+    ("dtype", "adapted"),
+    [(torch.float64, torch.float64), (torch.bfloat16, torch.float32), (torch.float16, torch.float32)],
+)
+def test_folding_is_the_sum_of_weight_and_product(dtype, adapted):
+    """By the formula, rounded once; adapters of weights in half precision are float32, as peft makes them."""
+    network = tiny_timm().to(dtype)
     adapters = plan_adapters(network, SETTINGS)
     applied = inject_adapters(network, adapters)
     stir(applied)
     weight = network.blocks[0].mlp.fc1.base_layer.weight.detach().clone()
     a, b = (applied.added[f"blocks.0.mlp.fc1.lora_{x}.default.weight"][0].detach() for x in "AB")
+    assert {p.dtype for p, _ in applied.added.values()} == {adapted}
+    assert network(tiny_images().to(dtype)).dtype == dtype
     merge_adapters(network, adapters)
-    torch.testing.assert_close(network.blocks[0].mlp.fc1.weight.detach(), weight + 2.0 * b @ a, rtol=1e-12, atol=1e-12)
+    exact = (weight.to(adapted) + 2.0 * b @ a).to(dtype)
+    torch.testing.assert_close(network.blocks[0].mlp.fc1.weight.detach(), exact, rtol=1e-12, atol=1e-12)
+    assert {p.dtype for p in network.parameters()} == {dtype}
 
 
 def test_convolutions():

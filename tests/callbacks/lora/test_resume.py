@@ -36,6 +36,23 @@ def test_resumed_equals_uninterrupted(tmp_path, epochs):
         assert Ledger.of(part).places == Ledger.of(whole).places
 
 
+def test_adapters_keep_their_precision_in_a_trainer_of_half(tmp_path):
+    """Lightning rounds all weights of a resumed or tested module; adapters stay float32, bit for bit."""
+
+    def dtypes(module):
+        return {p.dtype for name, p in module.named_parameters() if "lora_" in name}
+
+    half = {"precision": "bf16-true", "epochs": 2}
+    whole, runner = fit(tmp_path / "whole", lora(), depth(), **half)
+    part, _ = fit(tmp_path / "part", lora(), depth(), resume=tmp_path / "whole" / "epoch=0.ckpt", **half)
+    assert dtypes(part) == {torch.float32}
+    assert_same(whole, part)
+    before = copy.deepcopy(whole)
+    runner.test(whole, loader(shuffle=False), verbose=False)
+    assert_same(before, whole)
+    assert {p.dtype for p in load_pruned(tmp_path / "whole" / "pruned").parameters()} == {torch.bfloat16}
+
+
 class NamedGroups(Plain):
     """Its optimizer knows parameters by name."""
 

@@ -1,0 +1,36 @@
+"""Adapters in float32 where a Trainer has all other weights in half precision ("16-true", "bf16-true").
+
+Lightning converts the whole module before each loop, a resumed fit among them: adapters would be rounded then, and a
+resumed fit would go on from other values than an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import lightning.pytorch as pl
+from lightning.pytorch.plugins.precision import HalfPrecision
+from torch import nn
+
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.model.paths import get_module
+from prunerecover.recovery.lora import adapter_parameters
+
+
+def keep_adapters_precise(trainer: pl.Trainer) -> None:
+    """Have a Trainer leave adapters as they are when it converts its module; to be called before it does."""
+    plugin = trainer.precision_plugin
+    if isinstance(plugin, HalfPrecision) and "convert_module" not in vars(plugin):
+        object.__setattr__(plugin, "convert_module", partial(_convert, plugin.convert_module))
+
+
+def _convert(convert: Callable[[nn.Module], nn.Module], module: nn.Module) -> nn.Module:
+    kept = {}
+    if isinstance(module, pl.LightningModule):
+        for target, adapters in Ledger.of(module).adapters.items():
+            kept |= {p: p.data for p in adapter_parameters(get_module(module, target), adapters).values()}
+    converted = convert(module)
+    for parameter, value in kept.items():
+        parameter.data = value
+    return converted
