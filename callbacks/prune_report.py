@@ -81,7 +81,7 @@ class PruneReport(LedgerCallback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Expect another fit, unless a checkpoint brings the history of one."""
         super().setup(trainer, pl_module, stage)
-        self._logged.resumed = False
+        self._logged.resumed, self._example = False, None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep a batch to measure on."""
@@ -112,10 +112,12 @@ class PruneReport(LedgerCallback):
         self._logged = LoggedHistory.from_state(state_dict)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Measure and write, on one rank."""
+        """Measure and write, on one rank; a report that is there stays if nothing was left to train."""
         if not trainer.is_global_zero or self._example is None or is_dry_run(trainer):
             return
         folder = self.dir if self.dir.is_absolute() else Path(trainer.default_root_dir) / self.dir
+        if not Ledger.of(pl_module).has_trained and (folder / "report.json").exists():
+            return
         target, ledger = self.network_path(trainer, pl_module), Ledger.of(pl_module)
         dense = copy_dense(pl_module, target)
         pruned = ledger.plain_copy(pl_module, target)

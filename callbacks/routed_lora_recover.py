@@ -19,7 +19,7 @@ from prunerecover.callbacks.distillation.student import Student
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.lora_recover import LoRARecover
 from prunerecover.callbacks.pruning import PruningCallback
-from prunerecover.callbacks.surgery.artifacts import artifact_folder, own_place, run_of
+from prunerecover.callbacks.surgery.artifacts import artifact_folder, place_at_end, run_of
 from prunerecover.checkpoint.ledger_record import ScheduleStart
 from prunerecover.families.transformers_layers import is_transformers_model
 from prunerecover.model.batches import ModelInputs, logits_of
@@ -181,10 +181,11 @@ class RoutedLoRARecover(LoRARecover):
         folder, target = artifact_folder(trainer), self.network_path(trainer, pl_module)
         if folder is not None and trainer.is_global_zero:
             ledger = Ledger.of(pl_module)
-            network: nn.Module = ledger.plain_copy(pl_module, target).eval()
             run = run_of(ledger, target)
-            place = own_place(folder / "routed", run, "routed model")
-            write_routed(RoutedCausalLM(network, self.sets), place, INSIDE, run)
+            place = place_at_end(pl_module, folder / "routed", run, "routed model")
+            if place is not None:
+                network: nn.Module = ledger.plain_copy(pl_module, target).eval()
+                write_routed(RoutedCausalLM(network, self.sets), place, INSIDE, run)
 
     def _begin(self, ledger: Ledger) -> None:
         """Note the arguments, or compare them with those of the run that is resumed."""

@@ -54,8 +54,9 @@ class LedgerCallback(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Let random numbers be drawn."""
-        Ledger.of(pl_module).training_random_state = None
+        """Let random numbers be drawn; note that this fit trains."""
+        ledger = Ledger.of(pl_module)
+        ledger.training_random_state, ledger.has_trained = None, True
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

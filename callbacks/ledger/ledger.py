@@ -56,6 +56,7 @@ class Ledger:
         from_checkpoint: Whether the last file read held a ledger; None: no file was read.
         pending: What the last file read says, until the fit starts: of optimizers and random states.
         training_random_state: Of this rank after a training step, until the next one begins.
+        has_trained: Whether the present fit has begun a training step, or the last one had.
     """
 
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -69,6 +70,7 @@ class Ledger:
     from_checkpoint: bool | None = None
     pending: LedgerRecord = field(default_factory=LedgerRecord)
     training_random_state: dict[str, Any] | None = None
+    has_trained: bool = False
 
     @classmethod
     def of(cls, module: pl.LightningModule) -> Ledger:
@@ -234,7 +236,7 @@ class Ledger:
         if trainer.fit_loop._combined_loader is None:
             self.restore_random_state()
         self.pending = LedgerRecord()
-        self.training_random_state = None
+        self.training_random_state, self.has_trained = None, False
 
 
 def _edits(plans: dict[str, Plan]) -> dict[str, tuple[Edit, ...]]:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.checkpoint.pruned_folder import PLAN, write_folder
 from prunerecover.files.plan_file import Saved, read_data, read_saved, write_plan
@@ -60,14 +61,40 @@ def save_merged(module: pl.LightningModule, folder: Path) -> None:
     ledger = Ledger.of(module)
     plans = dict.fromkeys(ledger.adapters, Plan()) | {t: plan for t, plan in ledger.plans.items() if plan.edits}
     for target, plan in plans.items():
-        network, run = ledger.plain_copy(module, target), run_of(ledger, target)
-        path = own_place(folder / ("pruned" if len(plans) == 1 else f"pruned/{target}"), run, "merged copy")
+        run = run_of(ledger, target)
+        path = place_at_end(module, folder / ("pruned" if len(plans) == 1 else f"pruned/{target}"), run, "merged copy")
+        if path is None:
+            continue
+        network = ledger.plain_copy(module, target)
         composed = plan + merge(network)
         try:
             write_folder(network, composed, path, run)
         except FileExistsError as error:
             other = next(_numbered(path, number) for number in itertools.count(1) if _is_free(_numbered(path, number)))
             rank_zero_warn(f"{error} The merged copy of this fit is at {write_folder(network, composed, other, run)}.")
+
+
+def place_at_end(module: pl.LightningModule, path: Path, run: str, what: str) -> Path | None:
+    """Return where a fit that ends writes; None if it leaves things as they are.
+
+    A fit that is begun again from the file of its own end has nothing to train, so its module may not be what its files
+    were made of: weights that are averaged are its own at the end of training, which does not come again. What is
+    missing, because a kill came before it was written, is written if no callback averages.
+
+    Args:
+        module: That was fitted.
+        path: Of a folder.
+        run: As of `own_place`.
+        what: As of `own_place`.
+    """
+    place = own_place(path, run, what)
+    if Ledger.of(module).has_trained or (_is_free(place) and not averaged_copies(module)):
+        return place
+    rank_zero_info(
+        f"prunerecover: nothing was left to train, so the {what} at {place} is left as it is. load_pruned opens the "
+        "checkpoint itself."
+    )
+    return None
 
 
 def own_place(path: Path, run: str, what: str) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import warnings
 
 import pytest
@@ -9,9 +11,9 @@ import torch
 from cases.models.habits import Plain, dataset, loader
 from cases.refusals import plan_for_plain
 from cases.trainers import assert_same, fit, prune, trainer_of
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
-from prunerecover import DepthPrune, DistillRecover, Plan, load_pruned
+from prunerecover import DepthPrune, DistillRecover, Plan, PruneReport, load_pruned
 
 COPY = {"merge": "copy", "schedule": {"start": 0, "every": 1, "step": 1, "alternate": True}}
 OTHER = {**COPY, "remove": {"mlp": 1, "attention": 1}}
@@ -140,3 +142,59 @@ def test_a_good_copy_of_the_teacher_is_found_beside_a_broken_one(tmp_path):
     (other / "epoch=1.ckpt").write_bytes((tmp_path / "epoch=1.ckpt").read_bytes())
     (other / teacher.name).write_bytes(b"cut off")
     fit(other, Plain(), prune(), DistillRecover(), every(other), epochs=3, resume=other / "epoch=1.ckpt")
+
+
+def written(folder):
+    """Everything in a folder but checkpoints, with the time of writing."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".ckpt")
+    return {path.relative_to(folder): (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a fit that averages weights, and the callbacks of one that is begun again."""
+    folder = tmp_path_factory.mktemp("finished")
+
+    def callbacks():
+        steps = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+        report = PruneReport(folder / "report", pairs=0)
+        return [prune(merge="copy"), DistillRecover(), report, EMAWeightAveraging(decay=0.9), every(folder), steps]
+
+    fit(folder, seeded(), *callbacks())
+    return folder, callbacks
+
+
+@pytest.mark.parametrize("file", ["epoch=1.ckpt", "step=12.ckpt"], ids=["from its end", "from its last step"])
+def test_a_finished_run_begun_again_writes_nothing(finished, file):
+    folder, callbacks = finished
+    before = written(folder)
+    assert {re.split("[-.]", path.parts[0])[0] for path in before} == {"plan", "pruned", "report", "teacher"}
+    fit(folder, seeded(), *callbacks(), resume=folder / file)
+    assert written(folder) == before
+
+
+def test_callbacks_and_trainer_used_again_after_the_end_write_nothing(tmp_path):
+    module = seeded()
+    runner = fit(tmp_path, module, prune(merge="copy"), PruneReport(pairs=0), every(tmp_path))
+    before = written(tmp_path)
+    runner.fit(module, loader())
+    assert written(tmp_path) == before
+
+
+def test_a_kill_before_the_merged_copy_costs_nothing(tmp_path):
+    run(tmp_path)
+    before = load_pruned(tmp_path / "pruned")
+    shutil.rmtree(tmp_path / "pruned")
+    run(tmp_path, resume=tmp_path / "epoch=1.ckpt")
+    assert_same(load_pruned(tmp_path / "pruned"), before)
+
+
+def test_what_was_not_averaged_is_not_written(finished, tmp_path, caplog):
+    folder, callbacks = finished
+    *others, _, _ = callbacks()
+    with caplog.at_level("INFO"):
+        fit(tmp_path, seeded(), *others, every(tmp_path), resume=folder / "epoch=1.ckpt")
+    assert f"nothing was left to train, so the merged copy at {tmp_path / 'pruned'} is left as it is" in caplog.text
+    assert not (tmp_path / "pruned").exists()
+    images, averaged = dataset().tensors[0], load_pruned(folder / "epoch=1.ckpt")
+    torch.testing.assert_close(averaged(images), load_pruned(folder / "pruned")(images))

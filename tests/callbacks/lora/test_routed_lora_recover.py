@@ -191,6 +191,13 @@ def test_resumed_run_writes_its_folder_again(fitted: tuple[Path, Any], tmp_path:
     assert [path.name for path in sorted(tmp_path.glob("routed*"))] == ["routed"]
 
 
+def test_finished_run_begun_again_leaves_its_folder_alone(fitted: tuple[Path, Any], tmp_path: Path) -> None:
+    shutil.copytree(fitted[0], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "routed" / "model" / "note.txt").touch()  # what is written again is written anew
+    fit(tmp_path, resume=tmp_path / "epoch=1.ckpt")
+    assert (tmp_path / "routed" / "model" / "note.txt").exists()
+
+
 def test_averaged_copies_follow(tmp_path: Path) -> None:
     module, _ = fit(tmp_path, EMAWeightAveraging(decay=0.5))
     assert has_adapters(module.net)
