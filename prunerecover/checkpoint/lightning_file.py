@@ -8,7 +8,6 @@ are read without executing anything in them.
 from __future__ import annotations
 
 import pickle
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from prunerecover.checkpoint.distributed_folder import META, is_distributed, read_weights_of
 from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
 from prunerecover.checkpoint.plain_data import foreign_class, read_without_executing
+from prunerecover.files.checksums import check_sums
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters
 
@@ -181,7 +181,7 @@ def _load_folder(path: Path) -> Any:
 
 def _load(path: Path) -> Any:
     try:
-        _check_sums(path)
+        check_sums(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         pass  # no plain data, or no file of torch.save at all
@@ -191,15 +191,6 @@ def _load(path: Path) -> Any:
         return read_without_executing(path)
     except Exception as error:  # whatever a stand-in cannot do
         raise ValueError(_unreadable(path, error)) from None
-
-
-def _check_sums(path: Path) -> None:
-    """Raise RuntimeError if a checksum in the file is wrong: PyTorch writes them, and does not look at them."""
-    if torch.serialization.get_crc32_options() and zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
-        if broken is not None:
-            raise RuntimeError(f"{broken} has another checksum")
 
 
 def _unreadable(path: Path, error: Exception) -> str:

@@ -28,6 +28,7 @@ from prunerecover.families.transformers_layers import is_transformers_model
 from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
 from prunerecover.files.plan_file import Saved, read_data, read_saved, write_plan
+from prunerecover.files.refused_writes import naming_the_folder
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan, check_plan
@@ -59,6 +60,7 @@ def save_pruned(model: nn.Module, plan: Plan, path: str | Path, target: str = ""
     Raises:
         ValueError: If the model is not the one that the plan leaves, has no values, or nothing at `target`.
         FileExistsError: If something that we did not write is at `path`.
+        OSError: If the folder around it is full or read-only.
     """
     return write_folder(model, plan, path, target=target)
 
@@ -76,7 +78,8 @@ def write_folder(model: nn.Module, plan: Plan, path: str | Path, run: str = "", 
     model, path = unwrap(model), _path_of(path)
     check_plan(plan)
     plan = _checked(unwrap(get_module(model, target)), plan)
-    _check_free(path)
+    with naming_the_folder(path):
+        _check_free(path)
     with atomic_folder(path) as folder:
         save_weights(model, folder / WEIGHTS)
         if not target:

@@ -82,7 +82,7 @@ def plan_depth(
             samples and arguments goes on behind its last result, and gives the same plan. Functions, such as a `loss`,
             count by their names, and by what the loss of the first batch is. Take another folder once code has changed,
             and delete it when the plan is saved: fitted tensors are kept, too, of a large model several times what
-            linear maps of all its blocks take. None: nothing is kept.
+            linear maps of all its blocks take. Damaged results are found anew. None: nothing is kept.
 
     Returns:
         The plan, with the importance of every unit as evidence, and, for a share of the MACs or parameters, what goes

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from prunerecover.files.refused_writes import naming_the_folder
+
 NEW, OLD = ".new", ".old"
 
 
@@ -24,20 +26,24 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     Args:
         path: Of the file; its folder is made. The other name has the same suffix. A link stays, and what it points to
             is replaced; what is no ordinary file, such as a pipe, is written to as it is.
+
+    Raises:
+        OSError: If the folder does not take it; see `naming_the_folder`.
     """
     path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file():
-        yield path
-        return
-    unfinished = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}{NEW}{path.suffix}")
-    try:
-        yield unfinished
-        with unfinished.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with naming_the_folder(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            yield path
+            return
+        unfinished = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}{NEW}{path.suffix}")
+        try:
+            yield unfinished
+            with unfinished.open("rb+") as stream:
+                os.fsync(stream.fileno())
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -54,22 +60,26 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
     Args:
         path: Of the folder; what is there goes once the new one is complete.
+
+    Raises:
+        OSError: If the folder around it does not take it; see `naming_the_folder`.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     mark = f".{path.name}.{uuid.uuid4().hex[:8]}"
     new, old = (path.parent / f"{mark}{end}" for end in (NEW, OLD))
-    new.mkdir()
-    try:
-        yield new
-        if path.exists():
-            path.rename(old)
-        new.rename(path)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        if old.exists():
-            old.rename(path)
-        raise
+    with naming_the_folder(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.mkdir()
+        try:
+            yield new
+            if path.exists():
+                path.rename(old)
+            new.rename(path)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            if old.exists():
+                old.rename(path)
+            raise
     for left in _left_by_kills(path):
         shutil.rmtree(left, ignore_errors=True)
         shutil.rmtree(left.with_suffix(NEW), ignore_errors=True)

@@ -108,6 +108,9 @@ class Plan(Record):
 
         A process that is killed meanwhile leaves the plan that was there before, or this one.
         `plan.json` gets `plan.safetensors`; any other name keeps all of itself: `plan_0.3` gets `plan_0.3.safetensors`.
+
+        Raises:
+            OSError: If the folder is full or read-only.
         """
         path = Path(path)
         write_plan(path, self.to_dict(), self._tensors)

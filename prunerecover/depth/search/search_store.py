@@ -9,6 +9,8 @@ or what a loss computes, must be as it was: outputs and losses of the network as
 from __future__ import annotations
 
 import hashlib
+import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,12 +21,15 @@ from torch import Tensor, nn
 from prunerecover.calibration.candidates import Candidate, Choice
 from prunerecover.depth.search.written import written
 from prunerecover.files.atomic import atomic_file
+from prunerecover.files.checksums import check_sums
+from prunerecover.files.refused_writes import naming_the_folder
 from prunerecover.plan.edits import Fold, Remove, Replace
 from prunerecover.plan.units import Unit
 from prunerecover.version import __version__
 
 T = TypeVar("T")
 ENDING = ".pt"
+RESULT = re.compile(rf"[0-9a-f]{{64}}{re.escape(ENDING)}")
 ALIKE = 0.01  # of the norm of an output, by which another machine may compute it otherwise
 SEEN = 4096  # numbers of an output that are compared
 
@@ -54,14 +59,12 @@ class SearchStore:
             seen: By name, what the network gives as it is, and has to give again when the search goes on.
 
         Raises:
-            ValueError: If the folder cannot be made, or the network gave something else when the search began.
+            ValueError: If the folder is somebody else's, or the network gave something else when the search began.
+            OSError: If nothing can be written in the folder.
         """
         if self.folder is None:
             return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"Expected argument store to be a folder that can be made, but got {error}.") from error
+        _prepare(self.folder)
         tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
         self.extend(__version__, repr(network), repr(getattr(network, "config", None)), tensors, *parts)
         for name, compute in seen.items():
@@ -86,13 +89,15 @@ class SearchStore:
     def result(self, what: str, names: Iterable[str], compute: Callable[[], T]) -> T:
         """Return what an earlier run found at this point of the search, or find it now, and keep it.
 
+        A damaged file is warned of, and its result found anew.
+
         Args:
             what: Is asked.
             names: What it is asked about. All else follows from the results before.
             compute: Finds it; results inside belong to it.
 
         Raises:
-            ValueError: If a file of the folder cannot be read.
+            OSError: If the folder is full or read-only.
         """
         if self.folder is None or self._computing:
             return compute()
@@ -100,25 +105,42 @@ class SearchStore:
         self.extend(what, *names)
         path = self.folder / f"{self._key}{ENDING}"
         if path.is_file():
-            return self._read(path)  # type: ignore[no-any-return]
+            try:
+                return self._read(path)  # type: ignore[no-any-return]
+            except (torch.OutOfMemoryError, MemoryError):
+                raise
+            except Exception as error:  # whatever a damaged archive makes of itself
+                warnings.warn(
+                    f"{path} is damaged ({str(error).partition(chr(10))[0][:90]}). Its result is found anew and takes "
+                    "its place; if other files of the folder were damaged, too, look after the disk.",
+                    stacklevel=2,
+                )
         self._computing = True
         try:
             found = compute()
         finally:
             self._computing = False
-        with atomic_file(path) as unfinished:
-            torch.save(found, unfinished)
+        with atomic_file(path) as unfinished, unfinished.open("wb") as stream:
+            torch.save(found, stream)
         return found
 
     def _read(self, path: Path) -> Any:
-        try:
-            with torch.serialization.safe_globals(list(CLASSES)):
-                return torch.load(path, map_location=self._device, weights_only=True)
-        except Exception as error:  # whatever a damaged archive makes of itself
-            raise ValueError(
-                f"Expected a result of a search at {path}, but it cannot be read: {error}. Move the file away; the "
-                "search goes on from there."
-            ) from error
+        check_sums(path)
+        with torch.serialization.safe_globals(list(CLASSES)):
+            return torch.load(path, map_location=self._device, weights_only=True)
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder of a store; refuse one that holds other things, and no result yet."""
+    with naming_the_folder(folder / f"results{ENDING}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        held = sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))
+    if held and not any(map(RESULT.fullmatch, held)):
+        raise ValueError(
+            f"Expected argument store to be a folder for results of searches alone, but {folder} holds "
+            f"{', '.join(held[:3])}{f' and {len(held) - 3} more' if len(held) > 3 else ''}. Take a folder of its own, "
+            f"such as {folder / 'search'}."
+        )
 
 
 def _some(output: Tensor) -> Tensor:
@@ -129,14 +151,15 @@ def _some(output: Tensor) -> Tensor:
 
 def results_in(folder: Path) -> int:
     """Return how many results a folder holds."""
-    return sum(not file.name.startswith(".") for file in folder.glob(f"*{ENDING}"))
+    return sum(RESULT.fullmatch(file.name) is not None for file in folder.glob(f"*{ENDING}"))
 
 
 def delete_results(folder: Path) -> None:
     """Delete the results in a folder, and the folder if it holds nothing else."""
     if not folder.is_dir():
         return
-    for file in folder.glob(f"*{ENDING}"):  # with those that a kill has left unfinished
-        file.unlink(missing_ok=True)
+    for file in folder.glob(f"*{ENDING}"):
+        if RESULT.fullmatch(file.name) or file.name.startswith("."):  # those that a kill has left unfinished, too
+            file.unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()

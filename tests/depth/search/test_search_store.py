@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import UserDict
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +20,7 @@ from torch import nn
 
 from prunerecover import Budget, Plan, plan_depth
 from prunerecover.cost.statistics import Interval
-from prunerecover.depth.search.search_store import delete_results, results_in
+from prunerecover.depth.search.search_store import SearchStore, delete_results, results_in
 from prunerecover.surgery import saved_cost
 
 TEXTS = torch.randint(3, VOCABULARY, (24, 12), generator=torch.Generator().manual_seed(0))
@@ -204,13 +205,37 @@ def test_what_changes_unseen_is_refused(tmp_path: Path) -> None:
         planned(model, loss=scaled(2.0), **how)
 
 
-def test_a_damaged_result_is_named(tmp_path: Path) -> None:
+def test_damaged_results_are_found_anew(tmp_path: Path) -> None:
     model = convs()
-    planned(model, remove={"layer": 1}, store=tmp_path)
+    whole = planned(model, remove={"layer": 1}, store=tmp_path)
     for file in tmp_path.iterdir():
-        file.write_bytes(file.read_bytes()[:40])
-    with pytest.raises(ValueError, match=r"Expected a result of a search at .*\.pt, but it cannot be read: .*Move the"):
-        planned(model, remove={"layer": 1}, store=tmp_path)
+        file.write_bytes(file.read_bytes()[:-40])
+    with pytest.warns(UserWarning, match=rf"{file.name} is damaged \(.*\). Its result is found anew"):
+        assert same(planned(model, remove={"layer": 1}, store=tmp_path), whole)
+
+
+def test_no_turned_bit_goes_unnoticed(tmp_path: Path) -> None:
+    def kept(compute: Callable[[], Any]) -> Any:
+        store = SearchStore(tmp_path)
+        store.begin(nn.Identity(), seen={})
+        return store.result("scores", (), compute)
+
+    value = ({"a": torch.randn(7), "b": [1, 2.5]}, 3.25)
+    kept(lambda: value)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    for number in range(0, len(whole), 13):
+        turned = bytearray(whole)
+        turned[number] ^= 1 << number % 8
+        file.write_bytes(turned)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = kept(lambda: "anew")
+        if found == "anew":
+            assert "is damaged" in str(told[0].message)
+        else:
+            assert torch.equal(found[0]["a"], value[0]["a"])
+            assert (found[0]["b"], found[1]) == (value[0]["b"], value[1])
 
 
 def test_a_store_that_is_no_folder_is_refused(tmp_path: Path) -> None:
@@ -219,11 +244,21 @@ def test_a_store_that_is_no_folder_is_refused(tmp_path: Path) -> None:
         ValueError, match=r"Expected argument store to be a folder .* but .*a_file is a file. Take anot"
     ):
         planned(convs(), remove={"layer": 1}, store=tmp_path / "a_file")
-    with pytest.raises(ValueError, match="Expected argument store to be a folder that can be made, but got .*a_file"):
+    with pytest.raises(NotADirectoryError, match="Expected to write .* in .*a_file/inside, but the system refuses"):
         planned(convs(), remove={"layer": 1}, store=tmp_path / "a_file" / "inside")
     for other in (3, ""):
         with pytest.raises(TypeError, match=f"Expected argument store to be the path of a folder, but got {other!r}"):
             planned(convs(), remove={"layer": 1}, store=other)
+
+
+def test_a_folder_with_other_things_is_no_store(tmp_path: Path) -> None:
+    for name in ("last.ckpt", "model.pt"):
+        (tmp_path / name).touch()
+    with pytest.raises(
+        ValueError, match=r"Expected argument store to be a folder for .* holds last.ckpt, model.pt. Take a folder"
+    ):
+        planned(convs(), remove={"layer": 1}, store=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_results_go_and_what_else_there_is_stays(tmp_path: Path) -> None:
@@ -231,10 +266,10 @@ def test_results_go_and_what_else_there_is_stays(tmp_path: Path) -> None:
     planned(convs(), remove={"layer": 1}, store=folder)
     (folder / ".cut_off_by_a_kill.new.pt").touch()
     assert results_in(folder) == len(list(folder.iterdir())) - 1
-    (folder / "notes.txt").touch()
+    (folder / "weights.pt").touch()
     delete_results(folder)
-    assert [file.name for file in folder.iterdir()] == ["notes.txt"]
-    (folder / "notes.txt").unlink()
+    assert [file.name for file in folder.iterdir()] == ["weights.pt"]
+    (folder / "weights.pt").unlink()
     delete_results(folder)
     delete_results(folder)
     assert not folder.exists()

@@ -1,0 +1,64 @@
+"""What the system refuses to write, as an error that names the folder and a way out.
+
+The system's own messages name a hidden unfinished file, or nothing: PyTorch and safetensors hand on less than they got.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+REFUSALS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+}
+IN_TEXT = re.compile(r"\(os error (\d+)\)")  # of safetensors, which is no OSError
+
+
+@contextmanager
+def naming_the_folder(path: Path) -> Iterator[None]:
+    """Explain what the system refuses inside a `with` block that writes a file or folder.
+
+    Args:
+        path: The place of what is written.
+
+    Raises:
+        OSError: If the folder is read-only, full, no folder, or a name in the path is too long; of the class of the
+            system's error, such as PermissionError.
+    """
+    try:
+        yield
+    except Exception as error:
+        code = _code_of(error)
+        if code not in REFUSALS:
+            raise
+        told = type(OSError(code, ""))(
+            f"Expected to write {path.name[:80]} in {str(path.parent)[:200]}, but the system refuses: "
+            f"{os.strerror(code)}. What was there is as it was. Make room there or get the right to write, or give "
+            "another path."
+        )
+        told.errno = code
+        raise told from error
+
+
+def _code_of(error: BaseException | None) -> int | None:
+    """Return the system's number of an error, or of the one that led to it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return error.errno
+        if found := IN_TEXT.search(str(error)):
+            return int(found[1])
+        error = error.__cause__ or error.__context__
+    return None
