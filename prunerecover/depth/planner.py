@@ -110,7 +110,10 @@ class DepthPlanner(ABC):
             removed = self._removed_by(decided.edits, budget, in_part) if decided.edits else {}
             order = self._steps(decided)
         found = DepthEvidence(
-            importance=decided.importance, samples=self.samples.n_samples, divergence=decided.divergence
+            units={unit.name: unit.kind for unit in self.units},
+            importance=decided.importance,
+            samples=self.samples.n_samples,
+            divergence=decided.divergence,
         )
         return plan_for(
             self.model,

@@ -53,7 +53,7 @@ def add_heading(figure: FigureBase, text: str) -> None:
         figure: Or a part of one.
         text: Line breaks stay.
     """
-    width = _inches(figure)
+    width = inches(figure)
     lines = "\n".join(_wrapped(text, width))
     figure.suptitle(lines, x=0.15 / width, ha="left", fontsize=10)
 
@@ -76,13 +76,13 @@ def add_legend(figure: FigureBase, handles: Sequence[Any], labels: Sequence[str]
         labels: Their texts.
         where: Side of the axes, such as "upper left".
     """
-    columns = legend_columns(labels, _inches(figure))
+    columns = legend_columns(labels, inches(figure))
     figure.legend(handles, labels, loc=f"outside {where}", ncols=columns, frameon=False, fontsize=8.5)
 
 
-def _inches(figure: FigureBase) -> float:
+def inches(figure: FigureBase) -> float:
     """Return the width of the whole figure that this one is, or is a part of."""
-    return figure.get_figwidth() if isinstance(figure, Figure) else _inches(figure.figure)
+    return figure.get_figwidth() if isinstance(figure, Figure) else inches(figure.figure)
 
 
 def legend_columns(labels: Sequence[str], width: float) -> int:
@@ -94,6 +94,20 @@ def legend_columns(labels: Sequence[str], width: float) -> int:
 def legend_lines(labels: Sequence[str], width: float) -> int:
     """Return how many lines a legend takes in a figure that is so many inches wide."""
     return -(-len(labels) // legend_columns(labels, width))
+
+
+def bands(count: int, most: int) -> list[range]:
+    """Divide things that stand side by side among lines of nearly one length.
+
+    >>> bands(5, 4)
+    [range(0, 3), range(3, 5)]
+
+    Args:
+        count: How many there are.
+        most: On a line.
+    """
+    length = max(-(-count // max(-(-count // most), 1)), 1)
+    return [range(start, min(start + length, count)) for start in range(0, count, length)]
 
 
 class Panel(Protocol):

@@ -1,13 +1,14 @@
 """Picture of a pruned model: which units went, and what stands in their place.
 
-One column per block, in order of depth, one row per kind of unit. A unit that went with a larger one around it (the
-activation inside a removed MLP) is drawn as an outline. What the groups of channels, heads, neurons and experts keep is
-a panel of its own, of `width_panel`.
+A cell per unit, laid out by `unit_grid`; a unit that went with a larger one around it (the activation inside a removed
+MLP) is drawn as an outline. What the groups of channels, heads, neurons and experts keep is a panel of its own, of
+`width_panel`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,15 +28,17 @@ from prunerecover.display.style import (
     VERMILION,
     add_heading,
     add_legend,
+    bands,
     heading_height,
     legend_lines,
-    new_axes,
+    styled,
 )
+from prunerecover.display.unit_grid import arranged
 from prunerecover.plan.kinds import DEPTH_KINDS, TRAITS
-from prunerecover.plan.removed_units import RemovedUnit
 
 ROWS = sorted(DEPTH_KINDS, key=lambda kind: len(TRAITS[kind].holds))
-MANY = 40  # blocks; beyond, cells are too small for signs
+MOST = 40  # columns side by side; more go below
+LETTER = 0.065  # inches per letter of a label
 GONE = "went with what holds it"
 
 
@@ -59,86 +62,89 @@ LOOKS = {
 
 
 class DepthPanel:
-    """Cells: a column per block, a row per kind.
+    """Cells: a column per block, a row per kind or place.
 
     Args:
-        kinds: Of all units, by name.
+        kinds: Kinds of all units, by name.
         left: What is in the place of each removed unit, by name.
         bars: Importances by name.
         title: Heading; None: how many units of each kind went.
+        whole: Whether all units of the network are among `kinds`, so that the heading can say of how many.
     """
 
     def __init__(
-        self, kinds: Mapping[str, str], left: Mapping[str, str], bars: Mapping[str, float], title: str | None
+        self,
+        kinds: Mapping[str, str],
+        left: Mapping[str, str],
+        bars: Mapping[str, float],
+        title: str | None,
+        whole: bool = True,
     ) -> None:
         self.kinds, self.left, self.bars = kinds, left, bars
-        self.rows = [*(k for k in ROWS if k in kinds.values()), *sorted(set(kinds.values()) - set(ROWS))]
-        self.columns = list(dict.fromkeys(_block_of(name) for name in kinds))
-        self.cell = min(0.46, 16 / len(self.columns))
-        self.title = title or _count(kinds, left, self.rows)
-        self.handles = _handles([_status(name, left) for name in kinds], any(value > 0 for value in self._tallest()))
+        self.grid = arranged(kinds, _row_of)
+        self.bands = bands(len(self.grid.columns), MOST)
+        self.cell = min(0.46, 16 / len(self.bands[0]))
+        self.title = title or _count(kinds, left, whole)
+        self.tallest = {kind: max(bars.get(n, 0.0) for n in kinds if kinds[n] == kind) for kind in set(kinds.values())}
+        self.handles = _handles([_status(name, left) for name in kinds], max(self.tallest.values()) > 0)
 
     @property
     def width(self) -> float:
-        """Room for all blocks."""
-        return max(self.cell * len(self.columns) + 1.3, 4.6)
+        """Room for the blocks of a line, and the labels beside them."""
+        return max(self.cell * len(self.bands[0]) + LETTER * max(map(len, self.grid.rows)) + 0.6, 4.6)
 
     def height(self, width: float) -> float:
-        """Rows, numbers, heading and legend."""
-        around = heading_height(self.title, width) + 0.2 * legend_lines(self._labels, width)
-        return self.cell * len(self.rows) + 0.9 + around
+        """Lines of cells with their labels, heading and legend."""
+        names = LETTER * self._longest + 0.1 if self._are_upright else 0.25
+        around = heading_height(self.title, width) + 0.25 * legend_lines(self._labels, width)
+        return (self.cell * len(self.grid.rows) + names + 0.15) * len(self.bands) + 0.5 + around
 
     def draw(self, figure: FigureBase) -> None:
         """Draw the cells, and say what they mean."""
-        axes = new_axes(figure)
-        tallest = dict(zip(self.rows, self._tallest(), strict=True))
-        for name, kind in self.kinds.items():
-            at = (self.columns.index(_block_of(name)), self.rows.index(kind))
-            share = max(self.bars.get(name, 0.0), 0.0) / tallest[kind] if tallest[kind] > 0 else 0.0
-            _draw_cell(axes, at, _status(name, self.left), share, signs=len(self.columns) <= MANY)
-        _label(axes, self.rows, self.columns)
+        lines = [styled(axes) for axes in figure.subplots(len(self.bands), squeeze=False).flat]
+        for axes, band in zip(lines, self.bands, strict=True):
+            self._label(axes, band)
+        for name, (x, y) in self.grid.cells.items():
+            line, at = divmod(x, len(self.bands[0]))
+            highest = self.tallest[self.kinds[name]]
+            share = max(self.bars.get(name, 0.0), 0.0) / highest if highest > 0 else 0.0
+            _draw_cell(lines[line], (at, y), _status(name, self.left), share)
+        lines[-1].set_xlabel(self._of_columns, fontsize=9)
         add_heading(figure, self.title)
         add_legend(figure, self.handles, self._labels, "lower left")
+
+    def _label(self, axes: Axes, band: range) -> None:
+        axes.set_xlim(-0.6, len(self.bands[0]) - 0.4)
+        axes.set_ylim(len(self.grid.rows) - 0.4, -0.6)
+        axes.set_aspect("equal", anchor="NW")
+        names = [self.grid.columns[number] for number in band]
+        axes.set_xticks(range(len(band)), names, fontsize=8, rotation=90 if self._are_upright else 0)
+        axes.set_yticks(range(len(self.grid.rows)), self.grid.rows, fontsize=9)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+
+    @property
+    def _of_columns(self) -> str:
+        container = self.grid.prefix.removesuffix(".")
+        numbered = all(column.isdigit() for column in self.grid.columns)
+        return f"Block{f' of {container}' if container else ''}" if numbered else container
+
+    @property
+    def _longest(self) -> int:
+        return max(map(len, self.grid.columns))
+
+    @property
+    def _are_upright(self) -> bool:
+        return self._longest > 2
 
     @property
     def _labels(self) -> list[str]:
         return [str(handle.get_label()) for handle in self.handles]
 
-    def _tallest(self) -> list[float]:
-        """Return the largest importance of every row."""
-        values = [[self.bars.get(n, 0.0) for n, kind in self.kinds.items() if kind == row] for row in self.rows]
-        return [max(row, default=0.0) for row in values]
 
-
-def inferred_kinds(gone: Iterable[RemovedUnit], bars: Mapping[str, float]) -> dict[str, str]:
-    """Guess all units: in every block up to the last one named, what has the removed units' places in theirs."""
-    gone = tuple(gone)
-    kinds = {_place(unit.name): unit.kind for unit in gone if _place(unit.name)}
-    named = [_number(name) for name in (*(unit.name for unit in gone), *bars)]
-    depth = max((n for n in named if n is not None), default=-1) + 1
-    inferred = {place.format(i): kind for i in range(depth) for place, kind in kinds.items() if place}
-    return inferred | {unit.name: unit.kind for unit in gone}
-
-
-def _block_of(name: str) -> str:
-    """`"model.layers.3.mlp.act_fn"` -> `"model.layers.3"`; names without a number are columns of their own."""
-    parts = name.split(".")
-    numbered = [i for i, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[: numbered[-1] + 1]) if numbered else name
-
-
-def _number(name: str) -> int | None:
-    """Number of the block that a name lies in."""
-    last = _block_of(name).rpartition(".")[2]
-    return int(last) if last.isdigit() else None
-
-
-def _place(name: str) -> str:
-    """`"blocks.3.attn"` -> `"blocks.{}.attn"`; empty for names without a number."""
-    block = _block_of(name)
-    if _number(name) is None:
-        return ""
-    return f"{block.rpartition('.')[0]}.{{}}{name.removeprefix(block)}"
+def _row_of(kind: str) -> int:
+    """Return the place of a kind among rows: what others hold comes first, kinds that nobody knows last."""
+    return ROWS.index(kind) if kind in ROWS else len(ROWS)
 
 
 def _status(name: str, left: Mapping[str, str]) -> str | None:
@@ -154,7 +160,7 @@ def _look(status: str | None) -> _Look:
     return LOOKS.get(status, _Look(status.replace("_", " "), SKY, "", ink=BLACK))
 
 
-def _draw_cell(axes: Axes, at: tuple[int, int], status: str | None, share: float, signs: bool) -> None:
+def _draw_cell(axes: Axes, at: tuple[int, int], status: str | None, share: float) -> None:
     x, y = at
     look = _look(status)
     style: dict[str, Any] = {"facecolor": look.color, "edgecolor": "none"}
@@ -164,27 +170,15 @@ def _draw_cell(axes: Axes, at: tuple[int, int], status: str | None, share: float
     axes.add_patch(FancyBboxPatch((x - 0.43, y - 0.43), 0.86, 0.86, boxstyle=shape, linewidth=0.9, **style))
     if share > 0:
         axes.add_patch(Rectangle((x - 0.33, y + 0.23), 0.66 * share, 0.09, facecolor=look.ink, edgecolor="none"))
-    if signs and look.sign:
+    if look.sign:
         height = y - (0.06 if share > 0 else 0)
         axes.text(x, height, look.sign, ha="center", va="center", fontsize=7.5, color=look.ink)
 
 
-def _label(axes: Axes, kinds: Sequence[str], columns: Sequence[str]) -> None:
-    step = 1 if len(columns) <= MANY else 5
-    numbers = [column.rpartition(".")[2] for column in columns]
-    axes.set_xlim(-0.6, len(columns) - 0.4)
-    axes.set_ylim(len(kinds) - 0.4, -0.6)
-    axes.set_aspect("equal")
-    axes.set_xticks(range(0, len(columns), step), numbers[::step], fontsize=8)
-    axes.set_yticks(range(len(kinds)), kinds, fontsize=9)
-    axes.set_xlabel("Block", fontsize=9)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-
-
-def _count(units: Mapping[str, str], left: Mapping[str, str], kinds: Sequence[str]) -> str:
-    counts = ((kind, sum(units[n] == kind for n in left), sum(k == kind for k in units.values())) for kind in kinds)
-    return "Removed: " + (", ".join(f"{kind} {n} of {total}" for kind, n, total in counts if n) or "nothing")
+def _count(units: Mapping[str, str], left: Mapping[str, str], whole: bool) -> str:
+    gone, there = (Counter(units[name] for name in names) for names in (left, units))
+    counts = (f"{kind} {gone[kind]}" + f" of {there[kind]}" * whole for kind in sorted(gone, key=_row_of))
+    return f"Removed: {', '.join(counts) or 'nothing'}"
 
 
 def _handles(statuses: Sequence[str | None], bars: bool) -> list[Patch]:
@@ -195,5 +189,5 @@ def _handles(statuses: Sequence[str | None], bars: bool) -> list[Patch]:
     if GONE in statuses:
         handles.append(Patch(facecolor="none", edgecolor=GREY, linestyle=":", label=GONE))
     if bars:
-        handles.append(Patch(facecolor=GREY, label="bar: importance in its row"))
+        handles.append(Patch(facecolor=GREY, label="bar: importance, relative to its kind"))
     return handles

@@ -8,12 +8,12 @@ there, or have another form than here, have their defaults: the evidence of a pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from prunerecover.plan.kinds import WidthKind
+from prunerecover.plan.kinds import Kind, WidthKind
 from prunerecover.plan.records import Result
 
 
@@ -33,7 +33,7 @@ class _Evidence(_Record):
         """Read the entries in a plan's evidence.
 
         >>> DepthEvidence.of({"importance": {"blocks.0": 0.5}, "samples": "many", "note": "by hand"})
-        DepthEvidence(importance={'blocks.0': 0.5}, samples=None, divergence={}, removed_share=None, order=())
+        DepthEvidence(units={}, importance={'blocks.0': 0.5}, samples=None, divergence={}, removed_share=None, order=())
         """
         entries = {name: evidence[name] for name in cls.model_fields if name in evidence}
         try:
@@ -80,6 +80,7 @@ class DepthEvidence(_Evidence):
     """What planning in depth says.
 
     Attributes:
+        units: Kinds of the units that could go, by name, in order of depth.
         importance: Of every unit that was ranked, by name.
         samples: How many the plan was calibrated on.
         divergence: Of the output, once the unit of this name and those before it had gone.
@@ -87,11 +88,32 @@ class DepthEvidence(_Evidence):
         order: In which the units went, where each could go without the later ones; else empty. See `Plan.first`.
     """
 
+    units: dict[str, Kind] = {}
     importance: dict[str, float] = {}
     samples: int | None = None
     divergence: dict[str, float] = {}
     removed_share: RemovedShare | None = None
     order: tuple[RemovalStep, ...] = ()
+
+
+def joined(first: Mapping[str, Any], second: Mapping[str, Any], dense_name: Callable[[str], str]) -> dict[str, Any]:
+    """Return the evidence of two plans, one after the other: of units of depth what the later one says, if it does.
+
+    >>> one, two = ({"importance": own} for own in ({"a.0": 1.0, "a.1": 2.0}, {"a.0": 3.0}))
+    >>> joined(one, two, lambda name: name.replace("0", "1"))
+    {'importance': {'a.0': 1.0, 'a.1': 3.0}}
+
+    Args:
+        first: Of the plan that comes first.
+        second: Of the other, whose names are those of what the first one leaves.
+        dense_name: Translates them to names of the dense model.
+    """
+    before, after = DepthEvidence.of(first), DepthEvidence.of(second)
+    found = {**first, **second}
+    for entry in ("units", "importance"):
+        own = getattr(before, entry) | {dense_name(name): value for name, value in getattr(after, entry).items()}
+        found |= {entry: own} if own else {}
+    return found
 
 
 class WidthEvidence(_Evidence):

@@ -27,12 +27,14 @@ class KeptGroup:
         kind: What its units are.
         kept: Units that stay.
         size: Units of the dense model.
+        followed: Units that went because widths around a layer that goes must match.
     """
 
     name: str
     kind: WidthKind
     kept: int
     size: int
+    followed: int = 0
 
     @property
     def share(self) -> float:
@@ -49,9 +51,10 @@ def kept_groups(edits: Iterable[Edit], evidence: Mapping[str, Any]) -> tuple[Kep
         edits: Of the plan.
         evidence: Of the plan; `WidthEvidence` lists the groups that there are.
 
-    >>> edits = [Narrow(unit="fc1", kind="neuron", of=of, keep=(0, 1), group=()) for of in (4, 3)]
+    >>> narrow = {"unit": "fc1", "kind": "neuron", "group": ()}
+    >>> edits = [Narrow(of=of, keep=tuple(range(of - 1)), **narrow) for of in (4, 3)]
     >>> kept_groups(edits, {})
-    (KeptGroup(name='fc1', kind='neuron', kept=2, size=4),)
+    (KeptGroup(name='fc1', kind='neuron', kept=2, size=4, followed=0),)
     """
     names, found_by = DenseNames(), WidthEvidence.of(evidence)
     found: dict[GroupKey, KeptGroup] = {}
@@ -60,9 +63,7 @@ def kept_groups(edits: Iterable[Edit], evidence: Mapping[str, Any]) -> tuple[Kep
     for edit in edits:
         if isinstance(edit, Narrow):
             name = names.dense_name(edit.unit)
-            before = found.get((name, edit.kind))
-            size = edit.of if before is None else before.size
-            found[name, edit.kind] = KeptGroup(name, edit.kind, len(edit.keep), size)
+            found[name, edit.kind] = _narrowed(found.get((name, edit.kind)), name, edit)
             listed = _listed(found_by, names)  # as they were named when the plan's last part was made
         elif isinstance(edit, Remove):
             gone.append(names.dense_name(edit.unit))
@@ -70,6 +71,23 @@ def kept_groups(edits: Iterable[Edit], evidence: Mapping[str, Any]) -> tuple[Kep
                 names.remove_block(gone[-1])
     groups = [found.get(key, listed.get(key)) for key in _in_order(list(listed), list(found))]
     return tuple(g for g in groups if g and not any(f"{g.name}.".startswith(f"{unit}.") for unit in gone))
+
+
+def _narrowed(before: KeptGroup | None, name: str, edit: Narrow) -> KeptGroup:
+    """Return what is left of a group after an edit.
+
+    Args:
+        before: What was left of the group before; None: all of it.
+        name: In the dense model.
+        edit: That narrows it.
+    """
+    kept, size, followed = len(edit.keep), edit.of, len(edit.gone) if edit.serves else 0
+    if before is None:
+        return KeptGroup(name, edit.kind, kept, size, followed)
+    if before.kept == edit.of:
+        return KeptGroup(name, edit.kind, kept, before.size, before.followed + followed)
+    # Other channels of the same module: a module that makes two groups, of which each has its name in turn.
+    return KeptGroup(name, edit.kind, before.kept + kept, before.size + size, before.followed + followed)
 
 
 def _in_order(listed: list[GroupKey], narrowed: list[GroupKey]) -> list[GroupKey]:

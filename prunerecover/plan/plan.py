@@ -17,9 +17,10 @@ from torch import Tensor
 
 from prunerecover.files.plan_file import SAVED, read_data, read_tensors, write_plan
 from prunerecover.plan.edits import FITTED, OPS, Edit
+from prunerecover.plan.evidence import joined
 from prunerecover.plan.kept_groups import KeptGroup, kept_groups
 from prunerecover.plan.records import MadeBy, Record, Result, Source
-from prunerecover.plan.removed_units import first_units, removed_units
+from prunerecover.plan.removed_units import first_units, names_after, removed_units
 from prunerecover.version import __version__
 
 SCHEMA = "prunerecover.plan/1"
@@ -199,7 +200,7 @@ class Plan(Record):
                 f"but it starts from {other.source.tensors[:12]}. Make it on the model the first plan was applied to."
             )
         renamed, tensors = _shift(other, len(self.edits))
-        evidence = {**self.evidence, **other.evidence}
+        evidence = joined(self.evidence, other.evidence, names_after(self.edits).dense_name)
         update = {"edits": self.edits + renamed, "result": other.result, "sidecar": None, "evidence": evidence}
         return self.model_copy(update=update).with_tensors({**self._tensors, **tensors})
 

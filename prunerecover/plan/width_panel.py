@@ -6,8 +6,6 @@ was there.
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -20,17 +18,19 @@ from prunerecover.display.style import (
     LIGHT,
     add_heading,
     add_legend,
+    bands,
     empty_figure,
     heading_height,
+    inches,
     legend_lines,
-    new_axes,
+    styled,
 )
+from prunerecover.display.unit_grid import shared_prefix
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import TRAITS, WIDTH_KINDS, plural
 
-MANY = 64  # groups; beyond, only some are named
-COUNTED = 40  # groups; beyond, bars are too narrow for numbers
-WIDEST = 16.0  # inches
+MOST = 40  # groups side by side; more go below
+STEP = 0.3  # inches from one group to the next
 LETTER = 0.068  # inches per letter of a group's name
 
 
@@ -44,41 +44,31 @@ class WidthPanel:
 
     def __init__(self, groups: Sequence[KeptGroup], title: str | None = None) -> None:
         self.groups = groups
-        self.step = min(0.3, (WIDEST - 1.0) / len(groups))
+        self.bands = bands(len(groups), MOST)
         self.title = title or _count(groups)
-        self.prefix = _shared_prefix([group.name for group in groups])
+        self.prefix = shared_prefix([group.name for group in groups])
         self.names = [group.name.removeprefix(self.prefix) for group in groups]
         self.handles = _handles(groups)
 
     @property
     def width(self) -> float:
-        """Room for all groups."""
-        return max(self.step * len(self.groups) + 1.0, 4.6)
+        """Room for the groups of a line."""
+        return max(STEP * len(self.bands[0]) + 1.0, 4.6)
 
     def height(self, width: float) -> float:
-        """Bars, names, heading and legend."""
-        names = LETTER * max(map(len, self.names)) + (0.2 if self.prefix else 0.0)
-        return 2.1 + heading_height(self.title, width) + names + 0.2 * legend_lines(self._labels, width)
+        """Lines of bars with their names, heading and legend."""
+        names = LETTER * max(map(len, self.names))
+        around = heading_height(self.title, width) + 0.25 * legend_lines(self._labels, width)
+        return (1.9 + names) * len(self.bands) + 0.3 + around
 
     def draw(self, figure: FigureBase) -> None:
         """Draw the bars and name the groups."""
-        axes = new_axes(figure)
-        at = range(len(self.groups))
-        axes.bar(at, 1.0, width=0.74, color=LIGHT)
-        axes.bar(at, [g.share for g in self.groups], width=0.74, color=[TRAITS[g.kind].color for g in self.groups])
-        if len(self.groups) <= COUNTED:
-            for x, group in enumerate(self.groups):
-                _count_on(axes, x, group)
-        every = math.ceil(len(self.groups) / MANY)
-        axes.set_xticks(at[::every], self.names[::every], rotation=90, fontsize=7.5)
-        axes.set_xlabel(self.prefix.removesuffix("."), fontsize=9)
-        axes.set_xlim(-0.7, max(len(self.groups), 12) - 0.3)
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_locator(MultipleLocator(0.25))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
-        axes.set_ylabel("Units kept", fontsize=9)
-        axes.tick_params(axis="x", length=0)
-        axes.spines["left"].set_visible(False)
+        lines = [styled(axes) for axes in figure.subplots(len(self.bands), squeeze=False).flat]
+        for axes, band in zip(lines, self.bands, strict=True):
+            _draw_bars(axes, self.groups[band.start : band.stop])
+            axes.set_xticks(range(len(band)), self.names[band.start : band.stop], rotation=90, fontsize=7.5)
+            axes.set_xlim(-0.7, int((inches(figure) - 1.0) / STEP) - 0.3)
+        lines[-1].set_xlabel(self.prefix.removesuffix("."), fontsize=9)
         add_heading(figure, self.title)
         add_legend(figure, self.handles, self._labels, "lower left")
 
@@ -105,6 +95,20 @@ def plot_kept(groups: Sequence[KeptGroup], title: str | None = None) -> Figure:
     return figure
 
 
+def _draw_bars(axes: Axes, groups: Sequence[KeptGroup]) -> None:
+    at = range(len(groups))
+    axes.bar(at, 1.0, width=0.74, color=LIGHT)
+    axes.bar(at, [g.share for g in groups], width=0.74, color=[TRAITS[g.kind].color for g in groups])
+    for x, group in enumerate(groups):
+        _count_on(axes, x, group)
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_locator(MultipleLocator(0.25))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
+    axes.set_ylabel("Units kept", fontsize=9)
+    axes.tick_params(axis="x", length=0)
+    axes.spines["left"].set_visible(False)
+
+
 def _count_on(axes: Axes, x: int, group: KeptGroup) -> None:
     """Write how many units stay into the bar, or above it where it is too low."""
     inside = group.share > 0.3
@@ -120,24 +124,17 @@ def _count_on(axes: Axes, x: int, group: KeptGroup) -> None:
     )
 
 
-def _shared_prefix(names: Sequence[str]) -> str:
-    """Return what all names begin with, up to and with a dot.
-
-    >>> _shared_prefix(["blocks.0.attn.qkv", "blocks.0.mlp.fc1", "blocks.1.mlp.fc1"])
-    'blocks.'
-    """
-    before, dot, _ = os.path.commonprefix(names).rpartition(".")
-    return before + dot
-
-
 def _count(groups: Sequence[KeptGroup]) -> str:
-    kinds = dict.fromkeys(group.kind for group in groups)
-    parts = []
-    for kind in kinds:
+    """Say how many units of each kind go, apart from those that only follow layers."""
+    chosen, followed = list[str](), list[str]()
+    for kind in dict.fromkeys(group.kind for group in groups):
         alike = [group for group in groups if group.kind == kind]
-        size = sum(group.size for group in alike)
-        parts.append(f"{kind} {size - sum(group.kept for group in alike):,} of {size:,}")
-    return "Removed: " + ", ".join(parts)
+        size, follow = (sum(getattr(group, name) for group in alike) for name in ("size", "followed"))
+        gone = size - sum(group.kept for group in alike) - follow
+        chosen += [f"{kind} {gone:,} of {size:,}"] if gone or not follow else []
+        followed += [f"{kind} {follow:,} of {size:,}"] if follow else []
+    said = [f"Removed: {', '.join(chosen)}"] if chosen else []
+    return "\n".join([*said, *([f"Widths that follow the layers: {', '.join(followed)}"] if followed else [])])
 
 
 def _handles(groups: Sequence[KeptGroup]) -> list[Patch]:

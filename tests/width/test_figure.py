@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,16 @@ import numpy as np
 import pytest
 import timm
 import torch
+from cases.support.drawn import bars, is_whole
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from matplotlib.image import imread
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyBboxPatch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, apply_plan, plan_depth, plan_width
-from prunerecover.display.style import BLUE, LIGHT, VERMILION
+from prunerecover.display.style import BLUE, VERMILION
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Narrow, Remove
@@ -43,24 +41,8 @@ def narrow(unit: str, of: int, keep: int, kind: Any = "channel") -> Narrow:
     return Narrow(unit=unit, kind=kind, of=of, keep=tuple(range(keep)), group=())
 
 
-def bars(axes: Axes) -> list[tuple[float, str]]:
-    """Height and colour of the bars in front, from left to right."""
-    found = sorted((p for p in axes.patches if isinstance(p, Rectangle)), key=lambda p: p.get_x())
-    return [(p.get_height(), to_hex(p.get_facecolor())) for p in found if to_hex(p.get_facecolor()) != LIGHT]
-
-
 def texts(labels: Any) -> list[str]:
     return [label.get_text() for label in labels]
-
-
-def is_whole(figure: Figure) -> bool:
-    """Whether something is drawn and nothing is cut off at the edges."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=60)
-    buffer.seek(0)
-    image = imread(buffer)[..., :3]
-    edges = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
-    return bool(image.min() < 0.5 and (edges == 1).all())
 
 
 # What is kept.
@@ -129,7 +111,7 @@ def test_bars_are_the_kept_shares_in_order() -> None:
     figure = plot_kept(GROUPS)
     (axes,) = figure.axes
     expected = [(1.0, "channel"), (0.25, "head"), (0.75, "neuron"), (0.125, "expert")]
-    assert bars(axes) == [(share, TRAITS[kind].color) for share, kind in expected]
+    assert list(bars(axes).values()) == [(share, TRAITS[kind].color) for share, kind in expected]
     assert texts(axes.get_xticklabels()) == ["stem", "blocks.0.attn", "blocks.0.mlp", "blocks.1.mlp"]
     assert texts(axes.texts) == ["8 of 8", "1 of 4", "6 of 8", "2 of 16"]
     assert (
@@ -147,13 +129,13 @@ def test_what_names_share_is_said_once() -> None:
     assert axes.get_xlabel() == "blocks"
 
 
-def test_many_groups_are_not_all_named() -> None:
+def test_many_groups_are_all_named_and_counted_in_several_lines() -> None:
     groups = [KeptGroup(f"layer{i}.conv", "channel", 1 + i % 8, 8) for i in range(130)]
     figure = plot_kept(groups, title="many")
-    (axes,) = figure.axes
-    assert [height for height, _ in bars(axes)] == [group.share for group in groups]
-    assert texts(axes.get_xticklabels())[:2] == ["layer0.conv", "layer3.conv"]
-    assert not axes.texts
+    found = [bar for axes in figure.axes for bar in bars(axes).items()]
+    assert found == [(group.name, (group.share, TRAITS["channel"].color)) for group in groups]
+    said = [text for axes in figure.axes for text in texts(axes.texts)]
+    assert said == [f"{group.kept} of 8" for group in groups]
     assert figure.get_suptitle() == "many"
     assert figure.get_figwidth() <= 16
     assert is_whole(figure)
@@ -171,7 +153,9 @@ def test_a_plan_in_width_is_drawn_as_bars(tmp_path: Path) -> None:
     plan = plan_width(vit(), Budget(macs=0.3), batches=batches())
     figure = plan.plot(tmp_path / "plan.png")
     (axes,) = figure.axes
-    assert bars(axes) == [(group.share, TRAITS[group.kind].color) for group in plan.kept_groups]
+    prefix = axes.get_xlabel()
+    drawn = {f"{prefix}.{name}".removeprefix("."): bar for name, bar in bars(axes).items()}
+    assert drawn == {group.name: (group.share, TRAITS[group.kind].color) for group in plan.kept_groups}
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -185,7 +169,7 @@ def test_a_plan_in_depth_and_width_has_both_panels() -> None:
     (alone,) = depth.plot().axes
     cells = [[p.get_facecolor() for p in axes.patches if isinstance(p, FancyBboxPatch)] for axes in (above, alone)]
     assert cells[0] == cells[1]
-    assert [share for share, _ in bars(below)] == [group.share for group in (depth + width).kept_groups]
+    assert [share for share, _ in bars(below).values()] == [group.share for group in (depth + width).kept_groups]
     headings = [part.get_suptitle() for part in figure.subfigs]
     assert headings[0] == depth.plot().get_suptitle()
     assert headings[1].startswith("Removed: head ")
