@@ -5,6 +5,8 @@ Everything is checked first, and what fails half way is taken back: after an err
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +27,9 @@ from prunerecover.surgery.narrowing import Cuts
 from prunerecover.surgery.routing import shared_counts
 from prunerecover.surgery.transformers_depth import freed_slots, renumber
 from prunerecover.surgery.transformers_width import follow_widths
+
+# Whose code runs when an edit is carried out; all else is a user's.
+SURGERY = frozenset({"prunerecover", "torch", "transformers"} | sys.stdlib_module_names)
 
 
 @dataclass(frozen=True)
@@ -77,10 +82,15 @@ def apply_edits(model: nn.Module, edits: Iterable[Edit], tensors: Mapping[str, T
                 context.journal.set_attribute(model, path, attribute, count)
         if narrowed:
             follow_widths(model, context.journal)
+        return _applied(before, context)
     except BaseException:
         undo(model, context.journal)
         raise
-    after = dict(model.named_parameters())
+
+
+def _applied(before: Mapping[str, Parameter], context: EditContext) -> Applied:
+    """Compare the parameters with those of before the surgery."""
+    after = dict(context.model.named_parameters())
     left = set(after.values())
     removed = {name: p for name, p in before.items() if p not in left}
     added = {name: (p, context.like_of(p)) for name, p in after.items() if p in context.likes}
@@ -94,12 +104,21 @@ def _execute(edit: Edit, context: EditContext) -> None:
     """Apply one edit; what goes wrong because it names something of another form is said to be the plan's fault."""
     try:
         execute(edit, context)
-    except (LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError, StopIteration) as error:
+    except (LookupError, AttributeError, ArithmeticError, RuntimeError, StopIteration) as error:
+        if not _is_of_surgery(error):
+            raise
         raise ValueError(
             f"Expected an edit that fits this {type(context.model).__name__}, but {edit.op} of "
             f"'{getattr(edit, 'unit', getattr(edit, 'into', 'config'))}' failed ({type(error).__name__}: "
             f"{str(error)[:200]}). Was the plan made for another model, or edited?"
         ) from error
+
+
+def _is_of_surgery(error: Exception) -> bool:
+    """Whether an error arose in surgery itself, not in the handler of a signal or in a user's code, nor for memory."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    packages = {frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames}
+    return packages <= SURGERY and not isinstance(error, torch.OutOfMemoryError)
 
 
 def apply_and_check(model: nn.Module, plan: Plan, tensors: Mapping[str, Tensor] | None, where: str = "") -> Applied:
@@ -114,18 +133,25 @@ def apply_and_check(model: nn.Module, plan: Plan, tensors: Mapping[str, Tensor] 
     Raises:
         ValueError: If an edit names something that is not there, or the model is another one afterwards.
     """
-    applied, expected = apply_edits(model, plan.edits, tensors), plan.result
-    found = tensors_hash(model)
-    difference = differing_settings(expected.settings, settings_of(model))
-    if expected.tensors not in ("", found):
-        difference = f"{found[:12]} instead of {expected.tensors[:12]}"
-    if difference:
+    applied = apply_edits(model, plan.edits, tensors)
+    try:
+        _check_result(model, plan, where)
+        return applied
+    except BaseException:
         undo(model, applied.journal)
+        raise
+
+
+def _check_result(model: nn.Module, plan: Plan, where: str) -> None:
+    found = tensors_hash(model)
+    difference = differing_settings(plan.result.settings, settings_of(model))
+    if plan.result.tensors not in ("", found):
+        difference = f"{found[:12]} instead of {plan.result.tensors[:12]}"
+    if difference:
         raise ValueError(
             f"Expected the plan{where} to leave the model it describes, but it left another ({difference}). Was the "
             "file edited?"
         )
-    return applied
 
 
 @contextmanager

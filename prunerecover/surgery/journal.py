@@ -37,7 +37,8 @@ class ModuleReplaced:
 
     def undo(self, model: nn.Module, device: torch.device) -> None:
         """Put the old module back."""
-        set_module(model, self.path, moved(self.old, device))
+        if get_module(model, self.path) is not self.old:
+            set_module(model, self.path, moved(self.old, device))
 
     def to_cpu(self) -> None:
         """Move the old module to the CPU."""
@@ -46,10 +47,11 @@ class ModuleReplaced:
 
 @dataclass(frozen=True)
 class BlockRemoved:
-    """The block `old` was number `index` of the container at `path`, which then was in training mode or not."""
+    """The block `old` was number `index` of `count` in the container at `path`, which was in training mode or not."""
 
     path: str
     index: int
+    count: int
     old: nn.Module
     training: bool
 
@@ -57,6 +59,8 @@ class BlockRemoved:
         """Put the block back into its place."""
         blocks = get_module(model, self.path)
         assert isinstance(blocks, nn.Sequential | nn.ModuleList)
+        if len(blocks) == self.count:
+            return
         if self.training != blocks.training:  # else each part of the block keeps its own mode
             self.old.train(blocks.training)
         blocks.insert(self.index, moved(self.old, device))
@@ -128,7 +132,7 @@ class SavingChecked:
 
 @dataclass
 class Journal:
-    """A stack of reversible changes to one model.
+    """A stack of reversible changes to one model, each noted before it is made: an error may come at any moment.
 
     >>> net = nn.Sequential(nn.ReLU(), nn.Tanh())
     >>> journal = Journal()
@@ -152,7 +156,8 @@ class Journal:
             path: Of the submodule.
             new: What comes there.
         """
-        self.entries.append(ModuleReplaced(path, set_module(model, path, new)))
+        self.entries.append(ModuleReplaced(path, get_module(model, path)))
+        set_module(model, path, new)
 
     def remove_block(self, model: nn.Module, container: str, index: int) -> None:
         """Remove one block; the later ones move up by one.
@@ -171,9 +176,8 @@ class Journal:
         if moved is not None:
             self.copy_configs(model)
             apply_config(model, {"num_hidden_layers": len(blocks) - 1})
-        old = blocks[index]
+        self.entries.append(BlockRemoved(container, index, len(blocks), blocks[index], blocks.training))
         del blocks[index]
-        self.entries.append(BlockRemoved(container, index, old, blocks.training))
         for path, number in moved or ():
             self.set_attribute(model, path, "layer_idx", number)
 
@@ -188,7 +192,7 @@ class Journal:
         Raises:
             ValueError: If the forward cannot be traced, or makes no such call.
         """
-        self.entries.append(reroute(model, path, calls))
+        reroute(model, path, calls, self.entries)
 
     def set_config(self, model: nn.Module, edits: dict[str, Any]) -> None:
         """Set entries of a transformers config.
@@ -247,8 +251,8 @@ class Journal:
 
     def check_saving(self, model: nn.Module) -> None:
         """Let transformers models warn when they are saved in a form that `from_pretrained` cannot make again."""
-        check_saving(model, "surgery")
         self.entries.append(SavingChecked())
+        check_saving(model, "surgery")
 
     def undo(self, model: nn.Module, keep: int = 0) -> None:
         """Take back all changes but the first `keep`, last first. What was removed returns to the model's device."""

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 from cases.engine import FAMILIES, batch_of, build, output_of, plan_of, unchanged
 from cases.sampling import one_in
+from torch import nn
 
+from prunerecover import Budget, plan_width
 from prunerecover.apply import apply_plan
 from prunerecover.families.describe import describe
 from prunerecover.model.hashing import tensors_hash
@@ -92,6 +99,89 @@ def test_last_block_stays() -> None:
     edits = [Remove(unit="blocks.0", kind="block")] * 4
     with unchanged(model), pytest.raises(ValueError, match=r"the last block of the model\. Keep at least one"):
         apply_edits(model, edits)
+
+
+class Interrupted(RuntimeError):
+    """Raised where nobody expects it, as by the handler of a signal."""
+
+
+def interrupt_at(line: int) -> Callable[..., Any]:
+    """Return a trace function that raises at a line of surgery, but not while it is taken back."""
+    left = itertools.count(line, -1)
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        name, file = frame.f_code.co_name, frame.f_code.co_filename
+        if "/prunerecover/surgery/" not in file or name in ("undo", "renumber", "apply_and_check"):
+            return None
+        if event == "line" and next(left) == 0:
+            raise Interrupted
+        return trace
+
+    return trace
+
+
+def test_an_interruption_at_any_line_comes_out_as_itself_and_leaves_the_model_untouched() -> None:
+    model, pruned = build("timm"), build("timm")
+    plan = plan_of("timm", model, remove={"block": 1, "attention": 1}, search="one_shot")
+    apply_plan(pruned, plan)
+    batches = [(batch_of("timm"), torch.arange(4) % 2)]
+    plan = plan + plan_width(pruned, Budget(params=0.1), batches=batches, allocation="uniform", kinds=("neuron",))
+    for line in itertools.count(0, 131):
+        former = sys.gettrace()
+        with unchanged(model):
+            sys.settrace(interrupt_at(line))
+            try:
+                applied = apply_plan(model, plan)
+            except Interrupted:
+                continue
+            finally:
+                sys.settrace(former)
+            undo(model, applied.journal)
+        break
+    assert line > 1000
+
+
+class Sealed(nn.Module):
+    """A user's own module, which takes no other child once it is told so."""
+
+    error: Exception | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "fc1" and self.error is not None:
+            raise self.error
+        super().__setattr__(name, value)
+
+
+AFFINE = Replace(unit="blocks.1.mlp.act", kind="activation", leaves="affine")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a user's"), AttributeError("a user's")])
+def test_what_no_plan_explains_comes_out_as_itself(error: Exception) -> None:
+    model = build("timm")
+    model.blocks[1].mlp.__class__ = type("Mlp", (Sealed, type(model.blocks[1].mlp)), {"error": error})
+    with unchanged(model), pytest.raises(type(error), match="a user's"):
+        apply_edits(model, [Remove(unit="blocks.0.attn", kind="attention"), AFFINE])
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "message"),
+    [
+        (
+            RuntimeError("shapes"),
+            ValueError,
+            r"an edit that fits this .* \(RuntimeError: shapes\)\. Was the plan",
+        ),
+        (torch.OutOfMemoryError("full"), torch.OutOfMemoryError, "full"),
+    ],
+)
+def test_what_torch_raises_is_said_of_the_plan_unless_memory_is_full(
+    raised: Exception, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, failed = build("timm"), Future[Any]()
+    failed.set_exception(raised)
+    monkeypatch.setattr(torch, "eye", failed.result)
+    with unchanged(model), pytest.raises(error, match=message):
+        apply_edits(model, [AFFINE])
 
 
 @pytest.mark.parametrize("where", ["", " in plan.json"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,16 +68,14 @@ class Rerouted:
                 move_tensor(part, torch.device("cpu"))
 
 
-def reroute(model: nn.Module, path: str, calls: Sequence[str]) -> Rerouted:
+def reroute(model: nn.Module, path: str, calls: Sequence[str], journal: list[Any]) -> None:
     """Take calls out of the forward of a module.
 
     Args:
         model: Unwrapped.
         path: Of the module; the empty one is the model itself.
         calls: As of `without_calls`.
-
-    Returns:
-        What undoes it.
+        journal: List of changes, to which this one is added first.
 
     Raises:
         ValueError: If there is no such module, its forward cannot be traced, or it makes no such call.
@@ -87,5 +86,5 @@ def reroute(model: nn.Module, path: str, calls: Sequence[str]) -> Rerouted:
     places = {part: place_of(module, part) for part in rewriting.gone}
     parts = {part: holder[name] for part, (*_, holder, name) in places.items()}
     orders = {(at, registry): tuple(holder) for at, registry, holder, _ in places.values()}
+    journal.append(Rerouted(path, original, code, rerouted, parts, module.training, orders))
     install(module, rewriting)
-    return Rerouted(path, original, code, rerouted, parts, module.training, orders)
