@@ -49,7 +49,7 @@ class PruneReport(LedgerCallback):
         target: Path of the network inside the LightningModule; default: the one that pruning callbacks name, or the
             only one.
         samples: Batch size of the measurements.
-        pairs: Interleaved pairs of timed passes; 0 skips the timing.
+        pairs: Interleaved pairs of timed passes; 0 skips the timing, fewer than 6 give a range and no interval.
         metrics: Names of logged metrics to show, in validation or in training (up to the epoch's validation); a name
             stands for those of all dataloaders. None: all that are logged in validation.
 

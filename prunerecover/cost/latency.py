@@ -71,7 +71,7 @@ def latency_ratio(
         dense: The model to compare with.
         pruned: The model to judge, on the same device.
         example_inputs: One batch of any form that `as_inputs` takes.
-        pairs: Timed pairs; at least 30 give a usable interval.
+        pairs: Timed pairs; 30 give a usable interval, fewer than 6 only a range.
         warmup: Untimed pairs before them.
         threads: CPU threads to hold during the measurement; by default those PyTorch uses now.
         confidence: Coverage of the interval.

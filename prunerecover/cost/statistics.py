@@ -2,11 +2,13 @@
 
 Proportions get Wilson's interval (Wilson 1927), which stays inside [0, 1] and holds its level near 0 and 1. Everything
 else gets a percentile bootstrap (Efron 1979) by scipy, seeded. A bootstrap knows only the samples it was given: two
-models that agree on every sample get an interval of width zero, whatever they would do on others.
+models that agree on every sample get an interval of width zero, whatever they would do on others. Of fewer values than
+`least_values` no interval holds its level, not even all of their range, and the range is what is returned.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,17 +28,39 @@ class Interval:
         value: The estimate itself.
         low: Lower end.
         high: Upper end.
-        confidence: Nominal coverage, between 0 and 1.
+        confidence: Nominal coverage, between 0 and 1; None: the ends are those of the values' range, for there are too
+            few values for an interval.
     """
 
     value: float
     low: float
     high: float
-    confidence: float = 0.95
+    confidence: float | None = 0.95
 
     def __contains__(self, x: float) -> bool:
         """Whether `x` lies inside, ends included."""
         return self.low <= x <= self.high
+
+    def ends(self, shown: Callable[[float], str] = "{:.4g}".format) -> str:
+        """Return both ends in brackets; those of a range are called so.
+
+        >>> Interval(2, 1, 3).ends(), Interval(2, 1, 3, confidence=None).ends()
+        ('[1, 3]', '[range 1, 3]')
+
+        Args:
+            shown: Text of a number.
+        """
+        what = "range " if self.confidence is None else ""
+        return f"[{what}{shown(self.low)}, {shown(self.high)}]"
+
+
+def least_values(confidence: float) -> int:
+    """Return how many values an interval of a level takes: all lie on one side of the median once in `2 ** (n - 1)`.
+
+    >>> least_values(0.95)
+    6
+    """
+    return math.ceil(round(1 - math.log2(1 - _checked(confidence)), 9))
 
 
 def wilson_interval(correct: int, total: int, confidence: float = 0.95) -> Interval:
@@ -133,14 +157,14 @@ def _bootstrapped(
     from scipy.stats import bootstrap
 
     value = float(statistic(values))
-    if len(values) == 1:  # which scipy refuses
-        return Interval(value, value, value, _checked(confidence))
+    if len(values) < least_values(confidence):
+        return Interval(value, float(values.min()), float(values.max()), None)
     found = bootstrap(
         (values,),
         statistic,
         n_resamples=resamples,
         batch=max(1, CHUNK // len(values)),
-        confidence_level=_checked(confidence),
+        confidence_level=confidence,
         method="percentile",
         random_state=np.random.default_rng(seed),
     ).confidence_interval
@@ -154,7 +178,7 @@ def _bootstrapped_mean(values: NDArray[np.float64], confidence: float, resamples
     10,000 distinct ones take 6 s instead of 0.6 s.
     """
     distinct, counts = np.unique(values, return_counts=True)
-    if len(distinct) * RECURRING > len(values):
+    if len(distinct) * RECURRING > len(values) or len(values) < least_values(confidence):
         return _bootstrapped(np.mean, values, confidence, resamples, seed)
     rng = np.random.default_rng(seed)
     rows = max(1, CHUNK // len(distinct))
@@ -162,7 +186,7 @@ def _bootstrapped_mean(values: NDArray[np.float64], confidence: float, resamples
         rng.multinomial(len(values), counts / len(values), size=min(rows, resamples - done)) @ distinct / len(values)
         for done in range(0, resamples, rows)
     ]
-    tail = (1 - _checked(confidence)) / 2
+    tail = (1 - confidence) / 2
     low, high = np.quantile(np.concatenate(means), (tail, 1 - tail))
     return Interval(float(values.mean()), float(low), float(high), confidence)
 

@@ -56,7 +56,7 @@ def compare(
         plan: The plan that was applied, to be summarised.
         search: What finding the plan took.
         device: Where to measure; by default where the dense model is. Elsewhere copies are measured.
-        pairs: Interleaved pairs of timed passes; 0 skips the timing.
+        pairs: Interleaved pairs of timed passes; 0 skips the timing, fewer than 6 give a range and no interval.
         warmup: Untimed pairs before them.
         threads: CPU threads to hold while timing; by default those PyTorch uses now.
         confidence: Coverage of all intervals.

@@ -82,15 +82,22 @@ def _how_measured(report: ReportData) -> str:
             f"thread(s). The median of the pairs' ratios is what to quote, since the machine's drift cancels in it: "
             f"{1 / report.latency.ratio.value:.2f}x as fast, time share / MACs share {report.time_over_macs:.2f}."
         )
-    if report.metrics:
-        confidence = next(iter(report.metrics.values())).difference.confidence
-        lines.append(
-            f"Brackets hold {confidence:.0%} intervals: Wilson for accuracies, bootstrap (seed {report.seed}) for "
-            "everything else. Differences are paired by sample."
-        )
+    lines += _what_brackets_hold(report)
     if report.logged:
         lines.append(_when_logged(report.logged))
     return "## How it was measured\n\n" + " ".join(lines)
+
+
+def _what_brackets_hold(report: ReportData) -> list[str]:
+    """Say what the brackets of all intervals are, if there are any."""
+    intervals = [report.latency.ratio] if report.latency else []
+    intervals += [interval for m in report.metrics.values() for interval in (m.dense, m.pruned, m.difference)]
+    levels = {interval.confidence for interval in intervals}
+    how = f"{'Wilson for accuracies, ' if report.metrics else ''}bootstrap (seed {report.seed}) for everything else"
+    lines = [f"Brackets hold {level:.0%} intervals: {how}." for level in levels if level is not None]
+    if None in levels:
+        lines.append("A range is that of all values, which are too few for an interval.")
+    return lines + (["Differences are paired by sample."] if report.metrics else [])
 
 
 def _when_logged(logged: Mapping[str, LoggedMetric]) -> str:
@@ -175,7 +182,7 @@ def _cost_row(name: str, shown: Callable[[float], str], before: float, after: fl
 def _latency_rows(latency: LatencyRatio) -> list[Row]:
     """Return medians of both sides, which may drift, and the ratio of neighbouring passes, which does not."""
     before, after, ratio = latency.dense_ms, latency.pruned_ms, latency.ratio
-    change = f"{_percent(ratio.value)} [{_percent(ratio.low)}, {_percent(ratio.high)}]"
+    change = f"{_percent(ratio.value)} {ratio.ends(_percent)}"
     return [
         _cost_row(f"Latency, batch of {latency.batch_size}, medians", lambda ms: f"{ms:.2f} ms", before, after),
         (f"Latency, median ratio of {latency.pairs} pairs", "1", f"{ratio.value:.3f}", change),
@@ -212,8 +219,8 @@ def _number(value: float) -> str:
 
 def _interval(interval: Interval, share: bool) -> str:
     if share:
-        return f"{100 * interval.value:.2f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
-    return f"{interval.value:.4g} [{interval.low:.3g}, {interval.high:.3g}]"
+        return f"{100 * interval.value:.2f} {interval.ends(lambda end: f'{100 * end:.1f}')}"
+    return f"{interval.value:.4g} {interval.ends('{:.3g}'.format)}"
 
 
 def _percent(share: float) -> str:

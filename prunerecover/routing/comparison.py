@@ -38,8 +38,8 @@ class RouteComparison:
 
     @property
     def worth_it(self) -> bool:
-        """Whether routing is ahead of the static set with the whole interval."""
-        return self.gain.low > 0
+        """Whether routing is ahead of the static set with its whole interval; not if questions are too few for one."""
+        return self.gain.low > 0 and self.gain.confidence is not None
 
     @property
     def gap_closed(self) -> float:
@@ -49,9 +49,9 @@ class RouteComparison:
     def __str__(self) -> str:
         """Return a table and one sentence, Markdown."""
         rows = [("dense", self.dense), ("static set", self.static), ("routed", self.routed), ("oracle", self.oracle)]
-        cells = [(name, f"{i.value:.4f} ({i.low:.4f} to {i.high:.4f})") for name, i in rows if i is not None]
+        cells = [(name, f"{i.value:.4f} {i.ends('{:.4f}'.format)}") for name, i in rows if i is not None]
         said = "ahead of" if self.worth_it else "not ahead of"
-        gain = f"{self.gain.value:+.4f} ({self.gain.low:+.4f} to {self.gain.high:+.4f})"
+        gain = f"{self.gain.value:+.4f} {self.gain.ends('{:+.4f}'.format)}"
         return (
             f"{table(('model', self.metric), cells)}\n\nRouting is {said} the static set: {gain}, "
             f"{self.gap_closed:.0%} of the way to the oracle."

@@ -11,6 +11,7 @@ from scipy import stats
 from prunerecover.cost.statistics import (
     Interval,
     is_share,
+    least_values,
     mean_interval,
     median_interval,
     paired_difference,
@@ -84,7 +85,7 @@ def test_pairing_is_narrower_than_two_separate_intervals() -> None:
 
 
 def test_agreement_everywhere_has_no_width() -> None:
-    assert paired_difference([1, 0, 1], [1, 0, 1]) == Interval(0.0, 0.0, 0.0)
+    assert paired_difference([1, 0, 1] * 2, [1, 0, 1] * 2) == Interval(0.0, 0.0, 0.0)
 
 
 def test_seed_decides() -> None:
@@ -123,8 +124,15 @@ def test_long_vectors_are_drawn_in_chunks(recurring: bool, monkeypatch: pytest.M
     assert (chunked_mean.low, chunked_mean.high) == pytest.approx((whole_mean.low, whole_mean.high))
 
 
-def test_a_single_value_has_no_width() -> None:
-    assert median_interval([2.5]) == mean_interval([2.5]) == Interval(2.5, 2.5, 2.5)
+def test_too_few_values_give_their_range() -> None:
+    """The range of n values misses their law's median with 2 ** (1 - n): of 5 it cannot hold 95%, of 6 it can."""
+    assert median_interval([2.5]) == mean_interval([2.5]) == Interval(2.5, 2.5, 2.5, None)
+    assert paired_difference([0.0] * 5, [1.0, 5.0, 3.0, 2.0, 2.0]) == Interval(2.6, 1.0, 5.0, None)
+    assert [n for n in range(1, 12) if 0.5 ** (n - 1) > 0.05] == [*range(1, least_values(0.95))]
+    assert [least_values(level) for level in (0.5, 0.9, 0.99)] == [2, 5, 8]
+    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).confidence == 0.95
+    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0], confidence=0.9).confidence == 0.9
+    assert mean_interval([1, 0]).confidence == 0.95  # Wilson's interval holds at any number
 
 
 def test_drawing_counts_equals_drawing_samples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,18 @@ def test_both_models_are_left_alone() -> None:
         torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("pairs", "called"), [(2, "[range "), (6, "[")])
+def test_few_pairs_are_said_to_give_a_range(pairs: int, called: str) -> None:
+    layer = nn.Linear(3, 3)
+    found = compare(layer, layer, torch.zeros(1, 3), pairs=pairs, warmup=0)
+    page, data = found.to_markdown(), found.to_dict()
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| Latency, median ratio of {pairs} pairs")]
+    assert f"% {called}" in row
+    assert ("95%" in page) == (pairs == 6) == ("too few for an interval" not in page)
+    assert data["latency"]["ratio"]["confidence"] == (0.95 if pairs == 6 else None)
+    assert Report.from_dict(data) == found
+
+
 def test_model_of_unknown_structure_has_no_block_macs() -> None:
     found = compare(nn.Linear(3, 3), nn.Linear(3, 3), torch.zeros(1, 3), pairs=0)
     assert found.block_macs is None

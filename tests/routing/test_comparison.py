@@ -27,6 +27,12 @@ def test_picking_by_chance_is_not_worth_it() -> None:
     assert "| dense |" in str(found)
 
 
+def test_few_questions_are_worth_nothing() -> None:
+    found = compare_routes(SCORES[:5], SCORES[:5].argmax(1).tolist(), ("a", "b", "c"), static=1)
+    assert not found.worth_it
+    assert "[range " in str(found)
+
+
 def test_a_saved_model_routes_if_it_is_ahead_in_likelihood_and_not_behind_in_accuracy() -> None:
     best, worst = SCORES.argmax(1).tolist(), SCORES.argmin(1).tolist()
     ahead, behind, level = (compare_routes(SCORES, picked, ("a", "b", "c")) for picked in (best, worst, [0] * 200))
