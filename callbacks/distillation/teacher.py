@@ -16,6 +16,7 @@ from prunerecover.checkpoint.ledger_record import TeacherFile
 from prunerecover.checkpoint.pruned_folder import load_pruned
 from prunerecover.files.atomic import atomic_file
 from prunerecover.files.hashes import sha256_of
+from prunerecover.model.checks import warn_unless_finite
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.recovery.lora import merge_adapters
 from prunerecover.surgery.apply_edits import undo
@@ -57,6 +58,7 @@ def _write(folder: Path, network: nn.Module) -> TeacherFile:
     content = save(tensors)
     digest = hashlib.sha256(content).hexdigest()
     path = folder / f"teacher-{digest[:8]}.safetensors"
+    warn_unless_finite(network, path)
     with atomic_file(path) as unfinished:
         unfinished.write_bytes(content)
     return TeacherFile(file=path.name, folder=str(folder.absolute()), sha256=digest)
@@ -107,5 +109,6 @@ def open_teacher(module: pl.LightningModule, target: str, path: str | Path) -> n
     if path.suffix == ".safetensors":
         network = copy_dense(module, target)
         network.load_state_dict(load_file(path))
+        warn_unless_finite(network, path)
         return network
     return freeze(load_pruned(path))

@@ -13,6 +13,7 @@ from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.checkpoint.pruned_folder import PLAN, write_folder
 from prunerecover.files.plan_file import Saved, read_data, read_saved, write_plan
+from prunerecover.model.checks import warn_unless_finite
 from prunerecover.plan.plan import Plan
 from prunerecover.routing.routed_folder import ROUTING, run_of_routed
 from prunerecover.surgery.merging import merge
@@ -49,6 +50,7 @@ def save_plan(folder: Path, ledger: Ledger, target: str) -> None:
             plan = plan.with_tensors({**earlier.tensors, **plan.tensors})
     if plan not in written:
         run = run_of(ledger, target)
+        warn_unless_finite(plan.tensors, first)
         write_plan(own_place(first, run, "plan"), plan.to_dict(), plan.tensors, Saved(run=run))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from prunerecover.files.atomic import atomic_file
 from prunerecover.model.batches import ModelInputs, as_inputs, call, without_labels, without_padding
+from prunerecover.model.checks import warn_unless_finite
 from prunerecover.model.evaluation import device_of, evaluating
 from prunerecover.model.paths import unwrap
 
@@ -48,6 +49,7 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any) -> Path:
             "what save_pruned(model, plan, folder) writes."
         )
     inputs = _of_two(as_inputs(without_labels(example_inputs, network))).to(device_of(network))
+    warn_unless_finite(network, path)
     with evaluating(network):
         named = _NamedInputs(network, inputs)
         wanted = named(*named.tensors)

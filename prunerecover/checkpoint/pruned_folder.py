@@ -29,6 +29,7 @@ from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
 from prunerecover.files.plan_file import Saved, read_data, read_saved, write_plan
 from prunerecover.files.refused_writes import naming_the_folder
+from prunerecover.model.checks import warn_unless_finite
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan, check_plan
@@ -80,6 +81,7 @@ def write_folder(model: nn.Module, plan: Plan, path: str | Path, run: str = "", 
     plan = _checked(unwrap(get_module(model, target)), plan)
     with naming_the_folder(path):
         _check_free(path)
+    warn_unless_finite(model, path)
     with atomic_folder(path) as folder:
         save_weights(model, folder / WEIGHTS)
         if not target:
@@ -265,15 +267,9 @@ def _read_folder(path: Path) -> tuple[Plan, Weights, str]:
     if not (path / PLAN).is_file():
         hint = next((hint for name, hint in FOREIGN.items() if (path / name).is_file()), "Is it the right one?")
         raise FileNotFoundError(f"Expected a folder of save_pruned, but {path} has no {PLAN}. {hint}")
-    plan, weights = Plan.load(path / PLAN), read_weights(path / WEIGHTS)
-    saved = read_saved(read_data(path / PLAN))
-    expected = saved.sha256.get(WEIGHTS)
-    if expected not in (None, sha256_of(path / WEIGHTS)):  # folders of version 0.1.0 do not say
-        raise ValueError(
-            f"Expected the weights that {path} was saved with, but {WEIGHTS} has another sha256. Copy the folder again "
-            "from where it was made."
-        )
-    return plan, weights, saved.target
+    plan, saved = Plan.load(path / PLAN), read_saved(read_data(path / PLAN))
+    expected = saved.sha256.get(WEIGHTS)  # None: folders of version 0.1.0 do not say
+    return plan, read_weights(path / WEIGHTS, expected), saved.target
 
 
 def _only_network(file: LightningFile) -> tuple[Plan, Weights, Adapters | None]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from torch import nn
 
-from prunerecover.checkpoint.weights_file import Weights, check_fit, fill
+from prunerecover.checkpoint.weights_file import Weights, check_fit, fill, warn_if_mixed
 from prunerecover.families.constructors import build, library_of
+from prunerecover.model.checks import warn_unless_finite
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.settings import data_hash, differing_settings, settings_of
 from prunerecover.plan.plan import Plan
@@ -105,9 +106,12 @@ def _fill_pruned(network: nn.Module, weights: Weights, path: Path, adapters: Ada
     if adapters is not None and injected:
         inject_adapters(network, adapters)
     try:
-        check_fit(whole, weights.tensors, str(path))
+        check_fit(whole, weights, str(path))
     except BaseException:
         if adapters is not None and injected:
             merge_adapters(network, adapters, structure_only=True)
         raise
+    if adapters is None:  # they may be in another dtype than what they adapt
+        warn_if_mixed(whole, weights, str(path))
     fill(whole, weights)
+    warn_unless_finite(whole, path)

@@ -12,6 +12,7 @@ share it, not as the file says, values are cast to the model's dtype, and parame
 from __future__ import annotations
 
 import json
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,10 +24,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from prunerecover.files.hashes import sha256_of
 from prunerecover.model.checks import NOT_IN_FILES, check_unquantised
 
 ALIASES = "prunerecover.aliases"
 TABLES = "prunerecover.tables"
+DTYPES = "prunerecover.dtypes"
 SHOWN = 3
 
 
@@ -37,10 +40,16 @@ class Weights:
     Attributes:
         tensors: By canonical name; names that share one tensor in the file share it here.
         tables: Dtypes of the buffers that are in no state dict, by name, as in "bfloat16".
+        dtypes: Those that the parameters were saved in, by name; empty: the file does not say.
+        file: The file in which tensors lie until they are needed; None: they are in memory.
+        sha256: Of that file, as it was saved; None: nobody says.
     """
 
     tensors: dict[str, Tensor]
     tables: dict[str, str] = field(default_factory=dict)
+    dtypes: frozenset[str] = frozenset()
+    file: Path | None = None
+    sha256: str | None = None
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
@@ -62,13 +71,19 @@ def save_weights(model: nn.Module, path: Path) -> None:
         leader = first.setdefault(_place(name, value), name)
         if leader != name:
             aliases[name] = leader
-    tables = {path: str(getattr(module, name).dtype).removeprefix("torch.") for module, name, path in _tables(model)}
+    tables = {path: _named(getattr(module, name)) for module, name, path in _tables(model)}
+    dtypes = sorted({_named(p) for p in model.parameters() if p.is_floating_point()})
     stored = {name: _alone(value) for name, value in state.items() if name not in aliases}
-    save_file(stored, path, {"format": "pt", ALIASES: json.dumps(aliases), TABLES: json.dumps(tables)})
+    said = {ALIASES: aliases, TABLES: tables, DTYPES: dtypes}
+    save_file(stored, path, {"format": "pt", **{key: json.dumps(value) for key, value in said.items()}})
 
 
-def read_weights(path: Path) -> Weights:
-    """Read a file of `save_weights`, or any safetensors file.
+def read_weights(path: Path, sha256: str | None = None) -> Weights:
+    """Read a file of `save_weights`, or any safetensors file; of the tensors, no more than their shapes.
+
+    Args:
+        path: The file, which has to stay as it is until `fill` has read the tensors.
+        sha256: See `Weights`.
 
     Raises:
         FileNotFoundError: If there is none.
@@ -79,27 +94,38 @@ def read_weights(path: Path) -> Weights:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            # Copied: tensors in the file begin at any byte, and some kernels round differently on unaligned memory.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         aliases, tables = (json.loads(metadata.get(key, "{}")) for key in (ALIASES, TABLES))
         tensors |= {name: tensors[leader] for name, leader in aliases.items()}
         tables = {str(name): str(dtype) for name, dtype in tables.items()}
+        dtypes = frozenset(map(str, json.loads(metadata.get(DTYPES, "[]"))))
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"Expected weights in safetensors at {path}, but they cannot be read: {error}. Is the file cut off? "
-            "Copy it again."
+            f"Expected weights in safetensors at {path}, but they cannot be read: {str(error)[:200]}. Is the file cut "
+            "off? Copy it again."
         ) from None
-    return Weights(tensors, tables)
+    return Weights(tensors, tables, dtypes, path, sha256)
 
 
-def check_fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+def check_fit(model: nn.Module, weights: Weights, where: str) -> None:
     """Raise ValueError unless the weights are for exactly this structure: no name more or less, no other shape.
+
+    A file is hashed only if its shapes are right: one may say that it holds any number of gigabytes.
 
     Args:
         model: With the structure that the weights should have; its buffers that no file holds must be in memory.
-        weights: By name.
+        weights: Of the file.
         where: The file, for the message.
     """
+    _check_names_and_shapes(model, weights.tensors, where)
+    if weights.file is not None and weights.sha256 not in (None, sha256_of(weights.file)):
+        raise ValueError(
+            f"Expected the weights that {where} was saved with, but {weights.file.name} has another sha256. Copy the "
+            "folder again from where it was made."
+        )
+
+
+def _check_names_and_shapes(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
     empty = [path for module, name, path in _tables(model) if getattr(module, name).is_meta]
     if empty:
         raise ValueError(
@@ -147,7 +173,8 @@ def fill(model: nn.Module, weights: Weights) -> None:
         elif tied != name and torch.equal(weights.tensors[tied], new):
             values[name] = values[tied]
         else:
-            values[name] = _filled(old, new, anew=tied != name)
+            # Copied: tensors in a file begin at any byte, and some kernels round differently on unaligned memory.
+            values[name] = _filled(old, new if weights.file is None else new.clone(), anew=tied != name)
     filled = OrderedDict(values)
     filled._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]  # versions, which MNASNet asks for
     model.load_state_dict(filled, strict=True, assign=True)
@@ -155,6 +182,35 @@ def fill(model: nn.Module, weights: Weights) -> None:
         dtype = getattr(torch, weights.tables.get(path, ""), None)
         if isinstance(dtype, torch.dtype):
             module._buffers[name] = getattr(module, name).to(dtype)
+
+
+def warn_if_mixed(model: nn.Module, weights: Weights, where: str) -> None:
+    """Warn of a file whose parameters are of several dtypes, unless it was saved so, or the model has them so.
+
+    Args:
+        model: Of the structure that `check_fit` has confirmed, before it is filled.
+        weights: Of the file.
+        where: The file, for the message.
+    """
+    parts: dict[torch.dtype, dict[str, list[str]]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point():
+            parts.setdefault(parameter.dtype, {}).setdefault(_named(weights.tensors[name]), []).append(name)
+    for found in parts.values():
+        usual, *others = sorted(found, key=lambda dtype: -len(found[dtype]))
+        if others and not weights.dtypes >= found.keys():
+            odd = [name for dtype in others for name in found[dtype]]
+            warnings.warn(
+                f"Expected weights of one dtype in {where}, but got {usual} and, for {_some(odd)}, "
+                f"{' and '.join(others)}. They are loaded so, and layers that get both will fail. Copy the file again "
+                f"if nobody meant it, or convert the model: model.to(torch.{usual}).",
+                stacklevel=2,
+            )
+
+
+def _named(tensor: Tensor) -> str:
+    """Return the name of a tensor's dtype, as in "bfloat16"."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _filled(old: Tensor, new: Tensor, anew: bool) -> Tensor:

@@ -18,6 +18,7 @@ from torch import nn
 
 from prunerecover.families.constructors import is_described_by_config
 from prunerecover.families.transformers_layers import is_transformers_model
+from prunerecover.model.checks import warn_unless_finite
 from prunerecover.model.paths import is_of_peft
 from prunerecover.model.replacements import Replacement, SlopeBias
 
@@ -37,10 +38,20 @@ class CheckedSave:
         self._model, self.reasons = weakref.ref(model), reasons
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Warn if the model would not be made again, and save it."""
+        """Warn if the model would not be made again or holds NaN, and save it.
+
+        Raises:
+            RuntimeError: If the model is no more: `load_pruned(path).save_pretrained(folder)` drops it in between.
+        """
         model: Any = self._model()
+        if model is None:
+            raise RuntimeError(
+                "Expected a pruned model that is kept while it is saved, but nothing holds it any more. Give it a name "
+                "first: model = load_pruned(path), then model.save_pretrained(folder)."
+            )
         if not is_described_by_config(model):
             warnings.warn(_message(model), stacklevel=2)
+        warn_unless_finite(model, args[0] if args else kwargs.get("save_directory", "the folder"))
         return type(model).save_pretrained(model, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -79,8 +90,7 @@ def _message(model: nn.Module) -> str:
     if any(map(is_of_peft, model.modules())):
         return (
             f"{said}it holds low-rank adapters, and their weights and those under them would be lost. Save what "
-            "load_pruned makes of the run's checkpoint or pruned/ folder, load_pruned(path).save_pretrained(folder), "
-            "or merge the adapters first (merge_adapters)."
+            "load_pruned makes of the run's checkpoint or pruned/ folder, or merge the adapters first (merge_adapters)."
         )
     odd = (path for path, module in model.named_modules() if isinstance(module, Replacement | SlopeBias))
     first = next(odd, None)

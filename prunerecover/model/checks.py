@@ -6,11 +6,12 @@ bitsandbytes and torchao.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.hashing import is_quantised, stored_parts
@@ -93,12 +94,47 @@ def check_plannable(model: nn.Module) -> None:
             f"Expected a model with values to plan for, but '{empty}' is on the meta device. Load its weights first: "
             "model.to_empty(device=...), then load_state_dict."
         )
-    wrong = next((n for n, p in model.named_parameters() if p.is_floating_point() and not _finite(p)), None)
+    wrong = next((name for name, p in model.named_parameters() if not is_finite(p)), None)
     if wrong is not None:
         raise ValueError(
             f"Expected finite weights to plan with, but '{wrong}' holds NaN or infinite values. Load a checkpoint from "
             "before the training diverged."
         )
+
+
+def warn_unless_finite(tensors: nn.Module | Mapping[str, Tensor], where: object) -> None:
+    """Warn of weights that are NaN or infinite, as they are saved or loaded; it names the first of them.
+
+    Args:
+        tensors: A model, or tensors by name.
+        where: The file or folder, for the message.
+    """
+    held = tensors.state_dict(keep_vars=True) if isinstance(tensors, nn.Module) else tensors
+    wrong = [name for name, value in held.items() if isinstance(value, Tensor) and not is_finite(value)]
+    if wrong:
+        warnings.warn(
+            f"Expected finite weights in {where}, but {', '.join(wrong[:3])}"
+            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''} hold NaN or infinite values, and so will all "
+            "that is computed with them. Go back to a checkpoint from before the training diverged, and train with a "
+            "lower learning rate; if weights are in float16, in float32 or bfloat16.",
+            stacklevel=3,
+        )
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether all values of a tensor are finite; what is no parameter, such as a mask, may hold minus infinity.
+
+    Args:
+        tensor: Of any kind; one on the meta device has no values.
+    """
+    for part in stored_parts(tensor.detach()):
+        if part.is_meta or not (part.is_floating_point() or part.is_complex()):
+            continue
+        part = part.float() if part.itemsize == 1 else part  # of float8, PyTorch says nothing
+        finite = part.isfinite() if isinstance(tensor, nn.Parameter) or part.is_complex() else part < torch.inf
+        if not bool(finite.all()):
+            return False
+    return True
 
 
 def check_unquantised(model: nn.Module, purpose: str, reason: str) -> None:
@@ -147,11 +183,6 @@ def check_blocks_apart(model: nn.Module) -> None:
                     f"Expected every block to be a module of its own, but '{path}.{number}' is '{path}.{other}'. Put "
                     "copy.deepcopy of it there to remove them one by one."
                 )
-
-
-def _finite(parameter: nn.Parameter) -> bool:
-    parts = (part for part in stored_parts(parameter.detach()) if part.is_floating_point())
-    return all(bool(part.isfinite().all()) for part in parts)
 
 
 def _check_plain(path: str, module: nn.Module) -> None:

@@ -16,6 +16,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 from torch import Tensor
 
 from prunerecover.files.plan_file import SAVED, read_data, read_tensors, write_plan
+from prunerecover.model.checks import warn_unless_finite
 from prunerecover.plan.edits import FITTED, OPS, Edit
 from prunerecover.plan.evidence import joined
 from prunerecover.plan.kept_groups import KeptGroup, kept_groups
@@ -114,6 +115,7 @@ class Plan(Record):
             OSError: If the folder is full or read-only.
         """
         path = Path(path)
+        warn_unless_finite(self._tensors, path)
         write_plan(path, self.to_dict(), self._tensors)
         return path
 
@@ -129,7 +131,9 @@ class Plan(Record):
         """
         path = Path(path)
         plan = cls.from_dict(read_data(path))
-        return plan.with_tensors(read_tensors(path, plan.sidecar))
+        tensors = read_tensors(path, plan.sidecar)
+        warn_unless_finite(tensors, path)
+        return plan.with_tensors(tensors)
 
     def __eq__(self, other: object) -> bool:
         """Whether both say the same and hold equal tensors; where a plan was saved does not count."""

@@ -17,7 +17,8 @@ from torch import nn
 from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
 from prunerecover.files.json_file import read_json
-from prunerecover.model.checks import NOT_IN_FILES, check_unquantised
+from prunerecover.files.refused_writes import naming_the_folder
+from prunerecover.model.checks import NOT_IN_FILES, check_unquantised, warn_unless_finite
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.paths import unwrap
 from prunerecover.routing.plan_set import PlanSet
@@ -67,8 +68,11 @@ def write_routed(routed: RoutedCausalLM, path: Path, base: str, run: str = "") -
     """
     if base == INSIDE:
         check_unquantised(routed.model, "to save", NOT_IN_FILES)
-    if path.exists() and not (path / ROUTING).is_file():
-        raise FileExistsError(f"Expected a free path, or a folder of a routed model, but {path} is something else.")
+    with naming_the_folder(path):
+        _check_free(path)
+    for written in (routed.model if base == INSIDE else None, routed.router):
+        if isinstance(written, nn.Module):
+            warn_unless_finite(written, path)
     with atomic_folder(path) as folder:
         if base == INSIDE:
             model: Any = routed.model
@@ -89,6 +93,11 @@ def write_routed(routed: RoutedCausalLM, path: Path, base: str, run: str = "") -
         )
         (folder / ROUTING).write_text(json.dumps(said.model_dump(by_alias=True), indent=2) + "\n")
     return path
+
+
+def _check_free(path: Path) -> None:
+    if path.exists() and not (path / ROUTING).is_file():
+        raise FileExistsError(f"Expected a free path, or a folder of a routed model, but {path} is something else.")
 
 
 def load_routed(path: str | Path, model: nn.Module | None = None, **how: Any) -> RoutedCausalLM:

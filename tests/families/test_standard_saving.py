@@ -20,7 +20,7 @@ from prunerecover.surgery.apply_edits import apply_edits, undo
 
 LOST = "from_pretrained will not make this .* again from what save_pretrained writes: "
 SURGERY = rf"{LOST}.*\(such as .*\).* Use save_pruned\(model, plan, folder\) and load_pruned\(folder\)"
-ADAPTERS = rf"{LOST}it holds low-rank adapters.*load_pruned\(path\).save_pretrained\(folder\), or merge the adapters"
+ADAPTERS = rf"{LOST}it holds low-rank adapters.*load_pruned makes of .*, or merge the adapters"
 
 
 def adapted(model: nn.Module):
@@ -87,6 +87,8 @@ def test_what_load_pruned_makes_reopens(tmp_path: Path) -> None:
     model, plan = pruned("llama blocks")
     save_pruned(model, plan, tmp_path / "pruned")
     assert_reopens(load_pruned(tmp_path / "pruned"), "llama", tmp_path / "standard")
+    with pytest.raises(RuntimeError, match="Expected a pruned model that is kept while it is saved, .* Give it a name"):
+        load_pruned(tmp_path / "pruned").save_pretrained(tmp_path / "standard")  # type: ignore[operator]
 
 
 def test_what_is_not_standard_reopens_by_load_pruned_as_the_warning_says(tmp_path: Path) -> None:
