@@ -1,46 +1,66 @@
 """Export of a whole network, neck and head included: as ONNX, or as a program of `torch.export`.
 
-Any number of inputs, by their names in the network's forward; batches of any size, and token sequences of any length.
-What is written is run once and compared with the network. A folder with safetensors is what `save_pruned` writes.
+Any number of inputs, by their names in the network's forward; batches of any size, and token sequences of any length,
+or the sizes of the example alone. What is written is run once and compared with the network. A folder with safetensors
+is what `save_pruned` writes.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+import re
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from prunerecover.checkpoint.named_network import NamedNetwork, names_beside, plain_products
 from prunerecover.files.atomic import atomic_file
-from prunerecover.model.batches import ModelInputs, as_inputs, call, without_labels, without_padding
-from prunerecover.model.checks import warn_unless_finite
+from prunerecover.model.arguments import check_flag
+from prunerecover.model.batches import ModelInputs, as_inputs, without_labels, without_padding
+from prunerecover.model.checks import called_with, warn_unless_finite
 from prunerecover.model.evaluation import device_of, evaluating
 from prunerecover.model.paths import unwrap
+from prunerecover.refusal import Refusal
 
 FORMATS = (".onnx", ".pt2")
 TOLERANCE = 1e-3
-FALLBACK = "images"  # the name of images that forward calls x
+PART = "Export the part of it that computes tensors from tensors."
+OTHER_FORMAT = (
+    "Write a program of torch.export, a path that ends in .pt2, or export the part of it that can be converted."
+)
+IN_FULL = f"Nothing was written. Export in float32, or the other of {', '.join(FORMATS)}."
+NO_OTHER_SIZE = (  # what torch.export says of networks that allow one size, and of sizes of 1, which it takes for fixed
+    re.compile(r"\['tensors'\]\[(?P<tensor>\d+)\]\.size\(\)\[(?P<dimension>\d+)\] .*constant \((?P<size>\d+)\)"),
+    re.compile(r"of (?P<size>\d+) for dimension .*\['tensors\D+(?P<tensor>\d+)\D+\.shape\[(?P<dimension>\d+)\]"),
+)
+FIXED = "With the sizes of the example it is exported: pass dynamic=False (--fixed-sizes on the command line)."
 
 
-def export(model: nn.Module, path: str | Path, example_inputs: Any) -> Path:
+def export(model: nn.Module, path: str | Path, example_inputs: Any, dynamic: bool = True) -> Path:
     """Write a network as ONNX (`.onnx`) or as a program of `torch.export` (`.pt2`), and check what was written.
 
     Args:
         model: With all that is to be exported; a LightningModule where its forward is. It is not changed.
         path: File to write; folders on the way are made.
         example_inputs: What the model is called with, on any device: a tensor, a tuple of input and labels, a mapping
-            of keyword arguments, as batches of calibration. The first dimension of every tensor is the batch; the
-            second one of tokens `(N, T)` is free, too. Other sizes stay as they are here.
+            of keyword arguments, as batches of calibration.
+        dynamic: Whether the batch, which is the first dimension of the tensors, and the second one of tokens `(N, T)`
+            may be of any size, as far as the network allows (such as up to its number of positions); other sizes stay
+            as they are here. False: all do.
 
     Returns:
-        The path. ONNX inputs are named as in forward, outputs by their keys; a loaded program takes tensors in order.
+        The path. ONNX inputs are named as in forward, outputs by their keys, with `output_` before one that an input
+        has; a loaded program takes tensors in order.
 
     Raises:
-        ValueError: If the path has another ending, the model cannot be traced, or the file computes something else.
+        ValueError: If the path has another ending, the model cannot be called with the example or cannot be exported
+            with such sizes, or the file computes something else.
     """
     path, network = Path(path), unwrap(model)
     if path.suffix not in FORMATS:
@@ -48,119 +68,146 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any) -> Path:
             f"Expected a path that ends in {' or '.join(FORMATS)}, but got '{path}'. A folder with safetensors is "
             "what save_pruned(model, plan, folder) writes."
         )
-    inputs = _of_two(as_inputs(without_labels(example_inputs, network))).to(device_of(network))
+    check_flag("dynamic", dynamic)
+    inputs = as_inputs(without_labels(example_inputs, network)).to(device_of(network))
     warn_unless_finite(network, path)
-    with evaluating(network):
-        named = _NamedInputs(network, inputs)
-        wanted = named(*named.tensors)
-        program = _traced(named)
-        with atomic_file(path) as unfinished:
-            _write(program, unfinished, path.suffix, named.names, list(wanted))
-            _check(unfinished, path.suffix, named, wanted, inputs)
+    with evaluating(network), plain_products(network), atomic_file(path) as unfinished:
+        try:
+            _write(network, inputs, unfinished, dynamic)
+        except Refusal as refusal:
+            if not dynamic:
+                raise
+            _write(network, inputs, unfinished, False)  # if that is refused, too, it says why
+            raise Refusal(refusal.expected, refusal.cause, FIXED) from refusal
     return path
 
 
-class _NamedInputs(nn.Module):
-    """A network that takes its tensors in order, and gives a mapping of those that it computes.
+def _write(network: nn.Module, inputs: ModelInputs, path: Path, dynamic: bool) -> None:
+    """Trace a network, write it in the format that the path ends in, and check the file.
 
-    Args:
-        network: In evaluation mode.
-        inputs: An example.
+    Raises:
+        Refusal: If one of these cannot be done.
     """
-
-    def __init__(self, network: nn.Module, inputs: ModelInputs) -> None:
-        super().__init__()
-        self.network = network
-        given = dict(zip(_parameters(network), inputs.args, strict=False)) | inputs.kwargs
-        self.tensors = [value for value in given.values() if isinstance(value, Tensor)]
-        self.arguments = [name for name, value in given.items() if isinstance(value, Tensor)]
-        self.constant = {name: value for name, value in given.items() if not isinstance(value, Tensor)}
-        if getattr(getattr(network, "config", None), "use_cache", False):
-            self.constant["use_cache"] = False  # what decoders keep for the next token is no output
-
-    @property
-    def names(self) -> list[str]:
-        """Of the inputs in the file."""
-        pairs = zip(self.arguments, self.tensors, strict=True)
-        return [FALLBACK if len(name) == 1 and tensor.ndim == 4 else name for name, tensor in pairs]
-
-    def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
-        """Return what the network computes, by name."""
-        given = dict(zip(self.arguments, tensors, strict=True))
-        output = call(self.network, ModelInputs(kwargs={**given, **self.constant}))
-        if isinstance(output, Tensor):
-            return {"output": output}
-        found = output if isinstance(output, Mapping) else {f"output_{i}": value for i, value in enumerate(output)}
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
-
-
-def _parameters(network: nn.Module) -> list[str]:
-    return list(inspect.signature(network.forward).parameters)
-
-
-def _of_two(inputs: ModelInputs) -> ModelInputs:
-    """Return two samples or more: a batch of one would be taken for fixed."""
-    return inputs if inputs.n_samples > 1 else inputs.select(torch.tensor([0, 0]))
-
-
-def _traced(named: _NamedInputs) -> Any:
-    batch, length = torch.export.Dim("batch", min=1), torch.export.Dim("length", min=1)
-    shapes = tuple(
-        {0: batch, 1: length} if tensor.ndim == 2 and not tensor.is_floating_point() else {0: batch}
-        for tensor in named.tensors
-    )
-    try:
-        return torch.export.export(named, tuple(named.tensors), dynamic_shapes={"tensors": shapes})
-    except Exception as error:  # whatever the network's own code raises
-        raise ValueError(
-            f"Expected a network that torch.export can trace with batches of any size, but "
-            f"{type(named.network).__name__} is none ({type(error).__name__}: {str(error).strip().splitlines()[0]}). "
-            "Export the part of it that computes tensors from tensors."
-        ) from error
-
-
-def _write(program: Any, path: Path, ending: str, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    if ending == ".pt2":
+    if inputs.n_samples == 1 and dynamic:
+        inputs = inputs.select(torch.tensor([0, 0]))  # a batch of one would be taken for fixed
+    named = NamedNetwork(network, inputs)
+    with called_with(network, "example_inputs"):
+        wanted = named(*named.tensors)
+    program = _traced(named, inputs.n_samples if dynamic else None)
+    if path.suffix == ".pt2":
         with path.open("wb") as file:
             torch.export.save(program, file)
-        return
-    written = torch.onnx.export(
-        program, dynamo=True, input_names=list(inputs), output_names=list(outputs), external_data=False, verbose=False
-    )
+    else:
+        _write_onnx(program, path, named.names, names_beside(named.names, wanted))
+    _check(path, named, wanted, inputs)
+
+
+def _traced(named: NamedNetwork, samples: int | None) -> Any:
+    """Trace a network.
+
+    Args:
+        named: What is traced.
+        samples: Size of the batch, which becomes free; None: all sizes are those of the example.
+    """
+    sizes = tuple(_free_sizes(tensor, samples) for tensor in named.tensors)
+    which = "the sizes of the example" if samples is None else "free sizes"
+    expected = f"a network that torch.export can trace with {which}"
+    said = redirect_stderr(StringIO())  # it prints the graph that it could not finish
+    with _explained(expected, f"{type(named.network).__name__} is none", PART, named.names), said:
+        return torch.export.export(named, tuple(named.tensors), dynamic_shapes={"tensors": sizes})
+
+
+def _free_sizes(tensor: Tensor, samples: int | None) -> dict[int, Any]:
+    """Return the dimensions of an input that become free, in the range that the network's own code allows."""
+    if samples is None or not tensor.ndim or len(tensor) != samples:
+        return {}
+    tokens = tensor.ndim == 2 and not tensor.is_floating_point()
+    return dict.fromkeys((0, 1) if tokens else (0,), torch.export.Dim.DYNAMIC)
+
+
+def _write_onnx(program: Any, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Convert a program, and write it under names of its inputs and outputs that nothing else in it has."""
+    with _explained("a network that torch.onnx can convert", "it cannot convert this one", OTHER_FORMAT):
+        written = torch.onnx.export(program, dynamo=True, external_data=False, verbose=False)
     assert written is not None, "dynamo=True returns the program"
+    graph = written.model.graph
+    ends = dict(zip((*graph.inputs, *graph.outputs), (*inputs, *outputs), strict=True))
+    for value in (value for node in graph.all_nodes() for value in node.outputs):
+        if value not in ends and value.name in ends.values():
+            value.name = f"inside/{value.name}"
+    for value, name in ends.items():
+        value.name = name
     written.save(str(path))
 
 
-def _check(path: Path, ending: str, named: _NamedInputs, wanted: Mapping[str, Tensor], inputs: ModelInputs) -> None:
+def _check(path: Path, named: NamedNetwork, wanted: Mapping[str, Tensor], inputs: ModelInputs) -> None:
     """Run the file on the example; ONNX only where onnxruntime is installed.
 
     Raises:
-        ValueError: If an output differs by more than 0.001, relative or absolute; padded tokens do not count.
+        Refusal: If it does not run, or an output differs by more than 0.001, relative or absolute; padded tokens do not
+            count.
     """
-    if ending == ".onnx" and not find_spec("onnxruntime"):
+    onnx = path.suffix == ".onnx"
+    if onnx and not find_spec("onnxruntime"):
         return
-    found = _run_onnx(path, named) if ending == ".onnx" else _run_program(path, named)
-    for name, value in wanted.items():
-        one, other = (without_padding(tensor.cpu(), inputs) for tensor in (found[name], value))
-        if not torch.allclose(one.float(), other.float(), atol=TOLERANCE, rtol=TOLERANCE):
-            most = (one.float() - other.float()).abs().max()
-            raise ValueError(
-                f"Expected the exported network to compute what the model does, but its output '{name}' differs by up "
-                f"to {float(most):.3g}. Nothing was written. Export in float32, or the other of {', '.join(FORMATS)}."
+    with _explained("a file that runs", f"{'onnxruntime' if onnx else 'torch.export'} does not run it", IN_FULL):
+        found = (_run_onnx if onnx else _run_program)(path, named)
+    for one, (name, value) in zip(found, wanted.items(), strict=True):
+        got, right = (without_padding(tensor.cpu(), inputs).float() for tensor in (one, value))
+        if got.shape != right.shape or not torch.allclose(got, right, TOLERANCE, TOLERANCE, equal_nan=True):
+            by = f"by up to {float((got - right).abs().max()):.3g}" if got.shape == right.shape else "in shape"
+            raise Refusal(
+                "the exported network to compute what the model does", f"its output '{name}' differs {by}", IN_FULL
             )
 
 
-def _run_onnx(path: Path, named: _NamedInputs) -> dict[str, Tensor]:
+def _run_onnx(path: Path, named: NamedNetwork) -> list[Tensor]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     given = {name: tensor.cpu().numpy() for name, tensor in zip(named.names, named.tensors, strict=True)}
-    names = [output.name for output in session.get_outputs()]
     kept = {entry.name for entry in session.get_inputs()}
     values = session.run(None, {name: value for name, value in given.items() if name in kept})
-    return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
+    return [torch.from_numpy(value) for value in values]
 
 
-def _run_program(path: Path, named: _NamedInputs) -> dict[str, Tensor]:
+def _run_program(path: Path, named: NamedNetwork) -> list[Tensor]:
     with path.open("rb") as file:
-        return torch.export.load(file).module()(*named.tensors)  # type: ignore[no-any-return]
+        return [*torch.export.load(file).module()(*named.tensors).values()]
+
+
+@contextmanager
+def _explained(expected: str, cause: str, way_out: str, names: Sequence[str] = ()) -> Iterator[None]:
+    """Turn what a library raises inside a `with` block, or the network's own code, into a refusal; out of memory stays.
+
+    Args:
+        expected: See `Refusal`.
+        cause: The beginning of it; what was raised, and by which line, follows.
+        way_out: See `Refusal`.
+        names: Of the tensors that are traced.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise Refusal(expected, f"{cause} ({_reason(error, names)})", way_out) from error
+
+
+def _reason(error: BaseException, names: Sequence[str]) -> str:
+    """Return what an error says in one line, with the line of code that met it where one is traced."""
+    while isinstance(error, torch.onnx.errors.OnnxExporterError) and error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error)
+    if fixed := next(filter(None, (pattern.search(text) for pattern in NO_OTHER_SIZE)), None):
+        name, size = names[int(fixed["tensor"])], fixed["size"]
+        return f"its code lets '{name}' have no other size than {size} in dimension {fixed['dimension']}"
+    told = next(filter(None, map(str.strip, text.splitlines())), "").removesuffix(".")
+    return f"{type(error).__name__}: {told}{_where(error) if names else ''}"
+
+
+def _where(error: BaseException) -> str:
+    own = Path(torch.__file__).parent, Path(__file__).parents[1]
+    met = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in met if not any(Path(frame.filename).is_relative_to(folder) for folder in own)]
+    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}, `{frames[-1].line}`" if frames else ""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.hashing import is_quantised, stored_parts
+from prunerecover.refusal import Refusal
 
 NOT_IN_FILES = (
     ", and safetensors files hold plain tensors alone. Save before quantising, and quantise what is loaded from the "
@@ -39,13 +40,15 @@ def check_call(model: nn.Module, inputs: ModelInputs, argument: str) -> None:
 def called_with(model: nn.Module, argument: str) -> Iterator[None]:
     """Explain what a forward pass of the model raises inside a `with` block as ValueError; no memory stays that.
 
+    What the package itself refuses there stays, too.
+
     Args:
         model: That is called.
         argument: That gave its inputs, for the message.
     """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, Refusal):
         raise
     except Exception as error:
         raise ValueError(

@@ -59,6 +59,7 @@ def export(
     model: str | None = None,
     target: str | None = None,
     input_size: Sequence[int] | None = None,
+    dynamic: bool = True,
 ) -> None:
     """Write a pruned model as ONNX, as a program of `torch.export`, or as a folder that `load_pruned` opens.
 
@@ -66,11 +67,12 @@ def export(
         path: A Lightning `.ckpt` or a `save_pruned` folder.
         output: A file ending in `.onnx` or `.pt2`, or a folder.
         merged: Fold together what pruning left mergeable, first.
-        batch_size: Of the example input; the exported batch dimension is dynamic.
+        batch_size: Of the example input.
         model: Class path of the LightningModule (for a checkpoint), or of what builds the dense network when it is
             called without arguments.
         target: Path in the LightningModule of what is exported; None: what holds all weights of the checkpoint.
         input_size: Shape of one input, such as `(3, 224, 224)`, or the length of a text; None: what the network says.
+        dynamic: Whether batches and texts may be of other sizes than the example input.
 
     Raises:
         FileNotFoundError: If there is nothing at `path`.
@@ -84,7 +86,7 @@ def export(
         )
     exported = open_for_export(Path(path), model, target, merged)
     if folder.suffix in FORMATS:
-        write_network(exported.network, folder, example_of(exported, batch_size, input_size))
+        write_network(exported.network, folder, example_of(exported, batch_size, input_size), dynamic)
     elif exported.plan is None:
         raise ValueError(
             f"Expected an output that ends in .onnx or .pt2 for {type(exported.network).__name__}, but got '{output}': "

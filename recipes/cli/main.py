@@ -125,6 +125,9 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--input-size", type=int, nargs="+", metavar="N", help="of one input, such as 3 224 224 (default: known)"
     )
     parser.add_argument("--batch-size", type=int, default=2, help="of the example input; other sizes run too")
+    parser.add_argument(
+        "--fixed-sizes", action="store_true", help="export for the sizes of the example input alone, where others fail"
+    )
 
 
 def _runner(command: str) -> Callable[[argparse.Namespace], object]:
@@ -148,6 +151,7 @@ def _runner(command: str) -> Callable[[argparse.Namespace], object]:
         model=options.model,
         target=options.target,
         input_size=options.input_size,
+        dynamic=not options.fixed_sizes,
     )
 
 

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from cases.detection.networks import tiny_detr, tiny_ssd
-from cases.models.tiny import tiny_images, tiny_inputs, tiny_llama, tiny_timm
+from cases.models.tiny import tiny_images, tiny_inputs, tiny_llama, tiny_mixture, tiny_timm
 from torch import nn
 
 from prunerecover import Budget, apply_plan, export, plan_depth, plan_width
+from prunerecover.checkpoint.named_network import NamedNetwork
+from prunerecover.model.batches import ModelInputs
 from prunerecover.recipes.networks.detectors.build import detector_of
 from prunerecover.recipes.tasks.segmenter import ImageSegmenter
+from prunerecover.refusal import Refusal
 
 onnxruntime = pytest.importorskip("onnxruntime")
 Built = tuple[nn.Module, Callable[[int], Any]]
@@ -105,22 +108,42 @@ def test_a_pruned_network_computes_the_same_from_its_file(name: str, ending: str
         torch.testing.assert_close(one[seen], value[seen], atol=1e-3, rtol=1e-3)
 
 
-class Sum(nn.Module):
+class Tangled(nn.Module):
+    """Inputs inside a mapping; names of inputs that outputs and operations have, too; one tensor under two names."""
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 3)
 
-    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        return self.linear(left) + right
+    def forward(self, sample: torch.Tensor, relu: torch.Tensor, added: dict[str, Any]) -> dict[str, Any]:
+        found = self.linear(sample).relu() + relu * added["time"] * added["factor"]
+        return {"sample": found, "again": found, "relu": relu, "nothing": None}
 
 
-def test_two_inputs_keep_their_names_and_a_single_sample_is_enough(tmp_path: Path) -> None:
-    model = Sum().train()
-    path = export(model, tmp_path / "sum.onnx", {"left": torch.ones(1, 3), "right": torch.ones(1, 3)})
-    left, right = torch.randn(5, 3), torch.randn(5, 3)
-    (found,) = run(path, {"left": left, "right": right})
-    torch.testing.assert_close(found, model(left, right), atol=1e-3, rtol=1e-3)
+def test_names_are_those_of_forward_whatever_outputs_and_operations_are_called(tmp_path: Path) -> None:
+    model = Tangled().train()
+    one = torch.ones(1, 3)
+    path = export(model, tmp_path / "m.onnx", {"sample": one, "relu": one, "added": {"time": one, "factor": 2}})
+    sample, relu, time = torch.randn(3, 5, 3)
+    session = onnxruntime.InferenceSession(path)
+    assert [entry.name for entry in session.get_outputs()] == ["output_sample", "again", "output_relu"]
+    found = run(path, {"sample": sample, "relu": relu, "added.time": time})
+    wanted = list(model(sample, relu, {"time": time, "factor": 2}).values())[:3]
+    torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
     assert model.training
+
+
+class Both(nn.Module):
+    def forward(self, a: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return sum(others, a)
+
+
+def test_inputs_that_forward_does_not_name_are_numbered() -> None:
+    images = torch.ones(2, 3, 4, 4)
+    assert NamedNetwork(Both(), ModelInputs((images,))).names == ["images"]
+    assert NamedNetwork(Both(), ModelInputs((images, images))).names == ["a", "input_1"]
+    two = NamedNetwork(nn.Bilinear(2, 2, 2), ModelInputs(kwargs={"input1": images, "input2": images[0]}))
+    assert two.names == ["input1", "input2"]
 
 
 def test_another_ending_is_refused(tmp_path: Path) -> None:
@@ -128,19 +151,94 @@ def test_another_ending_is_refused(tmp_path: Path) -> None:
         export(nn.Linear(2, 2), tmp_path / "model.pt", torch.ones(2, 2))
 
 
+class OfThree(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(6.0).view(3, 2)
+
+
+def test_a_network_of_one_size_is_written_with_fixed_sizes(tmp_path: Path) -> None:
+    given, path = torch.ones(3, 2), tmp_path / "model.pt2"
+    with pytest.raises(
+        Refusal, match=r"with free sizes, but OfThree is none .*'x' .* than 3 in dimension 0"
+    ) as refused:
+        export(OfThree(), path, given)
+    assert "pass dynamic=False" in refused.value.way_out
+    assert not list(tmp_path.iterdir())
+    assert torch.equal(run(export(OfThree(), path, given, dynamic=False), {"x": given})[0], OfThree()(given))
+    with pytest.raises(TypeError, match="Expected argument dynamic to be True or False, but got 'no'"):
+        export(OfThree(), path, given, dynamic="no")  # type: ignore[arg-type]
+
+
+def test_texts_of_one_token_have_no_free_length(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="'input' have no other size than 1 in dimension 1"):
+        export(nn.Embedding(9, 3), tmp_path / "model.pt2", torch.ones(2, 1, dtype=torch.long))
+
+
 class Counts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * float(x.sum())
 
 
-def test_what_cannot_be_traced_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Expected a network that torch.export can trace .* but Counts is none"):
+class Nested(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"boxes": [x]}
+
+
+def test_what_cannot_be_traced_is_refused_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = r"trace with the sizes of the example, but Counts is none \(.* at test_export.py:\d+, `return x \* float"
+    with pytest.raises(Refusal, match=message):
         export(Counts(), tmp_path / "model.pt2", torch.ones(2, 2))
+    with pytest.raises(
+        Refusal, match="a mapping with tensors, but Nested gives dict of list. Export a module around it"
+    ):
+        export(Nested(), tmp_path / "model.pt2", torch.ones(2, 2))
+    with pytest.raises(ValueError, match="Expected example_inputs that Linear can be called with, but its forward"):
+        export(nn.Linear(2, 2), tmp_path / "model.pt2", torch.ones(2, 3))
     assert not list(tmp_path.iterdir())
+    assert "def forward" not in capsys.readouterr().err
+
+
+@torch.library.custom_op("prunerecover_tests::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@doubled.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Doubles(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return doubled(x)
+
+
+@pytest.mark.slow
+def test_errors_of_the_exporter_and_of_the_runtime_are_ours(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"torch.onnx can convert, but .*doubled.* Write a program of torch.export"):
+        export(Doubles(), tmp_path / "model.onnx", torch.ones(2, 2))
+    with pytest.raises(Refusal, match="but onnxruntime does not run it .* Export in float32"):
+        export(nn.Linear(2, 2).bfloat16(), tmp_path / "model.onnx", torch.ones(2, 2, dtype=torch.bfloat16))
+
+
+@pytest.mark.slow
+def test_routed_experts_are_written_by_products_that_onnx_has(tmp_path: Path) -> None:
+    model = tiny_mixture("mixtral").eval()
+    before = model.config.to_dict()
+    path = export(model, tmp_path / "model.onnx", tokens(2))
+    assert model.config.to_dict() == before
+    assert model.config._experts_implementation == "grouped_mm"
+    given = tokens(3)
+    with torch.no_grad():
+        wanted = model(**given).logits
+    seen = given["attention_mask"].bool()
+    torch.testing.assert_close(run(path, given)[0][seen], wanted[seen], atol=1e-3, rtol=1e-3)
 
 
 def test_a_file_that_computes_something_else_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prunerecover.checkpoint.export._run_program", lambda *_: {"output": torch.full((2, 2), 9.0)})
-    with pytest.raises(ValueError, match="to compute what the model does, but its output 'output' differs by up to"):
+    monkeypatch.setattr("prunerecover.checkpoint.export._run_program", lambda *_: [torch.full((2, 2), 9.0)])
+    with pytest.raises(Refusal, match="to compute what the model does, but its output 'output' differs by up to"):
         export(nn.Linear(2, 2), tmp_path / "model.pt2", torch.ones(2, 2))
     assert not list(tmp_path.iterdir())

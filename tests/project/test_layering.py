@@ -18,6 +18,7 @@ from cases.paths import ROOT
 # From the ground up; a name stands for a file, or for a folder without the folders in it.
 ORDER = (
     "prunerecover.version",
+    "prunerecover.refusal",
     "prunerecover.files",
     "prunerecover.display",
     "prunerecover.model",

@@ -55,6 +55,15 @@ def test_the_onnx_file_of_a_segmenter_scores_pixels(segmenter: tuple[Path, Image
         torch.testing.assert_close(torch.from_numpy(found), module(given), rtol=1e-3, atol=1e-4)
 
 
+def test_sizes_are_fixed_if_asked(segmenter: tuple[Path, ImageSegmenter], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[tuple[int, ...], bool]] = []
+    write = lambda network, path, example, dynamic: calls.append((tuple(example.shape), dynamic))  # noqa: E731
+    monkeypatch.setattr("prunerecover.recipes.cli.export.write_network", write)
+    for options in ([], ["--fixed-sizes", "--batch-size", "1"]):
+        assert main(["export", str(segmenter[0]), "--output", "model.onnx", *options]) == 0
+    assert calls == [((2, 3, 16, 16), True), ((1, 3, 16, 16), False)]
+
+
 def test_the_backbone_alone_must_be_asked_for(segmenter: tuple[Path, ImageSegmenter], tmp_path: Path) -> None:
     path, module = segmenter
     assert main(["export", str(path), "--output", str(tmp_path / "out"), "--target", "network.backbone"]) == 0

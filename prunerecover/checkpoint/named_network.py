@@ -1,0 +1,156 @@
+"""A network between tensors by name: what is exported of it, whatever form its inputs and outputs have.
+
+Tensors inside lists and mappings of the inputs are inputs, too; what else they hold is fixed. Outputs are the tensors
+of the first level: caches and features of layers, which lie deeper, are not among them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
+
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.refusal import Refusal
+
+FALLBACK = "images"  # the name of images that forward calls x
+OWN, PLAIN = (
+    "grouped_mm",
+    "batched_mm",
+)  # products of routed experts: by an operation of transformers' own, or PyTorch's
+
+
+class NamedNetwork(nn.Module):
+    """A network that takes its tensors in order, and gives a mapping of those that it computes.
+
+    Args:
+        network: In evaluation mode.
+        inputs: An example.
+
+    Attributes:
+        tensors: Of the example, in order.
+        names: Of these in a file.
+    """
+
+    def __init__(self, network: nn.Module, inputs: ModelInputs) -> None:
+        super().__init__()
+        self.network = network
+        kwargs = dict(inputs.kwargs)
+        if getattr(getattr(network, "config", None), "use_cache", False):
+            kwargs["use_cache"] = False  # what decoders keep for the next token is no output
+        leaves, self.form = tree_flatten_with_path((inputs.args, kwargs))
+        self.leaves = [None if isinstance(leaf, Tensor) else leaf for _, leaf in leaves]
+        self.places = [place for place, (_, leaf) in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.tensors: list[Tensor] = [leaves[place][1] for place in self.places]
+        self.names = _readable([_name(leaves[place][0], network) for place in self.places], self.tensors)
+
+    def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
+        """Return what the network computes, by name."""
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = tree_unflatten(leaves, self.form)
+        output = call(self.network, ModelInputs(args, kwargs))
+        found: dict[str, Tensor] = {}
+        for name, value in named_outputs(self.network, output).items():
+            again = any(value is other for other in (*tensors, *found.values()))
+            found[name] = value.clone() if again else value  # a file has one name for one tensor
+        return found
+
+
+def named_outputs(network: nn.Module, output: Any) -> dict[str, Tensor]:
+    """Return the tensors of an output: by their keys, or by their order.
+
+    Args:
+        network: That gave it, for the message.
+        output: In the form that the network returns.
+
+    Raises:
+        Refusal: If there are none on the first level.
+    """
+    if isinstance(output, Tensor):
+        return {"output": output}
+    found: Mapping[str, Any] = {}
+    if isinstance(output, Mapping):
+        found = output
+    elif isinstance(output, Sequence):
+        found = {f"output_{number}": value for number, value in enumerate(output)}
+    tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise Refusal(
+            "a network that gives a tensor, a sequence of tensors or a mapping with tensors",
+            f"{type(network).__name__} gives {_described(output)}",
+            "Export a module around it whose forward returns the tensors that you need.",
+        )
+    return tensors
+
+
+def names_beside(inputs: Sequence[str], outputs: Iterable[str]) -> list[str]:
+    """Return names of outputs that no input has: `output_` goes before those that one has.
+
+    >>> names_beside(["sample", "timestep"], ["sample", "logits"])
+    ['output_sample', 'logits']
+    """
+    taken = {*inputs, *(outputs := list(outputs))}
+    return [_new(f"output_{name}", taken) if name in inputs else name for name in outputs]
+
+
+@contextmanager
+def plain_products(network: nn.Module) -> Iterator[None]:
+    """Compute the products of transformers' routed experts by operations of PyTorch inside a `with` block.
+
+    Args:
+        network: It computes the same there; afterwards it is as it was.
+    """
+    configs = {id(config): config for module in network.modules() if (config := getattr(module, "config", None))}
+    changed = [config for config in configs.values() if getattr(config, "_experts_implementation", None) == OWN]
+    try:
+        for config in changed:
+            config._experts_implementation = PLAIN
+        yield
+    finally:
+        for config in changed:
+            config._experts_implementation = OWN
+
+
+def _name(path: tuple[Any, ...], network: nn.Module) -> str:
+    """Return the name of an input: its argument's, and what leads to it inside of that."""
+    kind, first, *inside = (key.idx if hasattr(key, "idx") else key.key for key in path)
+    if kind == 0:
+        first = _argument(network, first)
+    return ".".join(map(str, (first, *inside)))
+
+
+def _argument(network: nn.Module, number: int) -> str:
+    """Return the name of an argument that is given by its position."""
+    parameters = [*inspect.signature(network.forward).parameters.values()]
+    variadic = next((n for n, p in enumerate(parameters) if p.kind is p.VAR_POSITIONAL), len(parameters))
+    return parameters[number].name if number < variadic else f"input_{number}"
+
+
+def _readable(names: Sequence[str], tensors: Sequence[Tensor]) -> list[str]:
+    """Return the names in a file: what forward calls by one letter, if it alone is images, gets a name that says so."""
+    images = [number for number, tensor in enumerate(tensors) if tensor.ndim == 4]
+    if len(images) == 1 and len(names[images[0]]) == 1 and FALLBACK not in names:
+        return [FALLBACK if number in images else name for number, name in enumerate(names)]
+    return list(names)
+
+
+def _new(name: str, taken: set[str]) -> str:
+    """Return a name that is not taken yet, and take it."""
+    while name in taken:
+        name = f"{name}_"
+    taken.add(name)
+    return name
+
+
+def _described(output: Any) -> str:
+    kind = type(output).__name__
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    inside = sorted({type(value).__name__ for value in output}) if isinstance(output, Sequence) else []
+    return f"{kind} of {', '.join(inside)}" if inside else kind
