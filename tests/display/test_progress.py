@@ -113,8 +113,9 @@ def test_other_ranks_are_silent(terminal, monkeypatch, name):
 
 
 def test_works_beside_another_display(terminal):
-    with Progress(console=rich.get_console()), progress("ranking units", 1) as advance:
+    with Progress(console=rich.get_console()) as other, progress("ranking units", 1) as advance:
         advance()
+        assert other.live.is_started
 
 
 def test_the_next_bar_is_shown_after_an_error(terminal):

@@ -169,8 +169,7 @@ def test_optimizer_state_follows_surgery(tmp_path):
     held = {p for group in optimizer.param_groups for p in group["params"]}
     assert held == {p for p in module.parameters() if p.requires_grad}
     assert set(optimizer.state) == held
-    assert all(torch.equal(optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg"]) for p in held)
-    assert all(optimizer.state[p]["exp_avg"].shape == p.shape for p in held)
+    assert all(optimizer.state[p]["exp_avg"].shape == p.shape and optimizer.state[p]["exp_avg"].any() for p in held)
 
 
 def test_tuners_do_not_trigger_surgery_and_survive_it(tmp_path):

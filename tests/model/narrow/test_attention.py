@@ -118,7 +118,8 @@ def test_it_is_compiled() -> None:
 def test_weights_drop_out_in_training() -> None:
     torch.manual_seed(0)
     attention, x = NarrowAttention(8, 2, 4, dropout=0.5), torch.randn(5, 2, 8)
-    assert not torch.equal(attention(x, x, x)[0], attention(x, x, x)[0])
+    first, second = (attention(x, x, x)[0] for _ in range(2))
+    assert not torch.equal(first, second)
     assert (attention(x, x, x, average_attn_weights=False)[1] == 0).any()
 
 

@@ -1,0 +1,104 @@
+"""Tests that cannot fail, found by AST: values compared with themselves, constants asserted, tests that assert nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+import pytest
+from cases.paths import ROOT
+
+EQUALITY = {"equal", "allclose", "isclose", "assert_close", "assert_same", "array_equal", "approx"}
+CHECKS = {"raises", "warns", "fail", "deprecated_call"}
+ALWAYS_TRUE = (ast.Constant, ast.Tuple, ast.JoinedStr, ast.Lambda, ast.GeneratorExp)
+
+Function = ast.FunctionDef | ast.ClassDef
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in files}
+
+
+def calls(node: ast.AST) -> set[str]:
+    """Return the names of all functions that are called, without the modules or objects before the dot."""
+    called = (found.func for found in ast.walk(node) if isinstance(found, ast.Call))
+    return {func.id if isinstance(func, ast.Name) else getattr(func, "attr", "") for func in called}
+
+
+def checks(node: ast.AST) -> bool:
+    """Say whether a function asserts, or expects an error or a warning, in its own lines."""
+    called = calls(node)
+    asserts = any(isinstance(found, ast.Assert) for found in ast.walk(node))
+    return asserts or bool(called & CHECKS) or any(name.startswith("assert") for name in called)
+
+
+def checking(functions: Iterable[Function]) -> set[str]:
+    """Return the names of the functions that check something, by themselves or by a function that they call."""
+    called = [(function.name, calls(function)) for function in functions]
+    found = {function.name for function in functions if checks(function)}
+    while new := {name for name, inner in called if name not in found and inner & found}:
+        found |= new
+    return found
+
+
+def same(left: ast.expr, right: ast.expr) -> bool:
+    return ast.dump(left) == ast.dump(right)
+
+
+def slips(tree: ast.Module, helpers: set[str]) -> Iterator[str]:
+    """Yield each place that cannot fail, as its line and source; `helpers` are functions that check something."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            failing = not any(same(*pair) for pair in zip(sides, sides[1:], strict=False))
+        elif isinstance(node, ast.Call) and calls(node) & EQUALITY and len(node.args) > 1:
+            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            failing = name not in EQUALITY or not same(*node.args[:2])
+        elif isinstance(node, ast.Assert):
+            failing = not isinstance(node.test, ALWAYS_TRUE)
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            fixtures = {argument.arg for argument in node.args.args}
+            failing = checks(node) or bool((calls(node) | fixtures) & helpers)
+        else:
+            continue
+        if not failing:
+            yield f"line {node.lineno}: {ast.unparse(node).splitlines()[0]}"
+
+
+def test_every_test_can_fail() -> None:
+    nodes = [node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, Function)]
+    helpers = checking(nodes)
+    found = {name: [*slips(tree, helpers)] for name, tree in trees().items()}
+    assert not {name: lines for name, lines in found.items() if lines}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "assert f(x) == f(x)",
+        "assert 0 < x < x",
+        "assert torch.equal(state[p]['exp_avg'], state[p]['exp_avg'])",
+        "assert True",
+        "assert (x == 1, 'message')",
+        "assert (x for x in found)",
+        "def test_runs():\n    run()",
+    ],
+)
+def test_what_cannot_fail_is_found(source: str) -> None:
+    assert len([*slips(ast.parse(source), set())]) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "assert f(x) == f(y)",
+        "def test_raises():\n    with pytest.raises(ValueError, match='x'):\n        run()",
+        "def test_by_a_helper():\n    resumed_equals_uninterrupted()",
+        "def test_by_a_fixture(resumed_equals_uninterrupted):\n    run()",
+    ],
+)
+def test_what_can_fail_is_left_alone(source: str) -> None:
+    assert not [*slips(ast.parse(source), {"resumed_equals_uninterrupted"})]
