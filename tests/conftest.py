@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from cases import sampling
 from torch import nn
 
 if TYPE_CHECKING:
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
 torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests on real data and on a GPU where there is none."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out most of the slow cases of long lists; skip tests on real data and on a GPU where there is none."""
+    if (seed := os.environ.get("PRUNERECOVER_SAMPLE", "0")) != "all":
+        left_out = sampling.left_out([item for item in items if item.get_closest_marker("slow")], seed)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     if not os.environ.get("PRUNERECOVER_DATA"):
         skip_data = pytest.mark.skip(reason="PRUNERECOVER_DATA is not set to a folder with data/ and models/")
         for item in items:

@@ -1,8 +1,12 @@
-"""Long lists of cases of one fact: some with every run of the tests, others with the slow ones, or some for all."""
+"""Long lists of cases of one fact: some with every run of the tests, others with the slow ones, or some for all.
+
+Of the slow ones, a seeded sample is run, too: `PRUNERECOVER_SAMPLE=1 pytest -m slow` runs another one, and `=all` all.
+"""
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -43,6 +47,20 @@ def covering(*lists: Sequence[Any]) -> list[tuple[Any, ...]]:
         found.append(best)
         missing -= pairs[best]
     return [tuple(values[place] for values, place in zip(lists, places, strict=True)) for places in found]
+
+
+def left_out(items: Sequence[pytest.Item], seed: str) -> set[pytest.Item]:
+    """Return the cases that are not in the sample: of each test three and a tenth of its cases are.
+
+    The sample of a test depends on the seed and on the names of its cases alone, so that all workers agree.
+    """
+    by_test: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept: set[pytest.Item] = set()
+    for name, cases in by_test.items():
+        kept |= {*random.Random(f"{seed} {name}").sample(cases, min(len(cases), 3 + len(cases) // 10))}
+    return {*items} - kept
 
 
 def _unmarked(cases: Iterable[Any]) -> list[Any]:
