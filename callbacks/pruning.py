@@ -26,7 +26,7 @@ from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer, me
 from prunerecover.callbacks.surgery.artifacts import artifact_folder, is_dry_run, save_merged
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.paths import get_module, unwrap
-from prunerecover.model.untrained import looks_untrained
+from prunerecover.model.untrained import said_of_untrained
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.apply_edits import check_source, check_tensors
@@ -114,12 +114,9 @@ class PruningCallback(ScheduledCallback):
 
     def _warn_of_untrained(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         network = unwrap(get_module(pl_module, self.find(pl_module)))
-        if looks_untrained(network):
-            rank_zero_warn(
-                f"{self._key(trainer)} prunes {type(network).__name__} as it was initialised: no weights were loaded "
-                "and nothing was trained, so there is no quality to keep. Load weights first (pretrained=True, or the "
-                "network's own checkpoint), or train before: schedule=10 prunes at the start of epoch 10."
-            )
+        instead = "train before: schedule=10 prunes at the start of epoch 10."
+        if warning := said_of_untrained(network, f"{self._key(trainer)} prunes", instead):
+            rank_zero_warn(warning)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse what no surgery to come could do, and fitted tensors of other weights under a sharded strategy."""

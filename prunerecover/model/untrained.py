@@ -22,6 +22,23 @@ def looks_untrained(network: nn.Module) -> bool:
     return bool(norms) and all(map(_is_initial, norms))
 
 
+def said_of_untrained(network: nn.Module, done: str, instead: str) -> str:
+    """Return what warns of a network that nothing was trained in; empty if it does not look so.
+
+    Args:
+        network: Dense.
+        done: What is done to it, with its subject: "DepthPrune prunes".
+        instead: What can be done besides loading weights.
+    """
+    if not looks_untrained(network):
+        return ""
+    return (
+        f"{done} {type(network).__name__} as it was initialised: no weights were loaded and nothing was trained, so "
+        "there is no quality to keep. Load weights first (pretrained=True, or the network's own checkpoint), or "
+        f"{instead}"
+    )
+
+
 def _state(module: nn.Module) -> dict[str, Tensor]:
     found = {name: getattr(module, name, None) for name in INITIAL}
     return {name: value for name, value in found.items() if isinstance(value, Tensor) and not value.is_meta}

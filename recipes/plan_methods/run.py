@@ -6,8 +6,11 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 
 from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.model.untrained import said_of_untrained
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.networks.model_names import expand
 from prunerecover.recipes.plan_methods.base import PlanMethod, PlanTask
@@ -23,7 +26,7 @@ def plan_with(
     device: torch.device,
     output: Path,
 ) -> Plan:
-    """Make a plan for the network in `module` from training samples.
+    """Make a plan for the network in `module` from training samples; warn if it is as it was initialised.
 
     Args:
         method: How to decide.
@@ -41,6 +44,10 @@ def plan_with(
     if ckpt_path is not None:
         load_dense_weights(module, ckpt_path)
     path = method.find(module.to(device), target)
+    network = unwrap(get_module(module, path))
+    instead = "plan with the weights of a fit: --ckpt_path dense.ckpt."
+    if warning := said_of_untrained(network, "The plan is for", instead):
+        rank_zero_warn(warning)
     return method.make(PlanTask(module, datamodule, path, calibration, output))
 
 

@@ -84,6 +84,12 @@ def test_a_command_parses(words: list[str], parser: LightningArgumentParser, mon
         assert words in (["pytest"], ["mkdocs", "serve"], ["mkdocs", "build", "--strict"])
 
 
+@pytest.mark.parametrize("words", [command for command in COMMANDS if "plan" in command.values[0]])
+def test_a_network_that_its_recipe_trains_is_planned_for_with_weights(words: list[str]) -> None:
+    recipe = words[words.index("--config") + 1]
+    assert "--ckpt_path" in words or not recipe.startswith("digits_")
+
+
 def anchors_of(path: Path) -> set[str]:
     titles = re.findall(r"^#+ (.*)$", without_blocks(path.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}

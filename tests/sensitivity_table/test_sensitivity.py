@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 from cases.models.habits import tiny_vit
 from cases.models.tiny import tiny_llama
+from cases.support.drawn import explained, is_whole
 from torch import Tensor, nn
 
 from prunerecover import (
@@ -22,7 +24,8 @@ from prunerecover import (
     sensitivity,
 )
 from prunerecover.cost.macs import count_macs
-from prunerecover.sensitivity_table.rows import PARTS
+from prunerecover.sensitivity_table.figure import plot_sensitivity
+from prunerecover.sensitivity_table.rows import PARTS, GroupRow, UnitRow
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -108,9 +111,35 @@ def test_the_table_has_what_costs_least_for_what_it_saves_first(found: Sensitivi
     assert lines[0].startswith(f"| `{best.name}` | {best.kind} | {best.params:.1%} | {best.macs:.1%}")
 
 
-def test_the_figure_has_a_panel_for_each_dimension(found: Sensitivity) -> None:
-    assert len(found.plot().axes) == 2
+def test_the_figure_has_a_panel_for_each_dimension_which_names_every_point(found: Sensitivity) -> None:
+    figure = found.plot()
+    rows = [[row.name for row in own if row.macs > 0] for own in (found.units, found.groups)]
+    named = [[f"blocks.{label.get_text()}" for label in axes.get_xticklabels()] for axes in figure.axes]
+    assert named == rows
+    assert {axes.get_xlabel() for axes in figure.axes} == {"blocks"}
     assert len(Sensitivity(found.units, (), found.saved, {}).plot().axes) == 1
+    assert all(axes.yaxis.get_ticklocs(minor=True).size == 0 for axes in figure.axes)  # each tick has its number
+    assert is_whole(figure)
+
+
+def test_what_has_no_place_on_a_logarithmic_axis_is_drawn_and_counted() -> None:
+    divergences = (0.5, 0.0, -0.1, math.inf, 2.0)
+    units = [UnitRow(f"blocks.{i}", "block", 0.1, 0.1, value) for i, value in enumerate(divergences)]
+    figure = plot_sensitivity([*units, UnitRow("blocks.5", "block", 0.1, 0.0, 1.0)], ())
+    (axes,) = figure.axes
+    low, high = axes.get_ylim()
+    drawn = {line.get_marker(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
+    assert drawn == {"o": [(0, 0.05), (4, 0.2)], "v": [(1, low), (2, low)], "^": [(3, high)]}
+    assert explained(figure) == ["block", "at 0 or below: 2", "cannot go: 1"]
+    assert figure.get_suptitle().endswith("1 more save no MACs and are not drawn")
+
+
+def test_long_lists_take_several_lines_and_nothing_to_draw_is_said() -> None:
+    units = [UnitRow(f"layer{i}.conv", "layer", 0.1, 0.1, 1.0 + i) for i in range(130)]
+    figure = plot_sensitivity(units, ())
+    assert [label.get_text() for axes in figure.axes for label in axes.get_xticklabels()] == [row.name for row in units]
+    experts = [GroupRow("experts", "expert", 8, 0.1, 0.0, (0.1, 0.2, 0.3))]
+    assert plot_sensitivity((), experts).get_suptitle() == "None of 1 units and groups saves MACs"
 
 
 def test_without_labels_there_is_depth_alone_and_the_reason(vit: nn.Module) -> None:
