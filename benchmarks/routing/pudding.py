@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,9 +28,10 @@ from prunerecover.cost.statistics import mean_interval, paired_difference
 from prunerecover.language.likelihood import next_token_loss
 from prunerecover.language.questions import Question
 from prunerecover.recipes.tasks.route_picker import prompt_features
-from prunerecover.routing.route_table import right_table, route_table
+from prunerecover.routing.route_table import choice_tables, route_table
 from prunerecover.routing.router import PrefixRouter
 
+T = TypeVar("T")
 NAME = "pudding"
 KEPT = CHECKPOINTS / NAME
 TASKS = ("arc-easy", "arc-challenge", "openbookqa", "boolq")
@@ -47,13 +48,13 @@ def model() -> Any:
     return network().to(torch.bfloat16).eval()
 
 
-def kept(name: str, make: Callable[[], Tensor]) -> Tensor:
-    """Return a tensor that an earlier run kept, or make it."""
+def kept(name: str, make: Callable[[], T]) -> T:
+    """Return tensors that an earlier run kept, or make them."""
     path = KEPT / f"{name}.pt"
     if not path.is_file():
         KEPT.mkdir(parents=True, exist_ok=True)
         torch.save(make(), path)
-    found: Tensor = torch.load(path, weights_only=True)
+    found: T = torch.load(path, weights_only=True)
     return found
 
 
@@ -139,12 +140,8 @@ def asked_of(tasks: str, files: Sequence[str], every: Sequence[frozenset[int]]) 
     """Return the questions of some files, with what each set of blocks makes of them."""
     asked = [q for file in files for q in questions(file, LONGEST)[:ASKED]]
     how: dict[str, Any] = {"questions": asked, "encoding": encoding(), "batch_size": TOGETHER}
-    return Asked(
-        tasks,
-        features=kept(f"features-{tasks}", lambda: features_of(asked)),
-        right=kept(f"right-{tasks}", lambda: right_table(model(), every, **how)),
-        likely=kept(f"likelihoods-{tasks}", lambda: route_table(model(), every, **how)),
-    )
+    likely, right = kept(f"choices-{tasks}", lambda: choice_tables(model(), every, **how))
+    return Asked(tasks, features=kept(f"features-{tasks}", lambda: features_of(asked)), right=right, likely=likely)
 
 
 def static(name: str, number: int, best: int, part: Asked) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from prunerecover.model.batches import logits_of
 
 AnswerBatch = tuple[dict[str, Tensor], Tensor, Tensor]
 TokenRow = tuple[list[int], list[int]]  # tokens, and labels as many, -100 where nothing is scored
+AnswerRow = tuple[list[int], list[int], float]  # tokens of a prompt and of an answer, and the answer's weight
 
 
 @dataclass(frozen=True)
@@ -135,30 +137,64 @@ def answer_batches(
 ) -> list[AnswerBatch]:
     """Return batches for `answer_loss`: inputs, labels `(N, T)` that are -100 outside answers, and weights `(N,)`.
 
+    Answers of similar length are in one batch; batches are in an order of their own: see `of_similar_length`.
+
     Args:
-        questions: In their order.
+        questions: See `answer_rows`.
         encoding: How text becomes tokens.
-        contrastive: Whether wrong answers are to become less likely: the right one of C counts C - 1, the others -1
-            each (PuDDing, arXiv 2502.04348, the contrastive form of its task likelihood). False: right answers alone.
+        contrastive: See `answer_rows`.
         batch_size: Answers at a time.
 
     Raises:
         TypeError: If these are no questions.
         ValueError: If there are none, or one is too long.
     """
+    rows = answer_rows(questions, encoding, contrastive=contrastive)
+    parts = of_similar_length([len(before) + len(after) for before, after, _ in rows], batch_size)
+    return [answer_batch([rows[i] for i in part], encoding.tokenizer) for part in parts]
+
+
+def answer_rows(questions: Sequence[Question], encoding: Encoding, *, contrastive: bool = False) -> list[AnswerRow]:
+    """Return the tokens and the weight of each answer, question by question.
+
+    Args:
+        questions: In their order.
+        encoding: How text becomes tokens.
+        contrastive: Whether wrong answers are to become less likely: the right one of C counts C - 1, the others -1
+            each (PuDDing, arXiv 2502.04348, the contrastive form of its task likelihood). False: right answers alone.
+
+    Raises:
+        TypeError: If these are no questions.
+        ValueError: If there are none, or one is too long.
+    """
     check_questions(questions)
-    rows: list[tuple[list[int], list[int], float]] = []
+    rows: list[AnswerRow] = []
     for question in questions:
         for number, choice in enumerate(question.choices):
             right = number == question.answer
             if right or contrastive:
                 weight = (len(question.choices) - 1 if right else -1) if contrastive else 1
                 rows.append((*encoding.with_answer(question.prompt, choice), float(weight)))
-    pieces = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
-    return [_batch(piece, encoding.tokenizer) for piece in pieces]
+    return rows
 
 
-def _batch(rows: Sequence[tuple[list[int], list[int], float]], tokenizer: Any) -> AnswerBatch:
+def of_similar_length(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Return the numbers of all rows in groups of `size` rows of similar length, which need little padding.
+
+    Groups are in an order that is drawn, and always the same, so that some of them stand for all; the rows of a group
+    are in the order in which they were given.
+
+    >>> sorted(of_similar_length([9, 2, 8, 3], 2))
+    [[0, 2], [1, 3]]
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    groups = [sorted(order[i : i + size]) for i in range(0, len(order), size)]
+    random.Random(0).shuffle(groups)
+    return groups
+
+
+def answer_batch(rows: Sequence[AnswerRow], tokenizer: Any) -> AnswerBatch:
+    """Return some answers as one batch: see `answer_batches`."""
     inputs = labelled([scored_behind(before, after) for before, after, _ in rows], tokenizer)
     return inputs, inputs.pop("labels"), torch.tensor([weight for *_, weight in rows])
 

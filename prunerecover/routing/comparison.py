@@ -48,14 +48,29 @@ class RouteComparison:
 
     def __str__(self) -> str:
         """Return a table and one sentence, Markdown."""
-        rows = [("dense", self.dense), ("static set", self.static), ("routed", self.routed), ("oracle", self.oracle)]
-        cells = [(name, f"{i.value:.4f} {i.ends('{:.4f}'.format)}") for name, i in rows if i is not None]
-        said = "ahead of" if self.worth_it else "not ahead of"
-        gain = f"{self.gain.value:+.4f} {self.gain.ends('{:+.4f}'.format)}"
-        return (
-            f"{table(('model', self.metric), cells)}\n\nRouting is {said} the static set: {gain}, "
-            f"{self.gap_closed:.0%} of the way to the oracle."
-        )
+        rows = [("dense", self.dense), ("static set", self.static)]
+        rows += [("routed", self.routed), ("oracle", self.oracle)] if len(self.picked) > 1 else []
+        cells = [(name, _written(found)) for name, found in rows if found is not None]
+        return f"{table(('model', self.metric), cells)}\n\n{self._verdict()}"
+
+    def _verdict(self) -> str:
+        asked = f"{sum(self.picked.values()):,} questions"
+        if len(self.picked) == 1:
+            return f"One set serves all {asked}: there is nothing to route."
+        behind = self.gain.high < 0 and self.gain.confidence is not None
+        said = "ahead of" if self.worth_it else "behind" if behind else "not ahead of"
+        verdict = f"Routing is {said} the static set on {asked}: {_written(self.gain, '+')}"
+        if self.possible.value <= 0:
+            return f"{verdict}. No set does better than the static one on any of them."
+        if self.gain.value <= 0:
+            return f"{verdict}. An oracle is ahead by {_written(self.possible, '+')}."
+        return f"{verdict}, {self.gap_closed:.0%} of the way to the oracle."
+
+
+def _written(found: Interval, sign: str = "") -> str:
+    """Return an estimate and its interval; a sign of "+" is written for what is above zero, too."""
+    digits = f"{{:{sign}.4f}}".format
+    return f"{digits(found.value)} {found.ends(digits)}"
 
 
 def compare_routes(

@@ -91,7 +91,7 @@ def plan_omission_sets(
         for name, (questions, loss) in wanted.items():
             batches = answer_batches(questions, encoding, contrastive=LOSSES[loss], batch_size=batch_size)
             if not found:
-                _check_taken_out(unwrap(model), batches, DepthConfig(**how, seed=seed))
+                _check_taken_out(unwrap(model), batches[:1], DepthConfig(**how, seed=seed))
             plan = plan_depth(model, remove={"block": blocks}, batches=batches, **how, seed=seed, store=store)
             check_routable(name, plan)
             if not any(plan.removed == other.removed for other in found.values()):

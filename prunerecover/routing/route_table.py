@@ -13,8 +13,14 @@ from torch import Tensor, nn
 
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe_blocks
-from prunerecover.importance.losses import IGNORED
-from prunerecover.language.likelihood import AnswerBatch, Encoding, answer_batches, token_log_likelihoods
+from prunerecover.language.likelihood import (
+    AnswerRow,
+    Encoding,
+    answer_batch,
+    answer_rows,
+    of_similar_length,
+    token_log_likelihoods,
+)
 from prunerecover.language.questions import Question
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.block_runner import BlockRunner
@@ -42,46 +48,56 @@ def route_table(
     Raises:
         ValueError: If a set names a block that is not there, or all of them; also if a question is too long.
     """
-    sums, tokens = _answers(model, sets, answer_batches(questions, encoding, batch_size=batch_size))
-    return sums / tokens[:, None]
+    rows = answer_rows(questions, encoding)
+    return _sums(model, sets, rows, encoding, batch_size) / _tokens(rows)
 
 
-def right_table(
+def choice_tables(
     model: nn.Module,
     sets: Sequence[frozenset[int]],
     questions: Sequence[Question],
     encoding: Encoding,
     *,
     batch_size: int = 16,
-) -> Tensor:
-    """Return whether the right choice is the likeliest without each set of blocks, `(questions, sets)`, boolean.
+) -> tuple[Tensor, Tensor]:
+    """Return the table of `route_table`, and whether the right choice is the likeliest, `(questions, sets)` each.
 
     Choices are compared by the log-likelihood of all their tokens, as lm-evaluation-harness' `acc` does. Arguments as
     of `route_table`.
     """
-    batches = answer_batches(questions, encoding, contrastive=True, batch_size=batch_size)
-    sums, _ = _answers(model, sets, batches)
+    rows = answer_rows(questions, encoding, contrastive=True)
+    sums = _sums(model, sets, rows, encoding, batch_size)
     counts = [len(question.choices) for question in questions]
-    best = [rows.argmax(0) for rows in torch.split(sums, counts)]
-    return torch.stack([found == q.answer for found, q in zip(best, questions, strict=True)])
+    rights = [q.answer for q in questions]
+    right = [part.argmax(0) == answer for part, answer in zip(torch.split(sums, counts), rights, strict=True)]
+    likely = [part[answer] for part, answer in zip(torch.split(sums / _tokens(rows), counts), rights, strict=True)]
+    return torch.stack(likely), torch.stack(right)
 
 
-def _answers(model: nn.Module, sets: Sequence[frozenset[int]], batches: Sequence[AnswerBatch]) -> tuple[Tensor, Tensor]:
-    """Return the log-likelihood of each answer without each set, `(answers, sets)`, and its number of tokens."""
+def _tokens(rows: Sequence[AnswerRow]) -> Tensor:
+    """Return the number of tokens of each answer, `(answers, 1)`."""
+    return torch.tensor([[len(after)] for _, after, _ in rows])
+
+
+def _sums(
+    model: nn.Module, sets: Sequence[frozenset[int]], rows: Sequence[AnswerRow], encoding: Encoding, batch_size: int
+) -> Tensor:
+    """Return the log-likelihood of each answer without each set, `(answers, sets)`."""
     model = unwrap(model)
     layout = describe_blocks(model)
     _check_sets(sets, len(layout.blocks))
-    device, found, tokens = device_of(model), list[Tensor](), list[Tensor]()
+    device, found = device_of(model), torch.empty(len(rows), len(sets))
+    parts = of_similar_length([len(before) + len(after) for before, after, _ in rows], batch_size)
     with ordinary_arithmetic(), evaluating(model), uncompiled(), torch.inference_mode():
         runner = BlockRunner(model, layout.container)
-        with progress("evaluating omission sets", len(batches)) as advance:
-            for inputs, labels, _ in batches:
+        with progress("evaluating omission sets", len(parts)) as advance:
+            for part in parts:
+                inputs, labels, _ = answer_batch([rows[i] for i in part], encoding.tokenizer)
                 judge = partial(_likelihoods, labels=labels.to(device))
                 sums = each_set(runner, ModelInputs(kwargs=inputs).to(device), sets, judge)
-                found.append(torch.stack(sums, 1).cpu())
-                tokens.append((labels != IGNORED).sum(1))
+                found[part] = torch.stack(sums, 1).cpu()
                 advance()
-    return torch.cat(found).clone(), torch.cat(tokens)
+    return found
 
 
 def _check_sets(sets: Sequence[frozenset[int]], depth: int) -> None:

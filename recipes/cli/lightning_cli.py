@@ -138,7 +138,8 @@ class RecipeParser(LightningArgumentParser):
         if not self.exit_on_error:
             super().error(message, ex)
         command = self.prog.split()[-1]
-        hint = f"`prunerecover {command} --help` lists the options." if command in TRAINER_COMMANDS else ""
+        about = "--method.help NAME" if message.startswith('Parser key "method"') else "--help"
+        hint = f"`prunerecover {command} {about}` lists the options." if command in TRAINER_COMMANDS else ""
         print(f"prunerecover: error: {in_one_line(message)} {hint}".rstrip(), file=sys.stderr)
         self.exit(2)
 

@@ -63,12 +63,15 @@ def timm_name(name: str) -> str:
     return name
 
 
-def from_pretrained(opened: Callable[..., Any], name: str, **kwargs: Any) -> Any:
+def from_pretrained(
+    opened: Callable[..., Any], name: str, argument: str = "model (--model.model)", **kwargs: Any
+) -> Any:
     """Return what a `from_pretrained` of transformers makes of a folder or hub id.
 
     Args:
         opened: Such as `AutoTokenizer.from_pretrained`.
         name: As a user writes it: variables and `~` are expanded.
+        argument: That the user names it by, for the message.
         kwargs: Its further arguments.
 
     Raises:
@@ -86,7 +89,8 @@ def from_pretrained(opened: Callable[..., Any], name: str, **kwargs: Any) -> Any
     except (OSError, ValueError) as error:
         raise ValueError(
             f"Expected {name!r} to be a folder as transformers saves it, or a hub id that can be reached, but got: "
-            f"{str(error).splitlines()[0]} Check the spelling and the network, and HF_TOKEN for gated models."
+            f"{str(error).splitlines()[0]} Check the spelling and the network, and HF_TOKEN for gated models, or name "
+            f"another as {argument}."
         ) from error
 
 

@@ -32,6 +32,7 @@ class PlanTask:
         target: Path of the network in the module.
         calibration: How many training samples to calibrate on; `capture_inputs` draws them.
         output: The plan's file; what else a method writes goes beside it.
+        checkpoint: File that the weights were loaded from; None: they are those that the module was built with.
     """
 
     module: pl.LightningModule
@@ -39,6 +40,7 @@ class PlanTask:
     target: str
     calibration: int
     output: Path
+    checkpoint: str | None = None
 
 
 class PlanMethod(ABC):
@@ -63,7 +65,9 @@ class PlanMethod(ABC):
         for kind, units in plan.removed.items():
             size = sum(group.size for group in groups if group.kind == kind)
             parts.append(
-                f"{len(units)} of {size} {plural(kind)}" if size else f"{len(units)} {kind} ({' '.join(units)})"
+                f"{len(units)} of {size} {plural(kind)}"
+                if size
+                else f"{len(units)} {plural(kind) if len(units) > 1 else kind} ({' '.join(units)})"
             )
         return f"Wrote {output}: removes {', '.join(parts) or 'nothing'}"
 

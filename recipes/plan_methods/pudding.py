@@ -9,23 +9,18 @@ What is found on the way lies in `<plan>.search` until the plan is written: a co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from prunerecover.files.atomic import write_text
 from prunerecover.language.likelihood import Encoding
-from prunerecover.language.questions import Question
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
-from prunerecover.recipes.data.language.choice_columns import find_choice_columns
-from prunerecover.recipes.data.language.text_source import open_text
-from prunerecover.recipes.data.language.tokenizers import context_of, open_tokenizer
+from prunerecover.recipes.data.language.tokenizers import context_in, name_of, open_tokenizer
 from prunerecover.recipes.plan_methods.base import (
     PlanMethod,
     PlanTask,
@@ -34,50 +29,49 @@ from prunerecover.recipes.plan_methods.base import (
     save_found,
     search_store,
 )
-from prunerecover.recipes.tasks.route_picker import (
-    RouterLoss,
-    as_written_once,
-    held_out,
-    prompt_features,
-    train_router,
-)
+from prunerecover.recipes.plan_methods.pudding_page import page, routing_of
+from prunerecover.recipes.plan_methods.pudding_questions import Asked, ask
+from prunerecover.recipes.tasks.route_picker import RouterLoss, prompt_features, train_router
 from prunerecover.routing.comparison import RouteComparison, compare_routes, should_route
 from prunerecover.routing.omission_sets import LOSSES, plan_omission_sets
 from prunerecover.routing.plan_set import PlanSet
-from prunerecover.routing.route_table import right_table, route_table
+from prunerecover.routing.route_table import choice_tables, route_table
 from prunerecover.routing.routed_causal_lm import RoutedCausalLM
 from prunerecover.routing.routed_folder import save_routed
 from prunerecover.routing.router import EncoderRouter, PrefixRouter
 
-APART = 0.4  # of the router's questions: half of them choose its epoch, the other half are reported on
+METRICS = ("log-likelihood per token", "accuracy")
+DENSE = (frozenset[int](),)  # the set of no blocks
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Questions in the parts that they serve; no prompt is in two of them.
+class _Found:
+    """What is written beside the plan.
 
     Attributes:
-        tasks: To search sets on, by task.
-        router: For the router.
-        chosen: Which of the router's questions choose its epoch, boolean.
-        reported: Which are reported on, boolean.
+        routed: The model with its sets and its router.
+        compared: By likelihood and by accuracy.
+        asked: Which questions served what.
+        weights: Whether the dense weights are in no file that transformers opens.
     """
 
-    tasks: Mapping[str, list[Question]]
-    router: list[Question]
-    chosen: Tensor
-    reported: Tensor
+    routed: RoutedCausalLM
+    compared: list[RouteComparison]
+    asked: Asked
+    weights: bool
 
 
 class PuddingPlan(PlanMethod):
     """Search a set of blocks per task and loss, train a router over them, and compare it with the best static set.
 
+    The language model is that of the module (`--model.model`), with its tokenizer.
+
     Args:
         tasks: Questions by the name of the task: a hub id or local file, as `ChoiceData` takes it; its training split
             is read.
+        blocks: Number of blocks that go.
         names: Of configurations on the hub, or of data sets in a local folder, by the name of the task.
-        blocks: How many blocks go.
-        model: Path or hub id of the language model in the module, for its tokenizer and for the routed folder.
+        tokenizer: Path or hub id of another tokenizer; None: where transformers has loaded the model from.
         router: "prefix", on the output of the model's own first blocks, or the path or hub id of a text encoder.
         calibration_questions: Per task, that sets are searched on.
         router_questions: Per task, for the router.
@@ -93,8 +87,8 @@ class PuddingPlan(PlanMethod):
         self,
         tasks: dict[str, str],
         blocks: int,
-        model: str,
         names: dict[str, str] | None = None,
+        tokenizer: str | None = None,
         router: str = "prefix",
         calibration_questions: int = 128,
         router_questions: int = 1000,
@@ -106,7 +100,7 @@ class PuddingPlan(PlanMethod):
         seed: int = 0,
     ) -> None:
         self.tasks, self.names = tasks, names or {}
-        self.blocks, self.model, self.router = blocks, model, router
+        self.blocks, self.tokenizer, self.router = blocks, tokenizer, router
         self.counts = (calibration_questions, router_questions)
         self.losses, self.router_loss, self.epochs = tuple(losses or LOSSES), router_loss, epochs
         self.chat, self.batch_size, self.seed = chat, batch_size, seed
@@ -114,9 +108,11 @@ class PuddingPlan(PlanMethod):
     def make(self, task: PlanTask) -> Plan:
         """Return the plan of the static set."""
         network = unwrap(get_module(task.module, task.target))
-        tokenizer = open_tokenizer(self.model, None)
-        encoding = Encoding(tokenizer, context_of(self.model, tokenizer), self.chat)
-        asked = self._asked()
+        base = name_of(network)
+        tokenizer = open_tokenizer(base, self.tokenizer)
+        config: Any = network.config
+        encoding = Encoding(tokenizer, context_in(config, tokenizer), self.chat)
+        asked = ask(self.tasks, self.names, *self.counts, self.seed)
         with resumable_search(task.output):
             sets = plan_omission_sets(
                 network,
@@ -128,51 +124,59 @@ class PuddingPlan(PlanMethod):
                 seed=self.seed,
                 store=search_store(task.output),
             )
-        self._found = self._routed(network, sets, asked, encoding)
-        return sets.plans[self._found[0].default]
+        routed, picked = self._routed(network, sets, asked, encoding)
+        compared = self._compared(routed, picked, asked, encoding)
+        routed.routed = routed.router is not None and should_route(*compared)
+        self._found = _Found(routed, compared, asked, base is None or task.checkpoint is not None)
+        return sets.plans[routed.default]
 
     def write(self, plan: Plan, output: Path) -> None:
         """Write the plan, the routed model and the page."""
-        routed, compared = self._found
+        found = self._found
+        folder = beside(output, ".routed")
         save_found(plan, output)
-        save_routed(routed, beside(output, ".routed"), base=self.model)
-        write_text(beside(output, ".md"), page(routed.sets, compared))
+        save_routed(found.routed, folder, weights=found.weights)
+        write_text(beside(output, ".md"), page(found.routed, found.compared, found.asked, str(folder)))
+
+    def written(self, plan: Plan, output: Path) -> str:
+        """Say what `write` has written, and whether the saved model routes."""
+        folder, about = beside(output, ".routed"), beside(output, ".md")
+        return f"{super().written(plan, output)}. {folder} {routing_of(self._found.routed)}; see {about}"
 
     def _routed(
         self, network: nn.Module, sets: PlanSet, asked: Asked, encoding: Encoding
-    ) -> tuple[RoutedCausalLM, list[RouteComparison]]:
-        """Train the router, and compare; a single set needs none."""
+    ) -> tuple[RoutedCausalLM, list[int]]:
+        """Train the router, and return what it picks for the questions that are reported on; a single set needs none.
+
+        The default set is the best one for all prompts, which the router has to beat.
+        """
         if len(sets.plans) == 1:
-            return RoutedCausalLM(network, sets, tokenizer=encoding.tokenizer), []
+            return RoutedCausalLM(network, sets, tokenizer=encoding.tokenizer), [0] * len(asked.reported)
         torch.manual_seed(self.seed)
         router = self._new_router(network, sets)
-        features = prompt_features(router, network, asked.router, encoding)
+        features, reported = (
+            prompt_features(router, network, some, encoding) for some in (asked.router, asked.reported)
+        )
         likelihoods = route_table(network, sets.blocks, asked.router, encoding, batch_size=self.batch_size)
-        used = ~asked.reported
-        static = int(likelihoods[used].mean(0).argmax())  # the best set for all prompts, which the router has to beat
+        static = int(likelihoods.mean(0).argmax())
         how: dict[str, Any] = {"loss": self.router_loss, "epochs": self.epochs, "seed": self.seed, "static": static}
         how["learning_rate"] = 1e-3 if isinstance(router, PrefixRouter) else 1e-5
-        train_router(router, features[used], likelihoods[used], asked.chosen[used], **how)
-        with torch.no_grad():
-            picked = router(features[asked.reported]).argmax(1).tolist()
-        apart = [q for q, out in zip(asked.router, asked.reported, strict=True) if out]
-        dense = (frozenset[int](),)
-        whole = route_table(network, dense, apart, encoding, batch_size=self.batch_size)
-        likely = torch.cat([likelihoods[asked.reported], whole], 1)
-        right = right_table(network, (*sets.blocks, *dense), apart, encoding, batch_size=self.batch_size).float()
-        compared = [
-            compare_routes(scores[:, :-1], picked, sets.names, static=static, dense=scores[:, -1], metric=metric)
-            for metric, scores in (("log-likelihood per token", likely), ("accuracy", right))
+        train_router(router, features, likelihoods, asked.chosen, **how)
+        routed = RoutedCausalLM(network, sets, router, tokenizer=encoding.tokenizer, default=sets.names[static])
+        return routed, _picked(router, reported)
+
+    def _compared(
+        self, routed: RoutedCausalLM, picked: list[int], asked: Asked, encoding: Encoding
+    ) -> list[RouteComparison]:
+        """Compare routes by likelihood and by accuracy."""
+        sets = routed.sets
+        every = (*sets.blocks, *DENSE)
+        tables = choice_tables(routed.model, every, asked.reported, encoding, batch_size=self.batch_size)
+        how: dict[str, Any] = {"routes": picked, "names": sets.names, "static": routed.default}
+        return [
+            compare_routes(scores[:, :-1].float(), dense=scores[:, -1].float(), metric=metric, **how)
+            for metric, scores in zip(METRICS, tables, strict=True)
         ]
-        routed = RoutedCausalLM(
-            network,
-            sets,
-            router,
-            tokenizer=encoding.tokenizer,
-            default=sets.names[static],
-            routed=should_route(*compared),
-        )
-        return routed, compared
 
     def _new_router(self, network: nn.Module, sets: PlanSet) -> PrefixRouter | EncoderRouter:
         if self.router != "prefix":
@@ -180,51 +184,9 @@ class PuddingPlan(PlanMethod):
         config: Any = network.config
         return PrefixRouter(int(config.get_text_config().hidden_size), len(sets.plans), min(2, sets.shared_prefix))
 
-    def _asked(self) -> Asked:
-        """Read the tasks."""
-        by_task = {name: self._questions(path, self.names.get(name)) for name, path in self.tasks.items()}
-        calibrated, routed = self.counts
-        searched = {name: found[:calibrated] for name, found in by_task.items()}
-        seen = {as_written_once(question.prompt) for found in searched.values() for question in found}
-        rest = [q for found in by_task.values() for q in _unseen(found[calibrated:], seen)[:routed]]
-        if not rest:
-            raise ValueError(
-                f"Expected more than {calibrated} questions per task, of which the router learns from the rest, but "
-                "there are none left. Lower calibration_questions."
-            )
-        apart, half = held_out(rest, APART, self.seed), held_out(rest, 0.5, self.seed + 1)
-        choosing, reported = apart & half, apart & ~half
-        parts = {"to train on": ~apart, "to choose by": choosing, "to report on": reported}
-        empty = [name for name, part in parts.items() if not part.any()]
-        if empty:
-            raise ValueError(
-                "Expected questions to train a router on, others to choose by and others to report on, but of "
-                f"{len(rest)} besides those that sets are searched on there are none {' and '.join(empty)}. Lower "
-                "calibration_questions, or give more questions."
-            )
-        return Asked(searched, rest, choosing, reported)
 
-    def _questions(self, path: str, name: str | None) -> list[Question]:
-        """Return the training questions of a data set, in a seeded order."""
-        splits = open_text(path, name)
-        rows = splits["train"] if "train" in splits else next(iter(splits.values()))
-        columns = find_choice_columns(rows)
-        order = np.random.default_rng(self.seed).permutation(len(rows))
-        enough = order[: sum(self.counts)].tolist()
-        return [columns.read(rows[i]) for i in enough]
-
-
-def page(sets: PlanSet, compared: Sequence[RouteComparison]) -> str:
-    """Return what was found, Markdown."""
-    lines = ["# Prompt-routed depth", "", "Blocks that go:", ""]
-    lines += [f"- {name}: {', '.join(map(str, sorted(b)))}" for name, b in zip(sets.names, sets.blocks, strict=True)]
-    if not compared:
-        lines += ["", "All tasks miss the same blocks least: there is nothing to route."]
-    for found in compared:
-        picked = ", ".join(f"{name} {count}" for name, count in found.picked.items())
-        lines += ["", f"## By {found.metric}", "", str(found), "", f"Picked: {picked}."]
-    return "\n".join(lines) + "\n"
-
-
-def _unseen(questions: Sequence[Question], seen: set[str]) -> list[Question]:
-    return [question for question in questions if as_written_once(question.prompt) not in seen]
+@torch.no_grad()
+def _picked(router: nn.Module, features: Tensor) -> list[int]:
+    """Return the number of the set that a router picks for each prompt."""
+    picked: list[int] = router(features).argmax(1).tolist()
+    return picked

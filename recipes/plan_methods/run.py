@@ -48,7 +48,7 @@ def plan_with(
     instead = "plan with the weights of a fit: --ckpt_path dense.ckpt."
     if warning := said_of_untrained(network, "The plan is for", instead):
         rank_zero_warn(warning)
-    return method.make(PlanTask(module, datamodule, path, calibration, output))
+    return method.make(PlanTask(module, datamodule, path, calibration, output, ckpt_path))
 
 
 def load_dense_weights(module: pl.LightningModule, path: str) -> None:

@@ -23,7 +23,7 @@ def test_the_oracle_is_the_best_set_of_each_question() -> None:
 def test_picking_by_chance_is_not_worth_it() -> None:
     found = compare_routes(SCORES, RNG.integers(0, 3, 200).tolist(), ("a", "b", "c"), dense=SCORES[:, 0] + 1)
     assert not found.worth_it
-    assert "Routing is not ahead of the static set" in str(found)
+    assert "Routing is not ahead of the static set on 200 questions" in str(found)
     assert "| dense |" in str(found)
 
 
@@ -31,6 +31,27 @@ def test_few_questions_are_worth_nothing() -> None:
     found = compare_routes(SCORES[:5], SCORES[:5].argmax(1).tolist(), ("a", "b", "c"), static=1)
     assert not found.worth_it
     assert "[range " in str(found)
+
+
+@pytest.mark.parametrize(
+    ("scores", "routes", "said"),
+    [
+        ([[0, 1]] * 9 + [[0.5, 0]], [1] * 10, "ahead of the static set on 10 questions: +0.8500 "),
+        ([[0, 1]] * 9 + [[0.5, 0]], [1] * 10, ", 94% of the way to the oracle."),
+        (
+            [[1, 0.5]] * 9 + [[0, 0.1]],
+            [1] * 10,
+            "behind the static set on 10 questions: -0.4400 [-0.5000, -0.3200]. ",
+        ),
+        ([[1, 0.5]] * 9 + [[0, 0.1]], [1] * 10, "An oracle is ahead by +0.0100 [+0.0000, +0.0300]."),
+        ([[1, 0]] * 9, [0] * 9, "+0.0000 [+0.0000, +0.0000]. No set does better than the static one on any of them."),
+        ([[1], [0]], [0, 0], "One set serves all 2 questions: there is nothing to route."),
+    ],
+)
+def test_what_is_said_of_the_way_to_the_oracle(scores: list[list[float]], routes: list[int], said: str) -> None:
+    written = str(compare_routes(scores, routes, ("a", "b")[: len(scores[0])]))
+    assert said in written
+    assert ("| oracle |" in written) is (len(scores[0]) > 1)
 
 
 def test_a_saved_model_routes_if_it_is_ahead_in_likelihood_and_not_behind_in_accuracy() -> None:

@@ -13,10 +13,11 @@ from transformers import BloomConfig, BloomForCausalLM
 
 from prunerecover import apply_plan
 from prunerecover.families.describe import describe
+from prunerecover.language.accuracy import choice_log_likelihoods
 from prunerecover.language.likelihood import answer_batches, answer_likelihoods
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.block_runner import BlockRunner
-from prunerecover.routing.route_table import each_set, route_table
+from prunerecover.routing.route_table import choice_tables, each_set, route_table
 
 ALL = tuple(map(frozenset, SETS))
 
@@ -47,6 +48,17 @@ def test_every_entry_is_the_likelihood_without_the_set(name: str, changes: dict[
     table = route_table(model, (*ALL, frozenset()), asked, encoding(), batch_size=3)
     wanted = torch.tensor([naive(model, blocks, asked) for blocks in (*ALL, frozenset())]).T
     torch.testing.assert_close(table, wanted, atol=2e-5, rtol=1e-5)
+
+
+def test_tables_of_all_choices_are_those_of_pruned_models() -> None:
+    model, asked = tiny_llama(num_hidden_layers=6), questions(7)
+    likely, right = choice_tables(model, ALL, asked, encoding(), batch_size=3)
+    torch.testing.assert_close(likely, route_table(model, ALL, asked, encoding()), atol=2e-5, rtol=1e-5)
+    for number, blocks in enumerate(ALL):
+        pruned = copy.deepcopy(model)
+        apply_plan(pruned, removing(pruned, *blocks))
+        found = choice_log_likelihoods(pruned, asked, encoding())
+        assert right[:, number].tolist() == [int(f.argmax()) == q.answer for f, q in zip(found, asked, strict=True)]
 
 
 @torch.no_grad()

@@ -53,7 +53,8 @@ class ChoiceData(LanguageData):
     Args:
         path: A hub id, or a local file or folder: parquet, jsonl or json, a question per row.
         name: The hub data set's configuration; in a local folder of several data sets, what one is called.
-        model: The language model whose tokenizer is used and whose context is kept to; a path or hub id.
+        model: The language model whose tokenizer is used and whose context is kept to, a path or hub id; None: the one
+            that is trained.
         tokenizer: Path or hub id of another tokenizer; None takes the model's.
         chat: Whether the prompt is the message of a user, in the tokenizer's chat template.
         question_column: Name of the column of questions; None guesses.
@@ -74,7 +75,7 @@ class ChoiceData(LanguageData):
         seed: Of the subsets and of `val_fraction`.
 
     Raises:
-        ValueError: If there is neither a model nor a tokenizer, or an argument is out of range.
+        ValueError: If an argument is out of range.
     """
 
     def __init__(

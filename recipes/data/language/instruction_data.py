@@ -55,7 +55,8 @@ class InstructionData(LanguageData):
     Args:
         path: A hub id, or a local file or folder: parquet, jsonl or json, a sample per row.
         name: The hub data set's configuration; in a local folder of several data sets, what one is called.
-        model: The language model whose tokenizer is used and whose context is kept to; a path or hub id.
+        model: The language model whose tokenizer is used and whose context is kept to, a path or hub id; None: the one
+            that is trained.
         tokenizer: Path or hub id of another tokenizer; None takes the model's.
         length: Most tokens of a sample.
         chat: Whether instructions are messages in the tokenizer's chat template, as chats always are; None: where it
@@ -76,7 +77,7 @@ class InstructionData(LanguageData):
         seed: Of the subsets and of `val_fraction`.
 
     Raises:
-        ValueError: If there is neither a model nor a tokenizer, or an argument is out of range.
+        ValueError: If an argument is out of range.
     """
 
     def __init__(

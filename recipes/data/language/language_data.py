@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from prunerecover.recipes.data.language.text_source import open_text
-from prunerecover.recipes.data.language.tokenizers import check_named
+from prunerecover.recipes.data.language.tokenizers import name_of
 from prunerecover.recipes.data.table_data import TableData
 
 
@@ -17,18 +17,28 @@ class LanguageData(TableData):
     Args:
         path: A hub id, or local files that `open_text` takes.
         name: The hub data set's configuration; in a local folder of several data sets, what one is called.
-        model: The language model whose tokenizer is used and whose context is kept to; a path or hub id.
+        model: The language model whose tokenizer is used and whose context is kept to, a path or hub id; None: the one
+            that is trained.
         tokenizer: Path or hub id of another tokenizer; None takes the model's.
         table: All other arguments of `TableData`.
 
     Raises:
-        ValueError: If there is neither a model nor a tokenizer, or an argument is out of range.
+        ValueError: If an argument is out of range.
     """
 
     def __init__(self, path: str, name: str | None, *, model: str | None, tokenizer: str | None, **table: Any) -> None:
         super().__init__(path, name, **table)
-        check_named(model, tokenizer)
         self.model, self.tokenizer = model, tokenizer
+
+    def setup(self, stage: str) -> None:
+        """Open the splits that `stage` needs.
+
+        Raises:
+            ValueError: If a needed split, column or tokenizer does not exist.
+        """
+        if self.model is None and self.trainer is not None:
+            self.model = name_of(self.trainer.lightning_module)
+        super().setup(stage)
 
     def open_splits(self) -> Any:
         """Return the rows of every split."""

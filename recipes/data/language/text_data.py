@@ -51,7 +51,8 @@ class TextData(LanguageData):
     Args:
         path: A hub id, or a local file or folder: parquet, jsonl or json (a document per row), txt (one per file).
         name: The hub data set's configuration; in a local folder of several data sets, what one is called.
-        model: The language model whose tokenizer is used and whose context is kept to; a path or hub id.
+        model: The language model whose tokenizer is used and whose context is kept to, a path or hub id; None: the one
+            that is trained.
         tokenizer: Path or hub id of another tokenizer; None takes the model's.
         length: Tokens per sequence.
         separator: What stands between rows that are pieces of one text, such as "\n\n" for WikiText, whose perplexity
@@ -70,7 +71,7 @@ class TextData(LanguageData):
         seed: Of the subsets and of `val_fraction`.
 
     Raises:
-        ValueError: If there is neither a model nor a tokenizer, or an argument is out of range.
+        ValueError: If an argument is out of range.
     """
 
     def __init__(

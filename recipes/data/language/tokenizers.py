@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from prunerecover.recipes.networks.model_names import from_pretrained
 
 
-def check_named(model: str | None, tokenizer: str | None) -> None:
-    """Raise ValueError if neither a model nor a tokenizer is named."""
-    if model is None and tokenizer is None:
-        raise ValueError("Expected a model or a tokenizer, but got neither. Set model to the one that is trained.")
+def name_of(module: nn.Module) -> str | None:
+    """Return the path or hub id that transformers has loaded the first of its models in a module from; None: none."""
+    names = (getattr(getattr(part, "config", None), "_name_or_path", None) for part in module.modules())
+    return next((str(name) for name in names if name), None)
 
 
 def open_tokenizer(model: str | None, tokenizer: str | None) -> Any:
     """Return the tokenizer at a path or hub id; the model's where it has no name of its own.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If neither has a name, or there is no tokenizer.
     """
     from transformers import AutoTokenizer
 
-    return from_pretrained(AutoTokenizer.from_pretrained, tokenizer or model or "")
+    name = tokenizer or model
+    if name is None:
+        raise ValueError(
+            "Expected a model or a tokenizer, but got neither, and no module in training holds a model that "
+            "transformers has loaded. Set tokenizer to the path or hub id of one."
+        )
+    return from_pretrained(AutoTokenizer.from_pretrained, name, "tokenizer")
 
 
 def context_of(model: str | None, tokenizer: Any) -> int:
@@ -35,8 +43,12 @@ def context_of(model: str | None, tokenizer: Any) -> int:
 
     if model is None:
         return int(tokenizer.model_max_length)
-    config = from_pretrained(AutoConfig.from_pretrained, model).get_text_config()
-    return int(getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length)
+    return context_in(from_pretrained(AutoConfig.from_pretrained, model, "model"), tokenizer)
+
+
+def context_in(config: Any, tokenizer: Any) -> int:
+    """Return how many tokens the model of a configuration takes: see `context_of`."""
+    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or tokenizer.model_max_length)
 
 
 def check_length(length: int, model: str | None, tokenizer: Any) -> None:

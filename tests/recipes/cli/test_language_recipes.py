@@ -32,7 +32,7 @@ def small(tmp_path: Path, own_cache: Path) -> dict[str, dict[str, Any]]:
     return {
         "trainer": {"limit_train_batches": 2, "accelerator": "cpu", "default_root_dir": str(tmp_path), **quiet},
         "model": {"model": model},
-        "data": {"name": None, "model": model, "num_workers": 0},
+        "data": {"name": None, "num_workers": 0},
         "TextData": {"path": str(tmp_path / "TextData"), "length": 16},
         "ChoiceData": {"path": str(tmp_path / "ChoiceData")},
     }
@@ -81,7 +81,7 @@ def test_sets_are_searched_and_recovered_together(
         rows = [{**row, "question": f"w{40 + number} {row['question']}"} for row in question_rows(60)]
         write_rows(tmp_path / task / "train.jsonl", rows)
     recipe = written(name, small, tmp_path)
-    asked = {"model": small["model"]["model"], "blocks": "2", "calibration_questions": "8", "epochs": "1"}
+    asked = {"blocks": "2", "calibration_questions": "8", "epochs": "1"}
     method = [word for key, value in asked.items() for word in (f"--method.{key}", value)]
     tasks = ["--method.tasks", json.dumps({task: str(tmp_path / task) for task in ("first", "second")})]
     command = ["--method", "pudding", *method, *tasks, "--output", "router.json"]

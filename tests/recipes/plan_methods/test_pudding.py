@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from cases.depth.interrupted import Interrupts
-from cases.models.language import documents, llama_folder, write_jsonl
+from cases.models.language import llama_folder
 from cases.models.questions import question_rows, write_rows
 
 from prunerecover import Plan, load_routed
 from prunerecover.depth.search.search_store import results_in
 from prunerecover.recipes.cli.main import main
-from prunerecover.recipes.plan_methods.pudding import PuddingPlan
+from prunerecover.recipes.plan_methods.pudding_questions import ask
+from prunerecover.recipes.tasks.causal_lm import CausalLM
 
 GREEDY = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
 
@@ -23,18 +25,15 @@ GREEDY = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
 def recipe(tmp_path: Path, own_cache: Path) -> list[str]:
     """The command line up to the method's own arguments."""
     model = str(llama_folder(tmp_path / "llama", num_hidden_layers=6))
-    write_jsonl(tmp_path / "text" / "train.jsonl", documents([16] * 20))
-    write_jsonl(tmp_path / "text" / "validation.jsonl", documents([16] * 4))
     for number, name in enumerate(("first", "second")):
         rows = [{**row, "question": f"w{40 + number} {row['question']}"} for row in question_rows(60)]
         write_rows(tmp_path / name / "train.jsonl", rows)
     tasks = json.dumps({name: str(tmp_path / name) for name in ("first", "second")})
     return [
         "plan",
-        *("--model", "CausalLM", "--model.model", model, "--data", "TextData", "--data.path", str(tmp_path / "text")),
-        *("--data.model", model, "--data.length", "16", "--output", str(tmp_path / "plan.json")),
+        *("--model", "CausalLM", "--model.model", model, "--output", str(tmp_path / "plan.json")),
         *("--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"),
-        *("--method", "pudding", "--method.tasks", tasks, "--method.model", model),
+        *("--method", "pudding", "--method.tasks", tasks),
     ]
 
 
@@ -44,6 +43,7 @@ def test_sets_router_and_report(recipe: list[str], tmp_path: Path) -> None:
     assert main([*recipe, *small]) == 0
     plan, page = Plan.load(tmp_path / "plan.json"), (tmp_path / "plan.md").read_text()
     assert len(plan.removed["block"]) == 2
+    assert re.search(r"All is judged on \d+ more questions", page)
     assert "Routing is" in page
     assert "| oracle |" in page
     routed = load_routed(tmp_path / "plan.routed")
@@ -51,9 +51,29 @@ def test_sets_router_and_report(recipe: list[str], tmp_path: Path) -> None:
     assert routed.sets.plans[routed.default].edits == plan.edits
     ahead = "Routing is ahead" in page.split("## By accuracy")[0]
     assert ahead or not routed.routed
+    told = f'`load_routed("{tmp_path}/plan.routed", routed={not routed.routed})`'
+    assert told in page.split("## The saved model")[1]
     prompts = torch.tensor([[41, 5, 6], [40, 7, 8]])
     assert routed.generate(prompts, **GREEDY).shape == (2, 6)
     assert not (tmp_path / "plan.search").exists()
+
+
+@pytest.mark.slow
+def test_one_set_for_all_tasks_of_trained_weights(
+    recipe: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = CausalLM(recipe[4])
+    with torch.no_grad():
+        module.model.lm_head.weight.mul_(2)
+    torch.save({"state_dict": module.state_dict()}, tmp_path / "trained.ckpt")
+    small = ["--method.blocks", "4", "--method.calibration_questions", "4", "--method.losses", "[likelihood]"]
+    assert main([*recipe, *small, "--ckpt_path", str(tmp_path / "trained.ckpt")]) == 0
+    assert "plan.routed has nothing to route" in capsys.readouterr().out
+    page = (tmp_path / "plan.md").read_text()
+    assert page.count("there is nothing to route") == 2
+    assert "| no router |" in page
+    routed = load_routed(tmp_path / "plan.routed")
+    assert torch.equal(routed.model.get_output_embeddings().weight, module.model.lm_head.weight)
 
 
 @pytest.mark.slow
@@ -81,14 +101,12 @@ def test_no_question_is_in_two_parts_however_it_is_written(tmp_path: Path, own_c
     rows = question_rows(30)
     again = [{**row, "question": f"  {row['question'].upper()} "} for row in rows]
     write_rows(tmp_path / "task" / "train.jsonl", [*rows, *again])
-    method = PuddingPlan({"task": str(tmp_path / "task")}, 2, "unused", calibration_questions=20)
-    asked = method._asked()
+    asked = ask({"task": str(tmp_path / "task")}, {}, 20, 1000, seed=0)
+    chosen = asked.chosen.tolist()
     parts = [
         asked.tasks["task"],
-        *(
-            [q for q, inside in zip(asked.router, part, strict=True) if inside]
-            for part in (asked.chosen, asked.reported, ~(asked.chosen | asked.reported))
-        ),
+        *([q for q, inside in zip(asked.router, chosen, strict=True) if inside is part] for part in (True, False)),
+        asked.reported,
     ]
     written = [{" ".join(question.prompt.split()).lower() for question in part} for part in parts]
     assert all(written)

@@ -136,8 +136,3 @@ def test_missing_columns(tmp_path: Path, tokenizer: str) -> None:
     path = write_rows(tmp_path / "a.jsonl", [{"text": "w5"}])
     with pytest.raises(ValueError, match="column for the question named .*, but the data has text. Set question_col"):
         opened(path, tokenizer)
-
-
-def test_neither_model_nor_tokenizer() -> None:
-    with pytest.raises(ValueError, match="Expected a model or a tokenizer, but got neither. Set model"):
-        ChoiceData("x/y")

@@ -136,11 +136,6 @@ def test_a_length_beyond_the_context(tmp_path: Path) -> None:
         InstructionData(str(path), model=str(model), length=65).setup("fit")
 
 
-def test_neither_model_nor_tokenizer() -> None:
-    with pytest.raises(ValueError, match="Expected a model or a tokenizer, but got neither. Set model"):
-        InstructionData("x/y")
-
-
 def test_training_learns_the_responses(tmp_path: Path) -> None:
     model = str(llama_folder(tmp_path / "llama"))
     path = str(write_rows(tmp_path / "a.jsonl", ROWS))

@@ -188,9 +188,10 @@ def test_length_of_one_token_is_an_error(tokenizer: str) -> None:
         TextData("x/y", tokenizer=tokenizer, length=1)
 
 
-def test_neither_model_nor_tokenizer_is_an_error() -> None:
-    with pytest.raises(ValueError, match="Expected a model or a tokenizer, but got neither. Set model"):
-        TextData("x/y")
+def test_neither_model_nor_tokenizer_is_an_error(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", documents(SIZES))
+    with pytest.raises(ValueError, match="Expected a model or a tokenizer, but got neither, and .* Set tokenizer to"):
+        TextData(str(path)).setup("fit")
 
 
 def test_a_tokenizer_that_is_not_there_is_an_error(tmp_path: Path) -> None:
