@@ -13,8 +13,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
+from prunerecover.files.in_short import errors_in_short, in_short
 from prunerecover.plan.kinds import TRAITS, plural
 from prunerecover.plan.plan import Plan
+from prunerecover.plan.records import Items
 from prunerecover.recovery.lora import Adapters
 
 KEY = "prunerecover"
@@ -49,7 +51,7 @@ class SurgeryEvent(_Record):
     target: str
     epoch: int
     step: int = 0
-    units: tuple[str, ...] = ()
+    units: Items[str] = ()
     params: int = 0
     macs: int = 0
     seconds: float | None = None
@@ -126,7 +128,7 @@ class LedgerRecord(_Record):
 
     run: str = ""
     plans: dict[str, Plan] = {}
-    events: tuple[SurgeryEvent, ...] = ()
+    events: Items[SurgeryEvent] = ()
     begun: dict[str, ScheduleStart] = {}
     teachers: dict[str, TeacherFile] = {}
     adapters: dict[str, Adapters] = {}
@@ -160,7 +162,7 @@ class LedgerRecord(_Record):
         if schema != SCHEMA:
             raise ValueError(
                 f"Expected a checkpoint with a ledger of schema {SCHEMA}, but {f'{path} has' if path else 'got'} "
-                f"{schema}. It was saved by another version of prunerecover; install that version or newer."
+                f"{in_short(schema)}. It was saved by another version of prunerecover; install that version or newer."
             )
         held = {name: data.get(name, {}) for name in ("plans", "adapters")}
         odd = [name for name, value in held.items() if not isinstance(value, Mapping)]
@@ -174,4 +176,6 @@ class LedgerRecord(_Record):
         try:
             return cls.model_validate({**data, "plans": plans, "adapters": adapters})
         except ValidationError as error:
-            raise ValueError(f"Expected a complete ledger, but {error}. Was the checkpoint edited?") from None
+            raise ValueError(
+                f"Expected a complete ledger, but {errors_in_short(error)}. Was the checkpoint edited?"
+            ) from None

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from prunerecover.files.atomic import atomic_file, write_text
 from prunerecover.files.hashes import sha256_of
+from prunerecover.files.in_short import errors_in_short, in_short
 from prunerecover.files.json_file import read_json
 
+LONGEST = 240  # bytes of a file's name, with room for a hidden one beside it
 SAVED = "saved"  # in the JSON only: it says nothing about what the plan does
 
 
@@ -88,8 +90,8 @@ def read_saved(data: Any) -> Saved:
         return Saved.model_validate(found)
     except ValidationError as error:
         raise ValueError(
-            f"Expected hashes by file name in '{SAVED}' of a plan's file, but got {error.error_count()} other things: "
-            f"{str(found)[:60]}. Copy the file again from where it was made."
+            f"Expected hashes by file name in '{SAVED}' of a plan's file, but {errors_in_short(error)}. Copy the file "
+            "again from where it was made."
         ) from None
 
 
@@ -105,12 +107,13 @@ def read_tensors(path: Path, sidecar: Mapping[str, str] | None) -> dict[str, Ten
     """
     if sidecar is None:
         return {}
-    if not {"file", "sha256"} <= sidecar.keys() or Path(sidecar["file"]).name in ("", ".."):
+    name = Path(sidecar.get("file", "")).name
+    if "sha256" not in sidecar or name in ("", "..") or not name.isprintable() or len(name.encode()) > LONGEST:
         raise ValueError(
-            f"Expected name and sha256 of the file with the fitted tensors in {path}, but got {sidecar}. Copy the plan "
-            "again from where it was made."
+            f"Expected name and sha256 of the file with the fitted tensors in {path}, but got {in_short(sidecar)}. "
+            "Copy the plan again from where it was made."
         )
-    named = path.parent / Path(sidecar["file"]).name
+    named = path.parent / name
     there = [file for file in (named, _aside(named)) if file.is_file()]
     if not there:
         return {}

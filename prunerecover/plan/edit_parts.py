@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
+from prunerecover.plan.records import Items
+
 MOST_RETURNED = 64  # values by one module
 
 
@@ -51,7 +53,7 @@ class StandIn(BaseModel):
     leaves: Literal["identity", "copy", "zero", "zeros", "one", "empty", "pool"] = "identity"
     returns: int = Field(default=1, ge=0, le=MOST_RETURNED)
     dim: int = 0
-    window: tuple[tuple[int, ...], ...] = ()
+    window: Items[Items[int]] = ()
 
     @model_validator(mode="after")
     def _has_a_window_to_pool(self) -> StandIn:

@@ -18,6 +18,7 @@ from pydantic import (
 from prunerecover.plan.edit_parts import EditRecord, StandIns, split_call
 from prunerecover.plan.groups import Setting, Slice
 from prunerecover.plan.kinds import WidthKind
+from prunerecover.plan.records import Items
 
 LEAVES = {"activation": ("identity", "slope_bias", "affine"), "branch": ("identity", "affine", "constant")}
 
@@ -46,7 +47,7 @@ class Replace(EditRecord):
     unit: str
     kind: Literal["attention", "mlp", "activation"]
     leaves: Literal["identity", "slope_bias", "affine", "constant"]
-    tensors: tuple[str, ...] = ()
+    tensors: Items[str] = ()
 
     @model_validator(mode="after")
     def _fits_the_kind(self) -> Replace:
@@ -100,7 +101,7 @@ class Merge(EditRecord):
 
     op: Literal["merge"] = "merge"
     into: str
-    from_: tuple[str, ...] = Field(validation_alias="from", serialization_alias="from")
+    from_: Items[str] = Field(validation_alias="from", serialization_alias="from")
     norm: str | None = None
     scale: str | None = None
 
@@ -116,7 +117,7 @@ class Fold(EditRecord):
     op: Literal["fold"] = "fold"
     unit: str
     into: str
-    tensors: tuple[str, ...] = ()
+    tensors: Items[str] = ()
 
 
 class Config(EditRecord):
@@ -145,10 +146,10 @@ class Narrow(EditRecord):
     unit: str
     kind: WidthKind
     of: int = Field(le=MOST_UNITS)
-    keep: tuple[int, ...]
-    group: tuple[Slice, ...]
-    settings: tuple[Setting, ...] = ()
-    tensors: tuple[str, ...] = ()
+    keep: Items[int]
+    group: Items[Slice]
+    settings: Items[Setting] = ()
+    tensors: Items[str] = ()
     serves: str = ""
 
     @property
@@ -234,7 +235,7 @@ class Reroute(EditRecord):
 
     op: Literal["reroute"] = "reroute"
     unit: str
-    calls: tuple[str, ...] = Field(min_length=1)
+    calls: Items[str] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _names_calls(self) -> Reroute:

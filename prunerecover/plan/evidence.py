@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from prunerecover.plan.kinds import Kind, WidthKind
-from prunerecover.plan.records import Result
+from prunerecover.plan.records import Items, Result
 
 
 class _Record(BaseModel):
@@ -93,7 +93,7 @@ class DepthEvidence(_Evidence):
     samples: int | None = None
     divergence: dict[str, float] = {}
     removed_share: RemovedShare | None = None
-    order: tuple[RemovalStep, ...] = ()
+    order: Items[RemovalStep] = ()
 
 
 def joined(first: Mapping[str, Any], second: Mapping[str, Any], dense_name: Callable[[str], str]) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class PredictedSplit(_Record):
 class BoundaryEvidence(_Evidence):
     """What the boundary search says: its runs in order, and its pick, which a plan may have to go beyond."""
 
-    trials: tuple[TrialResult, ...] = ()
+    trials: Items[TrialResult] = ()
     predicted: PredictedSplit | None = None
 
 
@@ -219,7 +219,7 @@ class SplitEvidence(_Evidence):
         saved: The share of the cost that goes with the plan, once merged; of latency as it was measured.
     """
 
-    splits: tuple[TriedSplit, ...] = ()
+    splits: Items[TriedSplit] = ()
     depth_share: float | None = None
     saved: float | None = None
 

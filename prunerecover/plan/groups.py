@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from prunerecover.plan.kinds import WidthKind
+from prunerecover.plan.records import Items
 
 
 class Slice(BaseModel):
@@ -33,7 +34,7 @@ class Slice(BaseModel):
 
     tensor: str
     dim: int
-    offsets: tuple[int, ...] = (0,)
+    offsets: Items[int] = (0,)
     span: int = 1
     makes: bool = True
 

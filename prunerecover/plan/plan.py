@@ -15,12 +15,13 @@ import torch
 from pydantic import Field, PrivateAttr, ValidationError
 from torch import Tensor
 
+from prunerecover.files.in_short import errors_in_short, in_short
 from prunerecover.files.plan_file import SAVED, read_data, read_tensors, write_plan
 from prunerecover.model.checks import warn_unless_finite
 from prunerecover.plan.edits import FITTED, OPS, Edit
 from prunerecover.plan.evidence import joined
 from prunerecover.plan.kept_groups import KeptGroup, kept_groups
-from prunerecover.plan.records import MadeBy, Record, Result, Source
+from prunerecover.plan.records import Items, MadeBy, Record, Result, Source
 from prunerecover.plan.removed_units import first_units, names_after, removed_units
 from prunerecover.version import __version__
 
@@ -38,7 +39,7 @@ class Plan(Record):
     source: Source = Source()
     result: Result = Result()
     made_by: MadeBy = MadeBy()
-    edits: tuple[Edit, ...] = ()
+    edits: Items[Edit] = ()
     evidence: dict[str, Any] = {}
     sidecar: dict[str, str] | None = None
     _tensors: dict[str, Tensor] = PrivateAttr(default_factory=dict)
@@ -96,14 +97,16 @@ class Plan(Record):
             raise ValueError(f'Expected a plan ("schema": "{SCHEMA}"), but got something else. Is it a plan file?')
         if data["schema"] != SCHEMA:
             raise ValueError(
-                f"Expected a plan of schema {SCHEMA}, but got {data['schema']}. "
+                f"Expected a plan of schema {SCHEMA}, but got {in_short(data['schema'])}. "
                 f"It was made by prunerecover {_version_of(data)}; install that version or newer to read it."
             )
         _check_ops(data)
         try:
             return cls.model_validate({key: data[key] for key in data if key != SAVED}).with_tensors(tensors or {})
         except ValidationError as error:
-            raise ValueError(f"Expected a valid plan, but got one with {error.error_count()} errors: {error}") from None
+            raise ValueError(
+                f"Expected a valid plan, but {errors_in_short(error)}. Was it edited? Plan anew, or copy it again."
+            ) from None
 
     def save(self, path: str | Path) -> Path:
         """Write the JSON file and, beside it, one with the fitted tensors; return the JSON's path.
@@ -255,10 +258,11 @@ def _check_ops(data: Mapping[str, Any]) -> None:
         if op is not None and op not in OPS:
             raise ValueError(
                 f"Expected one of the operations {', '.join(OPS)} of prunerecover {__version__}, but the plan (made by "
-                f"{_version_of(data)}) has '{op}'. Install the version that made it, or a newer one."
+                f"{_version_of(data)}) has '{in_short(op)}'. Install the version that made it, or a newer one."
             )
 
 
 def _version_of(data: Mapping[str, Any]) -> str:
     made_by = data.get("made_by")
-    return str(made_by.get("version") or "of unknown version") if isinstance(made_by, Mapping) else "of unknown version"
+    version = made_by.get("version") if isinstance(made_by, Mapping) else None
+    return in_short(version or "of unknown version")

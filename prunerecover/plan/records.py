@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+T = TypeVar("T")
+Items: TypeAlias = Annotated[tuple[T, ...], Field(fail_fast=True)]  # a file may hold a million that are wrong
 
 # Fields that plans made before they were known are written without, as they were read.
 LATER = ("settings", "constructed")

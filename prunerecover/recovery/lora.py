@@ -19,9 +19,10 @@ from torch import nn
 from torch.nn import Parameter
 
 from prunerecover.families.standard_saving import check_saving, uncheck_saving
+from prunerecover.files.in_short import errors_in_short
 from prunerecover.model.checks import check_unquantised
 from prunerecover.model.paths import get_module, is_of_peft, parent_path, unwrap
-from prunerecover.plan.records import Source
+from prunerecover.plan.records import Items, Source
 from prunerecover.recovery.lora_targets import adaptable, chosen_modules, trained_names
 from prunerecover.surgery.apply_edits import Applied
 from prunerecover.surgery.provenance import source_of
@@ -67,8 +68,8 @@ class Adapters(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     settings: LoraSettings
-    modules: tuple[str, ...]
-    frozen: tuple[str, ...]
+    modules: Items[str]
+    frozen: Items[str]
     source: Source = Source()
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,8 +87,8 @@ class Adapters(BaseModel):
             return cls.model_validate(data)
         except ValidationError as error:
             raise ValueError(
-                f"Expected a description of adapters, but got one with {error.error_count()} errors: {error} "
-                "Was it written by a newer prunerecover?"
+                f"Expected a description of adapters, but {errors_in_short(error)}. Was it written by a newer "
+                "prunerecover?"
             ) from None
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from prunerecover.files.atomic import atomic_file, write_text
+from prunerecover.files.in_short import errors_in_short, in_short
 from prunerecover.report import render
 from prunerecover.report.data import SCHEMA, ReportData
 
@@ -41,12 +42,15 @@ class Report(ReportData):
         found = data.get("schema")
         if found != SCHEMA:
             raise ValueError(
-                f"Expected a report of schema '{SCHEMA}', but got '{found}'. Read it with the version that wrote it."
+                f"Expected a report of schema '{SCHEMA}', but got '{in_short(found)}'. Read it with the version that "
+                "wrote it."
             )
         try:
             return cls.model_validate(dict(data))
         except ValidationError as error:
-            raise ValueError(f"Expected a complete report, but {error}. Was the file edited?") from error
+            raise ValueError(
+                f"Expected a complete report, but {errors_in_short(error)}. Was the file edited?"
+            ) from error
 
     def to_markdown(self, figures: Iterable[str] = ()) -> str:
         """Return the report as Markdown, with links to `figures` given as file names."""

@@ -10,10 +10,11 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from prunerecover.files.atomic import write_text
+from prunerecover.files.in_short import errors_in_short, in_short
 from prunerecover.files.json_file import read_json
 from prunerecover.plan.edits import Fold
 from prunerecover.plan.plan import Plan
-from prunerecover.plan.records import Record
+from prunerecover.plan.records import Items, Record
 from prunerecover.plan.removed_units import leave_nothing
 from prunerecover.plan.units import number_of_block
 
@@ -53,8 +54,8 @@ class PlanSet(Record):
     """
 
     schema_: str = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
-    names: tuple[str, ...]
-    plans: tuple[Plan, ...]
+    names: Items[str]
+    plans: Items[Plan]
 
     @field_validator("plans", mode="before")
     @classmethod
@@ -118,16 +119,16 @@ class PlanSet(Record):
         if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
             found = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
             raise ValueError(
-                f'Expected a set of plans ("schema": "{SCHEMA}"), but got {found!r}. Is it such a file, and of this '
-                "version?"
+                f'Expected a set of plans ("schema": "{SCHEMA}"), but got {in_short(found)!r}. Is it such a file, and '
+                "of this version?"
             )
         try:
             return cls.model_validate(dict(data))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "it"
-            why = first["msg"].removeprefix("Value error, ").rstrip(".")
-            raise ValueError(f"Expected a valid set of plans, but {where} is wrong: {why}.") from None
+            raise ValueError(
+                f"Expected a valid set of plans, but {errors_in_short(error)}. Was it edited? Plan anew, or copy it "
+                "again."
+            ) from None
 
     def save(self, path: str | Path) -> Path:
         """Write a JSON file, whole or not at all; return its path."""

@@ -16,6 +16,7 @@ from torch import nn
 
 from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
+from prunerecover.files.in_short import errors_in_short
 from prunerecover.files.json_file import read_json
 from prunerecover.files.refused_writes import naming_the_folder
 from prunerecover.model.checks import NOT_IN_FILES, check_unquantised, warn_unless_finite
@@ -142,11 +143,9 @@ def _read(path: Path) -> RoutedRecord:
     try:
         return RoutedRecord.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
         raise ValueError(
-            f"Expected a routed model as `save_routed` writes it at {path / ROUTING}, but {where} is wrong: "
-            f"{first['msg']}. Copy it again."
+            f"Expected a routed model as `save_routed` writes it at {path / ROUTING}, but {errors_in_short(error)}. "
+            "Copy it again."
         ) from None
 
 

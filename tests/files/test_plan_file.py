@@ -13,6 +13,7 @@ from cases.sampling import one_in
 
 from prunerecover import Plan
 from prunerecover.files import json_file
+from prunerecover.files.plan_file import read_data, read_saved
 from prunerecover.plan.edits import Remove, Replace
 
 
@@ -68,6 +69,29 @@ def test_json_that_is_too_much(case: str, tmp_path: Path) -> None:
         Plan.load(tmp_path / "plan.json")
 
 
+MANY = 20_000
+WRONG: dict[str, dict[str, Any]] = {
+    "edits": {"edits": [{"op": "remove"}] * MANY},
+    "entries of an edit": {"edits": [{"op": "remove", **dict.fromkeys(map(str, range(MANY)), 1)}]},
+    "units": {"edits": [{"op": "narrow", "unit": "a", "kind": "head", "of": 9, "group": [], "keep": ["x"] * MANY}]},
+    "names": {"edits": [{"op": "remove", "unit": "x" * MANY, "kind": "y" * MANY, "z" * MANY: 1}]},
+    "operations": {"edits": [{"op": "x" * MANY}]},
+    "schemas": {"schema": "prunerecover.plan/" + "9" * MANY},
+    "settings": {"source": {"settings": dict.fromkeys(map(str, range(MANY)), 1)}},
+    "hashes": {"saved": {"sha256": dict.fromkeys(map(str, range(MANY)), 1)}},
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_many_times_is_told_in_short(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"schema": "prunerecover.plan/1", **WRONG[what]}))
+    read = read_saved if what == "hashes" else Plan.from_dict
+    with pytest.raises(ValueError, match="Expected (a valid plan|a plan of|one of the|hashes).*, but") as raised:
+        read(read_data(path))
+    assert len(str(raised.value)) < 1000
+
+
 def test_a_gigantic_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "plan.json").open("wb") as stream:
         stream.truncate(json_file.LARGEST + 2**20)
@@ -80,11 +104,16 @@ def edited(path: Path, **changes: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("sidecar", [{}, {"file": "plan.safetensors"}, {"file": "..", "sha256": "0"}])
+LONG = [{"file": name, "sha256": "0"} for name in ("x" * 5000, "\0", "\ud800", "")]
+
+
+@pytest.mark.parametrize("sidecar", [{}, {"file": "plan.safetensors"}, {"file": "..", "sha256": "0"}, *LONG])
 def test_a_sidecar_that_is_not_named(sidecar: dict[str, str], tmp_path: Path) -> None:
     path = edited(NEW.save(tmp_path / "plan.json"), sidecar=sidecar)
-    with pytest.raises(ValueError, match="Expected name and sha256 of the file with the fitted tensors in .* but got"):
+    told = "Expected name and sha256 of the file with the fitted tensors in .* but got"
+    with pytest.raises(ValueError, match=told) as raised:
         Plan.load(path)
+    assert len(str(raised.value)) < 500
 
 
 def test_a_sidecar_that_holds_no_tensors(tmp_path: Path) -> None:

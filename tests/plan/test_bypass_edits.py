@@ -51,12 +51,12 @@ def test_bypass_says_what_it_leaves(leaves: str) -> None:
 
 
 EDITED: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown stand-in": ({"modules": {"0": {"leaves": "nothing"}}}, "Expected a valid plan, but got one with 1"),
-    "another entry": ({"modules": {"0": {"color": "red"}}}, "Expected a valid plan, but got one with 1"),
-    "modules as a list": ({"modules": ["0"]}, "Expected a valid plan, but got one with 1"),
-    "an unknown kind": ({"kind": "channel"}, "Expected a valid plan, but got one with 1"),
-    "fewer than no values returned": ({"modules": {"0": {"returns": -1}}}, "Expected a valid plan, but got one with 1"),
-    "too many values returned": ({"modules": {"0": {"returns": 10**9}}}, "Expected a valid plan, but got one with 1"),
+    "an unknown stand-in": ({"modules": {"0": {"leaves": "nothing"}}}, "Expected a valid plan, but .* wrong: "),
+    "another entry": ({"modules": {"0": {"color": "red"}}}, "Expected a valid plan, but .* wrong: "),
+    "modules as a list": ({"modules": ["0"]}, "Expected a valid plan, but .* wrong: "),
+    "an unknown kind": ({"kind": "channel"}, "Expected a valid plan, but .* wrong: "),
+    "fewer than no values returned": ({"modules": {"0": {"returns": -1}}}, "Expected a valid plan, but .* wrong: "),
+    "too many values returned": ({"modules": {"0": {"returns": 10**9}}}, "Expected a valid plan, but .* wrong: "),
     "a pooling without a window": ({"modules": {"0": {"leaves": "pool"}}}, "Expected the window of a pooling"),
     "a pooling of four dimensions": (
         {"modules": {"0": {"leaves": "pool", "window": [[1] * 4] * 3}}},
