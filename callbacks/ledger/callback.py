@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import lightning.pytorch as pl
 
 from prunerecover.callbacks.ledger.adapter_precision import keep_adapters_precise
+from prunerecover.callbacks.ledger.batch_leaves import make_leaves_quietly
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.resumed_progress import begin_next_epoch, load_loader_states, pass_over_validation
 from prunerecover.callbacks.ledger.target import find_network
@@ -36,6 +37,7 @@ class LedgerCallback(pl.Callback):
         """Install the ledger before any checkpoint is read."""
         Ledger.of(pl_module).from_checkpoint = None
         keep_adapters_precise(trainer)
+        make_leaves_quietly()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume from the ledger of a checkpoint, if one was read."""

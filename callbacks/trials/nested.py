@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 
+from prunerecover.callbacks.ledger.batch_leaves import make_leaves_quietly
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
 
 QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -32,6 +33,7 @@ def nested_trainer(device: torch.device, callbacks: list[pl.Callback], **setting
     """
     devices: Any = 1 if device.index is None else [device.index]
     accelerator = "gpu" if device.type == "cuda" else device.type
+    make_leaves_quietly()
     defaults = {**QUIET, "num_sanity_val_steps": 0, "enable_checkpointing": False}
     return pl.Trainer(accelerator=accelerator, devices=devices, callbacks=callbacks, **{**defaults, **settings})
 

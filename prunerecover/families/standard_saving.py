@@ -4,7 +4,8 @@
 that surgery or adapters have changed so that its config no longer describes it says so when it is saved. The check sits
 on the instance, in the place of its `save_pretrained`, and is no part of its state dict. Whether the model is described
 is found out when it is saved, so a model whose whole blocks went, or all of whose layers were narrowed alike, saves as
-quietly as before. Not covered: a model that holds the changed one and was not handed to the surgery itself.
+quietly as before. A changed model misses no tied weight that a file holds by its other name. Not covered: a model that
+holds the changed one and was not handed to the surgery itself.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def check_saving(network: nn.Module, reason: Reason) -> None:
     """Let every transformers model in a network warn when it is saved but would not be made again."""
     for model, check in _checks(network):
         vars(model)[NAME] = CheckedSave(model, (check.reasons if check else frozenset()) | {reason})
+        if check is None:
+            model.register_load_state_dict_post_hook(find_tied)
 
 
 def uncheck_saving(network: nn.Module, reason: Reason) -> None:
@@ -74,6 +77,23 @@ def uncheck_saving(network: nn.Module, reason: Reason) -> None:
             vars(model)[NAME] = CheckedSave(model, left)
         else:
             del vars(model)[NAME]
+            hooks = model._load_state_dict_post_hooks
+            for key in [key for key, hook in hooks.items() if hook is find_tied]:
+                del hooks[key]
+
+
+def find_tied(model: nn.Module, keys: Any) -> None:
+    """Let no tensor count as missing that was loaded by another name: transformers saves tied ones once.
+
+    Its Trainer warns of them where it reads its own checkpoints (`load_best_model_at_end`), pruned or not.
+
+    Args:
+        model: Whose `load_state_dict` has read a file.
+        keys: What it found missing, changed in place.
+    """
+    named, missing = dict(model.named_parameters(remove_duplicate=False)), set(keys.missing_keys)
+    loaded = {id(tensor) for name, tensor in named.items() if name not in missing}
+    keys.missing_keys[:] = [name for name in keys.missing_keys if id(named.get(name)) not in loaded]
 
 
 def _checks(network: nn.Module) -> Iterator[tuple[nn.Module, CheckedSave | None]]:

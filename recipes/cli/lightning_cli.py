@@ -20,6 +20,7 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from prunerecover.callbacks.ledger.batch_leaves import make_leaves_quietly
 from prunerecover.callbacks.planning_progress import planning_progress
 from prunerecover.recipes.cli.callback_options import with_callback_options
 from prunerecover.recipes.cli.errors import in_one_line
@@ -217,6 +218,7 @@ def run(arguments: Sequence[str], **options: Any) -> RecipeCLI:
 
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # of calls inside LightningCLI
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # names are resolved in the arguments
+    make_leaves_quietly()
     return CommandCLI(
         trainer_class=PlanTrainer,
         save_config_kwargs={"overwrite": True},

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from prunerecover.callbacks.ledger.batch_leaves import make_leaves_quietly
 from prunerecover.language.likelihood import Encoding
 from prunerecover.language.questions import Question
 from prunerecover.routing.router import Router
@@ -173,6 +174,7 @@ def train_router(
             "out. Give more questions."
         )
     _check_training(router, likelihoods, static, epochs)
+    make_leaves_quietly()
     picker = RoutePicker(router, loss, static, learning_rate)
     learnt, judged = (TensorDataset(features[part], likelihoods[part]) for part in (~apart, apart))
     with TemporaryDirectory() as folder, isolate_rng():

@@ -39,7 +39,8 @@ def test_distillation_without_a_surgery(tmp_path):
 
 def test_distillation_as_usual_warns_of_nothing(tmp_path, recwarn):
     fit(tmp_path, Plain(), prune(), DistillRecover())
-    assert not [w for w in recwarn if "distilled" in str(w.message)]
+    old = (FutureWarning, DeprecationWarning)  # in Lightning's own code, about which users can do nothing
+    assert not [w for w in recwarn if "distilled" in str(w.message) or issubclass(w.category, old)]
 
 
 def test_merged_copy_leaves_the_files_of_others_alone(tmp_path):

@@ -124,7 +124,21 @@ def test_undo_leaves_nothing_behind() -> None:
     applied = apply_edits(model, tiny_plan(model, (1, "attention", "zero")).edits)
     assert "save_pretrained" in vars(model)
     undo(model, applied.journal)
-    assert not any("save_pretrained" in vars(module) for module in model.modules())
+    assert not any(
+        "save_pretrained" in vars(module) or module._load_state_dict_post_hooks for module in model.modules()
+    )
+
+
+def test_a_tied_weight_that_was_saved_once_is_not_missing() -> None:
+    """As transformers' Trainer reads its own checkpoints (load_best_model_at_end), which warns of what is missing."""
+    model = BUILD["gpt2"]()
+    apply_plan(model, tiny_plan(model, (1, "attention", "zero")))
+    saved = {name: value + 1 for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    assert model.load_state_dict(saved, strict=False).missing_keys == []
+    assert torch.equal(model.lm_head.weight, saved["transformer.wte.weight"])  # type: ignore[union-attr]
+    del saved["transformer.wte.weight"], saved["transformer.ln_f.bias"]
+    gone = ["transformer.wte.weight", "transformer.ln_f.bias", "lm_head.weight"]
+    assert model.load_state_dict(saved, strict=False).missing_keys == gone
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
