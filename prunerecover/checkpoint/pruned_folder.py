@@ -23,7 +23,7 @@ from prunerecover.checkpoint.lightning_file import LightningFile, read_checkpoin
 from prunerecover.checkpoint.lightning_module import load_class, load_instance
 from prunerecover.checkpoint.replay import dense_of, end_of, prune_and_fill
 from prunerecover.checkpoint.weights_file import Weights, read_weights, save_weights
-from prunerecover.families.constructors import constructor_of
+from prunerecover.families.constructors import build, constructor_of
 from prunerecover.families.transformers_layers import is_transformers_model
 from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
@@ -32,6 +32,7 @@ from prunerecover.files.refused_writes import naming_the_folder
 from prunerecover.model.checks import warn_unless_finite
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.paths import get_module, unwrap
+from prunerecover.model.settings import use_of
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.recovery.lora import Adapters, merge_adapters
 from prunerecover.surgery.provenance import source_of
@@ -223,7 +224,11 @@ def _check_free(path: Path) -> None:
 
 def _save_config(model: Any, folder: Path) -> None:
     """Make the folder one that `from_pretrained` opens, if the model is still a standard one of transformers."""
-    if not is_transformers_model(model) or constructor_of(model) is None:
+    constructor = constructor_of(model) if is_transformers_model(model) else None
+    if constructor is None:
+        return
+    use = use_of(model)
+    if use and use != use_of(build(constructor)):  # from_pretrained starts anew: RWKV's weights would be divided twice
         return
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]

@@ -31,9 +31,10 @@ def dense_of(plan: Plan, path: Path) -> nn.Module:
     """
     source = plan.source
     if source.constructor is None:
+        why = f": {source.not_constructed}" if source.not_constructed else ""
         raise ValueError(
             f"Expected a plan that says how to build its dense model, but that of {path} does not "
-            f"({source.class_ or 'unknown class'}). Build the dense model and pass it: load_pruned(path, model). "
+            f"({source.class_ or 'unknown class'}{why}). Build the dense model and pass it: load_pruned(path, model). "
             f"In one line: {_line(source.class_, path)}"
         )
     if source.constructed not in (None, data_hash(source.constructor)):

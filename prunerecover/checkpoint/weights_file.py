@@ -1,8 +1,9 @@
 """Weights in a safetensors file, and how they get into a model whose structure is already the right one.
 
 A tensor that a model holds under several names (tied embeddings) is stored once; the other names stand in the file's
-metadata. Buffers that no state dict holds (rotary tables) are rebuilt with the model; the file says their dtype.
-Not covered: state other than tensors (`get_extra_state`).
+metadata. Buffers that no state dict holds (rotary tables) are rebuilt with the model; the file says their dtype. What
+forward has written on modules (RWKV notes that its weights are divided) is in the metadata, too: see `model.settings`.
+Not covered: other state that is no tensor (`get_extra_state`).
 
 `save_model` and `load_model` of safetensors do not do for this: they leave out every tensor that overlaps with another
 one and refuse those that cover part of their storage; on loading, names share a tensor as the model at hand has them
@@ -26,10 +27,12 @@ from torch.nn import Parameter
 
 from prunerecover.files.hashes import sha256_of
 from prunerecover.model.checks import NOT_IN_FILES, check_unquantised
+from prunerecover.model.settings import Use, restore_use, use_of
 
 ALIASES = "prunerecover.aliases"
 TABLES = "prunerecover.tables"
 DTYPES = "prunerecover.dtypes"
+USE = "prunerecover.use"
 SHOWN = 3
 
 
@@ -40,6 +43,7 @@ class Weights:
     Attributes:
         tensors: By canonical name; names that share one tensor in the file share it here.
         tables: Dtypes of the buffers that are in no state dict, by name, as in "bfloat16".
+        use: What forward had written on modules, as `use_of` returns it.
         dtypes: Those that the parameters were saved in, by name; empty: the file does not say.
         file: The file in which tensors lie until they are needed; None: they are in memory.
         sha256: Of that file, as it was saved; None: nobody says.
@@ -47,6 +51,7 @@ class Weights:
 
     tensors: dict[str, Tensor]
     tables: dict[str, str] = field(default_factory=dict)
+    use: Use = field(default_factory=dict)
     dtypes: frozenset[str] = frozenset()
     file: Path | None = None
     sha256: str | None = None
@@ -74,7 +79,7 @@ def save_weights(model: nn.Module, path: Path) -> None:
     tables = {path: _named(getattr(module, name)) for module, name, path in _tables(model)}
     dtypes = sorted({_named(p) for p in model.parameters() if p.is_floating_point()})
     stored = {name: _alone(value) for name, value in state.items() if name not in aliases}
-    said = {ALIASES: aliases, TABLES: tables, DTYPES: dtypes}
+    said = {ALIASES: aliases, TABLES: tables, DTYPES: dtypes, USE: use_of(model)}
     save_file(stored, path, {"format": "pt", **{key: json.dumps(value) for key, value in said.items()}})
 
 
@@ -95,16 +100,17 @@ def read_weights(path: Path, sha256: str | None = None) -> Weights:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        aliases, tables = (json.loads(metadata.get(key, "{}")) for key in (ALIASES, TABLES))
+        aliases, tables, use = (json.loads(metadata.get(key, "{}")) for key in (ALIASES, TABLES, USE))
         tensors |= {name: tensors[leader] for name, leader in aliases.items()}
         tables = {str(name): str(dtype) for name, dtype in tables.items()}
+        use = {str(name): dict(own) for name, own in use.items()}
         dtypes = frozenset(map(str, json.loads(metadata.get(DTYPES, "[]"))))
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"Expected weights in safetensors at {path}, but they cannot be read: {str(error)[:200]}. Is the file cut "
             "off? Copy it again."
         ) from None
-    return Weights(tensors, tables, dtypes, path, sha256)
+    return Weights(tensors, tables, use, dtypes, path, sha256)
 
 
 def check_fit(model: nn.Module, weights: Weights, where: str) -> None:
@@ -182,6 +188,7 @@ def fill(model: nn.Module, weights: Weights) -> None:
         dtype = getattr(torch, weights.tables.get(path, ""), None)
         if isinstance(dtype, torch.dtype):
             module._buffers[name] = getattr(module, name).to(dtype)
+    restore_use(model, weights.use)
 
 
 def warn_if_mixed(model: nn.Module, weights: Weights, where: str) -> None:

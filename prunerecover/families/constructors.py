@@ -17,23 +17,25 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from prunerecover.families.empty_models import emptied, on_meta, on_meta_if_possible
-from prunerecover.families.timm_constructor import timm_call, timm_candidates
-from prunerecover.families.torchvision_constructor import torchvision_call, torchvision_candidates
-from prunerecover.families.transformers_constructor import transformers_call, transformers_candidates
-from prunerecover.families.ultralytics_constructor import ultralytics_call, ultralytics_candidates
+from prunerecover.families.libraries.empty_models import emptied, on_meta, on_meta_if_possible
+from prunerecover.families.libraries.timm_constructor import timm_call, timm_candidates
+from prunerecover.families.libraries.torchvision_constructor import torchvision_call, torchvision_candidates
+from prunerecover.families.libraries.transformers_constructor import (
+    config_data,
+    config_from,
+    transformers_call,
+    transformers_candidates,
+)
+from prunerecover.families.libraries.ultralytics_constructor import ultralytics_call, ultralytics_candidates
+from prunerecover.families.outline import Outline
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.replacements import Replacement, SlopeBias
 
 COUNTS = ("depth", "layer", "block", "expert")  # in names of numbers that say how many modules there are
 MOST_MODULES, LARGEST_NUMBER = 2**12, 2**31
-# Attributes that do not change what a model computes in evaluation mode.
-BYSTANDERS = frozenset(
-    {"training", "init_values", "fused_attn", "grad_checkpointing", "gradient_checkpointing", "distilled_training"}
-    | {"weight_init_mode", "fix_init", "name_or_path", "loss_type"}
-)
+WHY = 200  # characters of a reason
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class _Library:
         candidates: Constructors that may be a model's, none if it is of another library.
         call: Makes the call of a constructor.
         empty: Runs that call, and leaves parameters on the meta device.
-        bystanders: Attributes beside `BYSTANDERS` that do not change what its models compute.
+        bystanders: Attributes beside those of `outline` that do not change what its models compute.
     """
 
     candidates: Callable[[Any], Iterator[dict[str, Any]]]
@@ -53,14 +55,27 @@ class _Library:
     bystanders: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class Construction:
+    """How a model is built.
+
+    Attributes:
+        data: What `build` takes; None if building the model again was tried in vain.
+        why_not: Why there is none.
+    """
+
+    data: dict[str, Any] | None
+    why_not: str = ""
+
+
 LIBRARIES = {
     "timm": _Library(timm_candidates, timm_call),
     "transformers": _Library(transformers_candidates, transformers_call),
     # Shapes show the number of classes, also of a head that was put in later.
     "torchvision": _Library(torchvision_candidates, torchvision_call, on_meta_if_possible, frozenset({"num_classes"})),
-    # A YOLO runs while it is built, and keeps counts and the last shape that it saw.
+    # A YOLO runs while it is built, and keeps counts.
     "ultralytics": _Library(
-        ultralytics_candidates, ultralytics_call, emptied, frozenset({"nc", "np", "shape", "task", "pt_path"})
+        ultralytics_candidates, ultralytics_call, emptied, frozenset({"nc", "np", "task", "pt_path"})
     ),
 }
 
@@ -72,18 +87,23 @@ def constructor_of(model: nn.Module) -> dict[str, Any] | None:
         model: Unwrapped, on any device; it is not changed, nor is the random state.
 
     Returns:
-        JSON primitives. Building from them was tried: the result has the same text (`repr`), plain attributes (heads,
-        scales, pooling), names, shapes, and buffers that no checkpoint holds.
+        JSON primitives. Building from them was tried: see `outline` for what is compared.
     """
+    return construction_of(model).data
+
+
+def construction_of(model: nn.Module) -> Construction:
+    """Return how to build a dense model again, as `constructor_of` does, or why that is not known."""
     if any(isinstance(module, Replacement | SlopeBias) for module in model.modules()):
-        return None
-    outline = None
+        return Construction(None, "parts of it had been replaced before")
+    outline, why = None, f"{type(model).__qualname__} is no class of {', '.join(LIBRARIES)} itself"
     for name, library in LIBRARIES.items():
         for candidate in library.candidates(model):
-            outline = outline or _Outline.of(model, library.bystanders)
-            if _makes(candidate, name, outline):
-                return candidate
-    return None
+            outline = outline or Outline.of(model, library.bystanders)
+            why = _why_not(candidate, name, outline)
+            if not why:
+                return Construction(candidate)
+    return Construction(None, " ".join(why.split())[:WHY])
 
 
 def build(constructor: dict[str, Any]) -> nn.Module:
@@ -130,8 +150,7 @@ def is_described_by_config(model: Any) -> bool:
     Compared are the text (`repr`) and the names and shapes of all tensors: what `from_pretrained` has to go by.
     """
     try:
-        settings = json.loads(model.config.to_json_string(use_diff=False))
-        built = on_meta(lambda: type(model)(type(model.config).from_dict(settings)))
+        built = on_meta(lambda: type(model)(config_from(type(model.config), config_data(model.config))))
     except Exception:  # a class of the user's own may take more than a config
         return False
     return repr(built) == repr(model) and tensors_hash(built) == tensors_hash(model)
@@ -155,52 +174,16 @@ def _check_counts(data: Any, name: str = "") -> None:
             )
 
 
-@dataclass(frozen=True)
-class _Outline:
-    """What two models made by one constructor have in common."""
-
-    text: str
-    tensors: str
-    attributes: list[dict[str, Any]]
-    tables: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, model: nn.Module, bystanders: frozenset[str]) -> _Outline:
-        held = model.state_dict()
-        tables = {name: buffer for name, buffer in model.named_buffers() if name not in held}
-        return cls(repr(model), tensors_hash(model), _plain_attributes(model, BYSTANDERS | bystanders), tables)
-
-
 @lru_cache(maxsize=32)
-def _outline(constructor: str, library: str, dtype: torch.dtype) -> _Outline:
+def _outline(constructor: str, library: str, dtype: torch.dtype) -> Outline:
     """Outline what this JSON builds under this default dtype; kept, since a search describes one model many times."""
-    return _Outline.of(build(json.loads(constructor)), LIBRARIES[library].bystanders)
+    return Outline.of(build(json.loads(constructor)), LIBRARIES[library].bystanders)
 
 
-def _makes(constructor: dict[str, Any], library: str, own: _Outline) -> bool:
-    """Whether building from `constructor` gives a model like the one that is outlined."""
+def _why_not(constructor: dict[str, Any], library: str, own: Outline) -> str:
+    """Return why `constructor` does not make the model that is outlined; empty if it does."""
     try:
         built = _outline(json.dumps(constructor), library, torch.get_default_dtype())
-    except Exception:  # a guess may fail in any way; then it is not the constructor
-        return False
-    alike = (built.text, built.tensors, built.attributes) == (own.text, own.tensors, own.attributes)
-    return alike and all(_same_table(built.tables.get(name), table) for name, table in own.tables.items())
-
-
-def _plain_attributes(model: nn.Module, bystanders: frozenset[str]) -> list[dict[str, Any]]:
-    """Numbers, words and tuples on every module, which `repr` leaves out."""
-    return [
-        {
-            name: value
-            for name, value in vars(module).items()
-            if isinstance(value, bool | int | float | str | tuple) and name not in bystanders and name[0] != "_"
-        }
-        for module in model.modules()
-    ]
-
-
-def _same_table(built: Tensor | None, own: Tensor) -> bool:
-    """Whether a buffer that no state dict holds (a rotary table) is the one that is built; on meta, nobody can tell."""
-    if own.is_meta:
-        return True
-    return built is not None and not built.is_meta and torch.equal(built.to(own.dtype), own.cpu())
+    except Exception as error:  # a guess may fail in any way; then it is not the constructor
+        return f"building it again fails: {str(error.__cause__ or error).strip()}"
+    return next(own.differences(built), "")

@@ -10,7 +10,7 @@ T = TypeVar("T")
 Items: TypeAlias = Annotated[tuple[T, ...], Field(fail_fast=True)]  # a file may hold a million that are wrong
 
 # Fields that plans made before they were known are written without, as they were read.
-LATER = ("settings", "constructed")
+LATER = ("settings", "constructed", "not_constructed")
 
 
 class Record(BaseModel):
@@ -33,6 +33,7 @@ class Source(Record):
         weights: Hash of its values; None if they were not there (meta device).
         settings: What does not show in shapes, such as the number of heads: see `settings_of`.
         constructed: Hash of the constructor, by which an edited one is known; None if there is none.
+        not_constructed: Why there is none.
     """
 
     class_: str = Field(default="", validation_alias="class", serialization_alias="class")
@@ -41,6 +42,7 @@ class Source(Record):
     weights: str | None = None
     settings: dict[str, str] = {}
     constructed: str | None = None
+    not_constructed: str = ""
 
 
 class Result(Record):

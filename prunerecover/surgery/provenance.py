@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from prunerecover.cost.macs import count_macs
-from prunerecover.families.constructors import constructor_of
+from prunerecover.families.constructors import construction_of
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import meta_copy, share_copy
 from prunerecover.model.hashing import tensors_hash, weights_hash
@@ -74,12 +74,13 @@ def result_of(model: nn.Module, edits: Sequence[Edit], example: ModelInputs | No
 
 def source_of(model: nn.Module) -> Source:
     """Describe a model as the start of a plan."""
-    cls, constructor = type(model), constructor_of(model)
+    cls, construction = type(model), construction_of(model)
     return Source(
         class_=f"{cls.__module__}.{cls.__qualname__}",
-        constructor=constructor,
+        constructor=construction.data,
         tensors=tensors_hash(model),
         weights=weights_hash(model),
         settings=settings_of(model),
-        constructed=None if constructor is None else data_hash(constructor),
+        constructed=None if construction.data is None else data_hash(construction.data),
+        not_constructed=construction.why_not,
     )

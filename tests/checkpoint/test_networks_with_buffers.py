@@ -1,4 +1,4 @@
-"""Networks whose state holds more than parameters: BatchNorm's buffers, and versions of modules."""
+"""Networks whose state holds more than parameters: buffers, versions of modules, and what forward writes on them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 import torchvision
 from cases.engine import unchanged
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
-from prunerecover import Budget, apply_plan, load_pruned, plan_width, save_pruned
+from prunerecover import Budget, Plan, apply_plan, load_pruned, plan_width, save_pruned
 
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 QUICK: dict[str, Any] = {"protection": "magnitude", "replace": "zero"}
@@ -55,3 +55,63 @@ def test_refusal_of_a_network_with_batchnorm_says_why(passed: bool, tmp_path: Pa
     dense = resnet()
     with unchanged(dense), pytest.raises(ValueError, match=r"lacks fc.weight\. Were plan and weights saved together"):
         load_pruned(folder, dense if passed else None)
+
+
+class Divided(nn.Module):
+    """Halves its weights before it is first evaluated, notes that it did and what came, as RWKV and Swin do."""
+
+    def __init__(self, memory: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.is_divided, self.size = False, (0, 0)
+        if memory:
+            self.size = self.seen = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.is_divided or self.training):
+            self._divide()
+        self.size = tuple(x.shape)
+        return self.last(self.first(x).relu()) * (2 if self.is_divided else 1)
+
+    def _divide(self) -> None:
+        self.last.weight.data /= 2
+        self.is_divided = True
+
+
+class Remembering(Divided):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x
+        return super().forward(x)
+
+
+def saved_after_use(model: nn.Module, folder: Path) -> tuple[Path, Tensor]:
+    x = torch.ones(2, 4)
+    model.eval()(x)
+    return save_pruned(model, Plan(), folder / "pruned"), model(x)
+
+
+def test_what_forward_wrote_is_restored_with_the_weights(tmp_path: Path) -> None:
+    path, expected = saved_after_use(Divided(), tmp_path)
+    again: Any = load_pruned(path, Divided())
+    assert (again.is_divided, again.size) == (True, (2, 4))
+    assert torch.equal(again(torch.ones(2, 4)), expected)
+
+
+def test_what_stands_beside_tensors_is_not_restored_without_them(tmp_path: Path) -> None:
+    path, _ = saved_after_use(Remembering(memory=True), tmp_path)
+    assert load_pruned(path, Remembering(memory=True)).size is None
+
+
+def test_file_cannot_write_anything_else(tmp_path: Path) -> None:
+    path, _ = saved_after_use(Divided(), tmp_path)
+    weights = path / "model.safetensors"
+    use = {"": {"size": {"a": 1}, "forward": "x", "is_divided": True}, "first": {"bias": None}, "no.such": {"size": 1}}
+    save_file(load_file(weights), weights, {"prunerecover.use": json.dumps(use)})
+    plan = json.loads((path / "plan.json").read_text())
+    plan.pop("saved")  # the hash
+    (path / "plan.json").write_text(json.dumps(plan))
+    again: Any = load_pruned(path, Divided())
+    assert (again.is_divided, again.size) == (True, (0, 0))
+    assert callable(again.forward)
+    assert isinstance(again.first.bias, nn.Parameter)

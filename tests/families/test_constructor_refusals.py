@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from cases.models.tiny import tiny_llama, tiny_timm
 from torch import nn
 
-from prunerecover.families.constructors import build, constructor_of
+from prunerecover.families.constructors import build, construction_of, constructor_of
 from prunerecover.model.replacements import Nothing
 
 
@@ -47,21 +48,33 @@ def _other_table() -> nn.Module:
     return model
 
 
-UNKNOWN: dict[str, Callable[[], nn.Module]] = {
-    "own module": OwnVit,
-    "own subclass": _subclass,
-    "own layer": lambda: _changed("blocks.1.norm2", nn.LayerNorm(32, eps=0.1)),
-    "own head": lambda: _changed("head", nn.Sequential(nn.Linear(32, 5))),
-    "norm class": lambda: tiny_timm(norm_layer=nn.LayerNorm),
-    "other scale": _scaled,
-    "other rotary table": _other_table,
-    "pruned": lambda: _changed("blocks.1.attn", Nothing()),
+def _other_config() -> nn.Module:
+    model = tiny_llama()
+    model.config.hidden_act = "none"
+    return model
+
+
+UNKNOWN: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "own module": (OwnVit, "OwnVit is no class of timm, transformers, torchvision, ultralytics itself"),
+    "own subclass": (_subclass, "Own is no class of timm, transformers"),
+    "own layer": (
+        lambda: _changed("blocks.1.norm2", nn.LayerNorm(32, eps=0.1)),
+        r"it has \(norm2\): Layer.*eps=0.1",
+    ),
+    "own head": (lambda: _changed("head", nn.Sequential(nn.Linear(32, 5))), r"it has \(head\): Sequential\( where"),
+    "norm class": (lambda: tiny_timm(norm_layer=nn.LayerNorm), r"eps=1e-06, .* is built"),
+    "other scale": (_scaled, r"its blocks.0.attn.scale is 0.70\d*, but 0.35\d* as built"),
+    "other rotary table": (_other_table, "its buffer model.rotary_emb.inv_freq, which no file holds, has other values"),
+    "other config": (_other_config, "building it again fails: .*none"),
+    "pruned": (lambda: _changed("blocks.1.attn", Nothing()), "parts of it had been replaced before"),
 }
 
 
-@pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
-def test_what_cannot_be_built_again_has_no_constructor(make: Callable[[], nn.Module]) -> None:
-    assert constructor_of(make()) is None
+@pytest.mark.parametrize(("make", "why"), UNKNOWN.values(), ids=UNKNOWN)
+def test_what_cannot_be_built_again_has_no_constructor(make: Callable[[], nn.Module], why: str) -> None:
+    construction = construction_of(make())
+    assert construction.data is None
+    assert re.search(why, construction.why_not), construction.why_not
 
 
 @pytest.mark.parametrize(

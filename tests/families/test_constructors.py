@@ -10,13 +10,27 @@ from typing import Any
 
 import pytest
 import torch
-from cases.models.tiny import BUILD, TRANSFORMERS, tiny_gpt2, tiny_images, tiny_inputs, tiny_llama, tiny_timm
+from cases.models.tiny import (
+    BUILD,
+    TRANSFORMERS,
+    tiny_gpt2,
+    tiny_images,
+    tiny_inputs,
+    tiny_llama,
+    tiny_mixture,
+    tiny_timm,
+)
 from torch import nn
 
+from benchmarks.zoo.networks.network import outputs
+from benchmarks.zoo.networks.transformers_rebuilt import networks
+from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
 from prunerecover.families.constructors import build, constructor_of
 from prunerecover.model.batches import logits_of
 from prunerecover.model.hashing import tensors_hash
 
+HARDER = {network.name: network for network in networks()}
+QUICK = ("SwinForImageClassification-wide-windows", "RwkvForCausalLM", "Mamba2ForCausalLM", "Detr")
 SMALL = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
 TIMM = {
     "plain": {},
@@ -148,6 +162,45 @@ def test_transformers(name: str) -> None:
 def test_attention_of_transformers_is_kept(attention: str) -> None:
     model = tiny_llama(attn_implementation=attention)
     assert rebuilt(model).config._attn_implementation == attention
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in HARDER])
+def test_what_was_pruned_after_use_opens_alone(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, batch = HARDER[name].build().eval(), HARDER[name].batch(torch.Generator().manual_seed(0))
+    outputs(model, batch)
+    kind = "attention" if name in ("Mamba2ForCausalLM", "NemotronHForCausalLM") else "layer"
+    plan = plan_depth(model, remove={kind: 1}, batches=[batch], importance="magnitude")
+    apply_plan(model, plan)
+    folder = save_pruned(model, plan, tmp_path / "pruned")
+    expected = outputs(model, batch)
+    for again in (load_pruned(folder), load_pruned(folder, HARDER[name].build())):
+        assert all(torch.equal(*pair) for pair in zip(outputs(again, batch), expected, strict=True))
+
+
+def test_no_config_goes_with_weights_that_forward_divided(tmp_path: Path) -> None:
+    rwkv = HARDER["RwkvForCausalLM"]
+    model = rwkv.build().eval()
+    assert (save_pruned(model, Plan(), tmp_path / "fresh") / "config.json").is_file()
+    outputs(model, rwkv.batch(torch.Generator()))
+    assert not (save_pruned(model, Plan(), tmp_path / "used") / "config.json").is_file()
+
+
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+def test_each_part_keeps_its_attention(part: str) -> None:
+    model: Any = HARDER["TrOCR"].build()
+    other = {"encoder": "decoder", "decoder": "encoder"}[part]
+    expected = getattr(model.config, other)._attn_implementation
+    getattr(model, part).set_attn_implementation("eager")
+    again: Any = rebuilt(model)
+    assert getattr(again, part).config._attn_implementation == "eager"
+    assert getattr(again, other).config._attn_implementation == expected
+
+
+def test_experts_are_computed_as_they_were() -> None:
+    model: Any = tiny_mixture("mixtral")
+    model.set_experts_implementation("batched_mm")
+    assert rebuilt(model).config._experts_implementation == "batched_mm"
 
 
 def test_tied_parameters_are_one() -> None:

@@ -16,8 +16,8 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
 from prunerecover.families.constructors import build, constructor_of
-from prunerecover.families.empty_models import on_meta_if_possible
-from prunerecover.families.torchvision_constructor import torchvision_candidates
+from prunerecover.families.libraries.empty_models import on_meta_if_possible
+from prunerecover.families.libraries.torchvision_constructor import torchvision_candidates
 from prunerecover.model.hashing import tensors_hash
 
 SMALL = "squeezenet1_1"

@@ -46,6 +46,21 @@ def test_a_pruned_model_opens_without_the_dense_one(tiny_yolo: Any, tmp_path: Pa
     assert torch.equal(loaded.stride, model.stride)
 
 
+def test_a_model_opened_from_weights_opens_alone(tiny_yolo: Any, tmp_path: Path) -> None:
+    from ultralytics.nn.modules import Conv
+    from ultralytics.nn.tasks import load_checkpoint
+
+    torch.save({"model": tiny_yolo, "train_args": {}}, tmp_path / "weights.pt")
+    model, _ = load_checkpoint(tmp_path / "weights.pt")
+    images = torch.rand(2, 3, 64, 64)
+    plan = plan_depth(model, remove={"layer": 2}, batches=[images], importance="magnitude")
+    apply_plan(model, plan)
+    loaded: Any = load_pruned(save_pruned(model, plan, tmp_path / "pruned"))
+    assert torch.equal(loaded(images)[0], model(images)[0])
+    assert all(module.inplace for module in loaded.modules() if hasattr(module, "inplace"))
+    assert not Conv.default_act.inplace  # which other models share
+
+
 def test_a_fused_model_shows_the_line_to_write(tiny_yolo: Any, tmp_path: Path) -> None:
     fused = copy.deepcopy(tiny_yolo).fuse(verbose=False)
     path = save_pruned(fused, Plan(), tmp_path / "pruned")

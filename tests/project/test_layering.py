@@ -24,6 +24,7 @@ ORDER = (
     "prunerecover.model",
     "prunerecover.model.narrow",
     "prunerecover.plan",
+    "prunerecover.families.libraries",
     "prunerecover.families",
     "prunerecover.cost",
     "prunerecover.surgery.forward",
@@ -71,7 +72,7 @@ ENGINE = ORDER[: ORDER.index("prunerecover.routing") + 1]
 NOT_IN_THE_ENGINE = ("lightning", "pytorch_lightning")
 NOWHERE = ("callbacks", "recipes", "configs", "ultralytics")  # twin modules; AGPL code
 # Opening a file of an ultralytics model without the dense one: a function imports what the user has installed.
-ALLOWED = {"prunerecover.families.ultralytics_constructor": {"ultralytics.nn", "ultralytics.nn.tasks"}}
+ALLOWED = {"prunerecover.families.libraries.ultralytics_constructor": {"ultralytics.nn", "ultralytics.nn.tasks"}}
 MOST_FILES, MOST_LINES = 14, 300
 FOLDERS = ("prunerecover", "callbacks", "recipes")
 Imports = Mapping[str, set[str]]

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
-import transformers
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
+from benchmarks.zoo.networks import transformers_rebuilt
 from benchmarks.zoo.networks.network import CLASSES, SAMPLES, MakeBatch, Network, squares
+from benchmarks.zoo.networks.transformers_inputs import (
+    BOTH,
+    SIDE,
+    SIZES,
+    SPECIAL,
+    TEXT,
+    VOCABULARY,
+    class_labels,
+    masked,
+    model_of,
+    pixels,
+    tokens,
+    translated,
+)
 
-VOCABULARY, LENGTH, SIDE = 99, 16, 32
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-TEXT = {**SIZES, **SPECIAL, "vocab_size": VOCABULARY, "max_position_embeddings": 64}
 LABELLED = {**TEXT, "num_labels": CLASSES}
 GROUPED = {**TEXT, "num_key_value_heads": 2}  # a key for two queries
 EXPERTS = {**GROUPED, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-HALVES = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
-BOTH = {**HALVES, **SPECIAL, "vocab_size": VOCABULARY, "max_position_embeddings": 64, "decoder_start_token_id": 1}
-BOTH |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
 T5 = {**SPECIAL, "vocab_size": VOCABULARY, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
 T5 |= {"decoder_start_token_id": 0}
 PATCHES = {**SIZES, "image_size": SIDE, "patch_size": 8, "num_labels": CLASSES}
@@ -147,12 +152,13 @@ VISION: dict[str, dict[str, Any]] = {
 def networks() -> list[Network]:
     """Return the suite."""
     return [
-        *(Network(name, _model(name, settings), _classes) for name, settings in ENCODERS.items()),
-        Network("BertForMaskedLM", _model("BertForMaskedLM", TEXT), _masked),
-        *(Network(name, _model(name, settings), _masked) for name, settings in DECODERS.items()),
-        *(Network(name, _model(name, settings), _translated) for name, settings in ENCODER_DECODERS.items()),
-        *(Network(name, _model(name, settings), _pictures(settings)) for name, settings in VISION.items()),
+        *(Network(name, model_of(name, settings), _classes) for name, settings in ENCODERS.items()),
+        Network("BertForMaskedLM", model_of("BertForMaskedLM", TEXT), masked),
+        *(Network(name, model_of(name, settings), masked) for name, settings in DECODERS.items()),
+        *(Network(name, model_of(name, settings), translated) for name, settings in ENCODER_DECODERS.items()),
+        *(Network(name, model_of(name, settings), _pictures(settings)) for name, settings in VISION.items()),
         *_others(),
+        *transformers_rebuilt.networks(),
     ]
 
 
@@ -166,85 +172,52 @@ def _others() -> list[Network]:
     whisper = {**BOTH, "num_mel_bins": 16, "max_source_positions": 32, "max_target_positions": 64}
     spectrogram = {**SIZES, "patch_size": 8, "max_length": 64, "num_mel_bins": 32, "num_labels": CLASSES}
     segments = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 48, 64], "num_attention_heads": [1, 2, 2, 4]}
+    segments |= {"decoder_hidden_size": 32, "num_labels": CLASSES}
     return [
-        Network("Wav2Vec2ForSequenceClassification", _model("Wav2Vec2ForSequenceClassification", AUDIO), _waves),
-        Network("HubertForSequenceClassification", _model("HubertForSequenceClassification", AUDIO), _waves),
-        Network("ASTForAudioClassification", _model("ASTForAudioClassification", spectrogram), _spectrograms),
-        Network("WhisperForConditionalGeneration", _model("WhisperForConditionalGeneration", whisper), _speech),
-        Network("CLIPModel", _model("CLIPModel", clip), _pairs, squares),
+        Network("Wav2Vec2ForSequenceClassification", model_of("Wav2Vec2ForSequenceClassification", AUDIO), _waves),
+        Network("HubertForSequenceClassification", model_of("HubertForSequenceClassification", AUDIO), _waves),
+        Network("ASTForAudioClassification", model_of("ASTForAudioClassification", spectrogram), _spectrograms),
+        Network("WhisperForConditionalGeneration", model_of("WhisperForConditionalGeneration", whisper), _speech),
+        Network("CLIPModel", model_of("CLIPModel", clip), _pairs, squares),
         Network(
             "SegformerForSemanticSegmentation",
-            _model("SegformerForSemanticSegmentation", {**segments, "decoder_hidden_size": 32, "num_labels": CLASSES}),
+            model_of("SegformerForSemanticSegmentation", segments),
             _maps,
         ),
     ]
 
 
-def _model(name: str, settings: dict[str, Any]) -> Callable[[], nn.Module]:
-    return partial(_built, name, settings)
-
-
-def _built(name: str, settings: dict[str, Any]) -> nn.Module:
-    cls: Any = getattr(transformers, name)
-    built: nn.Module = cls(cls.config_class(**settings))
-    return built
-
-
-def _tokens(generator: Generator) -> Tensor:
-    return torch.randint(3, VOCABULARY, (SAMPLES, LENGTH), generator=generator)
-
-
-def _labels(generator: Generator) -> Tensor:
-    return torch.randint(0, CLASSES, (SAMPLES,), generator=generator)
-
-
 def _classes(generator: Generator) -> dict[str, Tensor]:
-    return {"input_ids": _tokens(generator), "labels": _labels(generator)}
-
-
-def _masked(generator: Generator) -> dict[str, Tensor]:
-    """Tokens that are labels, too, as language models take them."""
-    tokens = _tokens(generator)
-    return {"input_ids": tokens, "labels": tokens}
-
-
-def _translated(generator: Generator) -> dict[str, Tensor]:
-    """Tokens for both halves; collators of transformers shift labels into what the decoder reads."""
-    tokens = _tokens(generator)
-    return {"input_ids": _tokens(generator), "decoder_input_ids": tokens.roll(1, 1), "labels": tokens}
+    return {"input_ids": tokens(generator), "labels": class_labels(generator)}
 
 
 def _pictures(settings: dict[str, Any]) -> MakeBatch:
     side = settings.get("image_size", SIDE)
 
     def batch(generator: Generator) -> dict[str, Tensor]:
-        return {"pixel_values": _pixels(generator, side), "labels": _labels(generator)}
+        return {"pixel_values": pixels(generator, side), "labels": class_labels(generator)}
 
     return batch
 
 
-def _pixels(generator: Generator, side: int = SIDE) -> Tensor:
-    return torch.randn(SAMPLES, 3, side, side, generator=generator)
-
-
 def _waves(generator: Generator) -> dict[str, Tensor]:
-    return {"input_values": torch.randn(SAMPLES, 800, generator=generator), "labels": _labels(generator)}
+    return {"input_values": torch.randn(SAMPLES, 800, generator=generator), "labels": class_labels(generator)}
 
 
 def _spectrograms(generator: Generator) -> dict[str, Tensor]:
-    return {"input_values": torch.randn(SAMPLES, 64, 32, generator=generator), "labels": _labels(generator)}
+    return {"input_values": torch.randn(SAMPLES, 64, 32, generator=generator), "labels": class_labels(generator)}
 
 
 def _speech(generator: Generator) -> dict[str, Tensor]:
-    tokens = _tokens(generator)
+    drawn = tokens(generator)
     sounds = torch.randn(SAMPLES, 16, 64, generator=generator)
-    return {"input_features": sounds, "decoder_input_ids": tokens.roll(1, 1), "labels": tokens}
+    return {"input_features": sounds, "decoder_input_ids": drawn.roll(1, 1), "labels": drawn}
 
 
 def _pairs(generator: Generator) -> dict[str, Tensor]:
-    return {"input_ids": _tokens(generator), "pixel_values": _pixels(generator)}
+    return {"input_ids": tokens(generator), "pixel_values": pixels(generator)}
 
 
 def _maps(generator: Generator) -> dict[str, Tensor]:
     classes = torch.randint(0, CLASSES, (SAMPLES, SIDE, SIDE), generator=generator)
-    return {"pixel_values": _pixels(generator), "labels": classes}
+    return {"pixel_values": pixels(generator), "labels": classes}

@@ -2,12 +2,14 @@
 
 ultralytics is imported only where a model of it is at hand or asked for. It evaluates words of a YAML as code, so what
 it may name is checked first: classes of layers of its own or of torch.nn, and activations of torch.nn without code.
+A model that was opened from a file of weights works in place everywhere, which no YAML says: its constructor does.
 Not covered: layers that fetch weights, and networks that are fused.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,7 +39,7 @@ def ultralytics_call(constructor: dict[str, Any]) -> Callable[[], nn.Module]:
     if not (isinstance(cls, type) and issubclass(cls, tasks.BaseModel) and cls.__module__ == TASKS):
         raise ValueError(f"Expected the name of a model class of {TASKS}, but got {name!r}. Is ultralytics too old?")
     _check_yaml(yaml, tasks)
-    return lambda: _built(cls, yaml, constructor.get("names"))
+    return lambda: _built(cls, yaml, constructor.get("names"), constructor.get("inplace"))
 
 
 def ultralytics_candidates(model: Any) -> Iterator[dict[str, Any]]:
@@ -48,17 +50,34 @@ def ultralytics_candidates(model: Any) -> Iterator[dict[str, Any]]:
             yaml = json.loads(json.dumps({key: value for key, value in model.yaml.items() if key != "yaml_file"}))
         except TypeError:  # a YAML that a user has put together may hold anything
             return
-        yield {
+        made = {
             "ultralytics": type(model).__name__,
             "yaml": yaml,
             "names": [str(name) for name in names.values()] if isinstance(names, dict) else None,
         }
+        yield made
+        modes = {module.inplace for module in model.modules() if hasattr(module, "inplace")}
+        if len(modes) == 1:  # as opened from a file of weights
+            yield {**made, "inplace": bool(modes.pop())}
 
 
-def _built(cls: Any, yaml: dict[str, Any], names: Any) -> nn.Module:
+def _built(cls: Any, yaml: dict[str, Any], names: Any, inplace: Any) -> nn.Module:
+    """Build a model.
+
+    Args:
+        cls: Its class.
+        yaml: Its layers.
+        names: Of its classes; None: numbers.
+        inplace: Whether all modules work in place; None: as the class builds them.
+    """
     model: nn.Module = cls(json.loads(json.dumps(yaml)), ch=yaml.get("channels", 3), verbose=False)
     if isinstance(names, list):
         model.names = dict(enumerate(map(str, names)))  # type: ignore[assignment]
+    if isinstance(inplace, bool):
+        model = copy.deepcopy(model)  # an activation that layers share belongs to their class, and to other models
+        for module in model.modules():
+            if hasattr(module, "inplace"):
+                module.inplace = inplace  # type: ignore[assignment]
     return model
 
 

@@ -15,8 +15,8 @@ from typing import Any, get_args, get_type_hints
 
 from torch import nn
 
-from prunerecover.families.empty_models import on_meta_if_possible
-from prunerecover.families.timm_constructor import check_arguments
+from prunerecover.families.libraries.empty_models import on_meta_if_possible
+from prunerecover.families.libraries.timm_constructor import check_arguments
 
 ARGUMENTS = frozenset(
     {"num_classes", "num_keypoints", "aux_loss", "aux_logits", "init_weights", "transform_input", "image_size"}

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from prunerecover.families.vit_arguments import as_json, vit_arguments
+from prunerecover.families.libraries.vit_arguments import as_json, vit_arguments
 
 GENERIC = {
     "VisionTransformer": "vit_base_patch16_224",

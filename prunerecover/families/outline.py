@@ -1,0 +1,100 @@
+"""Outlines of networks: what two of them have in common if one constructor makes both, and where they differ.
+
+Compared are the text (`repr`), names and shapes of tensors, plain attributes of modules (heads, scales, pooling), and
+buffers that no checkpoint holds. Attributes that a forward writes do not count: a network that ran has others than one
+that was just built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.model.settings import as_tuples, is_plain, written_by_forward
+
+# Attributes that do not change what a model computes in evaluation mode.
+BYSTANDERS = frozenset(
+    {"training", "init_values", "fused_attn", "grad_checkpointing", "gradient_checkpointing", "distilled_training"}
+    | {"weight_init_mode", "fix_init", "name_or_path", "loss_type"}
+)
+SHOWN = 80  # characters of a text or a value
+Entries = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What two networks made by one constructor have in common.
+
+    Attributes:
+        text: Lines of the network's `repr`, below the name of its class.
+        shapes: Of all tensors that a checkpoint holds, by name.
+        attributes: Numbers, words, tuples and lists on every module, by path and name.
+        tables: Buffers that no checkpoint holds, by name.
+    """
+
+    text: list[str]
+    shapes: Entries
+    attributes: Entries
+    tables: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module, bystanders: frozenset[str] = frozenset()) -> Outline:
+        """Outline a network.
+
+        Args:
+            model: On any device; it is not changed.
+            bystanders: Attributes beside `BYSTANDERS` that do not change what it computes.
+        """
+        state = model.state_dict()
+        shapes = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
+        tables = {name: buffer for name, buffer in model.named_buffers() if name not in state}
+        ignored = BYSTANDERS | bystanders | written_by_forward(model)
+        return cls([type(model).__name__, *repr(model).splitlines()], shapes, _attributes(model, ignored), tables)
+
+    def differences(self, built: Outline) -> Iterator[str]:
+        """Tell where a network that was built differs from this one."""
+        for line, other in zip_longest(self.text, built.text, fillvalue=""):
+            if line != other:
+                yield f"it has {_short(line)} where {_short(other)} is built"
+        for name, own, other in _differing(self.shapes, built.shapes):
+            yield f"its tensor {name} has shape {own}, but {other} as built"
+        for name, own, other in _differing(self.attributes, built.attributes):
+            yield f"its {name} is {_short(own)}, but {_short(other)} as built"
+        for name, table in self.tables.items():
+            if not _same_table(built.tables.get(name), table):
+                yield f"its buffer {name}, which no file holds, has other values than as built"
+
+
+def _attributes(model: nn.Module, ignored: frozenset[str]) -> Entries:
+    """Numbers, words, tuples and lists on every module, which `repr` leaves out."""
+    return {
+        f"{path}{path and '.'}{name}": value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if name not in ignored and name[0] != "_" and value is not None and is_plain(as_tuples(value))
+    }
+
+
+def _differing(own: Entries, built: Entries) -> Iterator[tuple[str, Any, Any]]:
+    for name in own | built:
+        pair = own.get(name, "missing"), built.get(name, "missing")
+        kinds = set(map(type, pair))
+        # Lists may grow with use; from JSON, they are also what had been tuples.
+        if (list not in kinds or tuple in kinds) and as_tuples(pair[0]) != as_tuples(pair[1]):
+            yield name, *pair
+
+
+def _same_table(built: Tensor | None, own: Tensor) -> bool:
+    """Whether a buffer that no state dict holds (a rotary table) is the one that is built; on meta, nobody can tell."""
+    if own.is_meta:
+        return True
+    return built is not None and not built.is_meta and torch.equal(built.to(own.dtype), own.cpu())
+
+
+def _short(value: Any) -> str:
+    return str(value).strip()[:SHOWN] or "nothing"
