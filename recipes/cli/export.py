@@ -143,7 +143,7 @@ def named_class(name: str) -> Any:
     Raises:
         ValueError: If there is none.
     """
-    from prunerecover.recipes.cli.lightning_cli import ADDRESSABLE
+    from prunerecover.recipes.cli.names import ADDRESSABLE
 
     own = {cls.__name__: cls for cls in ADDRESSABLE}
     if name in own:

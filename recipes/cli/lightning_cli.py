@@ -24,57 +24,11 @@ from prunerecover.callbacks.ledger.batch_leaves import make_leaves_quietly
 from prunerecover.callbacks.planning_progress import planning_progress
 from prunerecover.recipes.cli.callback_options import with_callback_options
 from prunerecover.recipes.cli.errors import in_one_line
-from prunerecover.recipes.cli.trainer_commands import CALLBACK_HELP, TRAINER_COMMANDS
-from prunerecover.recipes.data.coco_data import CocoData
-from prunerecover.recipes.data.digits import DigitsData
-from prunerecover.recipes.data.image_data import ImageData
-from prunerecover.recipes.data.language.choice_data import ChoiceData
-from prunerecover.recipes.data.language.instruction_data import InstructionData
-from prunerecover.recipes.data.language.text_data import TextData
-from prunerecover.recipes.data.segmentation_data import SegmentationData
+from prunerecover.recipes.cli.help import TRAINER_HELP, help_of, ours_first
+from prunerecover.recipes.cli.names import with_method_class
+from prunerecover.recipes.cli.trainer_commands import TRAINER_COMMANDS
 from prunerecover.recipes.plan_methods.base import PlanMethod
-from prunerecover.recipes.plan_methods.boundary import BoundaryPlan, PublishedBoundaryPlan
-from prunerecover.recipes.plan_methods.depth import DepthPlan
-from prunerecover.recipes.plan_methods.graph import GraphPlan
-from prunerecover.recipes.plan_methods.joint import JointPlan
-from prunerecover.recipes.plan_methods.pudding import PuddingPlan
 from prunerecover.recipes.plan_methods.run import plan_with
-from prunerecover.recipes.plan_methods.sensitivity import SensitivityTable
-from prunerecover.recipes.plan_methods.width import FairPlan, PerCostPlan
-from prunerecover.recipes.tasks.causal_lm import CausalLM
-from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
-from prunerecover.recipes.tasks.image_classifier import ImageClassifier
-from prunerecover.recipes.tasks.object_detector import ObjectDetector
-from prunerecover.recipes.tasks.segmenter import ImageSegmenter
-
-# Imported so that recipes can name them without their module.
-ADDRESSABLE = (
-    ImageClassifier,
-    ImageData,
-    ImageSegmenter,
-    SegmentationData,
-    ObjectDetector,
-    CocoData,
-    CausalLM,
-    TextData,
-    ChoiceData,
-    InstructionData,
-    DigitsClassifier,
-    DigitsData,
-)
-CLASSES = {
-    "depth": DepthPlan,
-    "graph": GraphPlan,
-    "boundary": BoundaryPlan,
-    "boundary_published": PublishedBoundaryPlan,
-    "per_cost": PerCostPlan,
-    "fair": FairPlan,
-    "joint": JointPlan,
-    "pudding": PuddingPlan,
-    "sensitivity": SensitivityTable,
-}
-METHOD_OPTIONS = ("--method", "--method.help")
-METHODS = {name: f"{method.__module__}.{method.__qualname__}" for name, method in CLASSES.items()}
 
 
 class PlanTrainer(pl.Trainer):
@@ -132,15 +86,23 @@ class PlanTrainer(pl.Trainer):
 
 
 class RecipeParser(LightningArgumentParser):
-    """LightningCLI's parser, whose errors are one line each."""
+    """LightningCLI's parser, whose errors are one line each, and whose help begins with what is ours."""
+
+    def format_help(self, *formatter: Any) -> str:
+        """Return the help."""
+        self._action_groups = ours_first(self.groups or {}, self._action_groups)
+        return super().format_help(*formatter)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message and exit with 2."""
         if not self.exit_on_error:
             super().error(message, ex)
-        command = self.prog.split()[-1]
-        about = "--method.help NAME" if message.startswith('Parser key "method"') else "--help"
-        hint = f"`prunerecover {command} {about}` lists the options." if command in TRAINER_COMMANDS else ""
+        command = next((c for c in TRAINER_COMMANDS if self.prog.endswith(f" {c}") or f" {c}." in message), None)
+        hint = ""
+        if command is not None:
+            about = "--method.help NAME" if message.startswith('Parser key "method"') else "--help"
+            hint = f"`prunerecover {command} {about}` lists the options."
+            message = message.replace(f" {command}.", " --")
         print(f"prunerecover: error: {in_one_line(message)} {hint}".rstrip(), file=sys.stderr)
         self.exit(2)
 
@@ -176,32 +138,6 @@ def _check_checkpoint(path: str | None) -> None:
         )
 
 
-def with_method_class(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with a method's short name replaced by its class path, after `--method` and `--method.help`.
-
-    >>> with_method_class(["--method.help=depth", "--seed", "depth"])
-    ['--method.help=prunerecover.recipes.plan_methods.depth.DepthPlan', '--seed', 'depth']
-
-    Raises:
-        ValueError: If one is neither a short name nor a class path.
-    """
-    replaced: list[str] = []
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        if equals and option in METHOD_OPTIONS:
-            replaced.append(f"{option}={_method_class(value)}")
-        else:
-            follows = bool(replaced) and replaced[-1] in METHOD_OPTIONS
-            replaced.append(_method_class(argument) if follows else argument)
-    return replaced
-
-
-def _method_class(name: str) -> str:
-    if name.isidentifier() and name not in METHODS:
-        raise ValueError(f"Expected --method to be {', '.join(METHODS)} or a class path, but got '{name}'.")
-    return METHODS.get(name, name)
-
-
 def run(arguments: Sequence[str], **options: Any) -> RecipeCLI:
     """Run one command; the options of the others, which take most of the time of a start, are not looked up.
 
@@ -209,7 +145,8 @@ def run(arguments: Sequence[str], **options: Any) -> RecipeCLI:
         arguments: The command and its options, recipe names already replaced by paths.
         options: Further arguments of LightningCLI.
     """
-    command = arguments[0]
+    command, whole = arguments[0], TRAINER_HELP in arguments
+    asked = ["--help" if argument == TRAINER_HELP else argument for argument in arguments]
 
     class CommandCLI(RecipeCLI):
         @staticmethod
@@ -223,8 +160,8 @@ def run(arguments: Sequence[str], **options: Any) -> RecipeCLI:
         trainer_class=PlanTrainer,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=1,
-        args=with_callback_options(with_method_class(arguments)),
+        args=with_callback_options(with_method_class(asked)),
         parser_class=RecipeParser,
-        parser_kwargs={command: {"epilog": CALLBACK_HELP}},
+        parser_kwargs=help_of(command, whole),
         **options,
     )

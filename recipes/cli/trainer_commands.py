@@ -9,8 +9,7 @@ TRAINER_COMMANDS = {
     "predict": "predict the test split",
     "plan": "decide what to remove and write the plan; the model stays as it is",
 }
-CALLBACK_HELP = (
-    "A callback of the recipe is addressed by its name, such as --trainer.callbacks.DepthPrune.remove "
-    "'{\"attention\": 1}' or, of two, --trainer.callbacks.DepthPrune.1.schedule 5. --trainer.callbacks+=LoRARecover "
-    "--trainer.callbacks.rank 8 adds one."
-)
+CALLBACK_HELP = """\
+A callback of the recipe is addressed by its name: --trainer.callbacks.DepthPrune.remove '{"attention": 1}' or, of
+two, --trainer.callbacks.DepthPrune.1.schedule 5. One more:
+--trainer.callbacks+=LoRARecover --trainer.callbacks.rank 8"""

@@ -23,8 +23,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from benchmarks.project.recipe_table import markdown
 from prunerecover.recipes.cli.callback_options import with_callback_options
-from prunerecover.recipes.cli.lightning_cli import with_method_class
 from prunerecover.recipes.cli.main import build_parser, recipe_names, with_recipe_paths
+from prunerecover.recipes.cli.names import with_method_class
 from prunerecover.recipes.cli.trainer_commands import TRAINER_COMMANDS
 
 SAVED = {"docs/extending.md": "test_extending.py", "docs/prune_yolo.md": "test_prune_yolo.py"}  # pages of whole files
@@ -95,8 +95,7 @@ def test_a_command_parses(words: list[str], parser: LightningArgumentParser, mon
 
 @pytest.mark.parametrize("words", [command for command in COMMANDS if "plan" in command.values[0]])
 def test_a_network_that_its_recipe_trains_is_planned_for_with_weights(words: list[str]) -> None:
-    recipe = words[words.index("--config") + 1]
-    assert "--ckpt_path" in words or not recipe.startswith("digits_")
+    assert "--ckpt_path" in words or not any(word.startswith("digits_") for word in words)
 
 
 def anchors_of(path: Path) -> set[str]:

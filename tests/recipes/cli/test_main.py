@@ -18,6 +18,7 @@ from cases.sampling import one_in
 from lightning.pytorch.cli import LightningArgumentParser
 
 from prunerecover.recipes.cli.main import main, recipe_names, recipe_path, with_recipe_paths
+from prunerecover.recipes.cli.names import CLASSES
 
 CONFIGS = ROOT / "configs"
 QUICK = ["--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
@@ -71,6 +72,34 @@ def test_what_runs_nothing_imports_no_library(arguments: list[str]) -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+def help_of(command: str, option: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    with pytest.raises(SystemExit) as stopped:
+        main([command, option])
+    assert not stopped.value.code
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("command", [pytest.param("fit", marks=pytest.mark.slow), "plan"])
+def test_help_of_a_command_is_a_page_of_what_is_ours(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = help_of(command, "--help", capsys)
+    assert lines[0].startswith(f"usage: prunerecover {command} [--config RECIPE]")
+    assert lines[1] == ""
+    assert len(lines) < 100
+    text = "\n".join(lines)
+    assert all(name in text for name in ("DigitsClassifier", "ImageData", f"prunerecover {command} --trainer.help"))
+    assert "--trainer.devices DEVICES" not in text
+    assert "class '" not in text
+    methods = [line.split()[0] for line in lines[5:30] if re.match(r"  \w", line)]
+    assert methods[: len(CLASSES)] == (list(CLASSES) if command == "plan" else [])
+
+
+@pytest.mark.slow
+def test_options_of_lightning_come_last_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "\n".join(help_of("plan", "--trainer.help", capsys))
+    places = [text.index(f"\n  {option}") for option in ("--method", "--model", "--trainer.devices", "--optimizer")]
+    assert places == sorted(places)
 
 
 def test_recipe_names_become_paths_wherever_config_is_given() -> None:
@@ -187,7 +216,7 @@ def test_exported_checkpoint_gives_the_same_logits(fitted: Path, tmp_path: Path,
 def test_plan_without_a_method_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["plan", "--config", "digits_vit_depth", *SMALL, *QUICK])
-    assert "method" in capsys.readouterr().err
+    assert "are required: --method. `prunerecover plan --help` lists the options." in capsys.readouterr().err
 
 
 def test_report_shows_what_was_saved(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

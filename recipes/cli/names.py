@@ -1,0 +1,83 @@
+"""The classes that the command line calls by short names: modules, data, and methods of `plan`.
+
+They are imported here, which is what LightningCLI needs to find them by their names. A user's own go by class path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prunerecover.recipes.data.coco_data import CocoData
+from prunerecover.recipes.data.digits import DigitsData
+from prunerecover.recipes.data.image_data import ImageData
+from prunerecover.recipes.data.language.choice_data import ChoiceData
+from prunerecover.recipes.data.language.instruction_data import InstructionData
+from prunerecover.recipes.data.language.text_data import TextData
+from prunerecover.recipes.data.segmentation_data import SegmentationData
+from prunerecover.recipes.plan_methods.boundary import BoundaryPlan, PublishedBoundaryPlan
+from prunerecover.recipes.plan_methods.depth import DepthPlan
+from prunerecover.recipes.plan_methods.graph import GraphPlan
+from prunerecover.recipes.plan_methods.joint import JointPlan
+from prunerecover.recipes.plan_methods.pudding import PuddingPlan
+from prunerecover.recipes.plan_methods.sensitivity import SensitivityTable
+from prunerecover.recipes.plan_methods.width import FairPlan, PerCostPlan
+from prunerecover.recipes.tasks.causal_lm import CausalLM
+from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
+from prunerecover.recipes.tasks.image_classifier import ImageClassifier
+from prunerecover.recipes.tasks.object_detector import ObjectDetector
+from prunerecover.recipes.tasks.segmenter import ImageSegmenter
+
+# Imported so that recipes can name them without their module.
+ADDRESSABLE = (
+    ImageClassifier,
+    ImageData,
+    ImageSegmenter,
+    SegmentationData,
+    ObjectDetector,
+    CocoData,
+    CausalLM,
+    TextData,
+    ChoiceData,
+    InstructionData,
+    DigitsClassifier,
+    DigitsData,
+)
+CLASSES = {
+    "depth": DepthPlan,
+    "graph": GraphPlan,
+    "boundary": BoundaryPlan,
+    "boundary_published": PublishedBoundaryPlan,
+    "per_cost": PerCostPlan,
+    "fair": FairPlan,
+    "joint": JointPlan,
+    "pudding": PuddingPlan,
+    "sensitivity": SensitivityTable,
+}
+METHOD_OPTIONS = ("--method", "--method.help")
+METHODS = {name: f"{method.__module__}.{method.__qualname__}" for name, method in CLASSES.items()}
+
+
+def with_method_class(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with a method's short name replaced by its class path, after `--method` and `--method.help`.
+
+    >>> with_method_class(["--method.help=depth", "--seed", "depth"])
+    ['--method.help=prunerecover.recipes.plan_methods.depth.DepthPlan', '--seed', 'depth']
+
+    Raises:
+        ValueError: If one is neither a short name nor a class path.
+    """
+    replaced: list[str] = []
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if equals and option in METHOD_OPTIONS:
+            replaced.append(f"{option}={_method_class(value)}")
+        else:
+            follows = bool(replaced) and replaced[-1] in METHOD_OPTIONS
+            replaced.append(_method_class(argument) if follows else argument)
+    return replaced
+
+
+def _method_class(name: str) -> str:
+    if name.isidentifier() and name not in METHODS:
+        raise ValueError(f"Expected --method to be {', '.join(METHODS)} or a class path, but got '{name}'.")
+    return METHODS.get(name, name)
