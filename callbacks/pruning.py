@@ -130,7 +130,9 @@ class PruningCallback(ScheduledCallback):
         for epoch, budget in self._due_surgeries(trainer, pl_module):
             if epoch <= trainer.current_epoch or is_dry_run(trainer):  # a trial run tries the surgery, too
                 self._operate(trainer, pl_module, budget)
-        pl_module.log("removed_units", float(Ledger.of(pl_module).removed_units), prog_bar=True, batch_size=1)
+        removed = float(Ledger.of(pl_module).removed_units)
+        # The same on all ranks: with both arguments Lightning neither warns that it is of one, nor has ranks wait.
+        pl_module.log("removed_units", removed, prog_bar=True, batch_size=1, sync_dist=True, rank_zero_only=True)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Apply a given plan when no checkpoint says otherwise."""

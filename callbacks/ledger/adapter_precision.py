@@ -11,7 +11,7 @@ from functools import partial
 
 import lightning.pytorch as pl
 from lightning.pytorch.plugins.precision import HalfPrecision
-from torch import nn
+from torch import Tensor, nn
 
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.paths import get_module
@@ -26,7 +26,7 @@ def keep_adapters_precise(trainer: pl.Trainer) -> None:
 
 
 def _convert(convert: Callable[[nn.Module], nn.Module], module: nn.Module) -> nn.Module:
-    kept = {}
+    kept: dict[nn.Parameter, Tensor] = {}
     if isinstance(module, pl.LightningModule):
         for target, adapters in Ledger.of(module).adapters.items():
             kept |= {p: p.data for p in adapter_parameters(get_module(module, target), adapters).values()}

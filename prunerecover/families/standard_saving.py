@@ -65,7 +65,7 @@ def check_saving(network: nn.Module, reason: Reason) -> None:
     for model, check in _checks(network):
         vars(model)[NAME] = CheckedSave(model, (check.reasons if check else frozenset()) | {reason})
         if check is None:
-            model.register_load_state_dict_post_hook(find_tied)
+            model.register_load_state_dict_post_hook(find_tied)  # type: ignore[no-untyped-call]
 
 
 def uncheck_saving(network: nn.Module, reason: Reason) -> None:

@@ -153,7 +153,7 @@ def inject_adapters(network: nn.Module, adapters: Adapters, seed: int = 0) -> Ap
     check_saving(network, "adapters")
     for name, parameter in named.items():
         parameter.requires_grad_(flags[name] and name not in adapters.frozen)
-    added = {}
+    added: dict[str, tuple[Parameter, Parameter]] = {}
     for path in adapters.modules:
         layer = get_module(network, path)
         layer.train(get_module(layer, BASE).training)

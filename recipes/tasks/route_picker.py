@@ -81,7 +81,7 @@ class RoutePicker(pl.LightningModule):
         features, likelihoods = batch
         picked = self(features).argmax(1)
         gain = self._advantage(likelihoods).gather(1, picked[:, None]).mean()
-        self.log("val_gain", gain, prog_bar=True, batch_size=len(features))
+        self.log("val_gain", gain, prog_bar=True, batch_size=len(features), sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return AdamW."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -72,8 +73,12 @@ def fit(
         callbacks=[surgeon, *callbacks, agreement, every],
         **{**settings, **more},
     )
-    runner.fit(module, loader() if data is None else data, ckpt_path=resume)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runner.fit(module, loader() if data is None else data, ckpt_path=resume)
     return {
+        "removed": runner.callback_metrics.get("removed_units", torch.tensor(0.0)).item(),
+        "unsynced": [str(w.message) for w in caught if "sync_dist" in str(w.message)],
         "world": runner.world_size,
         "steps": agreement.steps,
         "agreed": agreement.agreed,

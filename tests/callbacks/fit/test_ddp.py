@@ -30,6 +30,12 @@ def test_progressive_with_distillation_and_accumulation(results):
     assert result["steps"] == 3 * 3  # 48 samples, 2 ranks, batches of 8
 
 
+def test_own_logs_are_of_both_ranks_without_a_warning(results):
+    result = results["progressive"]
+    assert result["unsynced"] == []
+    assert result["removed"] == sum(len(event["units"]) for event in result["events"]) > 1
+
+
 @pytest.mark.parametrize("reducer", ["find_unused", "static", "bucket_view"])
 def test_every_reducer(results, reducer):
     agreed(results["reducers"][reducer], [1])
