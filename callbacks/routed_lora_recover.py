@@ -97,6 +97,9 @@ class RoutedLoRARecover(LoRARecover):
         self._student: Student | None = None
         self._running: WithoutUnits | None = None
 
+    def _arguments(self) -> dict[str, Any]:
+        return {"sets": self._given, **super()._arguments()}
+
     @cached_property
     def sets(self) -> PlanSet:
         """The sets of blocks; their file is read when a fit starts."""

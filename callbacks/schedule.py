@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from prunerecover.display.summary import call_text, changed_fields
 from prunerecover.plan.budget import Budget
 
 
@@ -50,6 +51,10 @@ class PruneSchedule:
             if given and self.every is None:
                 raise ValueError(f"Expected argument every with {name}: how many epochs lie between two surgeries.")
 
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        return call_text("PruneSchedule", changed_fields(self))
+
     @property
     def is_progressive(self) -> bool:
         """Whether there may be several surgeries."""
@@ -74,7 +79,7 @@ class PruneSchedule:
         """Return the epoch of each surgery, and which share of the first network's cost is to have gone after it.
 
         >>> PruneSchedule(every=2, times=2).parts(Budget(macs=0.5))[0]
-        (0, Budget(remove=None, ratio=None, macs=0.25, params=None, latency=None))
+        (0, Budget(macs=0.25))
         """
         return [(self.start + (self.every or 0) * i, step) for i, step in enumerate(budget.in_steps(self.times or 1))]
 

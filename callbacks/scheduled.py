@@ -81,6 +81,14 @@ class ScheduledCallback(LedgerCallback):
     def planning(self) -> dict[str, Any]:
         """Further arguments of the planning function, by name."""
 
+    def _arguments(self) -> dict[str, Any]:
+        found = super()._arguments()
+        if self.schedule == PruneSchedule():
+            del found["schedule"]
+        if self._plan_file is not None:
+            found["plan"] = str(self._plan_file)
+        return found
+
     def find(self, pl_module: pl.LightningModule) -> str:
         """Return the target, or the only network."""
         return find_network(pl_module, self.target)

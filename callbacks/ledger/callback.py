@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -11,6 +13,15 @@ from prunerecover.callbacks.ledger.batch_leaves import make_leaves_quietly
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.resumed_progress import begin_next_epoch, load_loader_states, pass_over_validation
 from prunerecover.callbacks.ledger.target import find_network
+from prunerecover.display.summary import call_text
+
+
+def _is_same(value: object, default: object) -> bool:
+    """Whether an argument, as a callback keeps it, is its default: lists are kept as tuples, and paths as such."""
+    if isinstance(value, Path):
+        return str(value) == default
+    is_empty = isinstance(value, tuple) and not value and not default
+    return value is default or is_empty or (type(value) is type(default) and value == default)
 
 
 class LedgerCallback(pl.Callback):
@@ -25,6 +36,19 @@ class LedgerCallback(pl.Callback):
     target: str | None = None
     prunes: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
+
+    def __repr__(self) -> str:
+        """Return the call that makes it, without the arguments that have their defaults."""
+        return call_text(type(self).__name__, self._arguments())
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the arguments that differ from the defaults, by name, as they are known now."""
+        held = vars(self)
+        for part in ("config", "settings"):
+            held = (vars(vars(self)[part]) if part in vars(self) else {}) | held
+        parameters = inspect.signature(type(self)).parameters
+        given = {name: held[name] for name in parameters if name in held}
+        return {name: value for name, value in given.items() if not _is_same(value, parameters[name].default)}
 
     def network_path(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
         """Return this callback's target, else what all pruning callbacks name, else the only network there is."""

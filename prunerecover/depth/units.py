@@ -18,7 +18,7 @@ from prunerecover.model.checks import check_call, check_watchable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
-from prunerecover.plan.units import Unit
+from prunerecover.plan.units import Units
 
 
 @ordinary_arithmetic()
@@ -28,7 +28,7 @@ def find_units(
     example_inputs: Any = None,
     *,
     include_strided: bool = False,
-) -> tuple[Unit, ...]:
+) -> Units:
     """List the units of a model that are still there, in order of depth.
 
     Supported families (see the support matrix) are known by their parts. Of all others one forward pass is watched: a
@@ -61,7 +61,7 @@ def find_units(
         units = family_units(model, kinds, macs)
         if kinds != FAMILY_KINDS and "activation" in kinds:
             explain_missing_activations(model)
-        return units
+        return Units(units)
     example = _example(model, example_inputs)
     if example is None:
         describe(model)  # says which families are supported
@@ -73,7 +73,7 @@ def find_units(
         removals = Removals(model, example, kinds, include_strided=include_strided)
     if not removals.units:
         raise nothing_found(removals, kinds)
-    return removals.units
+    return Units(removals.units)
 
 
 def _example(model: nn.Module, given: Any) -> ModelInputs | None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 
+from prunerecover.display.summary import Summarised, Summary
 from prunerecover.graph.figure import DrawnLayer, Status, plot_layers
 from prunerecover.graph.recorder import ModuleCall, PartRead
 from prunerecover.model.paths import is_within
@@ -67,7 +68,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class ComputationGraph:
+class ComputationGraph(Summarised):
     """What one forward pass of a network computes, node by node.
 
     Attributes:
@@ -202,15 +203,15 @@ class ComputationGraph:
         """
         return plot_layers(drawn_layers(self, edits), title)
 
-    def __str__(self) -> str:
-        """One line per node: index, kind, name, shape, and the indices of what it reads."""
-        counts = Counter(node.kind for node in self.nodes)
-        lines = [", ".join(f"{n} of kind {kind}" for kind, n in counts.items())]
-        for node in self.nodes:
-            read = ", ".join(str(edge.node) for edge in node.inputs)
-            shape = "x".join(map(str, node.shape))
-            lines.append(f"{node.index:5d}  {node.kind:<10}  {self.name(node)}  {shape}  <- {read or '-'}")
-        return "\n".join(lines)
+    def summary(self) -> Summary:
+        """Return how many nodes there are, and the first of them; `nodes` has all."""
+        counts = ", ".join(f"{n} {kind}" for kind, n in Counter(node.kind for node in self.nodes).items())
+        title = f"Computation graph of {len(self.nodes)} nodes: {counts}"
+        return Summary.of_list(title, ("", "kind", "name", "shape", "reads"), self.nodes, self._row)
+
+    def _row(self, node: Node) -> tuple[object, ...]:
+        read = ", ".join(str(edge.node) for edge in node.inputs)
+        return node.index, node.kind, self.name(node), "x".join(map(str, node.shape)), read
 
 
 def drawn_layers(graph: ComputationGraph, edits: Sequence[Edit] = ()) -> tuple[DrawnLayer, ...]:

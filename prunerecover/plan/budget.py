@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from prunerecover.display.summary import call_text, changed_fields
 from prunerecover.plan.kinds import KINDS
 
 
@@ -27,7 +28,7 @@ class Budget:
         TypeError: If something is no number, or units are not given per kind.
 
     >>> Budget(remove={"attention": 3})
-    Budget(remove={'attention': 3}, ratio=None, macs=None, params=None, latency=None)
+    Budget(remove={'attention': 3})
     """
 
     remove: Mapping[str, int] | None = None
@@ -68,6 +69,10 @@ class Budget:
                 raise ValueError(
                     f"Expected argument {name} to be a removed share between 0 and 1 (exclusive), but got {value}."
                 )
+
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        return call_text("Budget", changed_fields(self))
 
     @property
     def in_units(self) -> bool:

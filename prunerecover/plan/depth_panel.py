@@ -2,7 +2,7 @@
 
 A cell per unit, laid out by `unit_grid`; a unit that went with a larger one around it (the activation inside a removed
 MLP) is drawn as an outline. What the groups of channels, heads, neurons and experts keep is a panel of its own, of
-`width_panel`.
+`figure`.
 """
 
 from __future__ import annotations

@@ -110,6 +110,8 @@ def joined(first: Mapping[str, Any], second: Mapping[str, Any], dense_name: Call
     """
     before, after = DepthEvidence.of(first), DepthEvidence.of(second)
     found = {**first, **second}
+    for entry in ("saved", "removed_share") if after.units else ("saved",):  # of one of them alone
+        found.pop(entry, None)
     for entry in ("units", "importance"):
         own = getattr(before, entry) | {dense_name(name): value for name, value in getattr(after, entry).items()}
         found |= {entry: own} if own else {}
@@ -124,12 +126,14 @@ class WidthEvidence(_Evidence):
         kinds: Of their units.
         rates: How many times as much the saliency of a kind counts; empty: it was not tried.
         damping: That was tried best with them.
+        saved: The share of the cost that goes with the plan, as it was counted; None: it was not.
     """
 
     kept: dict[str, tuple[int, int]] = {}
     kinds: dict[str, WidthKind] = {}
     rates: dict[str, float] = {}
     damping: float = 0.0
+    saved: float | None = None
 
 
 class UniformComparison(_Record):

@@ -7,6 +7,7 @@ allocations, and narrowed by the `narrow` edit.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from prunerecover.plan.kinds import WidthKind
+from prunerecover.display.summary import Summarised, Summary
+from prunerecover.plan.kinds import WidthKind, plural
 from prunerecover.plan.records import Items
 
 
@@ -85,7 +87,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(Summarised):
     """Units that can be removed alone, with everything that goes with them.
 
     Attributes:
@@ -113,3 +115,23 @@ class Group:
     multiple: int = 1
     strata: int = 1
     products: int = 0
+
+    def summary(self) -> Summary:
+        """Return its size, and the tensors that lose entries with its units."""
+        title = f"Group {self.name} of {self.size} {plural(self.kind)}"
+        rows = [(s.tensor, s.dim, s.span, "makes" if s.makes else "reads") for s in self.slices]
+        return Summary.of_list(title, ("tensor", "dim", "per unit", "the unit"), rows, tuple)
+
+
+class Groups(Summarised, tuple[Group, ...]):
+    """Groups, as they are listed."""
+
+    def summary(self) -> Summary:
+        """Return how many there are of each kind, and the first of them."""
+        units = Counter[str]()
+        for group in self:
+            units[group.kind] += group.size
+        title = ", ".join(f"{n:,} {plural(kind)}" for kind, n in units.items())
+        rows = [(g.name, f"{g.size} {plural(g.kind)}", g.multiple, len(g.slices)) for g in self]
+        header = ("group", "units", "in multiples of", "tensors")
+        return Summary.of_list(f"{len(self)} groups of {title or 'nothing'}", header, rows, tuple)

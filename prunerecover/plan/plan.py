@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, PrivateAttr, ValidationError
 from torch import Tensor
 
+from prunerecover.display.summary import Summarised, Summary
 from prunerecover.files.in_short import errors_in_short, in_short
 from prunerecover.files.plan_file import SAVED, read_data, read_tensors, write_plan
 from prunerecover.model.checks import warn_unless_finite
@@ -28,7 +29,7 @@ from prunerecover.version import __version__
 SCHEMA = "prunerecover.plan/1"
 
 
-class Plan(Record):
+class Plan(Summarised, Record):
     """An ordered list of edits to one model; `Plan()` is the identity.
 
     >>> Plan() + Plan() == Plan()
@@ -187,6 +188,12 @@ class Plan(Record):
         if path is not None:
             save_figure(figure, path)
         return figure
+
+    def summary(self) -> Summary:
+        """Return what goes, which share was asked for and got, and how far the output is off."""
+        from prunerecover.plan.summary import summarised
+
+        return summarised(self)
 
     def __add__(self, other: Plan) -> Plan:
         """Compose: first self, then other.

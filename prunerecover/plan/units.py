@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from prunerecover.display.summary import Summarised, Summary
 from prunerecover.plan.kinds import Kind
 
 
@@ -28,6 +30,17 @@ class Unit:
     params: int
     macs: int = 0
     block: str = ""
+
+
+class Units(Summarised, tuple[Unit, ...]):
+    """Units, as `find_units` lists them."""
+
+    def summary(self) -> Summary:
+        """Return how many there are of each kind, and the first of them."""
+        kinds = Counter(unit.kind for unit in self)
+        title = f"Units: {', '.join(f'{n} {kind}' for kind, n in kinds.items()) or 'none'}"
+        rows = [(unit.name, unit.kind, f"{unit.params:,}", f"{unit.macs:,}") for unit in self]
+        return Summary.of_list(title, ("unit", "kind", "parameters", "MACs"), rows, tuple)
 
 
 def names_of(units: Iterable[Unit]) -> frozenset[str]:

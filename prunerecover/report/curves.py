@@ -30,8 +30,7 @@ from prunerecover.display.style import (
     add_legend,
     new_figure,
 )
-from prunerecover.plan.figure import plot_plan
-from prunerecover.plan.width_panel import plot_kept
+from prunerecover.plan.figure import plot_kept, plot_plan
 from prunerecover.width.figure import plot_rankings
 
 __all__ = ["TradeoffPoint", "plot_history", "plot_kept", "plot_plan", "plot_rankings", "plot_tradeoff"]

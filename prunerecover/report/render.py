@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from prunerecover.cost.latency import LatencyRatio
 from prunerecover.cost.statistics import Interval
 from prunerecover.display.markdown import table as markdown_table
+from prunerecover.display.summary import Summary
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.report.data import LoggedMetric, MetricComparison, PlanSummary, ReportData, SearchCost
@@ -53,6 +54,15 @@ def table(report: ReportData) -> Table:
     for row in rows(report):
         shown.add_row(*map(Text, row))
     return shown
+
+
+def summarised(report: ReportData) -> Summary:
+    """Return the rows as a summary, metrics first, under what was removed."""
+    removed = {} if report.plan is None else report.plan.removed
+    counts = ", ".join(f"{len(units):,} {kind}" for kind, units in removed.items())
+    title = f"Before and after pruning{f' ({counts})' if counts else ''}, on {report.dense.device_name}"
+    found, costs = rows(report), -(len(report.metrics) + len(report.logged)) or None
+    return Summary.of_list(title, HEADER, [*(found[costs:] if costs else ()), *found[:costs]], tuple)
 
 
 def markdown(report: ReportData, figures: Iterable[str] = ()) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from prunerecover.display.summary import Summarised, Summary
 from prunerecover.files.atomic import atomic_file, write_text
 from prunerecover.files.in_short import errors_in_short, in_short
 from prunerecover.report import render
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-class Report(ReportData):
+class Report(Summarised, ReportData):
     """Before and after: `ReportData`, and how it is shown, written and read back."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,6 +56,10 @@ class Report(ReportData):
     def to_markdown(self, figures: Iterable[str] = ()) -> str:
         """Return the report as Markdown, with links to `figures` given as file names."""
         return render.markdown(self, figures)
+
+    def summary(self) -> Summary:
+        """Return the comparison as `print` and notebooks show it."""
+        return render.summarised(self)
 
     def table(self) -> Table:
         """Return the comparison as a table for the terminal."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from prunerecover.display.summary import Summarised, Summary
 from prunerecover.files.atomic import write_text
 from prunerecover.files.in_short import errors_in_short, in_short
 from prunerecover.files.json_file import read_json
@@ -42,7 +43,7 @@ def check_routable(name: str, plan: Plan) -> None:
         )
 
 
-class PlanSet(Record):
+class PlanSet(Summarised, Record):
     """Several plans over one set of weights: the routes that a router picks from.
 
     Maps that `plan_depth` folds for runs of blocks are refused: they change a weight that the other routes read, and
@@ -78,6 +79,12 @@ class PlanSet(Record):
         for name, plan in zip(self.names, self.plans, strict=True):
             check_routable(name, plan)
         return self
+
+    def summary(self) -> Summary:
+        """Return which blocks go by each plan."""
+        pairs = zip(self.names, self.blocks, strict=True)
+        rows = [(name, len(gone), ", ".join(map(str, sorted(gone)))) for name, gone in pairs]
+        return Summary.of_list(f"{len(self.names)} sets of blocks", ("set", "blocks", "which"), rows, tuple)
 
     @property
     def blocks(self) -> tuple[frozenset[int], ...]:

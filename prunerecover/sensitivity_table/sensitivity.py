@@ -19,6 +19,7 @@ from prunerecover.depth.arguments import DepthConfig, kinds_of
 from prunerecover.depth.plan_depth import planner_for
 from prunerecover.display.markdown import table
 from prunerecover.display.progress import progress
+from prunerecover.display.summary import Summarised, Summary
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import name_of
 from prunerecover.importance.saved_scores import SavedScores
@@ -41,7 +42,7 @@ SMALLEST = 0.5  # a budget that nothing is planned for; planners want one
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Summarised):
     """What each unit costs and what it matters.
 
     Attributes:
@@ -62,10 +63,18 @@ class Sensitivity:
         if self.units:
             parts += ["## Depth", _DEPTH, table(_DEPTH_HEAD, map(_depth_cells, sorted(self.units, key=_per_cost)))]
         if self.groups:
-            ranked = sorted(self.groups, key=lambda row: row.saliency[1] / max(row.macs, row.params, 1e-12))
+            ranked = sorted(self.groups, key=_saliency_per_cost)
             parts += ["## Width", _WIDTH, table(_WIDTH_HEAD, map(_width_cells, ranked))]
         parts += [f"No {dimension}: {reason}" for dimension, reason in self.refused.items()]
         return "\n\n".join(parts) + "\n"
+
+    def summary(self) -> Summary:
+        """Return what matters least for what it saves: units if there are any, else groups."""
+        title = f"Sensitivity of {len(self.units)} units of depth and {len(self.groups)} groups of width"
+        rows = [*map(_depth_cells, sorted(self.units, key=_per_cost))]
+        rows = rows or [*map(_width_cells, sorted(self.groups, key=_saliency_per_cost))]
+        head = _DEPTH_HEAD if self.units else _WIDTH_HEAD
+        return Summary.of_list(title, head, rows, lambda row: [cell.strip("`") for cell in row])
 
     def plot(self) -> Figure:
         """Return a figure over depth: what every unit and every group matters for what it saves."""
@@ -195,6 +204,10 @@ def _width(network: nn.Module, batches: Batches, config: WidthConfig) -> Scored[
 
 def _per_cost(row: UnitRow) -> float:
     return row.divergence / row.macs if row.macs > 0 else math.inf
+
+
+def _saliency_per_cost(row: GroupRow) -> float:
+    return row.saliency[1] / max(row.macs, row.params, 1e-12)
 
 
 def _depth_cells(row: UnitRow) -> tuple[str, ...]:

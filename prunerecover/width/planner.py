@@ -187,10 +187,10 @@ class WidthPlanner:
         def shares_of(found: tuple[Removed, dict[str, Any]]) -> Shares:
             return self.network.shares(cost, found[0], rule)
 
-        found = meet_measured(cost, wanted, removed_at, shares_of)
+        (removed, evidence), saved = meet_measured(cost, wanted, removed_at, shares_of)
         if cost == "macs":
-            warn_if_inputs_decide(self.network.macs_saved(found[0], rule.replace))
-        return found
+            warn_if_inputs_decide(self.network.macs_saved(removed, rule.replace))
+        return removed, {**evidence, **WidthEvidence(saved=saved).to_dict()}
 
     def _removed(self, budget: Budget | None, rule: WidthRule, weighing: KindWeights) -> tuple[Removed, dict[str, Any]]:
         groups = rounded(self.groups, rule.round_to)

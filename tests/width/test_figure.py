@@ -22,9 +22,9 @@ from prunerecover.display.style import BLUE, VERMILION
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Narrow, Remove
+from prunerecover.plan.figure import plot_kept
 from prunerecover.plan.kept_groups import KeptGroup
 from prunerecover.plan.kinds import TRAITS
-from prunerecover.plan.width_panel import plot_kept
 from prunerecover.report.data import PlanSummary
 from prunerecover.report.render import _what_was_removed
 from prunerecover.width.figure import plot_rankings

@@ -161,14 +161,15 @@ def test_plan_says_what_it_removes_where_it_is_not_what_was_asked_for() -> None:
 
 @pytest.mark.parametrize("wrong", [0.8, 1.2, 1.5])
 def test_budget_is_corrected_until_the_measured_share_is_met(wrong: float) -> None:
-    found = meet_measured("macs", 0.3, lambda share: share, lambda share: Shares(share, wrong * share, 0.001))
-    assert abs(wrong * found - 0.3) <= 0.01
+    found, saved = meet_measured("macs", 0.3, lambda share: share, lambda share: Shares(share, wrong * share, 0.001))
+    assert saved == wrong * found
+    assert abs(saved - 0.3) <= 0.01
 
 
 def test_a_coarse_unit_too_much_is_a_warning_from_two_points_on() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert meet_measured("macs", 0.3, lambda share: share, lambda _: Shares(0.315, 0.315, 0.06)) == 0.3
+        assert meet_measured("macs", 0.3, lambda share: share, lambda _: Shares(0.315, 0.315, 0.06)) == (0.3, 0.315)
     with pytest.warns(UserWarning, match=r"removes 35.0% of the macs .* not the 30.0% .* is left saves 6.0%"):
         meet_measured("macs", 0.3, lambda share: share, lambda _: Shares(0.35, 0.35, 0.06))
 
@@ -180,4 +181,5 @@ def test_allocation_without_an_answer_is_no_error_once_there_was_one() -> None:
         return share
 
     with pytest.warns(UserWarning, match="removes 20.0% of the params .* not the 30.0%"):
-        assert meet_measured("params", 0.3, allocate, lambda share: Shares(share, share - 0.1, 0.001)) == 0.3
+        found, _ = meet_measured("params", 0.3, allocate, lambda share: Shares(share, share - 0.1, 0.001))
+    assert found == 0.3

@@ -62,8 +62,8 @@ class _Trial(Generic[Found]):
 
 def meet_measured(
     cost: str, wanted: float, allocate: Callable[[float], Found], shares_of: Callable[[Found], Shares]
-) -> Found:
-    """Return the allocation whose measured share is nearest to what is wanted; warn if it is not near.
+) -> tuple[Found, float]:
+    """Return the allocation whose measured share is nearest to what is wanted, and that share; warn if it is not near.
 
     Near is within a point, or within two where units are as large as that.
 
@@ -86,7 +86,7 @@ def meet_measured(
             "until this number suits you, leave such groups out with ignore=, or lower round_to if you pass it.",
             stacklevel=2,
         )
-    return best.found
+    return best.found, best.shares.measured
 
 
 def _nearest(wanted: float, allocate: Callable[[float], Found], shares_of: Callable[[Found], Shares]) -> _Trial[Found]:

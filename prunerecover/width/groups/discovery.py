@@ -31,6 +31,7 @@ from typing import Any
 from torch import nn
 
 from prunerecover.display.progress import progress
+from prunerecover.display.summary import Summarised, Summary
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.model.checks import called_with
 from prunerecover.model.copies import share_copy
@@ -38,7 +39,7 @@ from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithm
 from prunerecover.model.narrow.freeing import attentions_in, free_heads
 from prunerecover.model.paths import parent_path, unwrap
 from prunerecover.plan.edits import FreeHeads, Rewrite
-from prunerecover.plan.groups import Group, Slice
+from prunerecover.plan.groups import Group, Groups, Slice
 from prunerecover.plan.kinds import WIDTH_KINDS
 from prunerecover.width.groups.assembly import assemble
 from prunerecover.width.groups.counted import CountedGroup
@@ -53,7 +54,7 @@ FREEING = ("head", "hidden")  # kinds whose number is part of the size of a head
 
 
 @dataclass(frozen=True)
-class FoundGroups:
+class FoundGroups(Summarised):
     """What can be narrowed.
 
     Attributes:
@@ -70,6 +71,14 @@ class FoundGroups:
     counted: tuple[CountedGroup, ...] = ()
     linked: tuple[tuple[Group, ...], ...] = ()
     attentions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Have the groups show themselves as a list."""
+        object.__setattr__(self, "groups", Groups(self.groups))
+
+    def summary(self) -> Summary:
+        """Return that of its groups."""
+        return Groups(self.groups).summary()
 
     @property
     def edits(self) -> tuple[Rewrite | FreeHeads, ...]:

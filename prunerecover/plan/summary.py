@@ -1,0 +1,102 @@
+"""A plan in a few lines: what goes, which share was asked for and got, and how far the output is off."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from prunerecover.display.summary import Summary, listed
+from prunerecover.plan.evidence import BoundaryEvidence, DepthEvidence, SplitEvidence, ToleranceEvidence, WidthEvidence
+from prunerecover.plan.kept_groups import KeptGroup
+from prunerecover.plan.kinds import WIDTH_KINDS
+from prunerecover.plan.records import MadeBy, Result
+
+COSTS = {"macs": "MACs", "params": "parameters", "latency": "latency"}
+Row = tuple[str, str, str, str]
+
+
+class Planned(Protocol):
+    """What is needed of a plan."""
+
+    @property
+    def removed(self) -> Mapping[str, Sequence[str]]:
+        """Names of the removed units by kind."""
+
+    @property
+    def kept_groups(self) -> Sequence[KeptGroup]:
+        """What groups keep."""
+
+    @property
+    def result(self) -> Result:
+        """The model that is left."""
+
+    @property
+    def made_by(self) -> MadeBy:
+        """Provenance."""
+
+    @property
+    def evidence(self) -> Mapping[str, Any]:
+        """What it was decided by."""
+
+
+def summarised(plan: Planned) -> Summary:
+    """Return the summary of a plan.
+
+    >>> from prunerecover.plan.plan import Plan
+    >>> from prunerecover.plan.edits import Remove
+    >>> print(summarised(Plan(edits=(Remove(unit="blocks.3", kind="block"),))).text())
+    Plan by hand
+           goes  of  which
+    block  1         blocks.3
+    """
+    left = [f"{plan.result.params:,} parameters"] if plan.result.params else []
+    left += [f"{plan.result.macs:,} MACs per sample"] if plan.result.macs else []
+    title = f"Plan by {plan.made_by.method or 'hand'}" + (f", which leaves {' and '.join(left)}" if left else "")
+    rows = [*_units(plan), *_shares(plan), *_scores(plan)] if plan.removed else []
+    return Summary.of_list(title if rows else "Plan of nothing", ("", "goes", "of", "which"), rows, tuple)
+
+
+def _units(plan: Planned) -> Iterator[Row]:
+    there = Counter[str](DepthEvidence.of(plan.evidence).units.values())
+    groups = plan.kept_groups
+    for kind, names in plan.removed.items():
+        if kind in WIDTH_KINDS:
+            own = [group for group in groups if group.kind == kind]
+            size, which = sum(group.size for group in own), [f"{g.name} {g.size - g.kept}" for g in own if g.share < 1]
+        else:
+            size, which = there[kind], list(names)
+        yield kind, f"{len(names):,}", f"{size:,}" if size else "", listed(which)
+
+
+def _shares(plan: Planned) -> Iterator[Row]:
+    """Yield the share of the cost that goes, beside the one that was asked for; of a plan of several, nothing."""
+    budget, got = plan.made_by.arguments.get("budget"), _got(plan)
+    for cost, asked in budget.items() if isinstance(budget, dict) and "first" not in plan.made_by.arguments else ():
+        if cost in COSTS and isinstance(asked, float | int) and got is not None:
+            yield COSTS[cost], f"{got:.1%}", "", f"asked for: {asked:.1%}"
+
+
+def _got(plan: Planned) -> float | None:
+    """Return the share of the cost that goes once merged, as far as the evidence is about the whole plan."""
+    method, depth = plan.made_by.method, DepthEvidence.of(plan.evidence)
+    if method == "joint":
+        return SplitEvidence.of(plan.evidence).saved
+    if method.startswith("width/") and not depth.units:
+        return WidthEvidence.of(plan.evidence).saved
+    is_whole = depth.removed_share is not None and not WidthEvidence.of(plan.evidence).kept
+    return depth.removed_share.merged if depth.removed_share is not None and is_whole else None
+
+
+def _scores(plan: Planned) -> Iterator[Row]:
+    """Yield what the plan was decided by."""
+    split = SplitEvidence.of(plan.evidence)
+    divergences: Sequence[float | None] = [s.divergence for s in split.splits if s.depth == split.depth_share]
+    if plan.made_by.method.startswith("depth/"):
+        divergences = list(DepthEvidence.of(plan.evidence).divergence.values())
+    if divergences and divergences[-1] is not None:
+        yield "divergence", f"{divergences[-1]:.3g}", "", "of the output"
+    if (tolerance := ToleranceEvidence.of(plan.evidence).tolerance) is not None:
+        yield "tolerance", f"{tolerance:.3g}", "", "of difference of the two rankings"
+    if (predicted := BoundaryEvidence.of(plan.evidence).predicted) is not None:
+        yield "accuracy", f"{predicted.accuracy:.2f}%", "", "predicted after recovery"
