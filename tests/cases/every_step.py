@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from cases import trainers
 from cases.models.habits import Plain, dataset, loader
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
@@ -25,14 +26,10 @@ def fit(
     **settings: Any,
 ) -> pl.LightningModule:
     """Train three epochs of three steps; `step=N.ckpt` comes after every step, `epoch=...ckpt` after validation."""
-    pl.seed_everything(7, verbose=False)
     module = make()
     steps = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_train_steps=1)
     epochs = ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1, monitor="val_loss")
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    runner = pl.Trainer(
-        max_epochs=EPOCHS, default_root_dir=folder, callbacks=[*callbacks(), steps, epochs], **{**quiet, **settings}
-    )
     data = ResumableLoader(dataset(8 * STEPS), 8) if data is None else data
-    runner.fit(module, data, loader(8, shuffle=False), ckpt_path=resume)
+    settings = {"data": data, "val": loader(8, shuffle=False), "resume": resume, "epochs": EPOCHS, **settings}
+    trainers.fit(folder, module, *callbacks(), steps, epochs, **settings)
     return module

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import lightning.pytorch as pl
+from cases import trainers
 from cases.models.habits import Plain, dataset, loader
-from lightning.pytorch.callbacks import ModelCheckpoint
+from cases.trainers import every_epoch
 
 from prunerecover import Budget
 from prunerecover.callbacks import DepthPrune, LoRARecover, WidthPrune
@@ -26,18 +27,14 @@ def lora(**arguments):
 
 
 def trainer_of(folder, *callbacks, epochs=3, **settings):
-    every = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    return pl.Trainer(max_epochs=epochs, callbacks=[*callbacks, every], **{**quiet, **settings})
+    return trainers.trainer_of(folder, *callbacks, every_epoch(folder), epochs=epochs, **settings)
 
 
-def fit(folder, *callbacks, make=Plain, module=None, data=None, resume=None, **settings):
-    pl.seed_everything(7, verbose=False)
+def fit(folder, *callbacks, make=Plain, module=None, data=None, epochs=3, **settings):
     module = make() if module is None else module
-    runner = trainer_of(folder, *callbacks, **settings)
     val = loader(shuffle=False) if data is None else None
-    runner.fit(module, loader() if data is None else data, val, ckpt_path=resume)
-    return module, runner
+    settings = {"data": data, "val": val, "epochs": epochs, **settings}
+    return module, trainers.fit(folder, module, *callbacks, every_epoch(folder), **settings)
 
 
 class Watch(pl.Callback):

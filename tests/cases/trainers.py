@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import lightning.pytorch as pl
 import torch
 from cases.models.habits import loader
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from prunerecover.callbacks import DepthPrune
@@ -27,10 +28,16 @@ def prune(**arguments):
     return DepthPrune(**{**defaults, **arguments})
 
 
-def fit(folder, module, *callbacks, data=None, resume=None, **settings):
+def every_epoch(folder):
+    """A file of each epoch, `epoch=N.ckpt`."""
+    return ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+
+
+def fit(folder, module, *callbacks, data=None, val=None, resume=None, **settings):
+    """Train from fixed seeds, whatever was drawn for the module, and return the Trainer."""
     pl.seed_everything(3, verbose=False)
     runner = trainer_of(folder, *callbacks, **settings)
-    runner.fit(module, loader() if data is None else data, ckpt_path=resume)
+    runner.fit(module, loader() if data is None else data, val, ckpt_path=resume)
     return runner
 
 

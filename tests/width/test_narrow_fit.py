@@ -1,4 +1,4 @@
-"""Narrowing in the middle of a fit: resumed equals uninterrupted, and everything that pairs parameters follows."""
+"""Narrowing in the middle of a fit: everything that pairs parameters follows."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
+from cases import trainers
 from cases.models.habits import Plain, dataset, loader
-from cases.sampling import one_in
+from cases.trainers import every_epoch
 from cases.width.narrow import first_conv
-from cases.width.narrow_fits import CNN, RESIDUAL, VIT, Cnn, Compiled, NarrowAt, ResidualCnn
+from cases.width.narrow_fits import CNN, VIT, Cnn, NarrowAt
 from cases.width.narrow_models import SmallCnn
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
 
 from prunerecover import Plan, load_pruned
-from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport
+from prunerecover.callbacks import DepthPrune, PruneReport
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.apply_in_trainer import apply_in_trainer
 from prunerecover.callbacks.surgery.artifacts import save_merged
@@ -32,80 +33,20 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 
 def fit(folder, make=Cnn, edits=CNN, callbacks=(), resume=None, epochs=4, **trainer):
-    """Train with fixed seeds; checkpoints of every epoch lie in the folder."""
-    pl.seed_everything(7, verbose=False)
+    """Narrow and train; checkpoints of every epoch lie in the folder."""
+    callbacks = [NarrowAt(edits), *callbacks, every_epoch(folder)]
+    settings = {"val": loader(shuffle=False), "resume": resume, "epochs": epochs, **trainer}
     module = make()
-    every = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-    runner = pl.Trainer(max_epochs=epochs, callbacks=[NarrowAt(edits), *callbacks, every], **{**QUIET, **trainer})
-    runner.fit(module, loader(), loader(shuffle=False), ckpt_path=resume)
-    return module, runner
-
-
-def assert_same(left: torch.nn.Module, right: torch.nn.Module) -> None:
-    a, b = left.state_dict(), right.state_dict()
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) for name in a)
-
-
-def resumed_equals_uninterrupted(folder, epochs, callbacks=list, **settings):
-    whole, runner = fit(folder / "whole", callbacks=callbacks(), **settings)
-    assert [event.epoch for event in Ledger.of(whole).events if event.by == "NarrowAt"] == [1, 2]
-    for epoch in epochs:
-        resume = folder / "whole" / f"epoch={epoch}.ckpt"
-        part, again = fit(folder / f"from{epoch}", resume=resume, callbacks=callbacks(), **settings)
-        assert_same(whole, part)
-        for one, other in zip(runner.optimizers, again.optimizers, strict=True):
-            states = (list(optimizer.state_dict()["state"].values()) for optimizer in (one, other))
-            for a, b in zip(*states, strict=True):
-                assert a.keys() == b.keys()
-                assert all(torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name])) for name in a)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "scheduler"),
-    one_in(
-        2,
-        [
-            ("adamw", "cosine"),
-            ("sgd", "onecycle"),
-            *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("sgd", "plateau"), ("adamw", "onecycle"))),
-        ],
-    ),
-)
-def test_resumed_equals_uninterrupted(tmp_path, optimizer, scheduler):
-    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), make=lambda: Cnn(optimizer, scheduler))
-
-
-def test_resumed_equals_uninterrupted_with_a_rewritten_shortcut(tmp_path):
-    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), make=ResidualCnn, edits=RESIDUAL)
+    return module, trainers.fit(folder, module, *callbacks, **settings)
 
 
 @pytest.mark.slow
-def test_resumed_equals_uninterrupted_with_heads_and_neurons(tmp_path):
-    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), make=Vit, edits=VIT)
-
-
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted_with_depth_behind_width(tmp_path):
-    def depth():
-        units = {"remove": {"attention": 1, "activation": 1}, "ignore": "blocks.1.attn"}
-        return [DepthPrune(**units, schedule={"start": 3}, calibration=16)]
-
-    resumed_equals_uninterrupted(tmp_path, (1, 2), make=Vit, edits=VIT, callbacks=depth)
-    merged = load_pruned(tmp_path / "whole" / "pruned")
+def test_merged_copy_is_narrowed_and_pruned_in_depth(tmp_path):
+    units = {"remove": {"attention": 1, "activation": 1}, "ignore": "blocks.1.attn"}
+    fit(tmp_path, make=Vit, edits=VIT, callbacks=[DepthPrune(**units, schedule={"start": 3}, calibration=16)])
+    merged = load_pruned(tmp_path / "pruned")
     assert merged.blocks[1].attn.num_heads == 3
     assert isinstance(merged.blocks[0].attn, Replacement) or isinstance(merged.blocks[2].attn, Replacement)
-
-
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted_when_compiled(tmp_path):
-    resumed_equals_uninterrupted(tmp_path, (0, 1), make=Compiled)
-
-
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted_with_distillation(tmp_path):
-    distil = lambda: [DistillRecover(features=True)]  # noqa: E731
-    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), make=Vit, edits=VIT, callbacks=distil)
 
 
 def test_report_of_a_narrowed_network(tmp_path):
@@ -114,11 +55,6 @@ def test_report_of_a_narrowed_network(tmp_path):
     assert "- head: 1 of 4 (25%): `blocks.1.attn` 1 of 4" in text
     assert Plan.load(tmp_path / "report" / "plan.json").edits == Ledger.of(module).plans["net"].edits
     assert (tmp_path / "report" / "layers.png").is_file()
-
-
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted_with_weight_averaging(tmp_path):
-    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), callbacks=lambda: [EMAWeightAveraging(decay=0.9)])
 
 
 def test_moments_are_cut_and_steps_go_on(tmp_path):

@@ -1,17 +1,16 @@
-"""The surgery contract: a resumed run equals an uninterrupted one, whatever the user trains with."""
+"""The surgery contract beside resuming: what follows a surgery, and what neither triggers nor loses one."""
 
 from __future__ import annotations
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from cases.models.habits import Compiled, Manual, Plain, TwoOptimizers, loader
-from cases.sampling import one_in
-from cases.trainers import assert_same
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
+from cases import trainers
+from cases.models.habits import Plain, loader
+from cases.trainers import every_epoch
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 
-from prunerecover import Budget
-from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune
+from prunerecover.callbacks import DepthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.checkpoint.ledger_record import KEY
 
@@ -26,99 +25,11 @@ PROGRESSIVE = {
 
 
 def fit(folder, make=Plain, callbacks=(), prune=QUICK, resume=None, epochs=4, **trainer):
-    """Train with fixed seeds; checkpoints of every epoch lie in the folder."""
-    pl.seed_everything(7, verbose=False)
+    """Prune in depth and train; checkpoints of every epoch lie in the folder."""
+    callbacks = [DepthPrune(**prune, calibration=16, merge="never"), *callbacks, every_epoch(folder)]
+    settings = {"val": loader(shuffle=False), "resume": resume, "epochs": epochs, **trainer}
     module = make()
-    every = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-    depth = [DepthPrune(**prune, calibration=16, merge="never")] if prune else []
-    settings = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    runner = pl.Trainer(max_epochs=epochs, callbacks=[*depth, *callbacks, every], **{**settings, **trainer})
-    runner.fit(module, loader(), loader(shuffle=False), ckpt_path=resume)
-    return module, runner
-
-
-def resumed_equals_uninterrupted(folder, files, **settings):
-    whole, _ = fit(folder / "whole", **{**settings, "callbacks": settings.get("callbacks", list)()})
-    assert Ledger.of(whole).events
-    for epoch in files:
-        again = {**settings, "callbacks": settings.get("callbacks", list)()}
-        part, _ = fit(folder / f"from{epoch}", resume=folder / "whole" / f"epoch={epoch}.ckpt", **again)
-        assert_same(whole, part)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "prune",
-    one_in(3, [ONCE, PROGRESSIVE, {**ONCE, "schedule": {"start": 2}}]),
-    ids=["once", "progressive", "late"],
-)
-def test_resumed_equals_uninterrupted(tmp_path, prune):
-    resumed_equals_uninterrupted(tmp_path, (0, 2), prune=prune)
-
-
-@pytest.mark.parametrize("features", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_resumed_equals_uninterrupted_with_distillation(tmp_path, features):
-    prune = {**ONCE, "schedule": {"start": 2}}
-    distil = lambda: [DistillRecover(features=features)]  # noqa: E731
-    resumed_equals_uninterrupted(tmp_path, (1, 2), prune=prune, callbacks=distil)
-
-
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted_with_progressive_distillation(tmp_path):
-    resumed_equals_uninterrupted(tmp_path, (0, 2), prune=PROGRESSIVE, callbacks=lambda: [DistillRecover()])
-
-
-@pytest.mark.parametrize(
-    "make", [Manual, *(pytest.param(make, marks=pytest.mark.slow) for make in (TwoOptimizers, Compiled))]
-)
-def test_resumed_equals_uninterrupted_in_foreign_code(tmp_path, make):
-    resumed_equals_uninterrupted(tmp_path, (0, 1), make=make)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "scheduler"),
-    [
-        ("adamw", "plateau"),
-        ("sgd", "onecycle"),
-        *(
-            pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (("adamw", "cosine"), ("adamw", "onecycle"), ("sgd", "cosine"), ("sgd", "plateau"))
-        ),
-    ],
-)
-def test_resumed_equals_uninterrupted_under_any_optimizer(tmp_path, optimizer, scheduler):
-    resumed_equals_uninterrupted(tmp_path, (1,), make=lambda: Plain(optimizer, scheduler))
-
-
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted_with_gradient_accumulation(tmp_path):
-    resumed_equals_uninterrupted(tmp_path, (0, 1), accumulate_grad_batches=2)
-
-
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted_with_weight_averaging(tmp_path):
-    resumed_equals_uninterrupted(tmp_path, (0, 1, 2), callbacks=lambda: [EMAWeightAveraging(decay=0.9)])
-
-
-def test_resumed_equals_uninterrupted_with_two_surgeons(tmp_path):
-    second = lambda: [DepthPrune(remove={"activation": 1}, schedule={"start": 2}, calibration=16, merge="never")]  # noqa: E731
-    resumed_equals_uninterrupted(tmp_path, (0, 1), callbacks=second)
-
-
-def test_resumed_equals_uninterrupted_with_noise_in_the_scores(tmp_path):
-    """The training step that width is scored by draws noise; a resumed run has drawn less before."""
-    width = lambda: [WidthPrune(Budget(macs=0.2), schedule={"start": 2}, calibration=16, merge="never")]  # noqa: E731
-    resumed_equals_uninterrupted(tmp_path, (1,), prune=None, callbacks=width, epochs=3)
-
-
-@pytest.mark.slow
-def test_live_merge_resumes_bitwise(tmp_path):
-    pl.seed_everything(7, verbose=False)
-
-    def at_surgery():
-        return [DepthPrune(remove={"activation": 2}, schedule={"start": 1}, calibration=16, merge="at_surgery")]
-
-    resumed_equals_uninterrupted(tmp_path, (0, 1), prune=None, callbacks=at_surgery)
+    return module, trainers.fit(folder, module, *callbacks, **settings)
 
 
 def test_stochastic_weight_averaging_follows_surgery(tmp_path):

@@ -8,32 +8,16 @@ import json
 import pytest
 import torch
 from cases.lora import IMAGES, Watch, depth, fit, held, lora, trainer_of, width
-from cases.models.habits import Manual, Plain, TwoOptimizers, WrappedCompiled, loader, tiny_vit
+from cases.models.habits import Plain, loader, tiny_vit
 from cases.trainers import assert_same
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from prunerecover import apply_plan, load_pruned, plan_depth
-from prunerecover.callbacks import DepthPrune, DistillRecover, PruneReport
+from prunerecover.callbacks import DepthPrune, PruneReport
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.checkpoint.ledger_record import KEY
 from prunerecover.recovery.lora import frozen_parameters, has_adapters
-
-
-@pytest.mark.parametrize("epochs", [(1,), pytest.param((0, 2), marks=pytest.mark.slow)])
-def test_resumed_equals_uninterrupted(tmp_path, epochs):
-    """Depth, width, LoRA and distillation under one ledger; from before, between and after the surgeries."""
-
-    def callbacks():
-        return [lora(), depth(), width(schedule={"start": 2}), DistillRecover()]
-
-    whole, _ = fit(tmp_path / "whole", *callbacks(), epochs=4)
-    for epoch in epochs:
-        file = tmp_path / "whole" / f"epoch={epoch}.ckpt"
-        part, _ = fit(tmp_path / f"from{epoch}", *callbacks(), epochs=4, resume=file)
-        assert_same(whole, part)
-        assert Ledger.of(part).adapters == Ledger.of(whole).adapters
-        assert Ledger.of(part).places == Ledger.of(whole).places
 
 
 def test_adapters_keep_their_precision_in_a_trainer_of_half(tmp_path):
@@ -51,49 +35,6 @@ def test_adapters_keep_their_precision_in_a_trainer_of_half(tmp_path):
     runner.test(whole, loader(shuffle=False), verbose=False)
     assert_same(before, whole)
     assert {p.dtype for p in load_pruned(tmp_path / "whole" / "pruned").parameters()} == {torch.bfloat16}
-
-
-class NamedGroups(Plain):
-    """Its optimizer knows parameters by name."""
-
-    def configure_optimizers(self):
-        named = list(self.named_parameters())
-        groups = [{"params": [(n, p) for n, p in named if (p.ndim > 1) is many]} for many in (True, False)]
-        return torch.optim.AdamW(groups, 1e-2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "callbacks"),
-    [
-        (Manual, list),
-        (TwoOptimizers, list),
-        (lambda: Plain("sgd", "onecycle"), list),
-        (Plain, lambda: [EMAWeightAveraging(decay=0.9)]),
-        (WrappedCompiled, list),
-        (NamedGroups, list),
-    ],
-)
-def test_resumed_equals_uninterrupted_in_foreign_code(tmp_path, make, callbacks):
-    whole, _ = fit(tmp_path / "whole", lora(start=1), depth(schedule={"start": 2}), *callbacks(), make=make)
-    for epoch in (0, 1):
-        file = tmp_path / "whole" / f"epoch={epoch}.ckpt"
-        again = [lora(start=1), depth(schedule={"start": 2}), *callbacks()]
-        part, _ = fit(tmp_path / f"from{epoch}", *again, make=make, resume=file)
-        assert_same(whole, part)
-
-
-@pytest.mark.slow
-def test_resumes_where_the_optimizer_is_made_of_what_trains(tmp_path):
-    class Filtered(Plain):
-        def configure_optimizers(self):
-            return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], 1e-2)
-
-    callbacks = [lora(), depth(schedule={"start": 2})]
-    whole, _ = fit(tmp_path / "whole", *callbacks, make=Filtered)
-    again = [lora(), depth(schedule={"start": 2})]
-    part, _ = fit(tmp_path / "part", *again, make=Filtered, resume=tmp_path / "whole" / "epoch=0.ckpt")
-    assert_same(whole, part)
 
 
 NEW_PROCESS = """

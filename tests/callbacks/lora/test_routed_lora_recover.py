@@ -13,7 +13,6 @@ import torch
 from cases.fits.routed_lora import BLOCKS, Language, ManualLanguage, batches, fit, shared, tokens
 from cases.models.language import llama_folder
 from cases.models.routed_language import SETS, sets_of
-from cases.trainers import assert_same
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from transformers import AutoModelForCausalLM
 
@@ -170,17 +169,6 @@ def test_checkpoint_gives_the_recovered_base(fitted: tuple[Path, Any]) -> None:
     torch.testing.assert_close(
         logits(routed.network(1)), logits(load_routed(folder / "routed").network(1)), rtol=1e-4, atol=1e-4
     )
-
-
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
-    def run(folder: Path, **more: Any) -> Any:
-        module = Language(attention_dropout=0.1)
-        return fit(folder, shared(module.net, dropout=0.1), module=module, max_epochs=3, **more)[0]
-
-    whole = run(tmp_path / "whole")
-    part = run(tmp_path / "part", resume=tmp_path / "whole" / "epoch=0.ckpt")
-    assert_same(whole, part)
 
 
 def test_resumed_run_writes_its_folder_again(fitted: tuple[Path, Any], tmp_path: Path) -> None:

@@ -54,16 +54,6 @@ def test_budget_goes_and_training_goes_on(pruned: tuple[Path, Classifier]) -> No
     assert Plan.load(folder / "files" / "plan.json").removed == Ledger.of(module).plans["net"].removed
 
 
-@pytest.mark.slow
-def test_resumed_equals_uninterrupted(pruned: tuple[Path, Classifier], tmp_path: Path) -> None:
-    folder, whole = pruned
-    for epoch in (0, 1):
-        file = folder / "files" / f"epoch={epoch}.ckpt"
-        resumed = fit(tmp_path / str(epoch), prune(), network="vit", epochs=3, ckpt=file)
-        for name, value in whole.state_dict().items():
-            assert torch.equal(resumed.state_dict()[name], value), name
-
-
 def test_less_pruned_files_are_tested_as_they_were(pruned: tuple[Path, Classifier], tmp_path: Path) -> None:
     folder, whole = pruned
     module, runner = Classifier("vit"), trainer(tmp_path, prune())

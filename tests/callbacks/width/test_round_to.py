@@ -10,7 +10,6 @@ from cases.width.width_prune import fit, left, prune
 from torch import nn
 
 from prunerecover import Plan
-from prunerecover.callbacks.ledger.ledger import Ledger
 
 
 def widths(network: nn.Module) -> list[int]:
@@ -36,12 +35,3 @@ def test_runs_from_before_there_were_multiples_go_on() -> None:
     """What a checkpoint says of how it was planned does not name it, and another number is another run."""
     assert "round_to" not in prune().planning
     assert prune(round_to=8).planning["round_to"] == 8
-
-
-def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
-    whole = fit(tmp_path / "whole", prune(round_to={"channel": 8}), epochs=3)
-    fit(tmp_path / "cut", prune(round_to={"channel": 8}), epochs=2)
-    last = tmp_path / "cut" / "files" / "last.ckpt"
-    resumed = fit(tmp_path / "again", prune(round_to={"channel": 8}), epochs=3, ckpt=last)
-    assert widths(resumed.net) == widths(whole.net)
-    assert len(Ledger.of(resumed).events) == 1

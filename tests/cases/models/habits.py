@@ -184,6 +184,22 @@ class WrappedCompiled(Plain):
         self.net = torch.compile(self.net, backend="eager")
 
 
+class NamedGroups(Plain):
+    """Its optimizer knows parameters by name."""
+
+    def configure_optimizers(self):
+        named = list(self.named_parameters())
+        groups = [{"params": [(n, p) for n, p in named if (p.ndim > 1) is many]} for many in (True, False)]
+        return torch.optim.AdamW(groups, 1e-2)
+
+
+class Filtered(Plain):
+    """Its optimizer holds what trains when it is made."""
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], 1e-2)
+
+
 class OwnHooks(Plain):
     """Has checkpoint hooks of its own, and a subclassed idea of what belongs in a checkpoint."""
 

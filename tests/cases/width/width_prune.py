@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import timm
 import torch
+from cases.trainers import trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -58,8 +59,7 @@ def rows(shuffle: bool = True) -> DataLoader[Any]:
 
 def trainer(folder: Path, *callbacks: pl.Callback, epochs: int = 3, **settings: Any) -> pl.Trainer:
     keep = ModelCheckpoint(dirpath=folder / "files", filename="{epoch}", save_top_k=-1, save_last=True)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    return pl.Trainer(max_epochs=epochs, callbacks=[*callbacks, keep], **{**quiet, **settings})
+    return trainer_of(folder, *callbacks, keep, epochs=epochs, **settings)
 
 
 def fit(folder: Path, *callbacks: pl.Callback, network: str = "cnn", ckpt: Any = None, **settings: Any) -> Classifier:

@@ -1,0 +1,186 @@
+"""The surgery contract: a resumed fit equals an uninterrupted one, whatever prunes, recovers and trains.
+
+A new callback gets a line in `CASES`; what it does from the file of every step stands in `test_every_file.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.fits.routed_lora import Language, batches, shared
+from cases.lora import depth, lora, width
+from cases.models.habits import (
+    Compiled,
+    Filtered,
+    Manual,
+    NamedGroups,
+    Plain,
+    TwoNetworks,
+    TwoOptimizers,
+    WrappedCompiled,
+    loader,
+)
+from cases.trainers import assert_same, every_epoch, fit
+from cases.width.narrow_fits import CNN, RESIDUAL, VIT, Cnn, NarrowAt, ResidualCnn
+from cases.width.narrow_fits import Compiled as CompiledCnn
+from cases.width.width_prune import Classifier, rows
+from lightning.pytorch.callbacks import EMAWeightAveraging
+
+from prunerecover import Budget, DepthPrune, DistillRecover, Prune
+from prunerecover.callbacks.ledger.ledger import Ledger
+
+Vit = partial(Plain, depth=3, num_heads=4)
+HALF = Budget(macs=0.5)
+STEPWISE = {
+    "remove": {"attention": 2, "activation": 1},
+    "schedule": {"start": 1, "every": 1, "step": 1, "alternate": True},
+}
+ONE_BLOCK = {"remove": {"block": 1}, "ignore": ["blocks.0"]}
+TWO_BLOCKS = {**ONE_BLOCK, "remove": {"block": 2}, "schedule": {"start": 1, "every": 1, "step": 1}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fit of four epochs, and the epochs after which it is resumed from a file."""
+
+    callbacks: Callable[[], list[pl.Callback]]
+    make: Callable[[], pl.LightningModule] = Plain
+    files: tuple[int, ...] = (1,)
+    data: Callable[..., Any] = loader
+    settings: dict[str, Any] = field(default_factory=dict)
+    leaves: str = ""
+    """An operation that must be in its plans, by name."""
+
+
+def best(**arguments: Any) -> DepthPrune:
+    """Ranked by the default importance, with fitted replacements."""
+    return depth(importance="output_divergence", merge="never", **arguments)
+
+
+def joint() -> Prune:
+    kinds = ("attention", "neuron")
+    return Prune(Budget(macs=0.3), kinds=kinds, calibration=24, schedule={"start": 1})
+
+
+def averaged(*callbacks: pl.Callback) -> list[pl.Callback]:
+    return [*callbacks, EMAWeightAveraging(decay=0.9)]
+
+
+def routed() -> list[pl.Callback]:
+    return [shared(Language().net, dropout=0.1)]
+
+
+class DroppingLanguage(Language):
+    def __init__(self) -> None:
+        super().__init__(attention_dropout=0.1)
+
+
+NARROWED = {"make": Cnn, "files": (0, 1, 2)}
+HEADS = {"make": Vit, "files": (0, 1, 2)}
+BATCHNORM = {"make": Classifier, "data": rows}
+
+CASES = {
+    "depth and its teacher, on a plateau": Case(
+        lambda: [best(schedule={"start": 2}), DistillRecover()], lambda: Plain("adamw", "plateau"), (1, 2)
+    ),
+    "two surgeons under manual optimization": Case(
+        lambda: [depth(), depth(remove={"activation": 1}, schedule={"start": 2})], Manual, (0, 1)
+    ),
+    "depth, width, adapters and a teacher": Case(
+        lambda: [lora(), depth(), width(schedule={"start": 2}), DistillRecover()]
+    ),
+    "scores that draw noise": Case(lambda: [width(schedule={"start": 2})]),
+    "narrowed, one cycle": Case(lambda: [NarrowAt(CNN)], lambda: Cnn("sgd", "onecycle"), (0, 1, 2)),
+    "multiples of 8 channels, BatchNorm": Case(
+        lambda: [width(budget=HALF, round_to={"channel": 8}, calibration=24)], **BATCHNORM
+    ),
+}
+
+SLOW_CASES = {
+    "depth step by step": Case(lambda: [best(**STEPWISE)], files=(0, 2)),
+    "depth step by step, and its teacher": Case(lambda: [best(**STEPWISE), DistillRecover()], files=(0, 2)),
+    "features of the teacher": Case(lambda: [best(), DistillRecover(features=True)], files=(1, 2)),
+    "two optimizers": Case(lambda: [depth()], TwoOptimizers, (0, 1)),
+    "compiled": Case(lambda: [depth()], Compiled, (0, 1)),
+    **{
+        f"{optimizer} and {scheduler}": Case(lambda: [depth()], partial(Plain, optimizer, scheduler))
+        for optimizer, scheduler in (("adamw", "cosine"), ("adamw", "onecycle"), ("sgd", "cosine"), ("sgd", "plateau"))
+    },
+    "gradients of two batches": Case(lambda: [depth()], files=(0, 1), settings={"accumulate_grad_batches": 2}),
+    "averaged weights": Case(lambda: averaged(depth()), files=(0, 1, 2)),
+    "merged at the surgery": Case(lambda: [depth(remove={"activation": 2}, merge="at_surgery")], files=(0, 1)),
+    "maps of a block": Case(lambda: [best(**ONE_BLOCK)], files=(0, 2), leaves="fold"),
+    "maps of a block, averaged weights": Case(lambda: averaged(best(**ONE_BLOCK)), files=(0, 2), leaves="fold"),
+    "maps of two blocks": Case(lambda: [best(**TWO_BLOCKS)], files=(0, 2), leaves="fold"),
+    "two networks": Case(
+        lambda: [
+            depth(target="net", merge="copy"),
+            depth(target="other", remove={"activation": 1}, schedule={"start": 2}, merge="copy"),
+            DistillRecover(target="net"),
+            DistillRecover(target="other"),
+        ],
+        TwoNetworks,
+        (1, 2),
+    ),
+    "half of the MACs, BatchNorm": Case(lambda: [width(budget=HALF, calibration=24)], **BATCHNORM),
+    "depth and width in one budget": Case(lambda: [joint()], partial(Classifier, "vit"), (0, 1), rows),
+    "a rewritten shortcut": Case(lambda: [NarrowAt(RESIDUAL)], ResidualCnn, (0, 1, 2)),
+    "heads and neurons": Case(lambda: [NarrowAt(VIT)], **HEADS),
+    "depth behind heads and neurons": Case(
+        lambda: [NarrowAt(VIT), best(schedule={"start": 3}, ignore="blocks.1.attn")], Vit, (1, 2)
+    ),
+    "narrowed and compiled": Case(lambda: [NarrowAt(CNN)], CompiledCnn, (0, 1)),
+    "narrowed, features of the teacher": Case(lambda: [NarrowAt(VIT), DistillRecover(features=True)], **HEADS),
+    "narrowed, averaged weights": Case(lambda: averaged(NarrowAt(CNN)), **NARROWED),
+    "narrowed, a plateau": Case(lambda: [NarrowAt(CNN)], partial(Cnn, "sgd", "plateau"), (0, 1, 2)),
+    "narrowed, AdamW": Case(lambda: [NarrowAt(CNN)], partial(Cnn, "adamw", "onecycle"), (0, 1, 2)),
+    **{
+        f"adapters, {name}": Case(lambda: [lora(start=1), depth(schedule={"start": 2})], make, (0, 1))
+        for name, make in {
+            "manual optimization": Manual,
+            "two optimizers": TwoOptimizers,
+            "one cycle": partial(Plain, "sgd", "onecycle"),
+            "compiled inside a wrapper": WrappedCompiled,
+            "groups by name": NamedGroups,
+            "an optimizer of what trains": Filtered,
+        }.items()
+    },
+    "adapters, averaged weights": Case(lambda: averaged(lora(start=1), depth(schedule={"start": 2})), files=(0, 1)),
+    "adapters of routes": Case(routed, DroppingLanguage, (0,), batches),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CASES)])
+def test_resumed_equals_uninterrupted(name: str, tmp_path: Path) -> None:
+    case = {**CASES, **SLOW_CASES}[name]
+
+    def run(folder: Path, resume: Path | None = None) -> tuple[pl.LightningModule, pl.Trainer]:
+        module = case.make()
+        data = {"data": case.data(), "val": case.data(shuffle=False)}
+        callbacks = [*case.callbacks(), every_epoch(folder)]
+        return module, fit(folder, module, *callbacks, epochs=4, resume=resume, **data, **case.settings)
+
+    whole, runner = run(tmp_path / "whole")
+    assert Ledger.of(whole).events or Ledger.of(whole).adapters
+    assert case.leaves in {"", *(edit.op for plan in Ledger.of(whole).plans.values() for edit in plan.edits)}
+    for epoch in case.files:
+        part, again = run(tmp_path / f"from{epoch}", tmp_path / "whole" / f"epoch={epoch}.ckpt")
+        assert_same(whole, part)
+        assert_same_states(runner, again)
+        for kept in ("removed_units", "adapters", "places"):
+            assert getattr(Ledger.of(part), kept) == getattr(Ledger.of(whole), kept)
+
+
+def assert_same_states(left: pl.Trainer, right: pl.Trainer) -> None:
+    for one, other in zip(left.optimizers, right.optimizers, strict=True):
+        states = (list(optimizer.state_dict()["state"].values()) for optimizer in (one, other))
+        for a, b in zip(*states, strict=True):
+            assert a.keys() == b.keys()
+            assert all(torch.equal(torch.as_tensor(a[name]), torch.as_tensor(b[name])) for name in a)
