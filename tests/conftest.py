@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import os
-
-# Before torch and the hub libraries are imported: one thread per worker, and no network.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["HF_DATASETS_OFFLINE"] = "1"
-os.environ.setdefault("MPLBACKEND", "Agg")
-
+import atexit
 import gc
 import io
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from cases import sampling
-from torch import nn
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from prunerecover.boundary.search import Trial
 
-torch.set_num_threads(1)
+# Before torch and the hub libraries are imported, which only workers do: one thread per worker, and no network.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+gc.disable()  # until all is imported: see `pytest_collection_finish`
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -40,27 +41,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("data"):
                 item.add_marker(skip_data)
-    if not torch.cuda.is_available():
-        skip_gpu = pytest.mark.skip(reason="needs a CUDA device")
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(skip_gpu)
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not has_cuda():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def pytest_collection_finish() -> None:
     """Take the libraries out of garbage collection, and look seldom: else it takes a tenth of the time."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # some libraries look for leaks at exit
     gc.set_threshold(100_000, 20, 20)
 
 
-def pytest_unconfigure() -> None:
-    """Let what was taken out of garbage collection be collected at exit, where some libraries look for leaks."""
-    gc.unfreeze()
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
+    import torch
+
     torch.manual_seed(0)
 
 
@@ -114,6 +125,7 @@ def make_vit() -> Callable[..., nn.Module]:
 
     def build(name: str = "vit_tiny_patch16_224", **kwargs: object) -> nn.Module:
         import timm
+        import torch
 
         sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 3, "num_heads": 2}
         torch.manual_seed(0)
@@ -131,6 +143,8 @@ def tiny_vit(make_vit: Callable[..., nn.Module]) -> nn.Module:
 @pytest.fixture
 def grey_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Four labelled batches of 8 grey images of 8 x 8, 4 classes."""
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     return [
         (torch.randn(8, 1, 8, 8, generator=generator), torch.randint(0, 4, (8,), generator=generator)) for _ in range(4)
