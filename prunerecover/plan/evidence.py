@@ -110,7 +110,7 @@ def joined(first: Mapping[str, Any], second: Mapping[str, Any], dense_name: Call
     """
     before, after = DepthEvidence.of(first), DepthEvidence.of(second)
     found = {**first, **second}
-    for entry in ("saved", "removed_share") if after.units else ("saved",):  # of one of them alone
+    for entry in ("saved", "removed_share", "divergence") if after.units else ("saved",):  # of one of them alone
         found.pop(entry, None)
     for entry in ("units", "importance"):
         own = getattr(before, entry) | {dense_name(name): value for name, value in getattr(after, entry).items()}
