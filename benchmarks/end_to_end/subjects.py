@@ -1,8 +1,10 @@
-"""Files to break: plans, pruned folders and checkpoints of tiny networks, and how each is opened."""
+"""Files to break: plans, folders, checkpoints and stores of tiny networks, and how each is opened."""
 
 from __future__ import annotations
 
+import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +14,39 @@ import lightning.pytorch as pl
 import timm
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from benchmarks.end_to_end import mutations
-from prunerecover import Budget, apply_plan, load_pruned, merge, plan_depth, plan_width, save_pruned
+from prunerecover import (
+    Budget,
+    Plan,
+    RoutedCausalLM,
+    apply_plan,
+    load_pruned,
+    load_routed,
+    merge,
+    plan_depth,
+    plan_width,
+    save_pruned,
+    save_routed,
+)
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.files.hashes import sha256_of
+from prunerecover.routing.plan_set import PlanSet
+from prunerecover.routing.router import PrefixRouter
+from prunerecover.surgery.merging import block_removals
+from prunerecover.surgery.provenance import plan_for
 
 SHAPE = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "num_heads": 2, "depth": 3, "num_classes": 4}
+LLAMA = {
+    "vocab_size": 16,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 IMAGES = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
@@ -89,7 +118,67 @@ def make_subjects(folder: Path) -> list[Subject]:
     for how, passed in (("alone", None), ("with the dense network", vit)):
         subjects.append(Subject(f"checkpoint, {how}", _load("last.ckpt"), passed, broken, folder / "checkpoint"))
     subjects.append(Subject("checkpoint, with the class", _load_class, None, broken, folder / "checkpoint"))
+    _routed(folder / "routed")
+    subjects.append(Subject("routed folder", _open_routed, None, (_any_file,), folder / "routed"))
+    _planned(folder / "store")
+    subjects.append(Subject("store", _search_again, None, (_any_file,), folder / "store"))
     return subjects
+
+
+def _routed(folder: Path) -> None:
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA)).eval()
+    plans = tuple(plan_for(model, block_removals(model, blocks), method="by hand") for blocks in ((2,), (3,)))
+    router = PrefixRouter(LLAMA["hidden_size"], len(plans)).eval()
+    save_routed(RoutedCausalLM(model, PlanSet(names=("a", "b"), plans=plans), router), folder, weights=True)
+
+
+class Prompted(nn.Module):
+    """A routed model that answers always the same prompts, whatever it is given."""
+
+    def __init__(self, routed: RoutedCausalLM) -> None:
+        super().__init__()
+        self.routed = routed
+
+    def forward(self, _: Tensor) -> Tensor:
+        """Return the logits of the prompts."""
+        return self.routed(torch.tensor([[5, 6, 7], [8, 9, 10]]))  # type: ignore[no-any-return]
+
+
+def _open_routed(folder: Path, _: nn.Module | None) -> nn.Module:
+    return Prompted(load_routed(folder))
+
+
+def _planned(store: Path) -> Plan:
+    return plan_depth(vit(), remove={"attention": 1, "activation": 1}, batches=[IMAGES], store=store)
+
+
+def _search_again(folder: Path, _: nn.Module | None) -> nn.Module:
+    """Prune by the plan of a search that goes on in a copy of a store."""
+    with tempfile.TemporaryDirectory() as name:
+        plan = _planned(Path(shutil.copytree(folder, Path(name) / "store")))
+    model = vit()
+    apply_plan(model, plan)
+    return model
+
+
+def _any_file(folder: Path, draw: Random) -> str:
+    """Break one of the files in a folder; what is JSON may have the right sha256 afterwards."""
+    path = draw.choice(sorted(file for file in folder.rglob("*") if file.is_file()))
+    if path.suffix != ".json" or draw.random() < 0.3:
+        return mutations.mutate_bytes(path, draw)
+    data = json.loads(path.read_text())
+    said = mutations.mutate_tree(data, draw)
+    path.write_text(json.dumps(data))
+    routing = folder / "routing.json"
+    if path != routing and draw.random() < 0.5:
+        record, right = json.loads(routing.read_text()), sha256_of(path)
+        record["files"][path.relative_to(folder).as_posix()] = right
+        record["sets"] = right if path.name == "plan_set.json" else record["sets"]
+        routing.write_text(json.dumps(record))
+    return f"{said} in {path.name}"
 
 
 def _loss(network: nn.Module, images: Tensor) -> Tensor:

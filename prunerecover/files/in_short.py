@@ -8,12 +8,12 @@ ERRORS, PLACE, REASON = 3, 80, 400
 
 
 def in_short(value: object, most: int = PLACE) -> str:
-    """Return the text of a value, cut in its middle.
+    """Return the text of a value on one line, cut in its middle.
 
     >>> in_short("plan" * 1000, 9)
     'pla...lan'
     """
-    text = str(value)
+    text = " ".join(str(value).split())
     half = (most - 3) // 2
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 

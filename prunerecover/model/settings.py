@@ -28,6 +28,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from prunerecover.files.in_short import in_short
+
 # What attention modules call the number of their heads.
 HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads")
 KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
@@ -38,6 +40,7 @@ SETTINGS = frozenset(
 )
 REROUTED = "rerouted"  # calls that surgery took out of a module's forward
 DIFFERENT = "various"
+SHOWN = 3
 MODE = "training"  # written by `train` and `eval`
 
 Use = dict[str, dict[str, Any]]
@@ -89,11 +92,12 @@ def differing_settings(expected: Mapping[str, str], found: Mapping[str, str]) ->
     if expected and REROUTED in expected.keys() ^ found.keys():
         there, here = expected.get(REROUTED, "nothing"), found.get(REROUTED, "nothing")
         return f"{there} was taken out of forwards there, but {here} in this"
-    return "; ".join(
-        f"{name} is {value} there, but {found[name]} in this"
+    told = [
+        f"{name} is {in_short(value)} there, but {in_short(found[name])} in this"
         for name, value in expected.items()
         if found.get(name, value) != value
-    )
+    ]
+    return "; ".join(told[:SHOWN]) + (f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else "")
 
 
 def data_hash(data: Any) -> str:

@@ -7,6 +7,8 @@ that were trained since are written into the folder (`weights=True`), as transfo
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import nn
 
 from prunerecover.files.atomic import atomic_folder, whole_folder
 from prunerecover.files.hashes import sha256_of
-from prunerecover.files.in_short import errors_in_short
+from prunerecover.files.in_short import errors_in_short, in_short
 from prunerecover.files.json_file import read_json
 from prunerecover.files.refused_writes import naming_the_folder
 from prunerecover.model.checks import NOT_IN_FILES, check_unquantised, warn_unless_finite
@@ -28,6 +30,7 @@ from prunerecover.routing.routed_record import SCHEMA, RoutedRecord, RouterRecor
 from prunerecover.routing.router import ROUTERS, WEIGHTS, Router, kind_of
 
 ROUTING, SETS, TOKENIZER = "routing.json", "plan_set.json", "tokenizer"
+LOCAL = {"trust_remote_code": False, "local_files_only": True}  # somebody else may have made the folder
 INSIDE = "./model"  # where weights are that the folder holds itself
 
 
@@ -91,6 +94,7 @@ def write_routed(routed: RoutedCausalLM, path: Path, base: str, run: str = "") -
             default=routed.sets.names[routed.default],
             routed=routed.routed,
             router=None if routed.router is None else _saved(routed.router, folder),
+            files={name: sha256_of(file) for name, file in _files_in(folder).items()},
         )
         (folder / ROUTING).write_text(json.dumps(said.model_dump(by_alias=True), indent=2) + "\n")
     return path
@@ -102,18 +106,18 @@ def _check_free(path: Path) -> None:
 
 
 def load_routed(path: str | Path, model: nn.Module | None = None, **how: Any) -> RoutedCausalLM:
-    """Make a routed language model again.
+    """Make a routed language model again. Nothing is fetched from the hub, and no code in a folder is executed.
 
     Args:
         path: A folder of `save_routed`.
         model: The dense model, in any precision, wrapped or not; None: it is loaded by transformers from where the
-            folder says.
+            folder says, if that is on this machine.
         how: Arguments of `RoutedCausalLM`, such as `device`, or `routed=True` where it was saved switched off.
 
     Raises:
         FileNotFoundError: If there is no such folder, a file is missing from it, or the dense model is not where it
             says.
-        ValueError: If a file was changed, or the model is not the one that the sets are for.
+        ValueError: If a file was changed or cannot be opened, or the model is not the one that the sets are for.
     """
     path = whole_folder(Path(path))
     if not (path / ROUTING).is_file():
@@ -125,13 +129,18 @@ def load_routed(path: str | Path, model: nn.Module | None = None, **how: Any) ->
             f"Expected the sets that the router at {path} was trained for, but {SETS} was changed. Copy it again, or "
             "train a router for the new sets."
         )
-    router = None if said.router is None else _loaded(said.router, path)
+    router = None if said.router is None else _loaded(said.router, path, len(sets.plans))
+    _check_sums(said, path)
     model = _open_base(said, path) if model is None else unwrap(model)
     _check_base(model, said, path)
+    for loaded in (model, router):
+        if isinstance(loaded, nn.Module):
+            warn_unless_finite(loaded, path)
     if how.get("tokenizer") is None and (path / TOKENIZER).is_dir():
         from transformers import AutoTokenizer
 
-        how["tokenizer"] = AutoTokenizer.from_pretrained(path / TOKENIZER)
+        with _opening("a tokenizer", path / TOKENIZER, "load_routed(path, tokenizer=...)"):
+            how["tokenizer"] = AutoTokenizer.from_pretrained(path / TOKENIZER, **LOCAL)
     return RoutedCausalLM(model, sets, router, **{"default": said.default, "routed": said.routed, **how})
 
 
@@ -157,36 +166,81 @@ def _saved(router: Router, folder: Path) -> RouterRecord:
     return RouterRecord(kind=kind, settings=settings, weights=sha256_of(folder / WEIGHTS))
 
 
-def _loaded(said: RouterRecord, path: Path) -> Router:
-    """Read a router."""
+def _loaded(said: RouterRecord, path: Path, n_sets: int) -> Router:
+    """Read a router for so many sets."""
+    if said.settings.get("n_sets") != n_sets:
+        raise ValueError(
+            f"Expected a router for {n_sets} sets in {path / ROUTING}, but got one of {in_short(said.settings)}. Copy "
+            "the folder again."
+        )
     if not (path / WEIGHTS).is_file():
         raise FileNotFoundError(f"Expected the router's weights in {WEIGHTS} at {path}, but there are none.")
+    with _opening(f"a router of {in_short(said.settings)}", path, "RoutedCausalLM(model, sets, router)"):
+        router = ROUTERS[said.kind].load(path, said.settings)
     if sha256_of(path / WEIGHTS) != said.weights:
         raise ValueError(
             f"Expected the router that was saved with the sets at {path}, but {WEIGHTS} is another. Copy it again."
         )
-    try:
-        return ROUTERS[said.kind].load(path, said.settings)
-    except (TypeError, RuntimeError) as error:
-        raise ValueError(
-            f"Expected settings that make the router again in {path / ROUTING}, but got {said.settings}: {error}. Copy "
-            "it again."
-        ) from None
+    return router
 
 
 def _open_base(said: RoutedRecord, path: Path) -> nn.Module:
     """Load the dense model by transformers."""
     from transformers import AutoModelForCausalLM
 
-    base = path / INSIDE if said.base == INSIDE else said.base
-    try:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(base)
-    except OSError as error:
-        raise FileNotFoundError(
-            f"Expected the dense model of {path} at {base}, but it cannot be opened ({str(error)[:200]}). Pass it as "
-            "load_routed(path, model)."
-        ) from None
+    base = path / INSIDE if said.base == INSIDE else Path(said.base)
+    with _opening(f"the dense model of {path}", base, "load_routed(path, model)"):
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(_folder_of(base), **LOCAL)
     return model.eval()
+
+
+def _folder_of(base: Path) -> Path:
+    """Return a folder of transformers: the path itself, or where the hub's client keeps what it fetched by this id."""
+    from huggingface_hub import snapshot_download
+
+    if base.is_absolute() and not base.is_dir():
+        raise FileNotFoundError("there is no such folder")
+    return base if base.is_dir() else Path(snapshot_download(str(base), local_files_only=True))
+
+
+@contextmanager
+def _opening(what: str, place: str | Path, way_out: str) -> Iterator[None]:
+    """Explain whatever other libraries make of a damaged or foreign file inside a `with` block.
+
+    Args:
+        what: Should be there.
+        place: The file, folder or hub id.
+        way_out: The call that takes it from the user.
+    """
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        kind = FileNotFoundError if isinstance(error, OSError) else ValueError
+        raise kind(
+            f"Expected {what} at {in_short(place, 200)}, but it cannot be opened ({type(error).__name__}: "
+            f"{in_short(error, 300)}). Nothing is fetched from the hub, and no code in a folder is executed. Copy the "
+            f"folder again, or open it yourself and pass it: {way_out}."
+        ) from None
+
+
+def _files_in(folder: Path) -> dict[str, Path]:
+    """Return all files in a folder and those in it, by their paths there."""
+    return {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def _check_sums(said: RoutedRecord, path: Path) -> None:
+    """Raise ValueError if a file was changed since the folder was written, or is not there."""
+    there = _files_in(path)  # and nothing outside, whatever it says
+    sums = ((name, name in there and sha256_of(there[name]) == expected) for name, expected in said.files.items())
+    wrong = next((name for name, is_right in sums if not is_right), None)
+    if wrong is not None:
+        raise ValueError(
+            f"Expected the files that {path} was saved with, but {in_short(wrong)} "
+            f"{'has another sha256' if wrong in there else 'is not there'}. Copy the folder again from where it was "
+            "made."
+        )
 
 
 def _check_base(model: nn.Module, said: RoutedRecord, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -21,7 +21,7 @@ class RouterRecord(Record):
     """
 
     kind: Literal["prefix", "encoder"]
-    settings: dict[str, Any]
+    settings: dict[str, int]
     weights: str
 
 
@@ -38,6 +38,7 @@ class RoutedRecord(Record):
         default: Name of the set without routing.
         routed: Whether the router is asked.
         router: None: there is none.
+        files: sha256 of all files that were written with it, by path in the folder; empty in folders of before.
     """
 
     schema_: str = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
@@ -50,3 +51,4 @@ class RoutedRecord(Record):
     default: str
     routed: bool
     router: RouterRecord | None
+    files: dict[str, str] = {}

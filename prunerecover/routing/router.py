@@ -124,8 +124,9 @@ class PrefixRouter(nn.Module):
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> PrefixRouter:
         """Make a router again that `save` wrote."""
-        router = cls(**settings)
-        router.load_state_dict(load_file(folder / WEIGHTS))
+        with torch.device("meta"):
+            router = cls(**settings)
+        _fill(router, folder / WEIGHTS)
         return router.eval()
 
 
@@ -136,19 +137,21 @@ class EncoderRouter(nn.Module):
         encoder: A folder of transformers, or a hub id: its weights and its tokenizer are taken.
         n_sets: To choose from.
         length: Tokens of a prompt that are read, the last ones.
+        local_files_only: Fetch nothing from the hub.
 
     Raises:
         ValueError: If there are fewer than two sets.
     """
 
-    def __init__(self, encoder: str, n_sets: int, length: int = 512) -> None:
+    def __init__(self, encoder: str, n_sets: int, length: int = 512, *, local_files_only: bool = False) -> None:
         from transformers import AutoModel, AutoTokenizer
 
         super().__init__()
         check_sets(n_sets)
         self.n_sets, self.length = n_sets, length
-        self.encoder = AutoModel.from_pretrained(encoder)
-        self.tokenizer = AutoTokenizer.from_pretrained(encoder, truncation_side="left")
+        how = {"trust_remote_code": False, "local_files_only": local_files_only}
+        self.encoder = AutoModel.from_pretrained(encoder, **how)
+        self.tokenizer = AutoTokenizer.from_pretrained(encoder, truncation_side="left", **how)
         self.head = nn.Linear(int(self.encoder.config.hidden_size), n_sets)
 
     def features(self, model: nn.Module, prompts: Sequence[Sequence[int]], texts: Sequence[str] = ()) -> Tensor:
@@ -182,12 +185,19 @@ class EncoderRouter(nn.Module):
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> EncoderRouter:
         """Make a router again that `save` wrote."""
-        router = cls(str(folder / ENCODER), **settings)
-        router.head.load_state_dict(load_file(folder / WEIGHTS))
+        router = cls(str(folder / ENCODER), **settings, local_files_only=True)
+        _fill(router.head, folder / WEIGHTS)
         return router.eval()
 
 
 ROUTERS: dict[str, type[PrefixRouter] | type[EncoderRouter]] = {"prefix": PrefixRouter, "encoder": EncoderRouter}
+
+
+def _fill(module: nn.Module, path: Path) -> None:
+    """Give a module the weights of a file, in single precision; they are read once their shapes are right."""
+    module.load_state_dict(load_file(path), assign=True)
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(torch.float32, copy=True)
 
 
 def _of_one_length(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:

@@ -188,7 +188,7 @@ def test_settings_of_the_router_edited_by_hand(base: Path, tmp_path: Path) -> No
     data = json.loads(path.read_text())
     data["router"]["settings"]["hidden"] = 9
     path.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match="Expected settings that make the router again"):
+    with pytest.raises(ValueError, match="Expected a router of .* cannot be opened .RuntimeError: .*size mismatch"):
         load_routed(tmp_path / "routed")
 
 
@@ -209,7 +209,7 @@ def test_no_router(base: Path, tmp_path: Path) -> None:
 def test_a_base_that_was_moved(base: Path, tmp_path: Path) -> None:
     routed = routed_folder(base, tmp_path / "routed")
     base.rename(tmp_path / "moved")
-    with pytest.raises(FileNotFoundError, match=r"Expected the dense model .* Pass it as load_routed\(path, model\)"):
+    with pytest.raises(FileNotFoundError, match=r"Expected the dense .* open it yourself .*load_routed\(path, mod"):
         load_routed(tmp_path / "routed")
     again = load_routed(tmp_path / "routed", AutoModelForCausalLM.from_pretrained(tmp_path / "moved"))
     assert again.route(PROMPTS) == routed.route(PROMPTS)
