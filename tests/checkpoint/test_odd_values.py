@@ -52,8 +52,7 @@ def save_network(folder: Path) -> None:
 
 
 def export_network(folder: Path) -> None:
-    with pytest.raises(ValueError, match="differs by up to nan"):
-        export(spoil(nn.Sequential(nn.Linear(4, 4))), folder / "file.pt2", torch.randn(2, 4))
+    export(spoil(nn.Sequential(nn.Linear(4, 4))), folder / "file.pt2", torch.randn(2, 4))
 
 
 @pytest.mark.parametrize("saved", [save_plan, save_standard, save_routes, save_network, export_network])
