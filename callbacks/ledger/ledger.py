@@ -29,6 +29,7 @@ from prunerecover.checkpoint.ledger_record import (
     TeacherFile,
 )
 from prunerecover.model.paths import get_module, unwrap
+from prunerecover.model.settings import restore_use, use_of
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters, frozen_parameters, inject_adapters, merge_adapters
@@ -158,6 +159,7 @@ class Ledger:
             teachers=self.teachers,
             adapters=self.adapters,
             places=self.places,
+            use={target: use_of(unwrap(get_module(module, target))) for target in self.plans | self.adapters},
             optimizers=optimizers.group_names(trainer.optimizers, module) if trainer is not None else [],
             random_states=random_state.collect(self.training_random_state),
         )
@@ -181,6 +183,8 @@ class Ledger:
                 self._replay(module, record.plans)
             for target, injected in record.adapters.items():
                 self.inject(module, target, injected)
+        for target, use in record.use.items():
+            restore_use(unwrap(get_module(module, target)), use)
         self.plans, self.places, self.events = dict(record.plans), dict(record.places), list(record.events)
         self.begun, self.teachers = dict(record.begun), dict(record.teachers)
         self.run = record.run or self.run

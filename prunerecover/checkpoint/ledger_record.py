@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from prunerecover.files.in_short import errors_in_short, in_short
+from prunerecover.model.settings import Use
 from prunerecover.plan.kinds import TRAITS, plural
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.records import Items
@@ -122,6 +123,7 @@ class LedgerRecord(_Record):
         teachers: By path of the network, once they were saved.
         adapters: What is injected on each network after all its edits, by the same paths.
         places: Where optimizers held what adapters froze, by path of the network.
+        use: What the forward of each network has written on its modules, by path of the network: see `use_of`.
         optimizers: What each group held, in order; None: the file does not say.
         random_states: Of all ranks; None: the file does not say.
     """
@@ -133,6 +135,7 @@ class LedgerRecord(_Record):
     teachers: dict[str, TeacherFile] = {}
     adapters: dict[str, Adapters] = {}
     places: dict[str, GroupPositions] = {}
+    use: dict[str, Use] = {}
     optimizers: GroupNames | None = None
     random_states: list[dict[str, Any]] | None = None
 
@@ -144,7 +147,8 @@ class LedgerRecord(_Record):
             "plans": {target: plan.to_dict() for target, plan in self.plans.items()},
             "adapters": {target: adapters.to_dict() for target, adapters in self.adapters.items()},
             "random_states": self.random_states,
-            **self.model_dump(mode="json", exclude={"run", "plans", "adapters", "random_states"}),
+            **({"use": self.use} if any(self.use.values()) else {}),
+            **self.model_dump(mode="json", exclude={"run", "plans", "adapters", "random_states", "use"}),
         }
 
     @classmethod

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from prunerecover.checkpoint.distributed_folder import META, is_distributed, read_weights_of
 from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
 from prunerecover.checkpoint.plain_data import foreign_class, read_without_executing
+from prunerecover.checkpoint.weights_file import Weights
 from prunerecover.files.checksums import check_sums
+from prunerecover.model.settings import Use
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.lora import Adapters
 
@@ -36,6 +38,7 @@ class LightningFile:
         plans: All edits so far of each network, by its path in the LightningModule; "" is the module itself.
         weights: The whole state dict, by canonical name.
         adapters: What is injected on each network after its edits, by the same paths.
+        use: What the forward of each network had written on its modules, by the same paths.
         content: All that it holds; objects that are no plain data are `Foreign`.
     """
 
@@ -43,6 +46,7 @@ class LightningFile:
     plans: dict[str, Plan]
     weights: dict[str, Tensor]
     adapters: dict[str, Adapters] = field(default_factory=dict)
+    use: dict[str, Use] = field(default_factory=dict)
     content: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -70,7 +74,7 @@ class LightningFile:
     def _has_edits(self, target: str) -> bool:
         return target in self.plans and bool(self.plans[target].edits)
 
-    def weights_of(self, target: str) -> dict[str, Tensor]:
+    def weights_of(self, target: str) -> Weights:
         """Return the weights of the network at `target`, by their names in it."""
         prefix = _prefix(target)
         own = {n.removeprefix(prefix): value for n, value in self.weights.items() if n.startswith(prefix)}
@@ -80,7 +84,7 @@ class LightningFile:
                 f"Expected tensors as the weights of '{target}' in {self.path}, but '{odd[0]}' is "
                 f"{type(own[odd[0]]).__name__}. Was the checkpoint edited?"
             )
-        return own
+        return Weights(own, use=self.use.get(target, {}))
 
     def beside(self, target: str) -> list[str]:
         """Return the names of the weights that do not belong to the network at `target`."""
@@ -121,7 +125,7 @@ def read_checkpoint(path: Path) -> LightningFile:
         )
     record = LedgerRecord.from_dict(checkpoint[KEY], path)
     weights = {canonical(name): value for name, value in checkpoint["state_dict"].items()}
-    return LightningFile(path, record.plans, weights, record.adapters, checkpoint)
+    return LightningFile(path, record.plans, weights, record.adapters, record.use, checkpoint)
 
 
 def canonical(name: str) -> str:

@@ -14,7 +14,6 @@ from prunerecover.checkpoint.distributed_folder import as_file
 from prunerecover.checkpoint.lightning_file import LightningFile, before_loading, canonical
 from prunerecover.checkpoint.plain_data import foreign_class
 from prunerecover.checkpoint.replay import dense_of, prune_and_fill
-from prunerecover.checkpoint.weights_file import Weights
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.recovery.lora import merge_adapters
 
@@ -96,7 +95,7 @@ def _check_beside(module: nn.Module, file: LightningFile, weights: Mapping[str, 
 def _prune(module: nn.Module, file: LightningFile) -> None:
     for target, plan in file.networks.items():
         network, adapters = unwrap(get_module(module, target)), file.adapters.get(target)
-        prune_and_fill(network, plan, Weights(file.weights_of(target)), file.path, adapters)
+        prune_and_fill(network, plan, file.weights_of(target), file.path, adapters)
 
 
 def _merge(module: nn.Module, file: LightningFile) -> None:

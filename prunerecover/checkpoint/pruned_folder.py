@@ -285,4 +285,4 @@ def _only_network(file: LightningFile) -> tuple[Plan, Weights, Adapters | None]:
             "Pass the LightningModule class: load_pruned(path, MyModule)."
         )
     ((target, plan),) = file.networks.items()
-    return plan, Weights(file.weights_of(target)), file.adapters.get(target)
+    return plan, file.weights_of(target), file.adapters.get(target)

@@ -6,15 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import timm
 import torch
 import torchvision
 from cases.engine import unchanged
+from cases.files.lightning_files import save
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, apply_plan, load_pruned, plan_width, save_pruned
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
 
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 QUICK: dict[str, Any] = {"protection": "magnitude", "replace": "zero"}
@@ -115,3 +119,23 @@ def test_file_cannot_write_anything_else(tmp_path: Path) -> None:
     assert (again.is_divided, again.size) == (True, (0, 0))
     assert callable(again.forward)
     assert isinstance(again.first.bias, nn.Parameter)
+
+
+class Around(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Divided()
+
+
+def test_what_forward_wrote_is_in_checkpoints(tmp_path: Path) -> None:
+    module, x = Around(), torch.ones(8, 4)
+    plan = plan_width(Divided(), Budget(remove={"neuron": 2}), batches=[x], kinds=("neuron",), **QUICK)
+    Ledger.of(module).apply(module, "net", plan)
+    expected = module.net.eval()(x)
+    path = save(module, tmp_path / "last.ckpt")
+    assert torch.equal(load_pruned(path, Divided())(x), expected)
+    assert torch.equal(load_pruned(path, Around).net.eval()(x), expected)
+    resumed = Around()
+    Ledger.of(resumed).restore(resumed, LedgerRecord.from_dict(torch.load(path)[KEY]))
+    resumed.load_state_dict(torch.load(path)["state_dict"])
+    assert torch.equal(resumed.net.eval()(x), expected)
