@@ -9,6 +9,23 @@ from typing import Any
 import lightning.pytorch as pl
 
 
+def check_one(given: Mapping[str, Any], example: str) -> None:
+    """Raise ValueError unless exactly one of several arguments is given.
+
+    Args:
+        given: Arguments by name, None where one is not given.
+        example: A call that is right.
+    """
+    said = [name for name, value in given.items() if value is not None]
+    if len(said) != 1:
+        *first, last = given
+        way_out = " Set all but one to None (null in a recipe)." if said else ""
+        raise ValueError(
+            f"Expected exactly one of {', '.join(first)} and {last}, e.g. {example}, but got "
+            f"{' and '.join(said) or 'none'}.{way_out}"
+        )
+
+
 def check_alone(callback: type[pl.Callback], planning: Mapping[str, Any]) -> None:
     """Raise ValueError if something is said beside a plan that only deciding here would read.
 

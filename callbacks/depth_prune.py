@@ -10,7 +10,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
-from prunerecover.callbacks.arguments import check_alone
+from prunerecover.callbacks.arguments import check_alone, check_one
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.calibration.training_loss import training_loss
 from prunerecover.callbacks.ledger.ledger import Ledger
@@ -88,10 +88,7 @@ class DepthPrune(ReconstructingCallback):
         seed: int = 0,
         store: str | Path | None = None,
     ) -> None:
-        if sum(argument is not None for argument in (budget, remove, plan)) != 1:
-            raise ValueError(
-                'Expected exactly one of budget, remove and plan, e.g. DepthPrune(remove={"attention": 2}).'
-            )
+        check_one({"budget": budget, "remove": remove, "plan": plan}, 'DepthPrune(remove={"attention": 2})')
         if budget is not None and not isinstance(budget, Budget):
             raise TypeError(
                 f"Expected argument budget to be a Budget, but got {type(budget).__name__}. Use remove={{...}}."

@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from prunerecover.boundary.search import Evaluate
-from prunerecover.callbacks.arguments import check_alone
+from prunerecover.callbacks.arguments import check_alone, check_one
 from prunerecover.callbacks.calibration.capture import CapturedInputs
 from prunerecover.callbacks.calibration.width_inputs import width_inputs
 from prunerecover.callbacks.reconstructing import ReconstructingCallback
@@ -70,8 +70,7 @@ class Prune(ReconstructingCallback):
         ignore: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
-        if (budget is None) == (plan is None):
-            raise ValueError("Expected exactly one of budget and plan, e.g. Prune(Budget(latency=0.3)).")
+        check_one({"budget": budget, "plan": plan}, "Prune(Budget(latency=0.3))")
         self.config = SharedBudgetConfig(
             loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed
         )

@@ -108,7 +108,8 @@ class PruneSchedule:
         if epochs and max_epochs is not None and max_epochs >= 0 and epochs[-1] >= max_epochs:
             raise ValueError(
                 f"Expected all surgeries before max_epochs={max_epochs}, but the last of {len(epochs)} comes at the "
-                f"start of epoch {epochs[-1]} (counted from 0). Start earlier, remove more per step, or train longer."
+                f"start of epoch {epochs[-1]} (counted from 0). Start earlier (schedule), "
+                "remove more per step, or train longer."
             )
 
 

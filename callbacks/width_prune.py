@@ -10,7 +10,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
-from prunerecover.callbacks.arguments import check_alone
+from prunerecover.callbacks.arguments import check_alone, check_one
 from prunerecover.callbacks.calibration.capture import CapturedInputs
 from prunerecover.callbacks.calibration.width_inputs import width_inputs
 from prunerecover.callbacks.reconstructing import ReconstructingCallback
@@ -90,8 +90,7 @@ class WidthPrune(ReconstructingCallback):
         ignore: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
-        if sum(argument is not None for argument in (budget, tolerance, plan)) != 1:
-            raise ValueError("Expected exactly one of budget, tolerance and plan, e.g. WidthPrune(Budget(macs=0.3)).")
+        check_one({"budget": budget, "tolerance": tolerance, "plan": plan}, "WidthPrune(Budget(macs=0.3))")
         planning: dict[str, Any] = {
             "allocation": allocation,
             "removal": removal,

@@ -70,10 +70,12 @@ def save_merged(module: pl.LightningModule, folder: Path) -> None:
         network = ledger.plain_copy(module, target)
         composed = plan + merge(network)
         try:
-            write_folder(network, composed, path, run)
+            written = write_folder(network, composed, path, run)
         except FileExistsError as error:
             other = next(_numbered(path, number) for number in itertools.count(1) if _is_free(_numbered(path, number)))
-            rank_zero_warn(f"{error} The merged copy of this fit is at {write_folder(network, composed, other, run)}.")
+            written = write_folder(network, composed, other, run)
+            rank_zero_warn(f"{error} The merged copy of this fit is at {written}.")
+        rank_zero_info(f"prunerecover: pruned network written to {written}; load_pruned opens it")
 
 
 def place_at_end(module: pl.LightningModule, path: Path, run: str, what: str) -> Path | None:

@@ -19,7 +19,8 @@ from prunerecover.callbacks.ledger.ledger import Ledger
     "arguments", [{}, {"remove": {"mlp": 1}, "plan": Plan()}, {"budget": Budget(macs=0.1), "plan": Plan()}]
 )
 def test_exactly_one_of_budget_remove_and_plan(arguments):
-    with pytest.raises(ValueError, match="Expected exactly one of budget, remove and plan, e.g. DepthPrune"):
+    got = r" and plan\. Set all but one to None" if arguments else r"none\.$"
+    with pytest.raises(ValueError, match=rf"Expected exactly one of budget, remove and plan, e.g. .*, but got .*{got}"):
         DepthPrune(**arguments)
 
 
