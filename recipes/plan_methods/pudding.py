@@ -108,9 +108,14 @@ class PuddingPlan(PlanMethod):
     def make(self, task: PlanTask) -> Plan:
         """Return the plan of the static set."""
         network = unwrap(get_module(task.module, task.target))
+        config: Any = getattr(network, "config", None)
+        if not hasattr(config, "get_text_config"):
+            raise ValueError(
+                f"Expected a language model of transformers, but got {type(network).__name__}. Name one, such as "
+                "--model CausalLM --model.model HuggingFaceTB/SmolLM2-135M, or decide by --method depth."
+            )
         base = name_of(network)
         tokenizer = open_tokenizer(base, self.tokenizer)
-        config: Any = network.config
         encoding = Encoding(tokenizer, context_in(config, tokenizer), self.chat)
         asked = ask(self.tasks, self.names, *self.counts, self.seed)
         with resumable_search(task.output):

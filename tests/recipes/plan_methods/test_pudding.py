@@ -116,3 +116,9 @@ def test_no_question_is_in_two_parts_however_it_is_written(tmp_path: Path, own_c
 def test_too_few_questions_are_told(recipe: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*recipe, "--method.blocks", "2", "--method.calibration_questions", "60"]) != 0
     assert "Expected more than 60 questions per task" in capsys.readouterr().err
+
+
+def test_a_network_that_is_no_language_model(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--method", "pudding", "--method.blocks", "1", "--method.tasks", "{}"]
+    assert main(["plan", "--config", "digits_vit_depth", *asked]) == 2
+    assert "Expected a language model of transformers, but got VisionTransformer" in capsys.readouterr().err
