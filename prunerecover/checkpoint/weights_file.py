@@ -201,7 +201,7 @@ def warn_if_mixed(model: nn.Module, weights: Weights, where: str) -> None:
     """
     parts: dict[torch.dtype, dict[str, list[str]]] = {}
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point():
+        if parameter.is_floating_point() and name in weights.tensors:
             parts.setdefault(parameter.dtype, {}).setdefault(_named(weights.tensors[name]), []).append(name)
     for found in parts.values():
         usual, *others = sorted(found, key=lambda dtype: -len(found[dtype]))

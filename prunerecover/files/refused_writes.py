@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 REFUSALS = {
     errno.EACCES,
     errno.EPERM,
@@ -40,7 +42,7 @@ def naming_the_folder(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         code = _code_of(error)
         if code not in REFUSALS:
             raise
@@ -60,5 +62,5 @@ def _code_of(error: BaseException | None) -> int | None:
             return error.errno
         if found := IN_TEXT.search(str(error)):
             return int(found[1])
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None

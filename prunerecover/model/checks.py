@@ -131,11 +131,13 @@ def is_finite(tensor: Tensor) -> bool:
         tensor: Of any kind; one on the meta device has no values.
     """
     for part in stored_parts(tensor.detach()):
-        if part.is_meta or not (part.is_floating_point() or part.is_complex()):
+        if part.is_meta or part.is_nested or not (part.is_floating_point() or part.is_complex()) or not part.numel():
             continue
-        part = part.float() if part.itemsize == 1 else part  # of float8, PyTorch says nothing
-        finite = part.isfinite() if isinstance(tensor, nn.Parameter) or part.is_complex() else part < torch.inf
-        if not bool(finite.all()):
+        part = part.to_local() if hasattr(part, "to_local") else part  # of a sharded tensor, what this rank has
+        part = part.to_dense() if part.layout != torch.strided else part
+        part = torch.view_as_real(part.resolve_conj()) if part.is_complex() else part
+        low, high = (part.float() if part.itemsize == 1 else part).aminmax()  # both NaN if any is; no copy is made
+        if not high < torch.inf or (isinstance(tensor, nn.Parameter) and not low > -torch.inf):
             return False
     return True
 

@@ -87,6 +87,8 @@ def test_a_fit_that_diverges_does_not_write_pruned_in_silence(tmp_path: Path) ->
         (nn.Parameter(torch.tensor([0.0, -torch.inf])), False),
         (torch.tensor([0.0, torch.inf]), False),
         (torch.tensor([1, 2]), True),
+        (torch.empty(0), True),
+        (torch.tensor([0.0, torch.nan]).to_sparse(), False),
         (torch.tensor([complex(0, torch.nan)]), False),
         (torch.tensor([torch.nan]).to(torch.float8_e4m3fn), False),
         (torch.empty(2, device="meta"), True),
