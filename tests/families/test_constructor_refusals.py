@@ -11,6 +11,7 @@ from cases.models.tiny import tiny_llama, tiny_timm
 from torch import nn
 
 from prunerecover.families.constructors import build, construction_of, constructor_of
+from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.replacements import Nothing
 
 
@@ -129,6 +130,29 @@ def test_a_config_cannot_name_code() -> None:
     assert not hasattr(config, "auto_map")
     config = build({**constructor, "attention": "kernels-community/evil"}).config
     assert config._attn_implementation == "sdpa"
+
+
+def _detr() -> nn.Module:
+    from transformers import DetrConfig, DetrForObjectDetection, TimmBackboneConfig
+
+    halves = {
+        f"{half}_{name}": 2 for half in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")
+    }
+    backbone = TimmBackboneConfig(backbone="resnet10t", use_pretrained_backbone=False, out_indices=(1, 2))
+    return DetrForObjectDetection(DetrConfig(**halves, d_model=8, backbone_config=backbone))
+
+
+def test_a_backbone_of_timm_is_built_by_its_name_and_nothing_is_fetched() -> None:
+    model = _detr()
+    constructor = constructor_of(model)
+    assert constructor is not None
+    constructor["config"]["backbone_config"]["use_pretrained_backbone"] = True
+    built: Any = build(constructor)
+    assert tensors_hash(built) == tensors_hash(model)
+    assert built.config.backbone_config.use_pretrained_backbone is False
+    constructor["config"]["backbone_config"]["backbone"] = "hf-hub:timm/resnet10t.c3_in1k"
+    with pytest.raises(ValueError, match="Expected the installed transformers to build .* but it failed"):
+        build(constructor)
 
 
 def test_other_libraries_are_refused() -> None:

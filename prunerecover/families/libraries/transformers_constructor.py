@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,7 @@ IMPLEMENTATIONS = {
 }
 # What a transformers config may name that is not in the config: code and weights to fetch.
 REACHING_OUT = ("attn_implementation", "experts_implementation", "auto_map", "backbone", "use_pretrained_backbone")
+OF_TIMM = "timm_backbone"  # a part that timm builds by name
 FLOAT = "__float__"  # what transformers calls infinity and NaN in JSON
 
 
@@ -105,8 +107,20 @@ def _self_contained(config: Any) -> Any:
         return [_self_contained(entry) for entry in config]
     if not isinstance(config, dict):
         return config
-    return {
+    kept = {
         key: _self_contained(value)
         for key, value in config.items()
         if key == FLOAT or (key not in REACHING_OUT and not str(key).startswith("_"))
     }
+    if config.get("model_type") == OF_TIMM and _is_of_timm(config.get("backbone")):
+        kept |= {"backbone": config["backbone"], "use_pretrained_backbone": False}
+    return kept
+
+
+def _is_of_timm(name: Any) -> bool:
+    """Whether this is a name in timm's registry, under which nothing is fetched."""
+    if not isinstance(name, str) or not find_spec("timm"):
+        return False
+    import timm
+
+    return bool(timm.is_model(name))
