@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from prunerecover.model.batches import ModelInputs, without_padding
+from prunerecover.refusal import Refusal
 
 IN_CACHE = 1 << 18  # logits, 1 MiB
 
 
-class OtherShape(ValueError):
+class OtherShape(Refusal):
     """The pruned network's output has another shape than the dense one's."""
 
 
@@ -31,8 +32,9 @@ def output_divergence(dense: Tensor, pruned: Tensor) -> Tensor:
     """
     if dense.shape != pruned.shape:
         raise OtherShape(
-            f"Expected an output of shape {tuple(dense.shape)}, as the dense network's, but got {tuple(pruned.shape)}: "
-            "the number of detections follows what is detected. Rank by importance='taylor' with a loss."
+            f"an output of shape {tuple(dense.shape)}, as the dense network's",
+            f"got {tuple(pruned.shape)}: the number of detections follows what is detected",
+            "Rank by importance='taylor' with a loss.",
         )
     if dense.ndim in (2, 3) and dense.shape[-1] > 1:
         return _kl(dense.flatten(0, -2), pruned.flatten(0, -2))

@@ -2,15 +2,15 @@
 
 A folder holds plan.json (with its sidecar, if the plan has fitted tensors) and model.safetensors. A transformers model
 that is still a standard one (whole blocks removed, all layers narrowed alike, nothing left in the place of anything)
-also gets config.json, so that `from_pretrained` opens the folder; any other does not, because `from_pretrained` would
-fill what it does not know with random values. Loading here never does: structure is replayed from the plan, and every
-weight must fit. A folder may hold more than the network that was pruned, such as a segmenter around its backbone: then
-plan.json says where in it that network is.
+also gets its config.json, so that `from_pretrained` opens the folder; any other gets one that makes `from_pretrained`
+fail with what to call, for without one it would build a model of full size with random weights. Loading here never
+does. A folder may hold more than the network that was pruned: then plan.json says where in it that network is.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import os
 import warnings
 from pathlib import Path
@@ -25,7 +25,7 @@ from prunerecover.checkpoint.replay import dense_of, end_of, prune_and_fill
 from prunerecover.checkpoint.weights_file import Weights, read_weights, save_weights
 from prunerecover.families.constructors import build, constructor_of
 from prunerecover.families.transformers_layers import is_transformers_model
-from prunerecover.files.atomic import atomic_folder, whole_folder
+from prunerecover.files.atomic import atomic_folder, whole_folder, write_text
 from prunerecover.files.hashes import sha256_of
 from prunerecover.files.plan_file import Saved, read_data, read_saved, write_plan
 from prunerecover.files.refused_writes import naming_the_folder
@@ -44,6 +44,7 @@ FOREIGN = {
     "zero_to_fp32.py": "It is one of DeepSpeed: make it one file with convert_zero_checkpoint_to_fp32_state_dict of "
     "lightning.pytorch.utilities.deepspeed, and load that.",
 }
+NOT_STANDARD = "of no standard architecture: open this folder with prunerecover.load_pruned"
 OURS = {PLAN, SIDECAR, WEIGHTS, CONFIG, GENERATION}
 
 
@@ -223,12 +224,11 @@ def _check_free(path: Path) -> None:
 
 
 def _save_config(model: Any, folder: Path) -> None:
-    """Make the folder one that `from_pretrained` opens, if the model is still a standard one of transformers."""
-    constructor = constructor_of(model) if is_transformers_model(model) else None
-    if constructor is None:
+    """Let `from_pretrained` open the folder, or fail with what to call where the model is no standard one."""
+    if not is_transformers_model(model):
         return
-    use = use_of(model)
-    if use and use != use_of(build(constructor)):  # from_pretrained starts anew: RWKV's weights would be divided twice
+    if not _is_standard(model):  # AutoModel's error repeats the type, that of a class of its own the dtype
+        write_text(folder / CONFIG, json.dumps({"model_type": NOT_STANDARD, "dtype": NOT_STANDARD}, indent=2))
         return
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
@@ -236,6 +236,18 @@ def _save_config(model: Any, folder: Path) -> None:
     config.to_json_file(folder / CONFIG)
     if model.can_generate() and model.generation_config is not None:
         model.generation_config.to_json_file(folder / GENERATION)
+
+
+def _is_standard(model: Any) -> bool:
+    """Whether `from_pretrained` gives the same model; it starts anew: RWKV's weights would be divided twice."""
+    constructor, use = constructor_of(model), use_of(model)
+    return constructor is not None and (not use or use == use_of(build(constructor)))
+
+
+def standard_class(folder: Path) -> str | None:
+    """Return the name of the class whose `from_pretrained` opens a folder of `save_pruned`; None: it is not standard."""
+    found = json.loads((folder / CONFIG).read_text(encoding="utf-8")) if (folder / CONFIG).is_file() else {}
+    return next(iter(found.get("architectures", ())), None)
 
 
 def _check_class(cls: type, path: Path) -> None:

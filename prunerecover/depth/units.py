@@ -14,11 +14,12 @@ from prunerecover.depth.family.units import explain_missing_activations, family_
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
-from prunerecover.model.checks import check_call, check_watchable
+from prunerecover.model.checks import check_call, check_watchable, computed_in
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
 from prunerecover.plan.units import Units
+from prunerecover.refusal import Refusal
 
 
 @ordinary_arithmetic()
@@ -96,7 +97,7 @@ def of_all_kinds(removals: Removals) -> Removals:
     return Removals(removals.model, removals.example, DEPTH_KINDS)
 
 
-def nothing_found(removals: Removals, kinds: Sequence[str]) -> ValueError:
+def nothing_found(removals: Removals, kinds: Sequence[str]) -> Refusal:
     """Return what says that a network has no unit that may go.
 
     Args:
@@ -105,9 +106,11 @@ def nothing_found(removals: Removals, kinds: Sequence[str]) -> ValueError:
     """
     why = "; ".join(f"'{path}': {reason}" for path, reason in list(removals.refused.items())[:3])
     others = Counter(unit.kind for unit in of_all_kinds(removals).units)
-    instead = f" It has others: {', '.join(f'{n} of kind {kind}' for kind, n in others.items())}." if others else ""
-    return ValueError(
-        f"Expected {type(removals.model).__name__} to have units of kind {', '.join(kinds)} that may go, but there is "
-        f"none{f' ({why})' if why else ''}.{instead} Channels, heads and neurons are narrowed by plan_width and "
-        "WidthPrune."
+    instead = f"It has others: {', '.join(f'{n} of kind {kind}' for kind, n in others.items())}. " if others else ""
+    _, made_plain = computed_in(removals.model)
+    plain = f"{made_plain} " if made_plain else ""
+    return Refusal(
+        f"{type(removals.model).__name__} to have units of kind {', '.join(kinds)} that may go",
+        f"there is none{f' ({why})' if why else ''}",
+        f"{plain}{instead}Channels, heads and neurons are narrowed by plan_width and WidthPrune.",
     )

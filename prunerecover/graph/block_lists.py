@@ -9,6 +9,7 @@ from torch import nn
 from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.units import Unit
+from prunerecover.refusal import Refusal
 
 BlockList = frozenset[str]  # paths of all blocks of one container
 
@@ -53,7 +54,8 @@ def check_blocks_stay(lists: Sequence[BlockList], units: Sequence[Unit], count: 
     most = len(blocks) - len(full)
     if full and count > most:
         names = ", ".join(f"'{parent_path(min(one))}'" for one in full)
-        raise ValueError(
-            f"Expected at least one block of {names} to stay, so that at most {most} of {len(blocks)} blocks "
-            f"can go, but got {count}. Lower the number."
+        raise Refusal(
+            f"at least one block of {names} to stay, so that at most {most} of {len(blocks)} blocks can go",
+            f"got {count}",
+            "Lower the number.",
         )

@@ -9,6 +9,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from prunerecover.graph.computation_graph import ComputationGraph, Node
 from prunerecover.graph.regions import find_attentions, head_layers
+from prunerecover.model.checks import computed_weights
 from prunerecover.model.linears import check_plain
 from prunerecover.model.paths import get_module, parent_path
 
@@ -57,6 +58,8 @@ def _why_not(
         return f"it is part of the attention '{attention[node.index]}'"
     if node.index in head:
         return "it is in the head, which makes the outputs"
+    if computed := computed_weights(module):
+        return f"its {computed[0].name} is computed by {computed[0].how}"
     if not node.whole:
         return f"its weight is used in the code of {type(module).__name__}, not by a layer of its own"
     if len(graph.by_module[node.module]) > 1:

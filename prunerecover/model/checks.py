@@ -7,8 +7,10 @@ bitsandbytes and torchao.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,90 @@ NOT_IN_FILES = (
     ", and safetensors files hold plain tensors alone. Save before quantising, and quantise what is loaded from the "
     "file; a plan's file is saved in either case."
 )
+NAMED = 3  # modules in a message
+MASK, WEIGHT_NORM = "a mask of torch.nn.utils.prune", "weight_norm"
+REFUSED = (MASK, WEIGHT_NORM)  # their hooks write a plain tensor over what surgery puts in place
+PREPARED = tuple(  # modules that quantisers of PyTorch and torchao put beside weights and between layers
+    f"{package}.{name}"
+    for package in ("torch.ao.quantization", "torchao.quantization.pt2e", "torchao.quantization.qat")
+    for name in ("fake_quantize", "observer")
+)
 QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized", "bitsandbytes")
+
+
+@dataclass(frozen=True)
+class ComputedWeight:
+    """A weight that a module computes from other tensors, or rounds: surgery does not reach it.
+
+    Attributes:
+        name: Of the weight, in its module.
+        how: What computes it.
+        way_out: What to do first, a sentence without its full stop.
+    """
+
+    name: str
+    how: str
+    way_out: str
+
+
+def computed_weights(module: nn.Module) -> list[ComputedWeight]:
+    """Return the weights that a module, apart from its children, computes from other tensors.
+
+    >>> linear = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    >>> [(weight.name, weight.how) for weight in computed_weights(linear)]
+    [('weight', 'a parametrization (_WeightNorm)')]
+    """
+    if type(module).__module__.startswith(PREPARED):
+        return []
+
+    def undone(function: str, name: str) -> str:
+        return f"Make the weights plain first: torch.nn.utils.{function}(module, '{name}')"
+
+    found = []
+    for name, functions in getattr(module, "parametrizations", {}).items():
+        way_out = undone("parametrize.remove_parametrizations", name)
+        found.append(ComputedWeight(name, f"a parametrization ({type(functions[0]).__name__})", way_out))
+    for name in module._parameters:
+        stem, _, last = name.rpartition("_")
+        if last == "orig" and f"{stem}_mask" in module._buffers:
+            found.append(ComputedWeight(stem, MASK, undone("prune.remove", stem)))
+        elif last == "orig" and stem not in module._parameters:
+            found.append(ComputedWeight(stem, "spectral_norm", undone("remove_spectral_norm", stem)))
+        elif last == "g" and f"{stem}_v" in module._parameters and stem not in module._parameters:
+            found.append(ComputedWeight(stem, WEIGHT_NORM, undone("remove_weight_norm", stem)))
+    quantiser = next((one for one in module.children() if type(one).__module__.startswith(PREPARED)), None)
+    if quantiser is not None:
+        how = f"a quantiser of {type(quantiser).__module__.partition('.quantization')[0]} ({type(quantiser).__name__})"
+        way_out = "Prune the network first, and prepare what is left for quantisation"
+        found.append(ComputedWeight("weight", how, way_out))
+    return found
+
+
+def computed_in(model: nn.Module) -> tuple[str, str]:
+    """Return what computes weights of a network, and where, and what to do first, as sentences; empty if nothing does.
+
+    Args:
+        model: Any network.
+
+    >>> computed_in(nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(2, 2))))[0]
+    "a parametrization (_Orthogonal) at '0'"
+    """
+    paths: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for path, module in model.named_modules():
+        for weight in computed_weights(module):
+            paths[weight.how, weight.way_out].append(path)
+    causes = [f"{how} at {listed(found)}" for (how, _), found in paths.items()]
+    return "; ".join(causes), " ".join(dict.fromkeys(f"{way_out}." for _, way_out in paths))
+
+
+def listed(paths: Sequence[str]) -> str:
+    """Return the first paths of a list for a message, and how many more there are.
+
+    >>> listed(["a", "", "b", "c", "d"])
+    "'a', the model itself, 'b' and 2 more"
+    """
+    more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+    return ", ".join(f"'{path}'" if path else "the model itself" for path in paths[:NAMED]) + more
 
 
 def check_call(model: nn.Module, inputs: ModelInputs, argument: str) -> None:
@@ -196,15 +281,10 @@ def _check_plain(path: str, module: nn.Module) -> None:
             f"Expected weights in floating point, but '{path}' is quantised ({type(module).__name__}). Prune first, "
             "and quantise what is left."
         )
-    for name in module._parameters:
-        stem, _, last = name.rpartition("_")
-        if last == "orig" and f"{stem}_mask" in module._buffers:
-            raise ValueError(
-                f"Expected weights without masks, but '{path}' has one of torch.nn.utils.prune on '{stem}'. Make it "
-                f"permanent first: torch.nn.utils.prune.remove(module, '{stem}')."
-            )
-        if last == "g" and f"{stem}_v" in module._parameters and stem not in module._parameters:
-            raise ValueError(
-                f"Expected weights that are parameters, but '{path}' computes '{stem}' by weight_norm. Fold it first: "
-                f"torch.nn.utils.remove_weight_norm(module, '{stem}')."
+    for weight in computed_weights(module):
+        if weight.how in REFUSED:
+            raise Refusal(
+                "weights that are parameters",
+                f"'{path}' computes '{weight.name}' by {weight.how}",
+                f"{weight.way_out}.",
             )

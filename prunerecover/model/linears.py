@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from prunerecover.model.checks import check_unquantised
+from prunerecover.model.checks import check_unquantised, computed_weights
 from prunerecover.model.paths import get_module
+from prunerecover.refusal import Refusal
 
 
 def linear_shape(linear: nn.Module) -> tuple[int, int]:
@@ -43,20 +43,11 @@ def check_plain(path: str, module: nn.Module) -> None:
         path: Of the module, for the message.
         module: A linear or a norm.
     """
-    for name in ("weight", "bias"):
-        if parametrize.is_parametrized(module, name):
-            how, way_out = "a parametrization", f"torch.nn.utils.parametrize.remove_parametrizations(module, '{name}')"
-        elif f"{name}_mask" in module._buffers:
-            how, way_out = "a mask of torch.nn.utils.prune", f"torch.nn.utils.prune.remove(module, '{name}')"
-        elif f"{name}_orig" in module._parameters:
-            how, way_out = "spectral_norm", f"torch.nn.utils.remove_spectral_norm(module, '{name}')"
-        elif f"{name}_g" in module._parameters:
-            how, way_out = "weight_norm", f"torch.nn.utils.remove_weight_norm(module, '{name}')"
-        else:
-            continue
-        raise ValueError(
-            f"Expected plain parameters to merge, but the {name} of '{path}' ({type(module).__name__}) is computed by "
-            f"{how}, which would be lost. Make it permanent first: {way_out}."
+    for weight in computed_weights(module):
+        raise Refusal(
+            "plain parameters to merge",
+            f"the {weight.name} of '{path}' ({type(module).__name__}) is computed by {weight.how}, which would be lost",
+            f"{weight.way_out}.",
         )
     check_unquantised(module, f"of '{path}' to merge", ", and would be rounded anew. Merge first, then quantise.")
 

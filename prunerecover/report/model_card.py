@@ -5,14 +5,13 @@ Metadata follow the Hugging Face hub (https://huggingface.co/docs/hub/model-card
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
 
-from prunerecover.checkpoint.pruned_folder import CONFIG, PLAN
+from prunerecover.checkpoint.pruned_folder import PLAN, standard_class
 from prunerecover.files.atomic import write_text
 from prunerecover.files.plan_file import read_data, read_saved
 from prunerecover.plan.plan import Plan
@@ -86,8 +85,7 @@ def _body(folder: Path, report: Report | None, base: str | None) -> str:
 
 def _load(folder: Path, plan: Plan) -> str:
     """Return the lines that load the model."""
-    if (folder / CONFIG).is_file():
-        (cls,) = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["architectures"]
+    if cls := standard_class(folder):
         return f'from transformers import {cls}\n\nmodel = {cls}.from_pretrained("hub-id")'
     needs_dense = plan.source.constructor is None or read_saved(read_data(folder / PLAN)).target != ""
     dense = "model=dense" if needs_dense else ""

@@ -28,6 +28,7 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.reconstruction import made_for, reconstruct, reconstructible
+from prunerecover.refusal import Refusal
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
 from prunerecover.shared_budget.ignored import patterns_of_depth, possible
 from prunerecover.shared_budget.rest_in_width import RestInWidth
@@ -78,9 +79,10 @@ class SharedBudgetPlanner:
         _, self.why_no_width = possible(self._rest.dense)
         self._depth, self.why_no_depth = possible(self._depth_planner)
         if self.why_no_depth and self.why_no_width:
-            raise ValueError(
-                f"Expected {type(self.model).__name__} to have units of depth or width that may go, but there are "
-                f"none. Depth: {self.why_no_depth} Width: {self.why_no_width}"
+            raise Refusal(
+                f"{type(self.model).__name__} to have units of depth or width that may go",
+                f"there are none. Depth: {self.why_no_depth} Width: {self.why_no_width}".removesuffix("."),
+                "Follow what one of these says, or prune another part of the network.",
             )
         self._kinds_of_depth: tuple[str, ...] | None = None  # that went when depth took all of the budget
         self._costs: dict[str, DenseCost] = {}

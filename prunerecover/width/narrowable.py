@@ -32,6 +32,7 @@ from prunerecover.model.evaluation import device_of
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.groups import Group
+from prunerecover.refusal import Refusal
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.cost_model import CostModel, cost_model
 from prunerecover.width.allocation.equal_layers import alike
@@ -76,9 +77,10 @@ class NarrowableNetwork:
         found = find_groups(self.model, self.example, config.kinds, config.ignore)
         warn_of_counted(found.counted)
         if not found.groups:
-            raise ValueError(
-                f"Expected {type(self.model).__name__} to have groups that can lose any number of units, but all lie "
-                "in equal parts of one tensor and must lose as many as others. Remove whole layers with plan_depth."
+            raise Refusal(
+                f"{type(self.model).__name__} to have groups that can lose any number of units",
+                "all lie in equal parts of one tensor and must lose as many as others",
+                "Remove whole layers with plan_depth.",
             )
         self.groups: tuple[Group, ...] = with_a_gate(found.groups) if config.gates else found.groups
         self.rewrites = found.edits

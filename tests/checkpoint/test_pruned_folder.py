@@ -76,10 +76,11 @@ def test_from_pretrained_opens_models_without_whole_blocks(name: str, dtype: tor
 def test_from_pretrained_refuses_what_it_cannot_rebuild(name: str, tmp_path: Path) -> None:
     import transformers
 
-    path = save_pruned(*pruned(name), tmp_path / "pruned")
-    assert not (path / "config.json").exists()
-    with pytest.raises((OSError, ValueError)):
-        transformers.AutoModel.from_pretrained(path)
+    model, plan = pruned(name)
+    path = save_pruned(model, plan, tmp_path / "pruned")
+    for opens in (transformers.AutoModel, type(model)):
+        with pytest.raises((AttributeError, ValueError), match="open this folder with prunerecover.load_pruned"):
+            opens.from_pretrained(path)
 
 
 @pytest.mark.parametrize("family", ["timm", "llama", "gpt2", "bert"])

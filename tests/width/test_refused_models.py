@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
 from prunerecover import Budget, find_groups, plan_depth, plan_width
+from prunerecover.refusal import Refusal
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(16) % 3
@@ -42,8 +44,14 @@ def with_(change: Callable[[nn.Module], object]) -> nn.Module:
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "nan": (lambda: with_nan(net()), "Expected finite weights to plan with, but '0.weight' holds NaN"),
     "meta": (lambda: net().to("meta"), "'0.weight' is on the meta device. Load its weights first"),
-    "masked": (lambda: with_(lambda m: prune.l1_unstructured(m, "weight", 0.3)), "without masks, but '2' has one"),
-    "weight norm": (lambda: with_(weight_norm), "'2' computes 'weight' by weight_norm. Fold it first"),
+    "masked": (
+        lambda: with_(lambda m: prune.l1_unstructured(m, "weight", 0.3)),
+        "'2' computes 'weight' by a mask of .* first: torch.nn.utils.prune.remove",
+    ),
+    "weight norm": (
+        lambda: with_(weight_norm),
+        "by weight_norm. Make the weights plain first: torch.nn.utils.remove_weight_norm",
+    ),
 }
 
 
@@ -65,6 +73,56 @@ def test_quantised_model_is_refused() -> None:
     model = torch.ao.quantization.quantize_dynamic(net(), {nn.Linear})
     with pytest.raises(ValueError, match="Expected weights in floating point, but '0' is quantised"):
         plan_width(model, Budget(macs=0.3), batches=[(X, LABELS)])
+
+
+def everywhere(change: Callable[[nn.Module], object]) -> nn.Module:
+    model = net()
+    for linear in (model[0], model[2]):
+        change(linear)
+    return model.eval()
+
+
+def fake_quantised() -> nn.Module:
+    model = net().train()
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")
+    model = torch.ao.quantization.prepare_qat(model)
+    model(X)
+    return model.eval()
+
+
+PLAIN = r"first: torch.nn.utils.{}\(module, 'weight'\)."
+COMPUTED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
+    "nothing can go": (
+        lambda: everywhere(parametrizations.weight_norm),
+        r"a parametrization \(_WeightNorm\)",
+        PLAIN.format("parametrize.remove_parametrizations"),
+    ),
+    "too little can go": (
+        lambda: everywhere(parametrizations.orthogonal),
+        r"a parametrization \(_Orthogonal\)",
+        PLAIN.format("parametrize.remove_parametrizations"),
+    ),
+    "hooks": (lambda: everywhere(nn.utils.spectral_norm), "spectral_norm", PLAIN.format("remove_spectral_norm")),
+    "fake quantisers": (
+        fake_quantised,
+        r"a quantiser of torch.ao \(\w*FakeQuant\w*\)",
+        "Prune the network first, and prepare",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_computes_weights_is_named_with_the_way_out(name: str) -> None:
+    build, cause, way_out = COMPUTED[name]
+    for plan in (
+        lambda: plan_width(build(), Budget(macs=0.9), batches=[(X, LABELS)]),
+        lambda: plan_depth(build(), remove={"layer": 1}, batches=[(X, LABELS)]),
+    ):
+        with pytest.raises(Refusal) as refused:
+            plan()
+        assert re.search(cause, refused.value.cause)
+        assert re.match(f".*{way_out}", refused.value.way_out)
 
 
 def test_depth_of_a_model_with_nan_is_refused() -> None:

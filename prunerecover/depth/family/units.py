@@ -12,6 +12,7 @@ from prunerecover.model.linears import check_plain, linear_shape
 from prunerecover.model.paths import get_module
 from prunerecover.plan.kinds import Kind
 from prunerecover.plan.units import Unit
+from prunerecover.refusal import Refusal
 
 
 def family_units(model: nn.Module, kinds: Sequence[str], macs: Mapping[str, int]) -> tuple[Unit, ...]:
@@ -71,6 +72,4 @@ def explain_missing_activations(model: nn.Module) -> None:
         return
     reasons = {block.no_activation for block in blocks if block.mlp is not None}
     if len(reasons) == 1 and "" not in reasons:
-        raise ValueError(
-            f"Expected {family} to have removable activations, but {reasons.pop()}. Use 'attention' or 'mlp'."
-        )
+        raise Refusal(f"{family} to have removable activations", reasons.pop(), "Use 'attention' or 'mlp'.")

@@ -10,6 +10,7 @@ from typing import Protocol
 from prunerecover.depth.search.selection import conflicting
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.units import Unit
+from prunerecover.refusal import Refusal
 
 
 class Goal(Protocol):
@@ -38,7 +39,7 @@ class Goal(Protocol):
         """Return which part of the goal the chosen units reach together: 1 or more if enough is gone."""
 
 
-def not_enough(goal: Goal, chosen: Sequence[Unit], reason: str = "") -> ValueError:
+def not_enough(goal: Goal, chosen: Sequence[Unit], reason: str = "") -> Refusal:
     """Return what says that a goal cannot be met.
 
     Args:
@@ -46,9 +47,10 @@ def not_enough(goal: Goal, chosen: Sequence[Unit], reason: str = "") -> ValueErr
         chosen: What goes already.
         reason: Why the last one that cannot go cannot, ending in a space, or "".
     """
-    return ValueError(
-        f"Expected enough units outside the other removed ones for {goal.describe_missing(chosen)} more, but none is "
-        f"left that can go. {reason}Lower the budget, allow more kinds, or ignore fewer units."
+    return Refusal(
+        f"enough units outside the other removed ones for {goal.describe_missing(chosen)} more",
+        f"none is left that can go. {reason}".strip().removesuffix("."),
+        "Lower the budget, allow more kinds, or ignore fewer units.",
     )
 
 

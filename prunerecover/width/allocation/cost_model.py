@@ -30,6 +30,7 @@ from prunerecover.model.batches import as_inputs
 from prunerecover.model.narrow.freeing import uncalled_weights
 from prunerecover.model.paths import parent_path, unwrap
 from prunerecover.plan.groups import Group, Slice
+from prunerecover.width.allocation.out_of_reach import OutOfReach
 from prunerecover.width.groups.unit_slices import check_names, tensor_named
 
 
@@ -93,12 +94,14 @@ class CostModel:
         sizes: Units per group.
         linear: What each unit of a group costs whatever the others do.
         blocks: Per group, the tensors in which its units share entries with others.
+        out_of_reach: What costs something, and is in no group.
     """
 
     full: Cost
     sizes: dict[str, int]
     linear: dict[str, tuple[int | Fraction, int]]
     blocks: dict[str, tuple[NarrowingParameter, ...]]
+    out_of_reach: OutOfReach = OutOfReach()
 
     def total(self, kept: Mapping[str, int]) -> Cost:
         """Return the cost with so many units kept per group; groups that are not named keep all.
@@ -177,6 +180,7 @@ def cost_model(model: nn.Module, groups: Sequence[Group], example_inputs: Any) -
         sizes={group.name: group.size for group in groups},
         linear=linear,
         blocks={name: tuple(found) for name, found in blocks.items()},
+        out_of_reach=OutOfReach.of(network, groups),
     )
 
 

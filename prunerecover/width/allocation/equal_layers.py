@@ -94,7 +94,7 @@ def equal_counts(layers: Sequence[Layers], costs: CostModel, target: RemovalTarg
         gone[chosen] += following[chosen]
         total = after
     if beyond:
-        check_met(target, total)
+        check_met(target, total, costs)
     while last := last_steps():
         left = {i: saved(i, -units) for i, units in last.items()}
         spare = [i for i in last if target.amount <= left[i] < total]

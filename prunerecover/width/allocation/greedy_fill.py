@@ -17,6 +17,7 @@ from torch import Tensor
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import WIDTH_KINDS
+from prunerecover.refusal import Refusal
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 
 Removed = dict[str, Tensor]  # by group name: indices of the units that go, ascending
@@ -163,22 +164,31 @@ def fill(
         gone[group.name] += step.units
         saved += target.saved(step)
         _push(heap, number, _next(group, costs, key, gone, end))
-    check_met(target, saved)
+    check_met(target, saved, costs)
     _give_back(costs, target, key, gone, saved)
     return gone
 
 
-def check_met(target: RemovalTarget, saved: int) -> None:
-    """Raise ValueError, and say how much can go, unless so much is enough."""
+def check_met(target: RemovalTarget, saved: int, costs: CostModel) -> None:
+    """Raise ValueError, and say how much can go and what cannot, unless so much is enough.
+
+    Args:
+        target: What has to go.
+        saved: What can.
+        costs: Of the target's groups.
+    """
     if saved < target.amount:
         can = str(saved) if target.in_units else f"{saved / target.full:.1%}"
         routed = max((group for group in target.groups if group.kind == "expert"), key=_needed, default=None)
-        rule = "" if routed is None else f" The router of '{routed.name}' needs {routed.at_least} experts."
+        causes = [] if routed is None else [f"The router of '{routed.name}' needs {routed.at_least} experts"]
         multiple = max((group.multiple for group in target.groups if group.multiple > group.strata), default=0)
-        steps = f" Widths stay multiples of up to {multiple}: a lower round_to lets more go." if multiple else ""
-        raise ValueError(
-            f"Expected a budget that the groups can meet, {target}, but at most {can} can go.{rule}{steps} "
-            "Lower the budget, or ignore fewer groups."
+        causes += [f"Widths stay multiples of up to {multiple}: a lower round_to lets more go"] if multiple else []
+        causes += [] if target.in_units else costs.out_of_reach.causes(target.what)
+        ways_out = [] if target.in_units else costs.out_of_reach.ways_out(target.what)
+        raise Refusal(
+            f"a budget that the groups can meet, {target}",
+            ". ".join((f"at most {can} can go", *causes)),
+            " ".join((*ways_out, "Lower the budget, or ignore fewer groups.")),
         )
 
 

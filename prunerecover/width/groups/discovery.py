@@ -146,7 +146,7 @@ def find_groups(
     linked = tuple(one for one in watched.linked if all(group.kind in kinds for group in one))
     counted = tuple(one for one in watched.counted if one.group.kind in kinds)
     if not groups and not linked:
-        raise ValueError(nothing_found(model, kinds, found, watched.why(kinds), counted))
+        raise nothing_found(model, kinds, found, watched.why(kinds), counted)
     ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     kept, together = _without_ignored(groups, linked, counted, ignore)
     tensors = {part.tensor for group in chain(kept, *together) for part in group.slices}

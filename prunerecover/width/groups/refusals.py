@@ -8,15 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from torch import Tensor, nn
 
+from prunerecover.model.checks import NAMED, computed_in, listed
 from prunerecover.model.narrow.freeing import sizes_heads
 from prunerecover.model.paths import get_module
 from prunerecover.plan.groups import Group
+from prunerecover.refusal import Refusal
 from prunerecover.width.groups.counted import CountedGroup
 from prunerecover.width.tracing.dimension_ids import RIGID
 from prunerecover.width.tracing.trace import Pin, Trace
 from prunerecover.width.tracing.tracer import OUTPUT
 
-NAMED = 3  # reasons, and modules by each
 KINDS = {"conv": "channel", "linear": "neuron"}
 
 
@@ -26,8 +27,8 @@ def nothing_found(
     found: Sequence[Group],
     why: Sequence[str],
     counted: Sequence[CountedGroup],
-) -> str:
-    """Return the message of an error: there is no group of some kinds.
+) -> Refusal:
+    """Return the error that says that there is no group of some kinds, what keeps their units, and what can go.
 
     Args:
         model: That was watched.
@@ -37,18 +38,22 @@ def nothing_found(
         counted: Groups of these kinds that stay because their units are counted.
     """
     counts = ", ".join(f"{n} of kind {kind}" for kind, n in Counter(group.kind for group in found).items())
-    message = (
-        f"Expected {type(model).__name__} to have groups of kind {', '.join(kinds)}, but it has "
-        f"{counts or 'none: no product with weights makes units that only other products read'}."
-    )
-    if why:
-        message += f" What keeps them: {'; '.join(why)}."
+    cause = f"it has {counts or 'none: no product with weights makes units that only other products read'}"
+    computed, made_plain = computed_in(model)
+    if why or computed:
+        cause += f". What keeps them: {'; '.join(filter(None, (computed, *why)))}"
     if counted:
-        message += counting(counted)
+        cause += f".{counting(counted).removesuffix('.')}"
+    ways = [made_plain] if computed else []
     if "expert" not in kinds and any(group.kind == "expert" for group in found):
-        message += " Weights of routed experts are fused, so whole experts can go, but none of their neurons: pass "
-        message += 'kinds="expert".'
-    return message
+        ways.append(
+            "Weights of routed experts are fused, so whole experts can go, but none of their neurons: pass "
+            'kinds="expert".'
+        )
+    elif others := sorted({group.kind for group in found}):
+        ways.append(f"Narrow those that there are: kinds={tuple(others)}.")
+    ways = ways or ["Remove blocks or layers with plan_depth, or what keeps the units from the network's code."]
+    return Refusal(f"{type(model).__name__} to have groups of kind {', '.join(kinds)}", cause, " ".join(ways))
 
 
 def counting(counted: Sequence[CountedGroup]) -> str:
@@ -76,7 +81,7 @@ def reasons(model: nn.Module, trace: Trace, kinds: Sequence[str], failed: Mappin
         kept[f"{pin.operation} (`{pin.line}`)" if pin.line else _named(pin)].append(name)
     inside = {why: names for why, names in kept.items() if why != OUTPUT} or kept
     most = sorted(inside.items(), key=lambda one: -len(one[1]))[:NAMED]
-    return tuple(f"{_listed(list(dict.fromkeys(names)))} by {why}" for why, names in most)
+    return tuple(f"{listed(list(dict.fromkeys(names)))} by {why}" for why, names in most)
 
 
 def _pinned(trace: Trace, kinds: Sequence[str]) -> Iterator[tuple[str, Pin]]:
@@ -95,9 +100,9 @@ def _pinned(trace: Trace, kinds: Sequence[str]) -> Iterator[tuple[str, Pin]]:
         stays = len(own) > 1 and ((units[own] == 0).any() or (units[own] == units[own[0]]).all())
         of_stream = bool(np.isin(tied[own], streams).any())
         found = (pin for pin, pinned in pins if np.isin(tied[own[own != RIGID]], pinned).any())
-        if stays and (hidden or not of_stream) and (pin := next(found, None)) is not None:
+        if stays and (pin := next(found, None)) is not None:
             known |= hidden and of_stream
-            if hidden == of_stream:
+            if not hidden or of_stream:
                 yield path, pin
             else:
                 others.append((path, pin))
@@ -123,8 +128,3 @@ def _named(pin: Pin) -> str:
     if pin.operation == OUTPUT:
         return OUTPUT
     return f"{pin.operation} in '{pin.path}'" if pin.path else f"{pin.operation} in the model itself"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(f"'{name}'" if name else "the model itself" for name in names[:NAMED]) + more

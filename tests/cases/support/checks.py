@@ -15,6 +15,7 @@ from cases.width.groups import outputs
 from torch import Tensor, nn
 
 from prunerecover import Budget, Plan, apply_plan, load_pruned, plan_depth, plan_width, save_pruned
+from prunerecover.checkpoint.pruned_folder import standard_class
 
 WIDTH = ("channel", "head", "neuron", "hidden")
 
@@ -69,7 +70,7 @@ def is_standard(family: Family, folder: Path, kinds: tuple[str, ...]) -> None:
     plan = planned(model, batch, kind, alike=True)
     apply_plan(model, plan)
     save_pruned(model, plan, folder / "pruned")
-    assert (folder / "pruned" / "config.json").is_file()  # without one transformers builds a model of full size
+    assert standard_class(folder / "pruned") == type(model).__name__
     again = type(model).from_pretrained(folder / "pruned")  # type: ignore[attr-defined]
     assert_same(model, again, batch)
 

@@ -1,0 +1,53 @@
+"""What no unit of width reaches: causes and ways out for the message of a budget that cannot be met."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from prunerecover.model.checks import computed_in
+from prunerecover.plan.groups import Group
+from prunerecover.width.groups.experts import find_experts
+
+
+@dataclass(frozen=True)
+class OutOfReach:
+    """Parts of a network that stay whatever units go.
+
+    Attributes:
+        computed: What computes weights from other tensors; empty: nothing does.
+        made_plain: What to do first, as sentences.
+        experts: Whether there are routed experts.
+        may_go: Whether these are among the units.
+    """
+
+    computed: str = ""
+    made_plain: str = ""
+    experts: bool = False
+    may_go: bool = False
+
+    @classmethod
+    def of(cls, model: nn.Module, groups: Sequence[Group]) -> OutOfReach:
+        """Look at a network, of which some groups may be narrowed."""
+        may_go = any(group.kind == "expert" for group in groups)
+        return cls(*computed_in(model), experts=may_go or bool(find_experts(model)), may_go=may_go)
+
+    def causes(self, cost: str) -> list[str]:
+        """Return why no more of a cost can go, as clauses."""
+        found = [f"Weights stay that are computed ({self.computed})"] if self.computed else []
+        if self.experts and cost == "macs":
+            found.append("Routed experts save no MACs, for a token visits as many as before")
+        elif self.experts and not self.may_go:
+            found.append("Routed experts stay")
+        return found
+
+    def ways_out(self, cost: str) -> list[str]:
+        """Return what lets more of a cost go, as sentences."""
+        found = [self.made_plain] if self.computed else []
+        if self.experts and cost == "macs":
+            found.append('To save memory, let experts go: kinds="expert" with Budget(params=...).')
+        elif self.experts and not self.may_go:
+            found.append('Let experts go, too: add "expert" to kinds.')
+        return found
