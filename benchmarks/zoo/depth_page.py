@@ -7,13 +7,34 @@ from statistics import median
 
 from benchmarks.zoo.depth_trial import REMOVED
 from benchmarks.zoo.networks.suites import SUITES
-from benchmarks.zoo.page import counted, installed, names, rebuilt, section, share
+from benchmarks.zoo.page import (
+    counted,
+    exports,
+    installed,
+    names,
+    not_with_free_sizes,
+    rebuilt,
+    section,
+    share,
+)
 from benchmarks.zoo.trial import SEED, Row
 from prunerecover.display.markdown import table
 from prunerecover.plan.kinds import DEPTH_KINDS
 
-HEADER = ("suite", "networks", "no unit", "ok", "of the others (95%)", "refused", "failed", *DEPTH_KINDS, "gone", "s")
-ALIGN = "lrrrlrr" + "r" * (len(DEPTH_KINDS) + 2)
+HEADER = (
+    "suite",
+    "networks",
+    "no unit",
+    "ok",
+    "of the others (95%)",
+    "refused",
+    "failed",
+    *DEPTH_KINDS,
+    "gone",
+    "s",
+    "ONNX",
+)
+ALIGN = "lrrrlrr" + "r" * (len(DEPTH_KINDS) + 3)
 SEQUENCES = ("architecture", "sequences", "ok", "units taken out", "s")
 
 
@@ -38,7 +59,7 @@ def markdown(rows: Sequence[Row], missing: dict[str, str], in_turn: Sequence[Row
             "go), the MACs are fewer or as many as the plan says, and the loaded network gives the same bits. No unit: "
             "nothing can be removed, and the error says why. Refused: a plan is not made, and the error says why. "
             f"{', '.join(DEPTH_KINDS)}: units found; activations are listed in the named families alone. Gone: the "
-            "median share of the parameters; s: seconds per network, the median.",
+            "median share of the parameters; s: seconds per network, the median. {EXPORTED}",
             "",
             table(HEADER, [*lines, *total], ALIGN),
             "",
@@ -48,6 +69,7 @@ def markdown(rows: Sequence[Row], missing: dict[str, str], in_turn: Sequence[Row
             *_fewer(rows),
             *section("Not ok", [row for row in rows if row["outcome"] in ("refused", "failed")], "reason"),
             *section("No unit", [row for row in rows if row["outcome"] == "nothing"], "reason"),
+            *not_with_free_sizes(rows),
             *_sequences(in_turn),
             "## Ok",
             "",
@@ -66,7 +88,7 @@ def _line(suite: str, rows: Sequence[Row]) -> tuple[object, ...]:
         *(suite, len(rows), count["nothing"], count["ok"], share(count["ok"], others)),
         *(count["refused"], count["failed"]),
         *(sum(row.get("units", {}).get(kind, 0) for row in rows) for kind in DEPTH_KINDS),
-        *(f"{median(gone):.1%}" if gone else "", f"{median(row['seconds'] for row in rows):.1f}"),
+        *(f"{median(gone):.1%}" if gone else "", f"{median(row['seconds'] for row in rows):.1f}", exports(rows)),
     )
 
 

@@ -24,6 +24,7 @@ from prunerecover.families.describe import describe, is_supported
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.units import Unit
+from prunerecover.refusal import Refusal
 
 REMOVED = 3
 NOTHING = "that may go, but there is none"  # of the error that says that there is no unit
@@ -48,7 +49,7 @@ def pruned(suite: str, name: str, folder: Path) -> Row:
         row["saved"] = judged(before, size(model, sample), plan)
         trained_and_saved(model, plan, given, network, folder)
     except Ended as end:
-        return {**row, "outcome": end.outcome, "reason": str(end)}
+        return {**row, **end.row}
     return row
 
 
@@ -112,5 +113,5 @@ def _planned(model: nn.Module, given: list[Any], kinds: list[str]) -> Plan:
 
 def _ended(what: str, error: ValueError) -> Ended:
     if NOTHING in str(error):
-        return Ended("nothing", str(error))
-    return Ended("refused" if str(error).startswith("Expected") else "failed", f"{what}: {error}")
+        return Ended("nothing", str(error), error)
+    return Ended("refused" if isinstance(error, Refusal) else "failed", f"{what}: {error}", error)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from benchmarks.zoo.trial import Row
+from benchmarks.zoo.trial import FIXED, FREE, REFUSED, Row
 from prunerecover.cost.environment import versions
 from prunerecover.cost.statistics import wilson_interval
 
 FURTHER = ("torchvision", "ultralytics")
 OUTCOMES = ("ok", "nothing", "refused", "failed")
-LONGEST = 400  # characters of a reason
+LONGEST = 800  # characters of a reason
 
 
 def counted(rows: Sequence[Row]) -> dict[str, int]:
@@ -36,11 +36,44 @@ def rebuilt(rows: Sequence[Row]) -> list[str]:
     return [f"Loaded from the saved folder alone, without a dense network: {made}{told}.", ""] if own else []
 
 
-def section(title: str, rows: Sequence[Row], field: str) -> list[str]:
-    """Return a list of networks with what their rows say."""
+EXPORTED = (
+    "ONNX: how many of those that were saved are exported by `export(model, path, batch)` and give the same outputs in "
+    "onnxruntime, with free sizes, with fixed ones (`dynamic=False`), and refused."
+)
+
+
+def exports(rows: Sequence[Row]) -> str:
+    """Return how many networks are exported with free sizes, with fixed ones, and not; empty if none was tried.
+
+    >>> exports([{"onnx": "free sizes"}, {"onnx": "free sizes"}, {"onnx": "refused"}, {"onnx": None}])
+    '2, 0, 1'
+    """
+    found = [row["onnx"] for row in rows if row.get("onnx")]
+    return ", ".join(str(found.count(how)) for how in (FREE, FIXED, REFUSED)) if found else ""
+
+
+def not_with_free_sizes(rows: Sequence[Row]) -> list[str]:
+    """Return the networks that are exported with fixed sizes alone or not at all, with the reasons."""
+    left = [row for row in rows if row["outcome"] == "ok" and not row.get("onnx")]
+    waiting = (
+        [f"ONNX is not tried yet of {len(left)} networks, whose rows are of an earlier version.", ""] if left else []
+    )
+    told = [row for row in rows if row.get("onnx") in (FIXED, REFUSED)]
+    return waiting + section("ONNX with fixed sizes, or refused", told, "onnx_reason", "onnx")
+
+
+def section(title: str, rows: Sequence[Row], field: str, ends: str = "outcome") -> list[str]:
+    """Return a list of networks with what their rows say.
+
+    Args:
+        title: Of the section.
+        rows: Of the networks.
+        field: Of a row, that is told.
+        ends: Field that says how it ended.
+    """
     if not rows:
         return []
-    told = [f"- {row['name']} ({row['suite']}, {row['outcome']}): {_short(row[field])}" for row in rows]
+    told = [f"- {row['name']} ({row['suite']}, {row[ends]}): {_short(row[field])}" for row in rows]
     return [f"## {title}", "", *told, ""]
 
 

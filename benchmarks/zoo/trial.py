@@ -12,20 +12,34 @@ from torch import nn
 
 from benchmarks.zoo.networks.network import Network, outputs
 from benchmarks.zoo.networks.suites import networks_of
-from prunerecover import Plan, apply_plan, load_pruned, save_pruned
+from prunerecover import Plan, apply_plan, export, load_pruned, save_pruned
+from prunerecover.checkpoint.export import FIXED_SIZES
 from prunerecover.importance.losses import loss_of, supervised_loss
+from prunerecover.refusal import Refusal
 
 SEED, BATCHES = 0, 2
 FILE, FOLDER = "outputs.pt", "pruned"
 Row = dict[str, Any]
+FREE, FIXED, REFUSED = "free sizes", "fixed sizes", "refused"  # how a network is exported
 
 
 class Ended(Exception):
-    """A network ends in another way than "ok"."""
+    """A network ends in another way than "ok".
 
-    def __init__(self, outcome: str, reason: str) -> None:
+    Args:
+        outcome: Of its row.
+        reason: What was tried, and the error.
+        error: That ended it; a refusal leaves its cause and its way out in the row.
+    """
+
+    def __init__(self, outcome: str, reason: str, error: Exception | None = None) -> None:
         super().__init__(reason)
-        self.outcome = outcome
+        self.row: Row = {"outcome": outcome, "reason": reason, **parts_of(error)}
+
+
+def parts_of(error: Exception | None) -> dict[str, str]:
+    """Return the cause and the way out of a refusal; nothing of another error."""
+    return {"cause": error.cause, "way_out": error.way_out} if isinstance(error, Refusal) else {}
 
 
 def prepare() -> None:
@@ -50,8 +64,21 @@ def reloaded(suite: str, name: str, folder: Path) -> Row:
         if not same:
             raise Ended("failed", f"load_pruned: the outputs differ{_by_how_much(ours, theirs)}")
     except Ended as end:
-        return {"outcome": end.outcome, "reason": str(end), "rebuilt": rebuilt}
+        return {**end.row, "rebuilt": rebuilt}
     return {"outcome": "ok", "rebuilt": rebuilt}
+
+
+def exported(suite: str, name: str, folder: Path) -> Row:
+    """Write what `trained_and_saved` saved as ONNX, which runs it in onnxruntime; return with which sizes that goes."""
+    network = networks_of(suite)[name]
+    rebuilt = Plan.load(folder / FOLDER / "plan.json").source.constructor is not None
+    model = load_pruned(folder / FOLDER, None if rebuilt else dense(network, SEED + 1))
+    try:
+        export(model, folder / "model.onnx", batches(network)[0])
+    except Refusal as error:
+        how = FIXED if error.way_out == FIXED_SIZES else REFUSED
+        return {"outcome": "ok", "onnx": how, "onnx_reason": str(error), "onnx_parts": parts_of(error)}
+    return {"outcome": "ok", "onnx": FREE}
 
 
 def applied(model: nn.Module, plan: Plan) -> None:

@@ -6,13 +6,24 @@ from collections.abc import Sequence
 from statistics import median
 
 from benchmarks.zoo.networks.suites import SUITES
-from benchmarks.zoo.page import counted, installed, names, rebuilt, section, share
+from benchmarks.zoo.page import (
+    EXPORTED,
+    counted,
+    exports,
+    installed,
+    names,
+    not_with_free_sizes,
+    rebuilt,
+    section,
+    share,
+)
 from benchmarks.zoo.trial import SEED, Row
 from benchmarks.zoo.width_trial import ASKED, MISS
 from prunerecover.display.markdown import table
 
 HEADER = ("suite", "networks", "nothing", "ok", "of the others (95%)", "refused", "failed", "removed", "s", "planning")
-ALIGN = "lrrrlrrrrr"
+HEADER += ("ONNX",)
+ALIGN = "lrrrlrrrrrr"
 LIMIT, NAMED = 30, 5  # seconds of planning that are many, and networks that are named
 
 
@@ -33,7 +44,8 @@ def markdown(rows: Sequence[Row], missing: dict[str, str], large: Sequence[Row])
             f"{100 * MISS:.0f} points of the one asked for (or a warning names both), and the loaded network gives "
             "the same bits. Nothing: there is nothing to prune. Refused: a plan is not made, and the error says why. "
             "Removed: the share of the MACs, least to most of those that are ok; s: seconds per network by the clock, "
-            "the median; planning: the seconds of processor time of `plan_width` alone, the median.",
+            "the median; planning: the seconds of processor time of `plan_width` alone, the median. "
+            f"{EXPORTED}",
             "",
             table(HEADER, [*lines, *total], ALIGN),
             "",
@@ -45,6 +57,7 @@ def markdown(rows: Sequence[Row], missing: dict[str, str], large: Sequence[Row])
             *section("Not ok", [row for row in rows if row["outcome"] in ("refused", "failed")], "reason"),
             *section("Nothing to prune", [row for row in rows if row["outcome"] == "nothing"], "reason"),
             *section("Another share than asked for, with a warning", _warned(rows), "warned"),
+            *not_with_free_sizes(rows),
             "## Ok",
             "",
             *(f"- {suite}: {names([r for r in rows if r['suite'] == suite])}" for suite in suites),
@@ -64,7 +77,7 @@ def _line(suite: str, rows: Sequence[Row]) -> tuple[object, ...]:
     return (
         *(suite, len(rows), count["nothing"], count["ok"], share(count["ok"], others)),
         *(count["refused"], count["failed"], spread, seconds),
-        f"{median(planning):.1f}" if planning else "",
+        *(f"{median(planning):.1f}" if planning else "", exports(rows)),
     )
 
 

@@ -22,6 +22,7 @@ from benchmarks.zoo.trial import SEED, Ended, Row, applied, batches, dense, trai
 from prunerecover import Budget, Plan, plan_width
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.batches import without_labels
+from prunerecover.refusal import Refusal
 
 ASKED, MISS = 0.3, 0.02
 NOTHING = "to have groups of kind"  # of the error that says that there is nothing to prune
@@ -41,7 +42,7 @@ def pruned(suite: str, name: str, folder: Path) -> Row:
         removed = 1 - count_macs(model, example) / before
         trained_and_saved(model, plan, given, network, folder)
     except Ended as end:
-        return {**row, "outcome": end.outcome, "reason": str(end)}
+        return {**row, **end.row}
     return {**row, **judged(removed, told), "removed": removed}
 
 
@@ -87,8 +88,9 @@ def _planned(model: nn.Module, given: list[Any], network: Network) -> tuple[Plan
             plan = plan_width(model, Budget(macs=ASKED), batches=given, **loss)
         except ValueError as error:
             if NOTHING in str(error):
-                raise Ended("nothing", str(error)) from error
-            raise Ended("refused" if str(error).startswith("Expected") else "failed", f"plan_width: {error}") from error
+                raise Ended("nothing", str(error), error) from error
+            refused = isinstance(error, Refusal)
+            raise Ended("refused" if refused else "failed", f"plan_width: {error}", error) from error
         except Exception as error:
             raise Ended("failed", f"plan_width: {type(error).__name__}: {error}") from error
     return plan, [str(warning.message) for warning in caught]

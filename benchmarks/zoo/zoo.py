@@ -5,13 +5,14 @@
     python -m benchmarks.zoo.zoo --kind depth --sequences N [--only NAME ...]
 
 Every network of benchmarks/zoo/networks is planned (in width at 30% of its MACs, in depth for three of its units, drawn
-at random), pruned, trained for one step, saved, and loaded in another process, where it has to give the same bits. With
+at random), pruned, trained for one step, saved, loaded in another process, where it has to give the same bits, and
+exported as ONNX in a third, where onnxruntime has to compute the same, with free sizes or with fixed ones. With
 `--sequences N`, up to five units after another are taken out of each small architecture of tests/cases/depth, in N
 random ways; with `--large`, the groups of a Llama-2-7B are found on the meta device. Rows are written as they are
 measured; a run that was interrupted goes on where it was, and rows that lack a figure are measured anew. A network that
 crashes or takes longer than `--timeout` is a row, too. torchvision, timm and transformers come with the project; for
 the suite ultralytics, which is no dependency (its licence is AGPL-3.0), that package has to be installed by hand, else
-the page says that it is missing. An hour on one core.
+the page says that it is missing. Two hours on one core.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rich.progress import track
 from benchmarks.data.real import parser, stored, write
 from benchmarks.zoo import depth_page, depth_trial, large, sequences, width_page, width_trial
 from benchmarks.zoo.networks.suites import SUITES, available
-from benchmarks.zoo.trial import SEED, Row, prepare, reloaded
+from benchmarks.zoo.trial import SEED, Row, exported, prepare, reloaded
 from benchmarks.zoo.worker import Lost, Worker
 
 CALLS = 100  # of a process, before another one takes its place: what libraries keep in memory goes with it
@@ -51,14 +52,14 @@ class Dimension:
     @property
     def steps(self) -> tuple[Callable[[str, str, Path], Row], ...]:
         """Each in a process of its own."""
-        return self.pruned, reloaded
+        return self.pruned, reloaded, exported
 
 
 DIMENSIONS = {
     "width": Dimension(
-        "zoo", width_trial.pruned, {"asked": width_trial.ASKED, "removed": None, "planning_seconds": None}
+        "zoo", width_trial.pruned, {"asked": width_trial.ASKED, "removed": None, "planning_seconds": None, "onnx": None}
     ),
-    "depth": Dimension("zoo_depth", depth_trial.pruned, {}),
+    "depth": Dimension("zoo_depth", depth_trial.pruned, {"onnx": None}),
 }
 
 

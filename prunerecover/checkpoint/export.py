@@ -39,7 +39,7 @@ NO_OTHER_SIZE = (  # what torch.export says of networks that allow one size, and
     re.compile(r"\['tensors'\]\[(?P<tensor>\d+)\]\.size\(\)\[(?P<dimension>\d+)\] .*constant \((?P<size>\d+)\)"),
     re.compile(r"of (?P<size>\d+) for dimension .*\['tensors\D+(?P<tensor>\d+)\D+\.shape\[(?P<dimension>\d+)\]"),
 )
-FIXED = "With the sizes of the example it is exported: pass dynamic=False (--fixed-sizes on the command line)."
+FIXED_SIZES = "With the sizes of the example it is exported: pass dynamic=False (--fixed-sizes on the command line)."
 
 
 def export(model: nn.Module, path: str | Path, example_inputs: Any, dynamic: bool = True) -> Path:
@@ -78,7 +78,7 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any, dynamic: boo
             if not dynamic:
                 raise
             _write(network, inputs, unfinished, False)  # if that is refused, too, it says why
-            raise Refusal(refusal.expected, refusal.cause, FIXED) from refusal
+            raise Refusal(refusal.expected, refusal.cause, FIXED_SIZES) from refusal
     return path
 
 

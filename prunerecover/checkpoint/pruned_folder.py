@@ -245,7 +245,7 @@ def _is_standard(model: Any) -> bool:
 
 
 def standard_class(folder: Path) -> str | None:
-    """Return the name of the class whose `from_pretrained` opens a folder of `save_pruned`; None: it is not standard."""
+    """Return the name of the class whose `from_pretrained` opens a folder of `save_pruned`; None: there is none."""
     found = json.loads((folder / CONFIG).read_text(encoding="utf-8")) if (folder / CONFIG).is_file() else {}
     return next(iter(found.get("architectures", ())), None)
 

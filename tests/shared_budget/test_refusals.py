@@ -72,7 +72,7 @@ def test_batches_that_the_model_does_not_take() -> None:
 def test_masked_weights_are_named_once() -> None:
     model = vit(depth=2)
     l1_unstructured(model.head, "weight", 0.5)
-    refused("^Expected weights without masks, but 'head'", model)
+    refused("^Expected weights that are parameters, but 'head' computes 'weight' by a mask", model)
 
 
 @pytest.mark.filterwarnings("ignore:The plan removes")

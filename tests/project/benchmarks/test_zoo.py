@@ -19,7 +19,7 @@ from benchmarks.zoo import large, sequences, zoo
 from benchmarks.zoo.depth_trial import drawn
 from benchmarks.zoo.depth_trial import judged as judged_depth
 from benchmarks.zoo.networks import suites
-from benchmarks.zoo.trial import Ended
+from benchmarks.zoo.trial import FIXED, REFUSED, Ended
 from benchmarks.zoo.width_trial import judged
 from benchmarks.zoo.worker import Lost, Worker
 from prunerecover import Plan
@@ -27,6 +27,7 @@ from prunerecover.plan.records import Result
 from prunerecover.plan.units import Unit
 
 QUICK = ("swiglu", "flattened-positions")
+STEPS = ("pruned", "reloaded", "exported")
 Run = Callable[..., dict[str, Any]]
 
 
@@ -74,7 +75,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 def test_an_interrupted_run_goes_on_where_it_was(run: Run, calls: list[tuple[str, str]]) -> None:
     first = run("--suite", "hard", "--only", QUICK[0])
     found = run("--suite", "hard", "--only", *QUICK)
-    assert calls == [(step, name) for name in QUICK for step in ("pruned", "reloaded")]
+    assert calls == [(step, name) for name in QUICK for step in STEPS]
     assert found["rows"][0] == first["rows"][0]
     assert [row["name"] for row in found["rows"]] == [*QUICK]
     for row in found["rows"]:
@@ -199,7 +200,7 @@ def test_a_process_that_is_lost_is_told_and_replaced() -> None:
 def test_a_network_of_the_zoo_loses_units_of_depth(run: Run, calls: list[tuple[str, str]]) -> None:
     found = run("--suite", "hard", "--only", QUICK[0], kind="depth")
     assert run("--suite", "hard", "--only", QUICK[0], kind="depth")["rows"] == found["rows"]
-    assert calls == [("pruned", QUICK[0]), ("reloaded", QUICK[0])]
+    assert calls == [(step, QUICK[0]) for step in STEPS]
     [row] = found["rows"]
     assert (row["kind"], row["outcome"], row["named"]) == ("depth", "ok", False), row
     assert row["units"]["layer"] >= len(row["removed"]["layer"]) == row["asked"] == 3
@@ -264,6 +265,16 @@ def test_sequences_are_of_depth(run: Run, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit, match="2"):
         run("--sequences", "2")
     assert "--sequences are of --kind depth" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", zoo.DIMENSIONS)
+def test_every_refusal_names_its_cause_and_a_way_out(kind: str) -> None:
+    rows = json.loads((ROOT / "docs" / "results" / f"{zoo.DIMENSIONS[kind].page}.json").read_text())["rows"]
+    refused = [row for row in rows if row["outcome"] in ("refused", "nothing")]
+    parts = [row for row in refused] + [row["onnx_parts"] for row in rows if "onnx_parts" in row]
+    assert refused
+    assert all(part["cause"] and part["way_out"] for part in parts)
+    assert all("onnx_parts" in row for row in rows if row.get("onnx") in (FIXED, REFUSED))
 
 
 @pytest.mark.slow
