@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.hashing import is_quantised, stored_parts
+from prunerecover.model.key_values import misnumbered
 from prunerecover.refusal import Refusal
 
 NOT_IN_FILES = (
@@ -140,7 +141,7 @@ def called_with(model: nn.Module, argument: str) -> Iterator[None]:
             f"Expected {argument} that {type(model).__name__} can be called with, but its forward pass raised "
             f"{type(error).__name__}: {error}. Pass batches as your loader gives them (a tensor, a tuple whose first "
             "element is the input, or a mapping of keyword arguments), in the shape and dtype that the model takes, "
-            "and give it its weights first."
+            f"and give it its weights first.{misnumbered(model)}"
         ) from error
 
 

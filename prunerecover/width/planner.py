@@ -30,8 +30,8 @@ from prunerecover.surgery.saved_cost import DenseCost
 from prunerecover.width.allocation.by_saliency import lowest, per_cost
 from prunerecover.width.allocation.cost_model import CostModel
 from prunerecover.width.allocation.diagnostics import tolerance_evidence
-from prunerecover.width.allocation.equal_layers import equalised
-from prunerecover.width.allocation.greedy_fill import Removed
+from prunerecover.width.allocation.equal_layers import equalised, warn_of_more
+from prunerecover.width.allocation.greedy_fill import RemovalTarget, Removed
 from prunerecover.width.allocation.kind_weights import (
     KindWeights,
     best_kind_weights,
@@ -177,7 +177,10 @@ class WidthPlanner:
     ) -> tuple[Removed, dict[str, Any]]:
         """Return what goes, asked for again where the model that is really narrowed saves another share."""
         if budget is None or budget.share is None:
-            return self._removed(budget, rule, weighing)
+            found = self._removed(budget, rule, weighing)
+            if budget is not None and budget.in_units:
+                warn_of_more(RemovalTarget.of(budget, self.groups, self.costs), found[0])
+            return found
         cost, wanted = budget.share
 
         def removed_at(share: float) -> tuple[Removed, dict[str, Any]]:

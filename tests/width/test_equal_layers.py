@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases.models.tiny import tiny_llama
+from cases.models.tiny import tiny_inputs, tiny_llama
 from cases.sampling import one_in
 from cases.width.plan_width import cnn, labelled_batches, removed_share
 from transformers import LlamaForCausalLM
@@ -74,3 +74,10 @@ def test_equal_layers_meet_budgets_in_units_by_less_than_a_unit_of_each() -> Non
 def test_uniform_meets_budgets_in_units_to_the_unit() -> None:
     plan = plan_width(llama(), Budget(remove={"neuron": 14}), batches=TEXT, allocation="uniform", **QUICK)
     assert len(plan.removed["neuron"]) == 14
+
+
+def test_more_units_than_were_asked_for_are_said() -> None:
+    model = tiny_llama()
+    settings: dict[str, Any] = {"kinds": "neuron", "protection": "magnitude", "replace": "zero", "equal_layers": True}
+    with pytest.warns(UserWarning, match=r"4 of 192 neurons go \(2\.1%\), not the 3 \(1\.6%\) that were asked for"):
+        plan_width(model, Budget(remove={"neuron": 3}), batches=[tiny_inputs("text")], **settings)

@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from cases.engine import unchanged
+from cases.models.tiny import tiny_inputs, tiny_llama
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
@@ -173,3 +174,11 @@ def test_spectral_norm_is_left_as_it_was(normed: Any) -> None:
     with unchanged(model):
         find_groups(model, X)
         plan_width(model, Budget(macs=0.1), batches=[X], protection="magnitude", replace="zero")
+
+
+def test_blocks_deleted_by_hand_are_named_by_their_place_in_the_cache() -> None:
+    model = tiny_llama()
+    del model.model.layers[1]
+    model.config.num_hidden_layers = len(model.model.layers)
+    with pytest.raises(ValueError, match=r"layer_idx in 'model\.layers\.1' is 2, .* Set layer_idx to the place"):
+        plan_depth(model, remove={"attention": 1}, batches=[tiny_inputs("text")])

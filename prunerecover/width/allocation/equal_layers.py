@@ -6,6 +6,7 @@ coarser than a unit of one, but what is left is a standard model.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -131,6 +132,23 @@ def equalised(
     if target is None:
         return {name: allowed(each.groups[0], round(each.weight)) for each in layers for name in each.names}
     return equal_counts(layers, costs, target)
+
+
+def warn_of_more(target: RemovalTarget, removed: Removed) -> None:
+    """Warn if more units go than were asked for, because layers that are alike give theirs together.
+
+    Args:
+        target: In units.
+        removed: Units that go, by group name.
+    """
+    gone = sum(len(removed[group.name]) for group in target.groups)
+    if gone > target.amount:
+        warnings.warn(
+            f"{gone} of {target.full} {target.what}s go ({gone / target.full:.1%}), not the {target.amount:.0f} "
+            f"({target.amount / target.full:.1%}) that were asked for: units go together, as those of layers that are "
+            "alike do with equal_layers=True or an even allocation. Ask for a number that they can give.",
+            stacklevel=3,
+        )
 
 
 def _as_given(members: tuple[Group, ...], removed: Mapping[str, Sequence[int]] | Removed, most: float) -> Layers:
