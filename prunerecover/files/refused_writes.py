@@ -33,6 +33,8 @@ IN_TEXT = re.compile(r"\(os error (\d+)\)")  # of safetensors, which is no OSErr
 def naming_the_folder(path: Path) -> Iterator[None]:
     """Explain what the system refuses inside a `with` block that writes a file or folder.
 
+    Errors that name another place stay, and so does ValueError, whose message explains the error that led to it.
+
     Args:
         path: The place of what is written.
 
@@ -43,7 +45,7 @@ def naming_the_folder(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        code = _code_of(error)
+        code = _code_of(error, path)
         if code not in REFUSALS:
             raise
         told = type(OSError(code, ""))(
@@ -55,12 +57,20 @@ def naming_the_folder(path: Path) -> Iterator[None]:
         raise told from error
 
 
-def _code_of(error: BaseException | None) -> int | None:
-    """Return the system's number of an error, or of the one that led to it."""
+def _code_of(error: BaseException | None, path: Path) -> int | None:
+    """Return the system's number of an error at a path, or of the one that led to it."""
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
-            return error.errno
+            return error.errno if _is_at(error, path) else None
         if found := IN_TEXT.search(str(error)):
             return int(found[1])
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None
+
+
+def _is_at(error: OSError, path: Path) -> bool:
+    """Whether an error names a folder that leads to a path, or something beside it; one without a name may be of it."""
+    if not isinstance(error.filename, str):
+        return True
+    named, place = Path(os.path.realpath(error.filename)), Path(os.path.realpath(path))
+    return named in place.parents or place.parent in named.parents

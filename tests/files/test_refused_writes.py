@@ -79,6 +79,11 @@ def test_a_plan_in_the_place_of_a_folder(tmp_path: Path) -> None:
         save_pruned(*pruned("attention zero"), tmp_path / ("x" * 300))
 
 
-def test_other_errors_pass() -> None:
+def test_other_errors_pass(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="No such file"), naming_the_folder(Path("a")):
         Path("/nowhere/at/all").read_text()
+    elsewhere = PermissionError(errno.EACCES, "Permission denied", "/data/table.bin")
+    with pytest.raises(PermissionError, match="'/data/table.bin'"), naming_the_folder(tmp_path / "file"):
+        raise elsewhere
+    with pytest.raises(ValueError, match="^explained$"), naming_the_folder(tmp_path / "file"):
+        raise ValueError("explained") from PermissionError(errno.EACCES, "Permission denied")
