@@ -5,6 +5,7 @@ from prunerecover.callbacks.distill_recover import DistillRecover
 from prunerecover.callbacks.lora_recover import LoRARecover
 from prunerecover.callbacks.prune import Prune
 from prunerecover.callbacks.prune_report import PruneReport
+from prunerecover.callbacks.recovery_schedule import RecoverySchedule
 from prunerecover.callbacks.routed_lora_recover import RoutedLoRARecover
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.callbacks.width_prune import WidthPrune
@@ -16,6 +17,7 @@ __all__ = [
     "Prune",
     "PruneReport",
     "PruneSchedule",
+    "RecoverySchedule",
     "RoutedLoRARecover",
     "WidthPrune",
 ]

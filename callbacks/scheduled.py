@@ -108,6 +108,16 @@ class ScheduledCallback(LedgerCallback):
             batches: Returns the first calibration batch, in a list.
         """
 
+    def next_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> int | None:
+        """Return the epoch of the next surgery; None: all are done.
+
+        Args:
+            trainer: That is fitting.
+            pl_module: Its LightningModule.
+        """
+        left = self._due_surgeries(trainer, pl_module)
+        return left[0][0] if left else None
+
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Read the plan's file; whether it is needed, is known once a checkpoint is read."""
         super().setup(trainer, pl_module, stage)

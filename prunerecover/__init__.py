@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from prunerecover.callbacks import Prune as Prune
     from prunerecover.callbacks import PruneReport as PruneReport
     from prunerecover.callbacks import PruneSchedule as PruneSchedule
+    from prunerecover.callbacks import RecoverySchedule as RecoverySchedule
     from prunerecover.callbacks import RoutedLoRARecover as RoutedLoRARecover
     from prunerecover.callbacks import WidthPrune as WidthPrune
     from prunerecover.checkpoint.export import export as export
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from prunerecover.plan.units import Unit as Unit
     from prunerecover.recovery.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
     from prunerecover.recovery.reconstruction import reconstruct as reconstruct
+    from prunerecover.recovery.schedule import recovery_schedule as recovery_schedule
     from prunerecover.report.compare import compare as compare
     from prunerecover.report.model_card import save_model_card as save_model_card
     from prunerecover.report.report import Report as Report
@@ -75,6 +77,7 @@ _HOME = {
     "Prune": "prunerecover.callbacks",
     "PruneReport": "prunerecover.callbacks",
     "PruneSchedule": "prunerecover.callbacks",
+    "RecoverySchedule": "prunerecover.callbacks",
     "Report": "prunerecover.report.report",
     "RoutedCausalLM": "prunerecover.routing.routed_causal_lm",
     "RoutedLoRARecover": "prunerecover.callbacks",
@@ -98,6 +101,7 @@ _HOME = {
     "plan_width": "prunerecover.width.plan_width",
     "recalibrate_batchnorm": "prunerecover.recovery.batchnorm",
     "reconstruct": "prunerecover.recovery.reconstruction",
+    "recovery_schedule": "prunerecover.recovery.schedule",
     "save_model_card": "prunerecover.report.model_card",
     "save_pruned": "prunerecover.checkpoint.pruned_folder",
     "save_routed": "prunerecover.routing.routed_folder",

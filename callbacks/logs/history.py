@@ -11,6 +11,8 @@ import lightning.pytorch as pl
 from prunerecover.checkpoint.ledger_record import SurgeryEvent
 from prunerecover.report.logged import LoggedPoint
 
+OF_CALLBACKS = ("removed_units", "recovery_factor")
+
 
 @dataclass
 class LoggedHistory:
@@ -104,4 +106,4 @@ def logged_now(results: Any, on_step: bool = False) -> dict[str, float]:
 def logged_in_training(trainer: pl.Trainer) -> dict[str, float]:
     """Return what training has logged in this epoch, without what PruneReport's siblings log of themselves."""
     found = logged_now(trainer.fit_loop.epoch_loop._results, on_step=True)
-    return {name: value for name, value in found.items() if name != "removed_units"}
+    return {name: value for name, value in found.items() if name not in OF_CALLBACKS}

@@ -19,7 +19,17 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
-from prunerecover import Budget, DepthPrune, DistillRecover, LoRARecover, Prune, WidthPrune, load_pruned, plan_depth
+from prunerecover import (
+    Budget,
+    DepthPrune,
+    DistillRecover,
+    LoRARecover,
+    Prune,
+    RecoverySchedule,
+    WidthPrune,
+    load_pruned,
+    plan_depth,
+)
 from prunerecover.callbacks import depth_prune
 from prunerecover.callbacks.ledger.ledger import Ledger
 
@@ -161,6 +171,13 @@ def adapted(folder):
         for epoch in (0, 1)
     ]
     return {"whole": whole, "parts": parts}
+
+
+def rated(folder):
+    """Rates after a surgery; resumed in the middle of the warm-up, too."""
+    whole = fit(folder, seeded(), RecoverySchedule(4))
+    part = fit(folder / "resumed", seeded(), RecoverySchedule(4), resume=folder / "epoch=1.ckpt")
+    return {"whole": whole, "parts": [part]}
 
 
 def local_data(folder):

@@ -33,7 +33,7 @@ from cases.width.narrow_fits import Compiled as CompiledCnn
 from cases.width.width_prune import Classifier, rows
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
-from prunerecover import Budget, DepthPrune, DistillRecover, Prune
+from prunerecover import Budget, DepthPrune, DistillRecover, Prune, RecoverySchedule
 from prunerecover.callbacks.ledger.ledger import Ledger
 
 Vit = partial(Plain, depth=3, num_heads=4)
@@ -101,6 +101,7 @@ CASES = {
     "multiples of 8 channels, BatchNorm": Case(
         lambda: [width(budget=HALF, round_to={"channel": 8}, calibration=24)], **BATCHNORM
     ),
+    "a warm-up that takes longer than an epoch": Case(lambda: [depth(), RecoverySchedule(9)]),
 }
 
 SLOW_CASES = {
@@ -153,6 +154,19 @@ SLOW_CASES = {
         }.items()
     },
     "adapters, averaged weights": Case(lambda: averaged(lora(start=1), depth(schedule={"start": 2})), files=(0, 1)),
+    "rates after each of two surgeries, averaged weights": Case(
+        lambda: averaged(RecoverySchedule(shape="cosine"), depth(**STEPWISE)), files=(0, 1, 2)
+    ),
+    "rates after a surgery, gradients of four batches": Case(
+        lambda: [depth(), RecoverySchedule(3)],
+        partial(Plain, "sgd", "onecycle"),
+        settings={"accumulate_grad_batches": 4},
+    ),
+    "rates after a surgery, on a plateau": Case(
+        lambda: [depth(), RecoverySchedule()], partial(Plain, "adamw", "plateau"), (1, 2)
+    ),
+    "rates after a surgery, manual optimization": Case(lambda: [RecoverySchedule(9), depth()], Manual, (0, 1)),
+    "rates of adapters": Case(lambda: [lora(start=1), depth(schedule={"start": 2}), RecoverySchedule()], files=(1, 2)),
     "adapters of routes": Case(routed, DroppingLanguage, (0,), batches),
 }
 

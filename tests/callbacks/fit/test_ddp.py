@@ -8,7 +8,7 @@ from cases.fits.ranks import two_ranks
 pytestmark = pytest.mark.slow  # starting two ranks takes longer than anything they do
 SCENARIOS = (
     *("progressive", "reducers", "manual", "averaged", "resumed", "narrowed", "depth_and_width", "adapted"),
-    *("local_data", "sharded"),
+    *("local_data", "rated", "sharded"),
 )
 
 
@@ -32,7 +32,7 @@ def test_progressive_with_distillation_and_accumulation(results):
 
 def test_own_logs_are_of_both_ranks_without_a_warning(results):
     result = results["progressive"]
-    assert result["unsynced"] == []
+    assert result["unsynced"] == results["rated"]["whole"]["unsynced"] == []
     assert result["removed"] == sum(len(event["units"]) for event in result["events"]) > 1
 
 
@@ -65,9 +65,10 @@ def test_depth_and_width(results):
     agreed(results["depth_and_width"], [1])
 
 
-def test_adapted(results):
+@pytest.mark.parametrize("run", ["adapted", "rated"])
+def test_adapted_and_with_a_schedule_of_the_rate(results, run):
     """A reducer that was not built anew would wait for gradients of what is frozen, and leave the adapters out."""
-    whole, parts = results["adapted"]["whole"], results["adapted"]["parts"]
+    whole, parts = results[run]["whole"], results[run]["parts"]
     for result in (whole, *parts):
         agreed(result, [1])
         assert result["digest"] == whole["digest"]

@@ -13,7 +13,15 @@ from cases.sampling import one_in
 from cases.trainers import assert_same
 
 from prunerecover import Budget
-from prunerecover.callbacks import DepthPrune, DistillRecover, LoRARecover, Prune, PruneReport, WidthPrune
+from prunerecover.callbacks import (
+    DepthPrune,
+    DistillRecover,
+    LoRARecover,
+    Prune,
+    PruneReport,
+    RecoverySchedule,
+    WidthPrune,
+)
 from prunerecover.callbacks.ledger.ledger import Ledger
 
 SETTINGS = {"calibration": 16, "merge": "never"}
@@ -42,6 +50,7 @@ ALL = {
     "depth and width": lambda: [both()],
     "lora": lambda: [lora()],
     "distill": lambda: [DistillRecover(features=True), depth()],
+    "rates": lambda: [width(), RecoverySchedule(warmup=3)],
     "all": lambda: [lora(), depth(), width(start=2), DistillRecover(features=True), PruneReport(pairs=2)],
 }
 PARTS = {"depth": 1, "depth and width": 3, "all": 3}  # of the files of others, one in two is resumed from

@@ -1,0 +1,150 @@
+"""RecoverySchedule: warm up and let decay the learning rate after each surgery, whatever else schedules it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import lightning.pytorch as pl
+from torch.optim import Optimizer
+
+from prunerecover.callbacks.ledger.callback import LedgerCallback
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.scheduled import ScheduledCallback
+from prunerecover.callbacks.surgery.artifacts import is_dry_run
+from prunerecover.recovery.scaled_steps import ScaledSteps
+from prunerecover.recovery.schedule import WARMUP, RecoveryCurve, Shape
+
+LOGGED = "recovery_factor"
+
+
+class RecoverySchedule(LedgerCallback):
+    """Shape the learning rate after each surgery: a warm-up, then a decay to zero until the next one or the end.
+
+    A factor, which is logged as `recovery_factor`, multiplies the rate of each optimizer step within a batch: the rate
+    that the user's schedulers say, of every parameter group, adapters included. Nothing else sees it: schedulers,
+    monitors of the rate and checkpoints have the user's own. Until the first surgery the factor is one. In a fit
+    without surgery, of a model that was pruned before, the recovery begins with the fit. Under manual optimization a
+    batch counts as one step, however many it takes.
+
+    Without Lightning: `recovery_schedule`.
+
+    Args:
+        warmup: Steps of the warm-up (a whole number), or their share of the steps until the next surgery or the end (a
+            number below 1); at most half of them.
+        shape: "linear" or "cosine", of the decay.
+
+    Raises:
+        TypeError: If `warmup` is no number.
+        ValueError: If an argument is out of range.
+    """
+
+    def __init__(self, warmup: int | float = WARMUP, shape: Shape = "linear") -> None:
+        self.settings = RecoveryCurve(warmup, shape)
+        self._begun: dict[str, int] = {}
+        self._steps: ScaledSteps | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Expect another fit, unless a checkpoint says when this one began."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            self._begun = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keep in checkpoints what there was when the fit began."""
+        return dict(self._begun)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the fit that is resumed."""
+        self._begun = dict(state_dict)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note where the fit begins; refuse one whose end or whose steps are not known.
+
+        Raises:
+            ValueError: If the number of steps is not known.
+            TypeError: If an optimizer is none of torch, or has no learning rate.
+        """
+        super().on_train_start(trainer, pl_module)
+        _check_optimizers(trainer)
+        _check_length(trainer, pl_module)
+        here = {"events": len(Ledger.of(pl_module).events), "epoch": trainer.current_epoch, "step": trainer.global_step}
+        self._begun = self._begun or here
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Scale the steps of this batch: all surgery of its epoch is done."""
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        self._detach()
+        factor = self._factor(trainer, pl_module, batch_idx)
+        if factor != 1:
+            self._steps = ScaledSteps(trainer.optimizers, factor)
+        # The same on all ranks: with both arguments Lightning neither warns that it is of one, nor has ranks wait.
+        pl_module.log(LOGGED, factor, batch_size=1, sync_dist=True, rank_zero_only=True)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Leave the optimizers alone until the next batch: a tuner may use them before."""
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self._detach()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leave the optimizers alone."""
+        self._detach()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Leave the optimizers alone, with their own rates in a checkpoint that is written now."""
+        self._detach()
+
+    def _factor(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch_idx: int) -> float:
+        """Return the factor of a batch; all of it is counted off the trainer and the ledger."""
+        done = Ledger.of(pl_module).events[self._begun["events"] :]
+        pruning = [c for c in trainer.callbacks if isinstance(c, ScheduledCallback)]  # type: ignore[attr-defined]
+        coming = [epoch for c in pruning if (epoch := c.next_surgery(trainer, pl_module)) is not None]
+        if coming and not done:
+            return 1.0
+        epoch, step = (done[-1].epoch, done[-1].step) if done else (self._begun["epoch"], self._begun["step"])
+        most = math.inf if trainer.max_steps == -1 else trainer.max_steps - step
+        if math.isinf(trainer.num_training_batches):
+            return self.settings.factor(trainer.global_step - step, int(most))
+        per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        last = trainer.max_epochs if trainer.max_epochs not in (None, -1) else math.inf
+        steps = min((min([last, *coming]) - epoch) * per_epoch, most)
+        here = (trainer.current_epoch - epoch) * per_epoch + batch_idx // trainer.accumulate_grad_batches
+        return self.settings.factor(here, int(steps))
+
+    def _detach(self) -> None:
+        if self._steps is not None:
+            self._steps.detach()
+        self._steps = None
+
+
+def _check_optimizers(trainer: pl.Trainer) -> None:
+    for optimizer in trainer.optimizers:
+        rates = [group.get("lr") for group in optimizer.param_groups] if isinstance(optimizer, Optimizer) else [None]
+        if any(rate is None for rate in rates):
+            raise TypeError(
+                f"Expected optimizers of torch with a learning rate in each group, but got {type(optimizer).__name__}. "
+                "Remove RecoverySchedule, and shape its rate by its own means."
+            )
+
+
+def _check_length(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    """Raise ValueError if it is not known how many steps there are until the end."""
+    endless = math.isinf(trainer.num_training_batches) or trainer.max_epochs in (None, -1)
+    if not pl_module.automatic_optimization:
+        if endless or (trainer.max_steps != -1 and not is_dry_run(trainer)):
+            raise ValueError(
+                "Expected max_epochs, no max_steps, and a loader of known length for RecoverySchedule under manual "
+                f"optimization, where a batch is one step, but got max_epochs={trainer.max_epochs}, "
+                f"max_steps={trainer.max_steps} and {trainer.num_training_batches} batches. Set max_epochs, and "
+                "limit_train_batches if the loader has no length."
+            )
+    elif endless and trainer.max_steps == -1:
+        raise ValueError(
+            f"Expected a fit of known length for RecoverySchedule, but got max_epochs={trainer.max_epochs}, no "
+            f"max_steps and {trainer.num_training_batches} batches. Set max_steps, or max_epochs and, if the loader "
+            "has no length, limit_train_batches."
+        )

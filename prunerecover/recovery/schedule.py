@@ -1,0 +1,103 @@
+"""The learning rate after a surgery: a short warm-up, then a decay to zero.
+
+Renda 2020 (arXiv 2003.02389) rewinds the rate, Le and Hua 2021 (arXiv 2105.03193) restart it with a warm-up, and Zimmer
+2023 (arXiv 2111.00843) lets it decay linearly to zero. Zimmer's start of the decay, in proportion to the relative
+change of the weights, is not done: it is the user's own rate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+Shape = Literal["linear", "cosine"]
+WARMUP = 0.25
+
+
+@dataclass(frozen=True)
+class RecoveryCurve:
+    """What a learning rate is multiplied with, at each step of a recovery.
+
+    The warm-up rises in equal parts up to 1, which the decay starts from; the last step is the last one above zero.
+
+    Args:
+        warmup: Steps of the warm-up (a whole number), or their share of all steps (a number below 1); at most half of
+            all steps.
+        shape: Of the decay.
+
+    Raises:
+        TypeError: If `warmup` is no number.
+        ValueError: If an argument is out of range.
+
+    >>> [RecoveryCurve(warmup=2).factor(step, 6) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+
+    warmup: int | float = WARMUP
+    shape: Shape = "linear"
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if isinstance(self.warmup, bool) or not isinstance(self.warmup, int | float):
+            raise TypeError(f"Expected argument warmup to be a number of steps or a share, but got {self.warmup!r}.")
+        if not self.warmup >= 0 or (isinstance(self.warmup, float) and not self.warmup < 1):
+            raise ValueError(
+                f"Expected argument warmup to be a whole number of steps or a share below 1, but got {self.warmup!r}. "
+                "For example warmup=60, or warmup=0.25."
+            )
+        if self.shape not in ("linear", "cosine"):
+            raise ValueError(f"Expected argument shape to be 'linear' or 'cosine', but got {self.shape!r}.")
+
+    def factor(self, step: int, steps: int) -> float:
+        """Return the factor of a step; zero after the last.
+
+        Args:
+            step: Counted from 0.
+            steps: Of the whole recovery.
+        """
+        asked = self.warmup if isinstance(self.warmup, int) else round(self.warmup * steps)
+        warmup = min(asked, steps // 2)
+        if step < warmup:
+            return (step + 1) / warmup
+        if step >= steps:
+            return 0.0
+        done = (step - warmup) / (steps - warmup)
+        return 1 - done if self.shape == "linear" else (1 + math.cos(math.pi * done)) / 2
+
+
+def recovery_schedule(
+    optimizer: Optimizer, steps: int, warmup: int | float = WARMUP, shape: Shape = "linear"
+) -> LambdaLR:
+    """Return a scheduler for the training after a surgery: warm-up, then a decay to zero.
+
+    For loops without Lightning, where `RecoverySchedule` does the same: call its `step()` after each step of the
+    optimizer, or pass `optimizers=(optimizer, recovery_schedule(optimizer, steps))` to the Trainer of transformers.
+    Make it anew after each surgery, and no other scheduler beside it.
+
+    Args:
+        optimizer: Of the pruned model. Its rates are the highest; where a scheduler changed them before, those that it
+            began with (`initial_lr`).
+        steps: Steps of the optimizer until the next surgery, or the end.
+        warmup: Steps of the warm-up (a whole number), or their share of `steps` (a number below 1); at most half of
+            them.
+        shape: "linear" or "cosine", of the decay.
+
+    Raises:
+        TypeError: If something is no number.
+        ValueError: If an argument is out of range.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    >>> recovery_schedule(optimizer, steps=100, warmup=10).get_last_lr()
+    [0.01]
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise TypeError(f"Expected argument steps to be a whole number, but got {steps!r}.")
+    if steps < 1:
+        raise ValueError(f"Expected argument steps to be at least 1, but got {steps}.")
+    return LambdaLR(optimizer, partial(RecoveryCurve(warmup, shape).factor, steps=steps))

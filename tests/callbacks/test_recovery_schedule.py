@@ -1,0 +1,184 @@
+"""RecoverySchedule: each step is taken at the closed form times the user's rate, which everybody else sees."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from cases.models.habits import Manual, Plain, TwoOptimizers, dataset, loader
+from cases.trainers import fit, prune
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+from torch.utils.data import DataLoader, IterableDataset
+
+from prunerecover import LoRARecover, RecoverySchedule, apply_plan, plan_depth
+from prunerecover.callbacks.recovery_schedule import _check_optimizers
+
+PER_EPOCH = 6  # 48 samples, batches of 8
+TWICE = {"schedule": {"start": 1, "every": 4, "step": 1, "alternate": True}}
+
+
+def closed_form(steps: int, warmup: int) -> list[float]:
+    return [*(np.arange(warmup) + 1) / warmup, *np.linspace(1, 0, steps - warmup + 1)[:-1]]
+
+
+class Watch(pl.Callback):
+    """Notes the rates that steps are taken at, and those that are there before and after each batch."""
+
+    def __init__(self) -> None:
+        self.taken, self.found = [], []
+
+    def on_train_start(self, trainer, pl_module):
+        for optimizer in trainer.optimizers:
+            optimizer._optimizer_step_code = lambda o=optimizer: self.taken.append(rates(o))
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.found.append([rates(o) for o in trainer.optimizers])
+
+
+def rates(optimizer) -> list[float]:
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def watched(folder: Path, module: pl.LightningModule, *callbacks: pl.Callback, **settings: Any) -> Watch:
+    watch = Watch()
+    fit(folder, module, *callbacks, watch, **{"val": loader(8, shuffle=False), "epochs": 3, **settings})
+    return watch
+
+
+def simulated(make: Callable[[Any], Any], steps: int, every: int = 1) -> list[float]:
+    """What the user's schedule says at each step, without a fit."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 1e-2)
+    scheduler, found = make(optimizer), []
+    for step in range(1, steps + 1):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if step % every == 0:
+            scheduler.step()
+    return found
+
+
+def test_with_one_cycle_of_sgd(tmp_path: Path) -> None:
+    watch = watched(tmp_path, Plain("sgd", "onecycle"), prune(), RecoverySchedule(warmup=4))
+    own = simulated(lambda optimizer: OneCycleLR(optimizer, 1e-2, total_steps=18), 18)
+    factors = [1] * PER_EPOCH + closed_form(2 * PER_EPOCH, 4)
+    assert np.allclose(watch.taken, np.outer(np.multiply(own, factors), [1, 1]))
+    assert np.allclose(np.array(watch.found)[:, 0, 0], own)
+
+
+def test_with_cosine_accumulation_and_adapters(tmp_path: Path) -> None:
+    """Six batches are two steps; the adapters' groups are those of the weights under them."""
+    callbacks = [LoRARecover(rank=2, start=1), prune(), RecoverySchedule(warmup=0.5)]
+    watch = watched(tmp_path, Plain(), *callbacks, epochs=4, accumulate_grad_batches=4)
+    own = simulated(lambda optimizer: CosineAnnealingLR(optimizer, 4), 8, every=2)
+    assert np.allclose(watch.taken, np.outer(np.multiply(own, [1, 1, *closed_form(6, 3)]), [1, 1]))
+
+
+class Level(Plain):
+    """Its loss in validation never falls."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", 1.0)
+
+
+def test_after_each_surgery_on_a_plateau(tmp_path: Path) -> None:
+    """The plateau is found at the end of epoch 3: the first surgery, in epoch 1, has it begin anew."""
+    schedule, watch = RecoverySchedule(warmup=2), Watch()
+    settings = {"val": loader(8, shuffle=False), "epochs": 6, "data": loader(16)}
+    runner = fit(tmp_path, Level("adamw", "plateau"), prune(**TWICE), schedule, watch, **settings)
+    own = np.array([1e-2] * 8 + [1e-3] * 4)
+    factors = [1, 1, *closed_form(8, 2), *closed_form(2, 1)]
+    assert np.allclose(np.array(watch.found)[:, 0, 0], own)
+    assert np.allclose(np.array(watch.taken)[:, 0], own * factors)
+    assert runner.callback_metrics["recovery_factor"] == factors[-1]
+
+
+def test_with_two_optimizers_by_hand(tmp_path: Path) -> None:
+    """A batch is one step, of both."""
+    watch = watched(tmp_path, TwoOptimizers(), prune(), RecoverySchedule(warmup=4))
+    factors = [1] * PER_EPOCH + closed_form(2 * PER_EPOCH, 4)
+    assert np.allclose(watch.taken, np.outer(np.repeat(factors, 2), 1) * np.array([[1e-2], [1e-3]] * 18))
+    assert all(found == [[1e-2], [1e-3]] for found in watch.found)
+
+
+def test_of_a_model_that_was_pruned_before_until_the_last_step(tmp_path: Path) -> None:
+    module = Plain("sgd")
+    apply_plan(module.net, plan_depth(module.net, remove={"attention": 1}, batches=[dataset().tensors[0][:8]]))
+    watch = watched(tmp_path, module, RecoverySchedule(warmup=2, shape="cosine"), max_steps=8)
+    factors = [0.5, 1, *(0.5 + 0.5 * np.cos(np.pi * np.arange(6) / 6))]
+    assert np.allclose(np.array(watch.taken)[:, 0], np.array(watch.found)[:, 0, 0] * factors)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return itertools.cycle(dataset(8))
+
+
+def test_of_a_stream_until_the_last_step(tmp_path: Path) -> None:
+    settings = {"data": DataLoader(Stream(), 4), "max_steps": 6, "epochs": -1, "accumulate_grad_batches": 2}
+    watch = watched(tmp_path, Plain("sgd"), prune(schedule=0), RecoverySchedule(warmup=2), **settings)
+    assert np.allclose(np.array(watch.taken)[:, 0], 1e-2 * np.array(closed_form(6, 2)))
+
+
+def test_checkpoints_hold_the_users_own_rates(tmp_path: Path) -> None:
+    class Stops(Plain):
+        def training_step(self, batch, batch_idx):
+            if self.trainer.global_step == 3:
+                raise RuntimeError("stopped")
+            return super().training_step(batch, batch_idx)
+
+    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1, save_on_exception=True)
+    with pytest.raises(RuntimeError, match="stopped"):
+        fit(tmp_path, Stops("sgd"), prune(schedule=0), RecoverySchedule(), keep)
+    files = sorted(tmp_path.glob("*.ckpt"))
+    assert len(files) == 2
+    for file in files:
+        (state,) = torch.load(file, weights_only=False)["optimizer_states"]
+        assert [group["lr"] for group in state["param_groups"]] == [1e-2, 1e-2]
+
+
+def test_says_how_it_was_made() -> None:
+    assert repr(RecoverySchedule()) == "RecoverySchedule()"
+    assert repr(RecoverySchedule(60, "cosine")) == "RecoverySchedule(warmup=60, shape='cosine')"
+
+
+def refuse(folder: Path, message: str, module: pl.LightningModule, error: Any = ValueError, **settings: Any) -> None:
+    with pytest.raises(error, match=message):
+        fit(folder, module, prune(schedule=0), RecoverySchedule(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "message", "settings"),
+    [
+        (Plain, "a fit of known length .* max_epochs=-1, no max_steps and 6 batches", {"epochs": -1}),
+        (Plain, "and inf batches. Set max_steps", {"data": DataLoader(Stream(), 4)}),
+        (Manual, "under manual optimization, .* max_steps=4", {"max_steps": 4}),
+        (Manual, "under manual optimization, .* inf batches", {"data": DataLoader(Stream(), 4)}),
+    ],
+)
+def test_fits_of_unknown_length_are_refused(tmp_path: Path, make: Any, message: str, settings: Any) -> None:
+    refuse(tmp_path, message, make(), **settings)
+
+
+def test_optimizers_without_a_rate_are_refused(tmp_path: Path) -> None:
+    class Rateless(Manual):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), 0.1)
+            optimizer.param_groups[0]["lr"] = None
+            return optimizer
+
+    message = "Expected optimizers of torch with a learning rate in each group, but got SGD"
+    refuse(tmp_path, message, Rateless(), error=TypeError)
+
+
+def test_optimizers_of_other_libraries_are_refused() -> None:
+    with pytest.raises(TypeError, match="but got object. Remove RecoverySchedule"):
+        _check_optimizers(SimpleNamespace(optimizers=[object()]))
