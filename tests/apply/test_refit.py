@@ -42,6 +42,7 @@ def test_refit_on_the_same_weights_changes_nothing(name: str) -> None:
         assert torch.allclose(again.tensors[key], tensor, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_refit_fits_the_weights_at_hand() -> None:
     batches = batches_of("timm", count=8, n=8)
     plan = plan_depth(build("timm"), remove={"attention": 1, "activation": 2}, batches=batches)
@@ -84,6 +85,7 @@ def sum_of_stages(name: str, batches: list[torch.Tensor]) -> Plan:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["timm", "gpt2"])
 def test_sum_of_plans_is_refitted_stage_by_stage(name: str) -> None:
     batches = batches_of(name)

@@ -108,6 +108,7 @@ def test_trials_carry_the_plans_of_plan_depth() -> None:
         assert plan.result == alone.result
 
 
+@pytest.mark.slow
 def test_the_published_arguments_find_the_best_split_of_a_quadratic_surface() -> None:
     told = Told(lambda m, n: 80 - 0.9 * m**2 - 0.3 * n**2)
     plan = plan_boundary(build("timm"), n_remove=4, batches=BATCHES, evaluate=told, loss=cross_entropy, **PUBLISHED)
@@ -158,6 +159,7 @@ def test_predictions_above_dense_are_refused() -> None:
         plan_boundary(build("timm"), n_remove=6, evaluate=Told(rising), design=near, **QUICK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", one_in(2, ["greedy", "one_shot"]))
 def test_searching_leaves_the_model_bit_identical(search: str) -> None:
     model = build("timm_all").train()
@@ -168,6 +170,7 @@ def test_searching_leaves_the_model_bit_identical(search: str) -> None:
     assert plan.edits
 
 
+@pytest.mark.slow
 def test_the_model_is_bit_identical_after_a_failed_evaluation() -> None:
     def failing(trials: Sequence[Trial]) -> list[float]:
         raise KeyError("of the user")

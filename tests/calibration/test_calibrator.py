@@ -136,6 +136,7 @@ def test_calibrated_is_at_least_as_good_as_zero_for_every_unit() -> None:
     assert all(best[name].divergence <= bare[name].divergence for name in bare)
 
 
+@pytest.mark.slow
 def test_calibration_beats_identity_by_far() -> None:
     model, batches = build("timm"), batches_of("timm", count=8, n=8)
     ends = {}
@@ -242,6 +243,7 @@ def test_padding_does_not_enter_the_divergence() -> None:
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_batches_of_other_sizes_and_forms_give_the_same_plan() -> None:
     model, images = build("timm"), batch_of("timm", 16)
     labels = torch.zeros(16)

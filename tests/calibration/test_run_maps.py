@@ -195,6 +195,7 @@ def test_a_plan_without_its_maps_is_refused() -> None:
         apply_plan(build("llama"), plan)
 
 
+@pytest.mark.slow
 def test_maps_are_fitted_anew_to_other_weights() -> None:
     model, plan = build("gpt2"), plan_of("gpt2", build("gpt2"), remove={"block": 2})
     same = refit_plan(model, plan, batches_of("gpt2"))
@@ -235,6 +236,7 @@ def runs_of_two(calibrator: Calibrator, blocks: Sequence[Unit]) -> list[tuple[Un
     return runs_for(Counted(blocks, {"block": 2}), calibrator, in_order)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "timm"])
 def test_runs_compete_for_a_share_of_a_cost(name: str) -> None:
     model = build(name)

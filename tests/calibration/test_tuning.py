@@ -50,6 +50,7 @@ def values(choices: Sequence[Choice]) -> dict[str, Tensor]:
     return choices[-1].candidate.values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first(3, FOLDED))
 def test_the_output_changes_less(name: str) -> None:
     assert divergence(name, mapped(name, build(name))) < divergence(name, mapped(name, build(name), tune=False))
@@ -75,6 +76,7 @@ def test_a_step_is_adams_on_the_output_divergence(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close((after - before)[clear].float(), step[clear], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_clearly_worse_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "MAP", 1e4)
     tuned, solved = (values(mapped("llama", build("llama"), tune)) for tune in (True, False))
@@ -89,6 +91,7 @@ def test_weights_that_take_no_gradients_leave_least_squares() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_was() -> None:
     model: Any = build("llama")
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -111,6 +111,7 @@ def test_a_budget_of_what_another_surgery_leaves_is_not_judged_before_it(tmp_pat
     assert len(Ledger.of(module).events) == 1
 
 
+@pytest.mark.slow
 def test_steps_are_judged_as_far_as_no_other_surgery_comes_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def test_nothing_is_run_that_needs_no_check(late: int, tmp_path: Path, monkeypat
     fit(tmp_path, Plain(), callback, limit_train_batches=1)
 
 
+@pytest.mark.slow
 def test_a_check_leaves_the_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(folder: str) -> nn.Module:
         torch.manual_seed(0)

@@ -29,6 +29,7 @@ def test_plan_of_another_type():
         DepthPrune(plan=3)
 
 
+@pytest.mark.slow
 def test_plan_is_read_when_the_fit_is_set_up(tmp_path):
     """A recipe names the plan that `prunerecover plan` is yet to write."""
     path = tmp_path / "later.json"

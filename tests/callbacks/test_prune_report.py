@@ -87,6 +87,7 @@ def test_the_table_has_what_the_module_logs_in_validation(tmp_path):
     assert not any("train" in name for name in report.logged)
 
 
+@pytest.mark.slow
 def test_what_is_logged_at_the_end_of_a_validation_is_of_its_own_epoch(tmp_path):
     report = run(tmp_path, LogsAtTheEnd(), prune(), Table(pairs=0))
     assert report.details["history"]["val_epoch"] == [[0, 0.0], [1, 1.0], [2, 2.0]]
@@ -98,6 +99,7 @@ def test_a_validation_before_the_fit_shows_the_dense_network(tmp_path):
     assert report.logged["val_acc"].dense == (None, values.seen[0])
 
 
+@pytest.mark.slow
 def test_a_network_pruned_in_an_earlier_fit_is_neither_dense_nor_fresh_from_surgery(tmp_path):
     module, report = Plain(), Figures(pairs=0)
     run(tmp_path, module, prune(), Table(pairs=0), epochs=2)
@@ -107,6 +109,7 @@ def test_a_network_pruned_in_an_earlier_fit_is_neither_dense_nor_fresh_from_surg
     assert "after surgery, " not in (tmp_path / "report" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_one_report_in_two_fits_has_the_dense_values_of_the_first(tmp_path):
     module, report, values = Plain(), Figures(pairs=0), Values()
     run(tmp_path, module, report, values, epochs=2)
@@ -117,6 +120,7 @@ def test_one_report_in_two_fits_has_the_dense_values_of_the_first(tmp_path):
     assert [epoch for epoch, _ in found.details["history"]["val_acc"]] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_one_report_in_two_fits_knows_the_surgery_of_the_first(tmp_path):
     module, report, values = Plain(), Table(pairs=0), Values()
     run(tmp_path, module, prune(), report, values, epochs=2)
@@ -124,6 +128,7 @@ def test_one_report_in_two_fits_knows_the_surgery_of_the_first(tmp_path):
     assert [metric.dense, metric.after_surgery, metric.last] == list(zip([0, 1, 0], values.seen, strict=True))
 
 
+@pytest.mark.slow
 def test_a_resumed_fit_shows_the_same_moments(tmp_path):
     every = ModelCheckpoint(tmp_path / "files", filename="{epoch}", save_top_k=-1)
     whole = run(tmp_path, LogsNowAndThen(), prune(), Table(pairs=0), every)
@@ -134,6 +139,7 @@ def test_a_resumed_fit_shows_the_same_moments(tmp_path):
     assert (again.logged, again.details["history"]) == (whole.logged, whole.details["history"])
 
 
+@pytest.mark.slow
 def test_a_state_of_before_surgeries_were_noted_is_told_by_its_epochs(tmp_path):
     class Old(PruneReport):
         def state_dict(self):
@@ -146,12 +152,14 @@ def test_a_state_of_before_surgeries_were_noted_is_told_by_its_epochs(tmp_path):
     assert Report.load(tmp_path / "again" / "report").logged == whole.logged
 
 
+@pytest.mark.slow
 def test_a_value_that_was_not_logged_again_is_not_taken_again(tmp_path):
     report = run(tmp_path, LogsNowAndThen(), prune(), Table(pairs=0), epochs=4)
     assert report.details["history"]["val_map"] == [[0, 0.0], [2, 2.0]]
     assert report.logged["val_map"].after_surgery == (2, 2.0)
 
 
+@pytest.mark.slow
 def test_what_training_logs_is_of_the_epoch_that_it_is_noted_for(tmp_path):
     report = run(tmp_path, LogsNowAndThen(), prune(), Table(pairs=0, metrics=["train_epoch"]))
     assert report.details["history"]["train_epoch"] == [[0, 0.0], [1, 1.0], [2, 2.0]]
@@ -171,6 +179,7 @@ def test_metrics_that_are_no_names_are_refused_before_training(metrics):
         PruneReport(metrics=metrics)
 
 
+@pytest.mark.slow
 def test_every_figure_has_a_file_of_its_own_that_markdown_can_link(tmp_path):
     run(tmp_path, LogsOddNames(), prune(schedule=0), PruneReport(pairs=0), epochs=1)
     files = sorted(file.name for file in (tmp_path / "report").glob("*.png"))
@@ -192,6 +201,7 @@ def test_nothing_validated_gives_no_row(tmp_path):
     assert run(tmp_path, Plain(), prune(), Table(pairs=0), data=False).logged == {}
 
 
+@pytest.mark.slow
 def test_named_metrics_alone_are_shown(tmp_path):
     report = Figures(pairs=0, metrics="val_acc")
     assert list(run(tmp_path, LogsAtTheEnd(), prune(), report).logged) == ["val_acc"]
@@ -204,6 +214,7 @@ def test_a_metric_that_nobody_logs_is_warned_of(tmp_path):
         run(tmp_path, Plain(), prune(), Table(pairs=0, metrics=["accuracy"]), epochs=2)
 
 
+@pytest.mark.slow
 def test_the_timeline_says_what_went(tmp_path):
     module, report = Plain(), Figures(pairs=0)
     run(tmp_path, module, prune(), WidthPrune(Budget(params=0.3), schedule=2, calibration=16), report)

@@ -57,6 +57,7 @@ def test_teacher_that_answers_otherwise(tmp_path):
         fit(tmp_path, Plain(), prune(), DistillRecover(teacher=tiny_vit(num_classes=5)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["module", "safetensors", "folder"])
 def test_teachers_by_name(tmp_path, kind):
     """A module, a state dict of the dense network, or a saved folder give the same recovery as the dense default."""

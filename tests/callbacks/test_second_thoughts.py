@@ -40,6 +40,7 @@ def test_resuming_with_other_arguments_is_refused(tmp_path, changed):
         again.fit(Plain(), loader(), ckpt_path=tmp_path / "epoch=0.ckpt")
 
 
+@pytest.mark.slow
 def test_resuming_with_fewer_callbacks_is_told(tmp_path):
     later = DepthPrune(remove={"attention": 1}, schedule={"start": 1}, calibration=8)
     first = [DepthPrune(remove={"activation": 1}, calibration=8), later]

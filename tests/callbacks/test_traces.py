@@ -63,6 +63,7 @@ class Recorder(pl.loggers.Logger):
         pass
 
 
+@pytest.mark.slow
 def test_surgery_reaches_logger_and_progress_bar(tmp_path):
     module, recorder = Plain(), Recorder()
     schedule = {"start": 1, "every": 1, "step": 1, "alternate": True}
@@ -78,6 +79,7 @@ def test_surgery_reaches_logger_and_progress_bar(tmp_path):
     assert runner.progress_bar_metrics["removed_units"] == 2
 
 
+@pytest.mark.slow
 def test_report_is_written(tmp_path):
     module = Plain()
     pl.seed_everything(3, verbose=False)

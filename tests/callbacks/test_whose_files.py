@@ -43,6 +43,7 @@ def ours(caught):
     return [str(w.message) for w in caught if "of this run" in str(w.message)]
 
 
+@pytest.mark.slow
 def test_a_second_run_leaves_the_files_of_the_first_alone(tmp_path):
     run(tmp_path)
     before = contents(tmp_path)
@@ -61,6 +62,7 @@ def test_a_second_run_leaves_the_files_of_the_first_alone(tmp_path):
         torch.testing.assert_close(load_pruned(tmp_path / "pruned-v1")(images), module.net.eval()(images))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_its_own_files(tmp_path):
     run(tmp_path)
     run(tmp_path, **OTHER)
@@ -78,6 +80,7 @@ def test_a_resumed_run_goes_on_in_its_own_files(tmp_path):
     assert Plan.load(tmp_path / "plan-v1.json").edits == before.edits
 
 
+@pytest.mark.slow
 def test_a_broken_plan_beside_the_checkpoints_is_not_needed(tmp_path):
     whole = run(tmp_path)
     (tmp_path / "plan.json").write_text('{"schema": "prun')
@@ -124,6 +127,7 @@ def test_a_run_that_needs_the_plan_file_says_so(broken, tmp_path):
         trainer_of(tmp_path, DepthPrune(plan=broken)).test(Plain(), loader(), verbose=False)
 
 
+@pytest.mark.slow
 def test_the_users_own_plan_beside_the_checkpoints_stays(tmp_path):
     path = plan_for_plain().save(tmp_path / "plan.json")
     before = path.read_bytes()

@@ -120,6 +120,7 @@ class Tangled(nn.Module):
         return {"sample": found, "again": found, "relu": relu, "nothing": None}
 
 
+@pytest.mark.slow
 def test_names_are_those_of_forward_whatever_outputs_and_operations_are_called(tmp_path: Path) -> None:
     model = Tangled().train()
     one = torch.ones(1, 3)

@@ -91,6 +91,7 @@ def test_a_class_is_left_as_it_was(file: Path) -> None:
     assert dict(vars(Classifier)) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", one_in(2, [Classifier, Compiled]))
 def test_compiled_modules(cls: type[pl.LightningModule], tmp_path: Path) -> None:
     module = stirred(Compiled())

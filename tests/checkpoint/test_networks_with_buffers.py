@@ -41,12 +41,14 @@ def resnet() -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.slow
 def test_module_that_asks_for_the_version_of_its_state_opens(tmp_path: Path) -> None:
     model = mnasnet()
     again = load_pruned(pruned_folder(model, tmp_path / "pruned"), mnasnet())
     assert torch.equal(again(IMAGES), model(IMAGES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passed", [False, True])
 def test_refusal_of_a_network_with_batchnorm_says_why(passed: bool, tmp_path: Path) -> None:
     folder = pruned_folder(resnet(), tmp_path / "pruned")

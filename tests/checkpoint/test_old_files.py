@@ -201,6 +201,7 @@ def test_a_report_reads_back(tmp_path: Path) -> None:
     assert "Parameters" in report.to_markdown()
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_accuracies_that_it_found(tmp_path: Path) -> None:
     """Old records stay; which splits are run is chosen otherwise since divergences guide the map.
 

@@ -49,6 +49,7 @@ def test_blocks_alone_leave_nothing_where_nothing_else_is_fitted(case: tuple[str
     assert {choice.candidate.leaves for choice in found.values()} == {"zero"}
 
 
+@pytest.mark.slow
 def test_sets_are_judged_with_the_map(case: tuple[str, Calibrator]) -> None:
     """Besides a unit that leaves the map alone, in either order."""
     name, calibrator = case

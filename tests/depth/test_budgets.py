@@ -80,6 +80,7 @@ def test_share_of_latency_is_found_by_bisection(monkeypatch: pytest.MonkeyPatch)
     assert len(asked) <= 6
 
 
+@pytest.mark.slow
 def test_kinds_are_timed_on_few_samples_and_what_is_planned_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = counts_parameters(monkeypatch)
     how = {"kinds": ("attention", "mlp"), "replace": "zero", "search": "joint"}

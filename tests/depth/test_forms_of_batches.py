@@ -78,6 +78,7 @@ def decoder_family(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.register_family(read, "BART")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("decoder_family")
 def test_a_decoder_reads_what_labels_are_shifted_to() -> None:
     network = bart()
@@ -116,6 +117,7 @@ def images(n: int = 16) -> list[dict[str, Any]]:
     return [{"img": image, "cls": torch.zeros(1), "im_file": "a.jpg"} for image in pixels]
 
 
+@pytest.mark.slow
 def test_batches_of_ultralytics_are_their_images() -> None:
     loaded = list(DataLoader(images(), 4))  # type: ignore[arg-type]
     plain = [batch["img"].float() / 255 for batch in loaded]

@@ -53,6 +53,7 @@ def numbers(plan: Plan) -> set[int]:
     return {int(name.rpartition(".")[2]) for name in plan.removed["block"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", one_in(3, range(5)))
 def test_the_exact_search_is_the_naive_loop(llama: nn.Module, seed: int) -> None:
     batches = texts(seed)
@@ -62,6 +63,7 @@ def test_the_exact_search_is_the_naive_loop(llama: nn.Module, seed: int) -> None
     assert numbers(plan) == naive_greedy(llama, 3, batches)
 
 
+@pytest.mark.slow
 def test_the_joint_search_loses_no_more_than_the_greedy_one(llama: nn.Module) -> None:
     batches = texts(7)
     plan = plan_depth(
@@ -71,6 +73,7 @@ def test_the_joint_search_loses_no_more_than_the_greedy_one(llama: nn.Module) ->
     assert found <= loss_without(llama, naive_greedy(llama, 3, batches), batches) + 1e-6
 
 
+@pytest.mark.slow
 def test_blocks_go_by_the_likelihood_of_answers(llama: nn.Module) -> None:
     asked = [Question(f"w5 w{6 + i} w8", (f"w{9 + i}", "w10 w11"), i % 2) for i in range(8)]
     batches = answer_batches(asked, Encoding(word_tokenizer(), context=64), contrastive=True, batch_size=8)
@@ -102,6 +105,7 @@ def test_a_users_own_loss_serves_a_vision_transformer() -> None:
     assert len(plan.removed["attention"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [slice(4), slice(2)])
 def test_a_loss_may_run_the_network_several_times(llama: nn.Module, rows: slice) -> None:
     """What one run gave must not answer in another, of other tokens or of another length."""

@@ -40,6 +40,7 @@ def test_planning_leaves_the_model_bit_identical(name: str, search: str, trainin
         plan_depth(model, remove=kinds, batches=batches_of(name), search=search)
 
 
+@pytest.mark.slow
 def test_autocast_around_planning_does_not_matter() -> None:
     model, batches = build("timm"), batches_of("timm")
     plan = plan_depth(model, remove={"attention": 1, "activation": 1}, batches=batches)
@@ -138,6 +139,7 @@ def test_encoders_leave_a_standard_checkpoint_too(name: str, tmp_path: Path) -> 
     assert torch.equal(output_of(model, batch_of(name)), output_of(again, batch_of(name)))
 
 
+@pytest.mark.slow
 def test_pruned_model_can_be_pruned_again() -> None:
     model = build("timm_all")
     for _ in range(3):
@@ -157,6 +159,7 @@ def test_compiled_model_is_planned_eagerly() -> None:
     assert plan == plan_depth(plain, remove={"attention": 1, "activation": 1}, batches=batches_of("timm"))
 
 
+@pytest.mark.slow
 def test_frozen_model_is_planned_like_a_trainable_one() -> None:
     frozen = build("timm").requires_grad_(False)
     plan = plan_depth(frozen, remove={"activation": 2}, batches=batches_of("timm"))

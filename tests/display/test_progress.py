@@ -68,6 +68,7 @@ def callbacks():
     return [prune(schedule=0, importance="output_divergence"), WidthPrune(Budget(macs=0.2), calibration=16, schedule=1)]
 
 
+@pytest.mark.slow
 def test_surgery_in_a_trainer_shows_at_once_what_it_does(terminal, tmp_path):
     fit(tmp_path, Plain(), *callbacks(), TQDMProgressBar(), enable_progress_bar=True)
     stages = ["DepthPrune: planning", "collecting calibration samples", "one unit after"]
@@ -75,6 +76,7 @@ def test_surgery_in_a_trainer_shows_at_once_what_it_does(terminal, tmp_path):
     assert in_order(stages, terminal.getvalue())
 
 
+@pytest.mark.slow
 def test_a_trainer_without_a_progress_bar_is_quiet(terminal, tmp_path):
     fit(tmp_path, Plain(), *callbacks(), enable_progress_bar=False)
     assert not terminal.getvalue()

@@ -86,6 +86,7 @@ def test_without_its_units_it_computes_what_is_left(network: MixerNetwork, kind:
     assert len(find_units(network, kinds=("mlp",))) == DEPTH - 2
 
 
+@pytest.mark.slow
 def test_what_is_fitted_in_its_place_is_better_than_nothing(network: MixerNetwork) -> None:
     batches = [torch.randn(64, DIM) for _ in range(8)]
     x = torch.randn(256, DIM)

@@ -79,6 +79,7 @@ def assert_steps_are_exact(model: nn.Module) -> None:
     torch.testing.assert_close(cached(model, IDS), uncached(model, IDS), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first(2, dict.fromkeys((*QUICK, *tuple(DECODERS)[::2]))))
 def test_calibrated_branches_reopen_and_generate(name: str, tmp_path: Path) -> None:
     model = DECODERS[name].build()

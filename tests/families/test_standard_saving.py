@@ -55,6 +55,7 @@ def test_merged_linears_are_not_saved_in_silence(tmp_path: Path) -> None:
         model.save_pretrained(tmp_path)  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_layers_of_different_widths_are_not_saved_in_silence(tmp_path: Path) -> None:
     model = tiny_llama()
     apply_plan(model, plan_width(model, Budget(params=0.2), batches=[tiny_inputs("llama", 8)], protection="magnitude"))

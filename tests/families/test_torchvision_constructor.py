@@ -84,6 +84,7 @@ def test_a_head_that_was_put_in_later_is_seen(make: Callable[[], nn.Module]) -> 
     assert constructor(make())["kwargs"]["num_classes"] == 10
 
 
+@pytest.mark.slow
 def test_frozen_norms_of_a_pretrained_detector(monkeypatch: pytest.MonkeyPatch) -> None:
     """Builders make them where it fetches weights, which is never done to build a model again."""
     monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda *_, **__: mobilenet_v3_large().state_dict())
@@ -136,6 +137,7 @@ def test_a_model_of_a_known_class_but_other_sizes_has_no_name() -> None:
     assert list(torchvision_candidates(model)) == []
 
 
+@pytest.mark.slow
 def test_a_pruned_model_opens_without_the_dense_one(tmp_path: Path) -> None:
     model = get_model(SMALL, num_classes=3).eval()
     images = torch.randn(8, 3, 48, 48)

@@ -26,6 +26,7 @@ BARE = Plan(edits=(Remove(unit="b", kind="attention"),))
 OLD, NEW = fitted("a", 1.0), fitted("b", 2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"), one_in(3, [(OLD, NEW), (OLD, BARE), (BARE, NEW)]), ids=["both", "none", "first"]
 )

@@ -60,6 +60,7 @@ def test_models_that_bring_inputs_need_no_example() -> None:
     assert (count(units, "layer"), count(units, "attention")) == (3 * depth, depth)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "strided"), first(2, itertools.product(YOLO, (True, False))))
 def test_yolov5_has_the_published_numbers_of_layers(size: str, strided: bool) -> None:
     ultralytics = pytest.importorskip("ultralytics")

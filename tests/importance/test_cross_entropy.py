@@ -17,6 +17,7 @@ def loss(model: nn.Module, batch: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(batch), torch.zeros(len(batch), dtype=torch.long))
 
 
+@pytest.mark.slow
 def test_a_score_is_the_loss_of_the_network_without_the_unit() -> None:
     batches = batches_of("timm")
     units = find_units(build("timm"), ("block", "attention"))

@@ -48,6 +48,7 @@ def test_scores_read_back_exactly(scored: Sensitivity, file: Path) -> None:
         assert all(torch.equal(found.scores[name][unit], value) for unit, value in by_unit.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.5])
 def test_width_takes_them_for_every_budget(
     vit: nn.Module, file: Path, share: float, monkeypatch: pytest.MonkeyPatch

@@ -224,6 +224,7 @@ def test_missing_file_is_explained(tmp_path: Path) -> None:
         Plan.load(tmp_path / "none.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_in(3, ["timm", "timm_all", "bert", "llama"]))
 def test_sum_of_plans_equals_one_after_the_other(name: str) -> None:
     kind = "mlp" if name == "llama" else "activation"

@@ -94,6 +94,7 @@ def wheel_of_the_sdist(folder: Path) -> Path:
     return built(tree, "wheel", folder / "wheel")
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_everything(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel_of_the_sdist(tmp_path)).namelist()
     assert {n for n in names if ".dist-info/" not in n} == expected_files()

@@ -96,6 +96,7 @@ def test_resuming_with_other_arguments(tmp_path):
         fit(tmp_path, lora(rank=3), epochs=2, resume=tmp_path / "epoch=0.ckpt")
 
 
+@pytest.mark.slow
 def test_surgery_without_it_is_said(tmp_path):
     fit(tmp_path, lora(), depth(schedule={"start": 2}))
     with pytest.warns(UserWarning, match=r"at 'net' are merged for its surgery, and no callback here injects new ones"):

@@ -116,6 +116,7 @@ def test_a_layer_without_a_bias_is_fitted_through_zero() -> None:
     np.testing.assert_allclose((network[2].weight - start.weight).detach().numpy(), oracle.coef_, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_in(2, ["vit", "llama"]))
 def test_transformers_come_nearer_to_the_dense_ones(name: str) -> None:
     torch.manual_seed(0)

@@ -15,6 +15,7 @@ from prunerecover import Budget, apply_plan, plan_depth, plan_width, recalibrate
 from prunerecover.recovery.reconstruction import made_for
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remove", [{"block": 1}, {"layer": 1}])
 def test_after_units_of_depth_went_outputs_come_nearer_to_the_dense_ones(remove: dict[str, int]) -> None:
     dense = blocks()
@@ -30,6 +31,7 @@ def test_after_units_of_depth_went_outputs_come_nearer_to_the_dense_ones(remove:
         assert torch.equal(dense.state_dict()[name], value), name
 
 
+@pytest.mark.slow
 def test_layers_before_the_first_block_that_went_stay_as_they_are() -> None:
     dense = blocks()
     plan = plan_depth(dense, remove={"block": 1}, batches=labelled(), ignore=("blocks.[013]",))
@@ -42,6 +44,7 @@ def test_layers_before_the_first_block_that_went_stay_as_they_are() -> None:
     assert changed == {"blocks.3.first.weight", "blocks.3.second.weight"}
 
 
+@pytest.mark.slow
 def test_depth_and_width_are_made_good_together() -> None:
     """Towards the dense network's outputs, not towards those without the units of depth."""
     dense = blocks()
@@ -69,6 +72,7 @@ def test_blocks_that_moved_up_are_fitted_to_what_they_were() -> None:
         torch.testing.assert_close(value, before[name], rtol=0, atol=1e-4, msg=name)
 
 
+@pytest.mark.slow
 def test_a_layer_that_took_in_the_one_behind_it_stays_as_it_is() -> None:
     """Without its activation an MLP may become one linear in the place of the first of two, of the same size here."""
     torch.manual_seed(0)

@@ -35,6 +35,7 @@ def test_one_search_gives_every_depth(sets: PlanSet) -> None:
     assert all(names[0] in plan.removed["block"] for names, plan in zip(shorter, sets.plans, strict=True))
 
 
+@pytest.mark.slow
 def test_blocks_that_leave_an_identity_are_refused_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """DiffLlama computes with the numbers of its layers, so that no other block may take the place of one that goes."""
     monkeypatch.setattr("prunerecover.routing.omission_sets.plan_depth", None)

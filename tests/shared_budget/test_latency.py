@@ -108,6 +108,7 @@ def test_parts_of_a_split_are_timed_on_few_samples(monkeypatch: pytest.MonkeyPat
     assert timed.count(2 * TIMED) == 1
 
 
+@pytest.mark.slow
 def test_widths_are_planned_once_more_if_the_whole_batch_saves_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits can only be compared where they save the same."""
 
@@ -139,6 +140,7 @@ class Missing(SharedBudgetPlanner):
         return 0.8 * found if self.exact else 0.05
 
 
+@pytest.mark.slow
 def test_missed_latency_is_aimed_at_again(clock: None) -> None:
     planner = Missing(vit(depth=2), "latency", images(), SharedBudgetConfig(kinds="neuron"))
     plan = SplitSearch(planner, Budget(latency=0.1)).run()
@@ -147,6 +149,7 @@ def test_missed_latency_is_aimed_at_again(clock: None) -> None:
     assert SplitEvidence.of(plan.evidence).saved >= 0.09
 
 
+@pytest.mark.slow
 def test_latency_that_is_still_missed_is_told(clock: None) -> None:
     planner = Missing(vit(depth=2), "latency", images(), SharedBudgetConfig(kinds="neuron"))
     planner.exact = False

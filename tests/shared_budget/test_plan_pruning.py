@@ -108,6 +108,7 @@ def test_width_alone_where_no_depth_can_go() -> None:
     assert SplitEvidence.of(plan.evidence).depth_share == 0
 
 
+@pytest.mark.slow
 def test_depth_alone_where_no_width_may_go() -> None:
     plan = plan_pruning(vit(), Budget(macs=0.3), batches=images(), kinds=("attention", "activation"))
     depth = plan_depth(vit(), Budget(macs=0.3), batches=images(), kinds=("attention", "activation"))
@@ -160,6 +161,7 @@ def test_plan_of_both_is_fitted_to_other_weights(both: Plan) -> None:
     assert other(IMAGE).isfinite().all()
 
 
+@pytest.mark.slow
 def test_refitted_on_the_same_weights_a_plan_of_both_is_the_same(both: Plan) -> None:
     """Width is tuned towards the dense network here as well, and not towards the one without what goes in depth."""
     again = refit_plan(vit(), both, MANY)
@@ -169,6 +171,7 @@ def test_refitted_on_the_same_weights_a_plan_of_both_is_the_same(both: Plan) -> 
         torch.testing.assert_close(again.tensors[key], value, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_splits_are_compared_on_samples_that_nothing_was_fitted_to(both: Plan) -> None:
     """Weights that read removed units must not have learnt the held-out samples, or width would look too good."""
     model, batches = vit(), [batch for batch, _ in MANY]
@@ -230,6 +233,7 @@ def test_splits_of_networks_with_batchnorm_are_compared_once_reconstructed() -> 
         assert torch.equal(model.state_dict()[name], value), name
 
 
+@pytest.mark.slow
 def test_neurons_of_linears_that_become_one_stay(both: Plan) -> None:
     planner = SharedBudgetPlanner(vit(), "macs", images(), SharedBudgetConfig(kinds=("activation", "neuron")))
     plan = planner.together(0.15, 0.3)
@@ -279,6 +283,7 @@ class Residual(nn.Module):
         return (x + self.norms[1](self.second(self.norms[0](self.first(x)).relu()))).relu()
 
 
+@pytest.mark.slow
 def test_blocks_and_equal_widths_leave_a_standard_llama(tmp_path: Path) -> None:
     import transformers
 

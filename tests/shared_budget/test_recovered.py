@@ -52,6 +52,7 @@ def test_where_one_alone_can_go_nothing_is_recovered() -> None:
     assert SplitEvidence.of(plan.evidence).splits[0].accuracy is None
 
 
+@pytest.mark.slow
 def test_as_many_accuracies_as_trials() -> None:
     with pytest.raises(ValueError, match="Expected evaluate to return one accuracy per trial, 3 in all, but got 1"):
         plan_pruning(vit(), THIRD, batches=images(), kinds=KINDS, evaluate=lambda _: [50.0])

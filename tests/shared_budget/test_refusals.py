@@ -54,6 +54,7 @@ def test_pattern_that_matches_nothing() -> None:
     )
 
 
+@pytest.mark.slow
 def test_widths_that_only_the_merged_network_can_lose() -> None:
     """Without attention the stream is one of convolutions; norms that merging folds away still read all of it."""
     planner = SharedBudgetPlanner(vit(depth=2), "macs", images(1), SharedBudgetConfig())
@@ -75,6 +76,7 @@ def test_masked_weights_are_named_once() -> None:
     refused("^Expected weights that are parameters, but 'head' computes 'weight' by a mask", model)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The plan removes")
 def test_budget_beyond_both() -> None:
     kinds = ("activation", "neuron")
@@ -85,6 +87,7 @@ def test_budget_beyond_both() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The plan removes")
 def test_why_there_is_no_plan_of_a_split_is_told() -> None:
     """The attentions of this network hold less, and the neurons more."""

@@ -65,6 +65,7 @@ def test_copies_of_a_bypassed_network_compute_the_same(
     assert torch.equal(result(copied(model)), result(model))
 
 
+@pytest.mark.slow
 def test_bypassed_network_exports(resnet: Removals) -> None:
     model = bypassed(resnet)
     exported = torch.export.export(model, (image(),)).module()

@@ -106,6 +106,7 @@ def test_block_that_doubles_its_input_stays() -> None:
         assert merge(model).edits == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["timm", "bert"])
 def test_merge_plan_replays_after_the_plan_it_followed(name: str) -> None:
     model, fresh, batch = build(name), build(name), batch_of(name)

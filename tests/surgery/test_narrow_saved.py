@@ -88,7 +88,7 @@ def test_what_went_is_told_in_short(tmp_path: Path) -> None:
     assert "- attention: `blocks.2.attn` (zero)" in text
     figure = plan.plot(tmp_path / "plan.png")
     titles = [part.get_suptitle().replace("\n", " ") for part in figure.subfigs]
-    assert titles == ["Removed: attention 1 of 3", "Removed: neuron 3 of 64, head 2 of 4"]
+    assert titles == ["Removed: attention 1", "Removed: neuron 3 of 64, head 2 of 4"]
 
 
 def llama_neurons(index: int) -> Narrow:

@@ -67,6 +67,7 @@ def test_bare_loop(tmp_path, make, replace):
     assert torch.equal(again(images), model.eval()(images))
 
 
+@pytest.mark.slow
 def test_named_parameters_keep_their_names():
     model = tiny_vit()
     optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
@@ -152,6 +153,7 @@ def calibration():
     return [{"input_ids": batch[0]} for batch in tokens()]
 
 
+@pytest.mark.slow
 def test_inside_transformers_trainer(tmp_path):
     """A TrainerCallback of the user's own prunes at a step; whole blocks go, and from_pretrained opens the result."""
     from transformers import TrainerCallback
@@ -181,6 +183,7 @@ def test_inside_transformers_trainer(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_before_transformers_trainer(tmp_path):
     """Attention goes before training: not a standard model any more, but save_pruned and load_pruned have it."""
     model = tiny_llama()

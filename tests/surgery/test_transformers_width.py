@@ -79,6 +79,7 @@ def test_static_cache_is_as_narrow_as_the_model() -> None:
     )
 
 
+@pytest.mark.slow
 def test_config_stays_until_all_layers_are_alike() -> None:
     model: Any = tiny_llama()
     before = model.config.to_dict()

@@ -64,6 +64,7 @@ def test_equal_layers_with_a_tolerance() -> None:
     assert all(len(numbers) == 1 for numbers in numbers_kept(plan).values())
 
 
+@pytest.mark.slow
 def test_equal_layers_meet_budgets_in_units_by_less_than_a_unit_of_each() -> None:
     model = llama()
     layers = len(find_groups(model, {"input_ids": IDS}, ("neuron",)).groups)

@@ -60,6 +60,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(16, 3, 16, 16, generator=generator), torch.arange(16) % 4)]
 
 
+@pytest.mark.slow
 def test_kept_groups_are_those_of_the_narrowed_model() -> None:
     """Through two rounds of width with a block taken out in between."""
     network, plan = vit(), Plan()
@@ -129,6 +130,7 @@ def test_what_names_share_is_said_once() -> None:
     assert axes.get_xlabel() == "blocks"
 
 
+@pytest.mark.slow
 def test_many_groups_are_all_named_and_counted_in_several_lines() -> None:
     groups = [KeptGroup(f"layer{i}.conv", "channel", 1 + i % 8, 8) for i in range(130)]
     figure = plot_kept(groups, title="many")
@@ -149,6 +151,7 @@ def test_no_group_is_an_error() -> None:
 # Plans.
 
 
+@pytest.mark.slow
 def test_a_plan_in_width_is_drawn_as_bars(tmp_path: Path) -> None:
     plan = plan_width(vit(), Budget(macs=0.3), batches=batches())
     figure = plan.plot(tmp_path / "plan.png")
@@ -159,6 +162,7 @@ def test_a_plan_in_width_is_drawn_as_bars(tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_plan_in_depth_and_width_has_both_panels() -> None:
     network = vit()
     depth = plan_depth(network, remove={"activation": 1, "attention": 1}, batches=batches())

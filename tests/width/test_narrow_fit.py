@@ -49,6 +49,7 @@ def test_merged_copy_is_narrowed_and_pruned_in_depth(tmp_path):
     assert isinstance(merged.blocks[0].attn, Replacement) or isinstance(merged.blocks[2].attn, Replacement)
 
 
+@pytest.mark.slow
 def test_report_of_a_narrowed_network(tmp_path):
     module, _ = fit(tmp_path, make=Vit, edits=VIT, callbacks=[PruneReport(tmp_path / "report", pairs=1)])
     text = (tmp_path / "report" / "report.md").read_text()
@@ -89,6 +90,7 @@ def test_moments_are_cut_and_steps_go_on(tmp_path):
     assert all(p.ndim > 1 for p in optimizer.param_groups[0]["params"])
 
 
+@pytest.mark.slow
 def test_best_may_be_less_pruned_than_the_live_module(tmp_path):
     module, runner = fit(tmp_path)
     fresh, again = fit(tmp_path / "again")

@@ -64,6 +64,7 @@ def test_budgets_in_units_are_met_exactly(batches: Batches, allocation: Any, rou
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [
@@ -97,6 +98,7 @@ class Detector(nn.Module):
         return self.backbone(torch.stack(list(images)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allocation", one_in(2, ["per_cost", "tolerance"]))
 def test_lists_of_images_plan_as_batched_ones(batches: Batches, allocation: Any) -> None:
     def plan(inputs: list[Any]) -> Plan:
@@ -187,6 +189,7 @@ def test_tolerance_by_the_book(batches: Batches) -> None:
         assert entered <= bound + 1e-12
 
 
+@pytest.mark.slow
 def test_heads_and_neurons_of_a_vit(batches: Batches) -> None:
     model = vit()
     plan = plan_width(model, Budget(macs=0.4), batches=batches, allocation="uniform")
@@ -196,6 +199,7 @@ def test_heads_and_neurons_of_a_vit(batches: Batches) -> None:
     assert all(name.startswith("blocks.1.") for name in only.removed["neuron"])
 
 
+@pytest.mark.slow
 def test_depth_and_width_add_up(batches: Batches) -> None:
     model, images = vit(), torch.randn(2, 3, 16, 16)
     first = plan_depth(model, remove={"activation": 1}, batches=batches, replace="identity")

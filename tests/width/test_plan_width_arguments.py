@@ -33,6 +33,7 @@ def test_default_loss_of_a_language_model_is_its_own() -> None:
     assert torch.equal(supervised_loss(model, batch), model(**batch).loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", one_in(2, ["label", "labels"]))
 def test_labels_in_mappings_are_not_fed_to_the_network(batches: Batches, key: str) -> None:
     mappings = [{"x": images, key: labels} for images, labels in batches]

@@ -23,6 +23,7 @@ def batches() -> Batches:
     return labelled_batches()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [cnn, vit], ids=["one kind", "kinds that are weighed"])
 def test_latency_budget_is_measured(make: Any, batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that ticks once per MAC, a latency budget is one of MACs."""
@@ -54,6 +55,7 @@ def test_latency_that_cannot_go_is_refused(batches: Batches, monkeypatch: pytest
         plan_width(cnn(), Budget(latency=0.6), batches=batches)
 
 
+@pytest.mark.slow
 def test_rounds_meet_the_same_budget(batches: Batches) -> None:
     model = cnn()
     plan = plan_width(model, Budget(macs=0.4), batches=batches, rounds=3)
@@ -71,6 +73,7 @@ def test_rounds_do_not_take_what_others_took_beyond_their_part(batches: Batches,
     assert model[1].out_features == 6
 
 
+@pytest.mark.slow
 def test_rounds_score_what_recalibrated_networks_do(batches: Batches) -> None:
     """A last batch of one sample is not recalibrated on."""
     batches = [*batches, tuple(part[:1] for part in batches[0])]

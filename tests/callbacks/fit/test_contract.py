@@ -32,12 +32,14 @@ def fit(folder, make=Plain, callbacks=(), prune=QUICK, resume=None, epochs=4, **
     return module, trainers.fit(folder, module, *callbacks, **settings)
 
 
+@pytest.mark.slow
 def test_stochastic_weight_averaging_follows_surgery(tmp_path):
     module, runner = fit(tmp_path, callbacks=[StochasticWeightAveraging(1e-3, swa_epoch_start=2)])
     assert Ledger.of(module).events
     assert runner.current_epoch == 4
 
 
+@pytest.mark.slow
 def test_mid_epoch_file_keeps_the_surgery(tmp_path):
     steps = ModelCheckpoint(tmp_path / "steps", filename="{step}", every_n_train_steps=8, save_top_k=-1)
     whole, _ = fit(tmp_path / "whole", callbacks=[steps])
@@ -83,6 +85,7 @@ def test_optimizer_state_follows_surgery(tmp_path):
     assert all(optimizer.state[p]["exp_avg"].shape == p.shape and optimizer.state[p]["exp_avg"].any() for p in held)
 
 
+@pytest.mark.slow
 def test_tuners_do_not_trigger_surgery_and_survive_it(tmp_path):
     finder = pl.callbacks.LearningRateFinder(num_training_steps=6, early_stop_threshold=None)
     module, _ = fit(tmp_path, make=lambda: _Tunable(), callbacks=[finder], prune={**ONCE, "schedule": {"start": 0}})

@@ -73,6 +73,7 @@ def test_from_any_step_and_epoch(name: str, tmp_path: Path) -> None:
     resumed_equals_uninterrupted(tmp_path, name, "*.ckpt", EPOCHS * STEPS + EPOCHS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_in(4, ["depth", "width", "depth and width", "all"]))
 def test_from_the_last_step_of_an_epoch_with_an_ordinary_loader(name: str, tmp_path: Path) -> None:
     resumed_equals_uninterrupted(tmp_path, name, "step=[369].ckpt", EPOCHS, data=loader(8 * STEPS))
@@ -84,6 +85,7 @@ def test_with_validation_in_the_middle_of_epochs(name: str, tmp_path: Path) -> N
     resumed_equals_uninterrupted(tmp_path, name, "*.ckpt", EPOCHS * STEPS + EPOCHS, val_check_interval=2)
 
 
+@pytest.mark.slow
 def test_with_a_scheduler_that_asks_for_the_number_of_steps(tmp_path: Path) -> None:
     """Lightning has made the loaders by then, and does not give them the state of the file."""
     one_cycle = {"make": lambda: Plain(scheduler="onecycle")}

@@ -181,6 +181,7 @@ def test_second_fit_with_the_same_callback_goes_on(tmp_path):
     assert len(Ledger.of(module).events) == 1
 
 
+@pytest.mark.slow
 def test_second_fit_with_a_new_callback_prunes_again(tmp_path):
     """A loop of fits that each remove some; the second one can be resumed from before and after its surgery."""
     module = Plain()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from cases.models.habits import Plain, dataset, loader
 from cases.trainers import REMOVE, fit, prune, trainer_of
@@ -52,6 +53,7 @@ def test_checkpoints_ledger_wins_over_a_plan(tmp_path):
         assert len(find_units(fresh.net)) == left
 
 
+@pytest.mark.slow
 def test_plan_is_fitted_anew_to_trained_weights(tmp_path):
     """The units and what they leave are the plan's; the values are those that fit the weights at the surgery."""
     module = Plain()
@@ -63,6 +65,7 @@ def test_plan_is_fitted_anew_to_trained_weights(tmp_path):
     assert any(not torch.equal(done.tensors[key], plan.tensors[key]) for key in plan.needed_tensors)
 
 
+@pytest.mark.slow
 def test_plan_beside_the_checkpoints_makes_the_same_structure(tmp_path):
     """Sharded strategies need it early; after a resume it still has the fitted tensors of the surgeries before."""
     steps = {"start": 1, "every": 1, "step": 1}

@@ -11,6 +11,7 @@ from cases.models.habits import Plain
 from cases.trainers import REMOVE, assert_same, fit, prune
 
 
+@pytest.mark.slow
 def test_it_ends_as_one_that_was_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(**how: object) -> Plain:
         torch.manual_seed(0)

@@ -28,6 +28,7 @@ def fit(folder: Path, logger: Logger) -> None:
     trainer.fit(Plain(), loader(), loader(shuffle=False))
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_the_report_and_its_figures(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -40,6 +41,7 @@ def test_tensorboard_shows_the_report_and_its_figures(tmp_path: Path) -> None:
     assert "surgery/removed_units" in events.Tags()["scalars"]
 
 
+@pytest.mark.slow
 def test_a_csv_logger_has_the_files_beside_its_numbers(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     fit(tmp_path, logger)

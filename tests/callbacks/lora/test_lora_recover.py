@@ -36,6 +36,7 @@ def test_frozen_weights_rest_and_adapters_and_head_train(tmp_path):
     assert set(runner.optimizers[0].state) == held(runner)
 
 
+@pytest.mark.slow
 def test_laying_changes_no_output(tmp_path):
     def look(trainer, module):
         with torch.no_grad():
@@ -111,6 +112,7 @@ def test_llama(tmp_path):
         torch.testing.assert_close(opened(ids).logits, module.lm.eval()(ids).logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_adapters_come_after_all_surgery_of_the_epoch(tmp_path, first):
     """Whatever the order of the callbacks, in the same epoch and in later ones."""
@@ -130,6 +132,7 @@ def test_adapters_come_after_all_surgery_of_the_epoch(tmp_path, first):
     assert held(runner) == {p for p in module.parameters() if p.requires_grad}
 
 
+@pytest.mark.slow
 def test_surgery_begins_from_the_folded_network(tmp_path):
     """Fresh adapters on an unchanged network: its output is that of the trained ones before."""
     seen = {}
@@ -149,6 +152,7 @@ def test_surgery_begins_from_the_folded_network(tmp_path):
     torch.testing.assert_close(seen["plain"], watch.last[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_groups_are_found_again_after_folding(tmp_path):
     groups = {}
 
@@ -168,6 +172,7 @@ def test_groups_are_found_again_after_folding(tmp_path):
     assert vectors == groups[0][1] - gone
 
 
+@pytest.mark.slow
 def test_distillation_beside_it(tmp_path):
     """The teacher is the dense network with the adapters of its time merged in."""
     teachers = []
@@ -183,6 +188,7 @@ def test_distillation_beside_it(tmp_path):
     torch.testing.assert_close(teachers[0](IMAGES), watch.last[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_averaged_copies_follow(tmp_path):
     average = EMAWeightAveraging(decay=0.9)
     seen = Watch(lambda trainer, module: [(n, p.shape) for n, p in average._average_model.module.named_parameters()])

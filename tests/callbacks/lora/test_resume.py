@@ -20,6 +20,7 @@ from prunerecover.checkpoint.ledger_record import KEY
 from prunerecover.recovery.lora import frozen_parameters, has_adapters
 
 
+@pytest.mark.slow
 def test_adapters_keep_their_precision_in_a_trainer_of_half(tmp_path):
     """Lightning rounds all weights of a resumed or tested module; adapters stay float32, bit for bit."""
 
@@ -122,6 +123,7 @@ def test_files_are_tested_in_a_new_process(tmp_path, in_a_new_process):
     assert json.loads((tmp_path / "found.json").read_text()) == expected
 
 
+@pytest.mark.slow
 def test_saved_folder_is_an_ordinary_network(tmp_path):
     module, _ = fit(tmp_path, depth(), width(schedule={"start": 2}), lora())
     opened = load_pruned(tmp_path / "pruned", tiny_vit(drop_path_rate=0.2))
@@ -143,6 +145,7 @@ def test_report_is_of_ordinary_networks(tmp_path):
     assert report["pruned"]["parameters"] == sum(p.numel() for p in opened.parameters())
 
 
+@pytest.mark.slow
 def test_checkpoints_open_as_ordinary_networks(tmp_path):
     module, _ = fit(tmp_path, depth(), lora(start=1))
     file = tmp_path / "epoch=2.ckpt"

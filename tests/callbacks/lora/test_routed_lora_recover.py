@@ -171,6 +171,7 @@ def test_checkpoint_gives_the_recovered_base(fitted: tuple[Path, Any]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_resumed_run_writes_its_folder_again(fitted: tuple[Path, Any], tmp_path: Path) -> None:
     shutil.copytree(fitted[0], tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "routed" / "model")
@@ -186,12 +187,14 @@ def test_finished_run_begun_again_leaves_its_folder_alone(fitted: tuple[Path, An
     assert (tmp_path / "routed" / "model" / "note.txt").exists()
 
 
+@pytest.mark.slow
 def test_averaged_copies_follow(tmp_path: Path) -> None:
     module, _ = fit(tmp_path, EMAWeightAveraging(decay=0.5))
     assert has_adapters(module.net)
     assert len(module.net.model.layers) == BLOCKS
 
 
+@pytest.mark.slow
 def test_second_fit_goes_on(tmp_path: Path) -> None:
     module, _ = fit(tmp_path / "first", max_epochs=1)
     before = copy.deepcopy(module.state_dict())

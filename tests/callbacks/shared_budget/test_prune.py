@@ -106,6 +106,7 @@ def mixed(network: torch.nn.Module) -> Plan:
     return SharedBudgetPlanner(network, "macs", list(rows(False)), config).together(0.25, 0.5)
 
 
+@pytest.mark.slow
 def test_network_with_batchnorm_is_reconstructed_towards_the_dense_one() -> None:
     torch.manual_seed(0)
     network = CifarResNet(blocks=2, num_classes=4).eval()
@@ -118,6 +119,7 @@ def test_network_with_batchnorm_is_reconstructed_towards_the_dense_one() -> None
     assert sum(p.numel() for p in before.parameters()) == sum(p.numel() for p in network.parameters())
 
 
+@pytest.mark.slow
 def test_depth_and_width_of_a_network_with_batchnorm(tmp_path: Path) -> None:
     module = Classifier()
     module.net = CifarResNet(blocks=2, num_classes=4)

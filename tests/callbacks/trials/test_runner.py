@@ -138,6 +138,7 @@ def outer(*callbacks: pl.Callback) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_trials_inside_a_fit_change_nothing_of_it(tmp_path: Path, trials: list[Trial]) -> None:
     searching = Searching(tmp_path / "trials.jsonl", trials[:2])
     whole, searched = outer(), outer(searching)

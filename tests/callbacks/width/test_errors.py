@@ -85,6 +85,7 @@ def test_targets_that_are_refused_say_what_to_do(tmp_path: Path) -> None:
         trainer(tmp_path, prune(target=""), epochs=2).fit(Inline(), rows())
 
 
+@pytest.mark.slow
 def test_resuming_with_another_rule_is_refused(tmp_path: Path) -> None:
     steps = {"schedule": {"start": 0, "every": 1, "times": 2}}
     fit(tmp_path, prune(**steps), epochs=2)
@@ -92,6 +93,7 @@ def test_resuming_with_another_rule_is_refused(tmp_path: Path) -> None:
         fit(tmp_path, prune(**steps, allocation="uniform"), epochs=3, ckpt=tmp_path / "files" / "epoch=0.ckpt")
 
 
+@pytest.mark.slow
 def test_manual_optimization_without_a_loss(tmp_path: Path) -> None:
     class Manual(Classifier):
         def __init__(self) -> None:

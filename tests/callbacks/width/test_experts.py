@@ -57,6 +57,7 @@ def test_width_prune_removes_experts_and_trains_on(arguments: dict[str, Any], tm
     assert torch.isfinite(module.net(tokens()).logits).all()
 
 
+@pytest.mark.slow
 def test_steps_do_not_take_what_others_took_beyond_their_part(tmp_path: Path) -> None:
     """One expert per step is asked for, and two go: those among which the router chooses must stay equally many."""
     model, four = tiny_mixture("deepseek_v3"), Budget(remove={"expert": 4})

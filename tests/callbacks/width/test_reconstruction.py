@@ -62,6 +62,7 @@ class Averaged(pl.Callback):
         self.pairs = {name: (live[name].clone(), copies[name].clone()) for name in live}
 
 
+@pytest.mark.slow
 def test_averages_move_along_with_reconstruction(tmp_path: Path) -> None:
     """An average that was the network before the surgery is the network after it."""
     average = WeightAveraging(avg_fn=lambda averaged, current, n: current)
@@ -72,6 +73,7 @@ def test_averages_move_along_with_reconstruction(tmp_path: Path) -> None:
         torch.testing.assert_close(live, averaged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reconstruct", [True, False])
 def test_averages_take_the_statistics_that_were_estimated_anew(reconstruct: bool, tmp_path: Path) -> None:
     """Those of the dense network would stay in them for thousands of steps."""

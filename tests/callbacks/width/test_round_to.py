@@ -16,6 +16,7 @@ def widths(network: nn.Module) -> list[int]:
     return [module.out_channels for module in network.modules() if isinstance(module, nn.Conv2d)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", one_in(2, [{"start": 1}, {"start": 0, "every": 1, "times": 2}]))
 def test_convolutions_keep_multiples(schedule: dict[str, int], tmp_path: Path) -> None:
     module = fit(tmp_path, prune(round_to=8, schedule=schedule))

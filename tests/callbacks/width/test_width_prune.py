@@ -60,6 +60,7 @@ def test_batchnorm_is_recalibrated_at_the_surgery(tmp_path: Path) -> None:
     assert int(norm.num_batches_tracked) == 4 + 1  # four calibration batches, one training step since
 
 
+@pytest.mark.slow
 def test_batchnorm_is_recalibrated_after_surgery_in_depth_as_well(tmp_path: Path) -> None:
     steps = DepthPrune(remove={"layer": 1}, calibration=48, schedule={"start": 1})
     module = fit(tmp_path, steps, limit_train_batches=1, epochs=2)
@@ -67,6 +68,7 @@ def test_batchnorm_is_recalibrated_after_surgery_in_depth_as_well(tmp_path: Path
     assert int(module.net.bn1.num_batches_tracked) == 4 + 1
 
 
+@pytest.mark.slow
 def test_schedule_divides_the_budget(tmp_path: Path) -> None:
     steps = prune(schedule={"start": 0, "every": 1, "times": 3})
     module = fit(tmp_path, steps)
@@ -103,6 +105,7 @@ def test_surgeries_in_depth_do_not_either(tmp_path: Path) -> None:
     assert count_macs(module.net, IMAGE) / count_macs(vit(), IMAGE) == pytest.approx((1 - 0.1724) * (1 - 0.2083), 1e-3)
 
 
+@pytest.mark.slow
 def test_tolerance_without_a_budget(tmp_path: Path) -> None:
     module = fit(tmp_path, WidthPrune(tolerance=0.3, allocation="tolerance", calibration=24))
     assert left(module) < 1
@@ -151,6 +154,7 @@ def test_labels_of_unusual_batches(tmp_path: Path) -> None:
     assert left(module) <= 0.5
 
 
+@pytest.mark.slow
 def test_the_module_itself_is_the_network(tmp_path: Path) -> None:
     images, files = next(iter(rows(False)))[0], tmp_path / "files"
     whole, resumed = Direct(), Direct()
@@ -166,6 +170,7 @@ def test_the_module_itself_is_the_network(tmp_path: Path) -> None:
         load_pruned(files / "pruned", Classifier())
 
 
+@pytest.mark.slow
 def test_kinds_as_a_string(tmp_path: Path) -> None:
     assert left(fit(tmp_path, prune(kinds="channel"))) <= 0.5
 

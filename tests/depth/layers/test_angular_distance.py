@@ -35,6 +35,7 @@ def block_output(network: nn.Module, block: str, batches: list[Tensor]) -> Tenso
     return torch.cat(found)
 
 
+@pytest.mark.slow
 def test_scores_equal_those_of_whole_runs(planner: GraphPlanner) -> None:
     scores = planner.rank()
     batches = [batch.kwargs["input_ids"] for batch in planner.samples.all_samples]

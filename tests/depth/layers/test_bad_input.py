@@ -114,6 +114,7 @@ def test_layer_by_name_that_is_none_is_explained(name: str, path: str) -> None:
         removals_of(*ARCHITECTURES[name](), ("layer",)).after((path,))
 
 
+@pytest.mark.slow
 def test_layer_is_removed_once() -> None:
     removals = removals_of(*ARCHITECTURES["resnet18"](), ("layer",))
     with pytest.raises(NotRemovable, match="Was it removed before?"):

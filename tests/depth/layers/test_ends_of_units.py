@@ -65,6 +65,7 @@ def test_code_that_stays_does_not_write_into_what_a_branch_reads() -> None:
         torch.testing.assert_close(left(IMAGES), model.head(torch.cat([stream, torch.relu(stream * 2)], 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block", "layer"),
     one_in(3, [(b, f"{n}.{layer}") for b in "12" for n in "23" if n != b for layer in ("reduce", "expand")]),

@@ -63,6 +63,7 @@ def test_a_kind_of_one_unit_is_timed(timed: list[tuple[int, float]]) -> None:
     assert timed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["post-norm", "1-d"])
 def test_a_kind_whose_first_unit_stays_is_timed(timed: list[tuple[int, float]], name: str) -> None:
     """Widths around its first layer cannot follow."""

@@ -52,6 +52,7 @@ def test_what_is_left_can_be_folded(removals: Removals, name: str) -> None:
     torch.testing.assert_close(network(IMAGES), before, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_sequences_of_removals_run_and_train(removals: Removals) -> None:
     draw, runs = random.Random(0), 0
     for _ in range(30):

@@ -60,6 +60,7 @@ def test_removed_block_leaves_a_standard_model(name: str, tmp_path: Path) -> Non
     torch.testing.assert_close(uncached(model, IDS), uncached(oracle, IDS), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_in(2, FEW))
 def test_undo_restores_blocks_config_and_numbers(name: str) -> None:
     model, untouched = OTHERS[name].build(), OTHERS[name].build()
@@ -70,6 +71,7 @@ def test_undo_restores_blocks_config_and_numbers(name: str) -> None:
     assert torch.equal(uncached(model, IDS), uncached(untouched, IDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_in(2, FEW))
 def test_saved_model_reopens_without_the_dense_one(name: str, tmp_path: Path) -> None:
     model = OTHERS[name].build()
@@ -86,6 +88,7 @@ def test_config_counts_the_first_dense_layers_and_lists_the_mixtures() -> None:
     assert config_edits(OTHERS["llama4"].build(), (0, 2, 3))["moe_layers"] == [2]
 
 
+@pytest.mark.slow
 def test_blocks_behind_one_another_go_together() -> None:
     model, oracle = OTHERS["exaone4"].build(), OTHERS["exaone4"].build()
     plan = plan_depth(model, remove={"block": 3}, batches=BATCHES, search="one_shot")
@@ -107,6 +110,7 @@ def test_layers_that_compute_with_their_number_are_bypassed(tmp_path: Path) -> N
         model.save_pretrained(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", one_in(2, [1, 0, 2, 3, 4]))
 def test_block_beside_linear_attentions_goes(number: int) -> None:
     model, oracle = tiny_minimax(), tiny_minimax()
@@ -125,6 +129,7 @@ def test_cached_generation_without_the_first_attention(name: str) -> None:
     assert numbers(model) == numbers(untouched)
 
 
+@pytest.mark.slow
 def test_removed_attention_and_block_in_turns() -> None:
     model = OTHERS["helium"].build()
     apply_plan(model, planned(model, "attention", 0))

@@ -73,12 +73,14 @@ def test_gate_up_down_and_attention_are_the_block(llama: Removals, order: tuple[
     check_same(left, removed(llama, Remove(unit="model.layers.1", kind="block")), llama)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_the_mlp_in_the_exported_network(llama: Removals) -> None:
     left = without(llama, [f"model.layers.1.mlp.{name}" for name in MLP])
     whole = removed(llama, Remove(unit="model.layers.1.mlp", kind="mlp"))
     assert operations(left, llama) <= operations(whole, llama)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_the_block_in_the_exported_network(llama: Removals) -> None:
     left = without(llama, [*(f"model.layers.1.mlp.{name}" for name in MLP), "model.layers.1.self_attn"])
     whole = removed(llama, Remove(unit="model.layers.1", kind="block"))
@@ -91,6 +93,7 @@ def test_all_layers_and_the_attention_of_a_vision_transformer_block_are_the_bloc
     check_same(left, removed(deit, Remove(unit="blocks.1", kind="block")), deit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "block", "convolutions"),
     one_in(

@@ -78,6 +78,7 @@ def lost_per_cost(removals: Removals) -> Callable[[list[Unit]], float]:
     return score
 
 
+@pytest.mark.slow
 def test_by_magnitude_it_counts_the_weights_that_are_left_per_saved_cost() -> None:
     differ = 0
     for seed in range(3):

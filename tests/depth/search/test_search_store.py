@@ -77,6 +77,7 @@ def same(one: Plan, other: Plan) -> bool:
     return one == other and all(torch.equal(value, other.tensors[name]) for name, value in one.tensors.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first(2, SEARCHES))
 def test_it_goes_on_behind_the_last_result(name: str, tmp_path: Path, interrupts: Interrupts) -> None:
     build, how = SEARCHES[name]
@@ -128,6 +129,7 @@ OTHERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", one_in(3, OTHERS))
 def test_another_network_finds_nothing_in_the_folder(what: str, tmp_path: Path, interrupts: Interrupts) -> None:
     planned(tiny_llama(), remove={"mlp": 1}, store=tmp_path)
@@ -155,6 +157,7 @@ def test_another_search_finds_nothing_in_the_folder(tmp_path: Path, interrupts: 
     assert computed({"layer": 2}, [{"input": some} for some in batches]) > 1
 
 
+@pytest.mark.slow
 def test_labels_tell_searches_apart_whatever_they_are(tmp_path: Path, interrupts: Interrupts) -> None:
     def by_labels(model: nn.Module, batch: Any) -> torch.Tensor:
         return model(**batch[0]).logits.mean() * batch[1]["sign"]
@@ -185,6 +188,7 @@ def test_a_loss_may_be_any_callable(tmp_path: Path, interrupts: Interrupts) -> N
             assert (interrupts.computed > 1) == computed
 
 
+@pytest.mark.slow
 def test_what_changes_unseen_is_refused(tmp_path: Path) -> None:
     model, how = tiny_llama(), {"remove": {"mlp": 1}, "store": tmp_path}
     planned(model, **how)

@@ -135,6 +135,7 @@ def test_planning_of_a_network_that_was_lost_has_no_figure(
     assert "Planning takes less than 30 s of processor time on 1 of 2 networks" in found["page"]
 
 
+@pytest.mark.slow
 def test_groups_of_large_networks_are_found_without_weights(
     run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +198,7 @@ def test_a_process_that_is_lost_is_told_and_replaced() -> None:
     worker.stop()
 
 
+@pytest.mark.slow
 def test_a_network_of_the_zoo_loses_units_of_depth(run: Run, calls: list[tuple[str, str]]) -> None:
     found = run("--suite", "hard", "--only", QUICK[0], kind="depth")
     assert run("--suite", "hard", "--only", QUICK[0], kind="depth")["rows"] == found["rows"]
@@ -235,6 +237,7 @@ def test_a_network_that_is_not_what_its_plan_says_fails() -> None:
             judged_depth((10, 100), after, plan)
 
 
+@pytest.mark.slow
 def test_random_sequences_go_on_where_they_were(
     run: Run, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def test_a_small_fit_of_the_recipe(name: str, small: dict[str, dict[str, Any]], 
     assert 0 < len(opened.model.layers) < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_in(2, NAMES))
 def test_the_plan_command_of_the_header(
     name: str, small: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

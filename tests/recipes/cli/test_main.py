@@ -179,6 +179,7 @@ def test_fit_leaves_checkpoint_pruned_copy_and_report(fitted: Path) -> None:
         assert list(fitted.rglob(name)), name
 
 
+@pytest.mark.slow
 def test_two_tests_of_the_checkpoint_agree_to_the_last_digit(fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = []
     for _ in range(2):

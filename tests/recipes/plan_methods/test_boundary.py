@@ -107,6 +107,7 @@ def test_the_plan_applies_to_the_recipes_network(folder: Path) -> None:
     assert plan.result.params == sum(p.numel() for p in module.model.parameters())
 
 
+@pytest.mark.slow
 def test_the_same_search_again_runs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And finds the same."""
     plan, trials = Plan.load(folder / "plan.json"), (folder / "plan.trials.jsonl").read_bytes()

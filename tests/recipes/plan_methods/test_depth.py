@@ -35,6 +35,7 @@ def test_another_importance(in_tmp: Path, importance: str) -> None:
     assert json.loads((in_tmp / "plan.json").read_text())["made_by"]["method"] == f"depth/{importance}"
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,6 +37,7 @@ def test_plan_applies_and_its_picture_lies_beside(tmp_path: Path, capsys: pytest
     assert plan.result.params == sum(p.numel() for p in network.parameters())
 
 
+@pytest.mark.slow
 def test_ignored_layers_stay(tmp_path: Path) -> None:
     plan = run(tmp_path, *OPTIONS, "--method.ignore=['*conv1', 'layer[12].*']")
     assert len(plan.removed["layer"]) == 3

@@ -58,6 +58,7 @@ def test_fair_meets_a_budget(tmp_path: Path) -> None:
     assert signals == {"gate_taylor", "r_score"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["per_cost", "fair"])
 def test_equal_layers(method: str, tmp_path: Path) -> None:
     recipe = {**RECIPE, "model": {"class_path": "DigitsClassifier", "init_args": {"depth": 2, "embed_dim": 16}}}
@@ -68,6 +69,7 @@ def test_equal_layers(method: str, tmp_path: Path) -> None:
     assert plan.made_by.arguments["equal_layers"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The plan removes")  # steps are large
 @pytest.mark.parametrize(
     ("method", "given", "number"),
@@ -98,6 +100,7 @@ def test_heads_and_neurons(tmp_path: Path) -> None:
     assert {kind: len(units) for kind, units in counted.removed.items()} == {"head": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "arguments"),
     [

@@ -181,6 +181,7 @@ SLOW = ("faster_rcnn", "fcos", "rt_detr", "retinanet", "detr")
 DETECTORS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in TINY]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DETECTORS)
 def test_depth_leaves_the_head(name: str, coco: Path, tmp_path: Path) -> None:
     prune = DepthPrune(remove={"layer": 1}, search="one_shot", schedule=1, calibration=8)
@@ -189,6 +190,7 @@ def test_depth_leaves_the_head(name: str, coco: Path, tmp_path: Path) -> None:
     assert not any(part in removed for part in ("head", "predictor", "classifier", "class_embed", "score", "bbox"))
 
 
+@pytest.mark.slow
 def test_the_neck_stays_if_it_is_ignored(coco: Path, tmp_path: Path) -> None:
     prune = DepthPrune(remove={"layer": 2}, search="one_shot", ignore=["*.neck.*"], calibration=8)
     module, _ = fitted(coco, tmp_path, tiny_ssd(), prune)
@@ -196,6 +198,7 @@ def test_the_neck_stays_if_it_is_ignored(coco: Path, tmp_path: Path) -> None:
     assert all("body" in name or "deep" in name for name in removed_from(module))
 
 
+@pytest.mark.slow
 def test_blocks_go_from_a_transformer(coco: Path, tmp_path: Path) -> None:
     module, _ = fitted(coco, tmp_path, tiny_yolos(), DepthPrune(remove={"block": 1}, schedule=1, calibration=8))
     assert len(removed_from(module)) == 1

@@ -89,6 +89,7 @@ def test_head_for_other_classes_is_refused() -> None:
         module(torch.randn(1, 3, 32, 32))
 
 
+@pytest.mark.slow
 def test_pruned_segmenter_scores_the_same_from_its_checkpoint(scenes: Path, tmp_path: Path) -> None:
     prune = DepthPrune(remove={"attention": 1, "activation": 1}, calibration=8, schedule={"start": 1})
     trainer = pl.Trainer(max_epochs=2, default_root_dir=tmp_path, callbacks=[prune, DistillRecover()], **QUIET)

@@ -85,6 +85,7 @@ def test_it_is_exported() -> None:
     assert torch.allclose(torch.export.export(block, (x,)).module()(x), block(x), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_is_exported_to_onnx() -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     block, x = rewritten()
@@ -96,6 +97,7 @@ def test_it_is_exported_to_onnx() -> None:
     assert torch.allclose(torch.from_numpy(found), block(x), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_it_is_compiled_and_differs_from_the_one_before() -> None:
     torch.manual_seed(0)
     block, x = BasicBlock(4, 4).eval(), torch.randn(2, 4, 6, 6)

@@ -238,6 +238,7 @@ def test_budgets_that_are_near_are_weighed_once(monkeypatch: pytest.MonkeyPatch)
         assert len(asked) == trials * number_of_trials(KINDS)
 
 
+@pytest.mark.slow
 def test_the_fit_of_a_trainer_weighs_kinds_and_leaves_statistics_alone(tmp_path: Path) -> None:
     """Inside a Trainer the module is in training mode, and the loss is that of its own step."""
     torch.manual_seed(0)

@@ -45,6 +45,7 @@ def test_a_callable_decides_what_goes() -> None:
 RULES = {"uniform": uniform, "global": global_ranking, "per_cost": per_cost}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "rule", "name"), one_in(2, ((make, rule, name) for make in (cnn, vit) for name, rule in RULES.items()))
 )
@@ -80,12 +81,14 @@ def test_latency_budgets_are_asked_for_in_macs() -> None:
     assert all(budget.macs is not None for budget in asked)
 
 
+@pytest.mark.slow
 def test_several_rounds() -> None:
     plan = planned(allocation=least_of_each, rounds=2)
     assert set(plan.made_by.arguments) >= {"rounds"}
     assert all(size - kept == 2 for kept, size in plan.evidence["kept"].values())
 
 
+@pytest.mark.slow
 def test_a_name_means_the_rule_that_is_registered() -> None:
     register_allocation("least", least_of_each)
     try:
@@ -99,6 +102,7 @@ def test_a_name_means_the_rule_that_is_registered() -> None:
         register_allocation("tolerance", uniform)
 
 
+@pytest.mark.slow
 def test_a_callable_decides_in_a_fit_and_a_resumed_run_knows_it(tmp_path: Path) -> None:
     steps = {"schedule": {"start": 0, "every": 1, "times": 2}}
     module = fit(tmp_path, prune(**steps, allocation=least_of_each), epochs=2)

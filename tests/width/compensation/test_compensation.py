@@ -167,6 +167,7 @@ def test_plan_from_disk_and_saved_model_agree(tmp_path: Path) -> None:
     assert torch.equal(load_pruned(tmp_path / "pruned", model=cnn(seed=5)).eval()(IMAGES), model(IMAGES))
 
 
+@pytest.mark.slow
 def test_composed_plans_keep_their_tensors() -> None:
     model = cnn()
     first = plan_width(model, Budget(macs=0.2), batches=[(IMAGES, LABELS)])
@@ -178,6 +179,7 @@ def test_composed_plans_keep_their_tensors() -> None:
     assert torch.equal(both(IMAGES), model(IMAGES))
 
 
+@pytest.mark.slow
 def test_refitted_plan_is_the_plan_of_the_other_weights() -> None:
     """For the same units, on another model of the same structure."""
     batches = [(IMAGES, LABELS)]
@@ -275,6 +277,7 @@ def test_groups_that_are_narrowed_in_later_rounds_alone_are_refitted_as_they_wer
         torch.testing.assert_close(again.tensors[key], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_rounds_are_tuned_towards_the_dense_network() -> None:
     """And not, each, towards what the rounds before have left."""
     model, batches = cnn(), [(IMAGES, LABELS)]

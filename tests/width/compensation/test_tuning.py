@@ -98,6 +98,7 @@ def test_the_epoch_is_kept_that_is_best(monkeypatch: pytest.MonkeyPatch) -> None
     assert divergence(edits, found) == min(seen)
 
 
+@pytest.mark.slow
 def test_dense_outputs_that_were_not_kept_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, edits, tensors, samples = narrowed(vit)
     kept = tuned_tensors(edits, tensors, samples.fit, judge_of(model, samples))
@@ -128,6 +129,7 @@ def test_what_a_user_plans_is_tuned_and_the_same_each_time() -> None:
     assert divergences[0] < divergences[1]
 
 
+@pytest.mark.slow
 def test_all_samples_are_fitted_to_once_all_is_decided() -> None:
     batches = [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]
     plan = plan_width(spread(vit()), Budget(macs=0.4), batches=batches)
@@ -137,6 +139,7 @@ def test_all_samples_are_fitted_to_once_all_is_decided() -> None:
         torch.testing.assert_close(value, by_hand[key], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_seed_of_a_plan_says_what_is_held_out_when_it_is_refitted() -> None:
     batches = [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]
     plan = plan_width(spread(vit()), Budget(macs=0.4), batches=batches, seed=3)

@@ -111,6 +111,7 @@ def test_shared_experts_are_neurons_and_routed_ones_are_not() -> None:
     assert names == ["model.layers.0.mlp.shared_expert.gate_proj", "model.layers.1.mlp.gate_proj"]
 
 
+@pytest.mark.slow
 def test_a_flattened_map_has_a_span_of_its_positions() -> None:
     group = next(g for g in found_in("vgg").groups if "classifier.0.weight" in parts(g) and g.kind == "channel")
     assert parts(group)["classifier.0.weight"] == (1, (0,), 4, False)

@@ -71,6 +71,7 @@ def test_no_step_goes_that_the_budget_does_not_need(allocation: str) -> None:
             assert saved(planner, plan, "macs", {group.name: min(16, group.size - group.kept)}) < 0.4
 
 
+@pytest.mark.slow
 def test_the_default_asks_for_no_multiples() -> None:
     one, other = (
         plan_width(cnn(), Budget(macs=0.3), batches=labelled_batches(), **how) for how in ({}, {"round_to": None})
@@ -79,6 +80,7 @@ def test_the_default_asks_for_no_multiples() -> None:
     assert "round_to" not in one.made_by.arguments
 
 
+@pytest.mark.slow
 def test_multiples_of_one_are_no_multiples() -> None:
     one, other = (
         plan_width(cnn(), Budget(macs=0.3), batches=labelled_batches(), **how) for how in ({}, {"round_to": 1})
@@ -121,6 +123,7 @@ def test_what_kinds_count_is_tried_with_rounded_widths() -> None:
     assert all(group.kept % 16 == 0 for group in plan.kept_groups if group.kind == "neuron")
 
 
+@pytest.mark.slow
 def test_groups_of_other_widths_stay_whole_or_become_multiples() -> None:
     """48 neurons in steps of 32 are 48 or 32; in steps of 64 they cannot be narrowed."""
     model = tiny_llama()

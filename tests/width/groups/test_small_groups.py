@@ -32,6 +32,7 @@ def test_attentions_that_share_a_position_bias_are_not_separate_groups(heads: in
     assert len(crossing) <= (1 if heads == 2 else 0)  # one head serves for two by broadcasting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "share"), one_in(3, [(4, 0.2), (2, 0.4), (3, 0.4)]))
 def test_plans_of_few_heads_run(heads: int, share: float) -> None:
     model = t5(heads)

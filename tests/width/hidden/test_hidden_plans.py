@@ -60,6 +60,7 @@ def test_a_budget_is_met_by_less_than_a_feature(budget: Budget) -> None:
     assert 0.7 - 1 / 32 < left <= 0.7
 
 
+@pytest.mark.slow
 def test_what_features_count_for_beside_other_kinds_is_tried(tmp_path: Path) -> None:
     model = tiny_timm()
     plan = plan_width(model, Budget(macs=0.5), batches=BATCHES, kinds=("head", "neuron", "hidden"))
@@ -95,6 +96,7 @@ def test_weights_take_over_for_what_goes() -> None:
     assert changes["calibrated"] < changes["zero"]
 
 
+@pytest.mark.slow
 def test_tied_tables_take_nothing_over() -> None:
     """What a head takes over for would change the embeddings."""
     model, plan = halved("qwen3")
@@ -164,6 +166,7 @@ def test_moments_of_an_optimizer_are_cut_with_their_weights() -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_depth_goes_after_hidden_features(name: str) -> None:
     """Also where the config goes on saying the dense hidden size."""

@@ -119,6 +119,7 @@ def test_plan_is_read_from_its_file(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json") == plan
 
 
+@pytest.mark.slow
 def test_heads_go_in_two_rounds() -> None:
     model = vision_transformer()
     plan = plan_width(model, Budget(params=0.3), batches=BATCHES, rounds=2)

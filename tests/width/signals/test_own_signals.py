@@ -48,6 +48,7 @@ def test_an_object_decides_what_goes() -> None:
     assert all(unit % 2 for edit in plan.edits if edit.op == "narrow" for unit in edit.gone)
 
 
+@pytest.mark.slow
 def test_low_goes_first_as_removal_and_high_stays_as_protection() -> None:
     """The same callable in both roles: at a tolerance of 0 the lowest go, up to the first that is also protected."""
 
@@ -72,6 +73,7 @@ def test_one_of_ours_called_by_hand_plans_as_its_name_does() -> None:
     assert planned(protection=gate_taylor).edits == planned().edits
 
 
+@pytest.mark.slow
 def test_a_name_means_the_callable_that_is_registered() -> None:
     register_signal("stay", first_stay)
     try:
@@ -183,6 +185,7 @@ def test_the_signature_of_names_is_as_it_was() -> None:
 # On the command line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protection", "name"),
     one_in(

@@ -154,6 +154,7 @@ def test_units_of_several_channels_by_hand() -> None:
     torch.testing.assert_close(found["c"], energy(model.c.weight, 0, 6) + energy(model.t.weight, 0, 6))
 
 
+@pytest.mark.slow
 def test_grouped_query_attention_is_scored() -> None:
     ids = torch.randint(3, 60, (4, 9), generator=torch.Generator().manual_seed(0))
     batches = [{"input_ids": ids, "labels": ids}]
@@ -169,6 +170,7 @@ def test_grouped_query_attention_is_scored() -> None:
     assert plan_width(model, Budget(macs=0.2), batches=batches, protection="group_taylor").removed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal", one_in(3, CLASSES))
 def test_an_object_and_its_name_plan_alike(signal: str) -> None:
     batches = labelled_batches()
