@@ -7,7 +7,8 @@ from pathlib import Path
 from torch import nn
 
 from prunerecover.checkpoint.weights_file import Weights, check_fit, fill, warn_if_mixed
-from prunerecover.families.constructors import build, library_of
+from prunerecover.families.constructors import WHY, build, library_of
+from prunerecover.files.in_short import in_short
 from prunerecover.model.checks import warn_unless_finite
 from prunerecover.model.hashing import tensors_hash
 from prunerecover.model.settings import data_hash, differing_settings, settings_of
@@ -31,11 +32,11 @@ def dense_of(plan: Plan, path: Path) -> nn.Module:
     """
     source = plan.source
     if source.constructor is None:
-        why = f": {source.not_constructed}" if source.not_constructed else ""
+        why = f": {in_short(source.not_constructed, WHY)}" if source.not_constructed else ""
         raise ValueError(
             f"Expected a plan that says how to build its dense model, but that of {path} does not "
-            f"({source.class_ or 'unknown class'}{why}). Build the dense model and pass it: load_pruned(path, model). "
-            f"In one line: {_line(source.class_, path)}"
+            f"({in_short(source.class_) or 'unknown class'}{why}). Build the dense model and pass it: "
+            f"load_pruned(path, model). In one line: {_line(source.class_, path)}"
         )
     if source.constructed not in (None, data_hash(source.constructor)):
         raise ValueError(
@@ -53,7 +54,7 @@ def dense_of(plan: Plan, path: Path) -> nn.Module:
 
 def _line(name: str, path: Path) -> str:
     """Return the call that opens a file whose dense model only its owner can build."""
-    cls = name.rpartition(".")[2] or "YourNetwork"
+    cls = in_short(name.rpartition(".")[2]) or "YourNetwork"
     dense = "YOLO('the weights or the YAML that it was made from').model" if name.startswith(YOLO) else f"{cls}(...)"
     return f"model = load_pruned({str(path)!r}, {dense})"
 

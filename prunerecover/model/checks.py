@@ -203,9 +203,9 @@ def warn_unless_finite(tensors: nn.Module | Mapping[str, Tensor], where: object)
     if wrong:
         warnings.warn(
             f"Expected finite weights in {where}, but {', '.join(wrong[:3])}"
-            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''} hold NaN or infinite values, and so will all "
-            "that is computed with them. Go back to a checkpoint from before the training diverged, and train with a "
-            "lower learning rate; if weights are in float16, in float32 or bfloat16.",
+            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''} hold{'s' * (len(wrong) == 1)} NaN or infinite "
+            "values, and so will all that is computed with them. Go back to a checkpoint from before the training "
+            "diverged, and train with a lower learning rate; if weights are in float16, in float32 or bfloat16.",
             stacklevel=3,
         )
 

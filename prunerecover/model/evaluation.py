@@ -117,6 +117,8 @@ def _restore_buffers(module: nn.Module, kept: dict[str, tuple[Tensor | None, Ten
         # Written only when it changed: writing would invalidate a graph that still waits for its backward pass.
         if not torch.equal(buffer, value):
             with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+                if buffer.shape != value.shape:  # observers of torch.ao give theirs a size when they first see data
+                    buffer.resize_(value.shape)
                 buffer.copy_(value)
 
 

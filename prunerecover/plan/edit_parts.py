@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
-from prunerecover.plan.records import Items
+from prunerecover.plan.records import LONGEST_NAME, Items
 
 MOST_RETURNED = 64  # values by one module
 
@@ -15,7 +15,7 @@ MOST_RETURNED = 64  # values by one module
 class EditRecord(BaseModel):
     """Base: frozen, and refuses what it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, str_max_length=LONGEST_NAME)
 
 
 def split_call(name: str) -> tuple[str, int | None]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from prunerecover.display.summary import Summarised, Summary
 from prunerecover.plan.kinds import WidthKind, plural
-from prunerecover.plan.records import Items
+from prunerecover.plan.records import LONGEST_NAME, Items
 
 
 class Slice(BaseModel):
@@ -32,7 +32,7 @@ class Slice(BaseModel):
             read it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=LONGEST_NAME)
 
     tensor: str
     dim: int
@@ -59,7 +59,7 @@ class Setting(BaseModel):
         per_unit: What one unit adds.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=LONGEST_NAME)
 
     module: str
     attribute: str

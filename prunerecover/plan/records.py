@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 T = TypeVar("T")
 Items: TypeAlias = Annotated[tuple[T, ...], Field(fail_fast=True)]  # a file may hold a million that are wrong
 
+LONGEST_NAME = 1000  # letters of a path or call in an edit: messages repeat it
+
 # Fields that plans made before they were known are written without, as they were read.
 LATER = ("settings", "constructed", "not_constructed")
 

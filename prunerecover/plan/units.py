@@ -39,8 +39,9 @@ class Units(Summarised, tuple[Unit, ...]):
         """Return how many there are of each kind, and the first of them."""
         kinds = Counter(unit.kind for unit in self)
         title = f"Units: {', '.join(f'{n} {kind}' for kind, n in kinds.items()) or 'none'}"
-        rows = [(unit.name, unit.kind, f"{unit.params:,}", f"{unit.macs:,}") for unit in self]
-        return Summary.of_list(title, ("unit", "kind", "parameters", "MACs"), rows, tuple)
+        costs = {"params": "parameters"} | ({"macs": "MACs"} if any(unit.macs for unit in self) else {})
+        rows = [(unit.name, unit.kind, *(f"{getattr(unit, cost):,}" for cost in costs)) for unit in self]
+        return Summary.of_list(title, ("unit", "kind", *costs.values()), rows, tuple)
 
 
 def names_of(units: Iterable[Unit]) -> frozenset[str]:

@@ -8,6 +8,7 @@ earlier one left a config.yaml.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import warnings
@@ -89,7 +90,8 @@ class RecipeParser(LightningArgumentParser):
     """LightningCLI's parser, whose errors are one line each, and whose help begins with what is ours."""
 
     def format_help(self, *formatter: Any) -> str:
-        """Return the help."""
+        """Return the help; that of a class, whose options belong to no command of their own, without a usage line."""
+        self.usage = self.usage or argparse.SUPPRESS
         self._action_groups = ours_first(self.groups or {}, self._action_groups)
         return super().format_help(*formatter)
 

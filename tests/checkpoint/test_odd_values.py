@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from prunerecover import LoRARecover, RoutedCausalLM, export, load_pruned, save_pruned, save_routed
 from prunerecover.model.checks import is_finite
 
-NAN = r"Expected finite weights in .*{name}\S*, but .* hold NaN or infinite values, and so .* or bfloat16"
+NAN = r"Expected finite weights in .*{name}\S*, but .* holds? NaN or infinite values, and so .* or bfloat16"
 
 
 def spoil(model: nn.Module, value: float = float("nan")) -> nn.Module:

@@ -16,6 +16,8 @@ from safetensors import safe_open
 from torch import nn
 
 from prunerecover import Plan, apply_plan, load_pruned, save_pruned
+from prunerecover.checkpoint.replay import dense_of
+from prunerecover.plan.records import Source
 
 
 @pytest.mark.parametrize(("name", "merged"), one_in(3, zip(CASES, itertools.cycle([False, True]))))
@@ -181,6 +183,13 @@ def test_a_model_that_only_its_owner_can_build(tmp_path: Path) -> None:
         load_pruned(path)
     loaded = load_pruned(path, tiny_timm(norm_layer=nn.LayerNorm))
     assert torch.equal(logits(loaded, "timm"), logits(model, "timm"))
+
+
+def test_what_a_file_says_of_its_model_is_told_in_short() -> None:
+    source = Source(class_="x" * 20_000, not_constructed="y" * 20_000)
+    with pytest.raises(ValueError, match=r"does not \(xx.*: yy.*load_pruned") as raised:
+        dense_of(Plan(source=source), Path("pruned"))
+    assert len(str(raised.value)) < 1000
 
 
 def test_the_model_that_was_saved_is_not_changed(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "entries of an edit": {"edits": [{"op": "remove", **dict.fromkeys(map(str, range(MANY)), 1)}]},
     "units": {"edits": [{"op": "narrow", "unit": "a", "kind": "head", "of": 9, "group": [], "keep": ["x"] * MANY}]},
     "names": {"edits": [{"op": "remove", "unit": "x" * MANY, "kind": "y" * MANY, "z" * MANY: 1}]},
+    "paths": {"edits": [{"op": "remove", "unit": "x" * MANY, "kind": "block"}]},
     "operations": {"edits": [{"op": "x" * MANY}]},
     "schemas": {"schema": "prunerecover.plan/" + "9" * MANY},
     "settings": {"source": {"settings": dict.fromkeys(map(str, range(MANY)), 1)}},

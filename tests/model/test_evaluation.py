@@ -75,6 +75,14 @@ def test_pending_backward_pass_survives() -> None:
     assert model[0].weight.grad is not None
 
 
+def test_a_buffer_that_is_given_a_size_loses_it_again() -> None:
+    model = nn.BatchNorm1d(2)
+    model.register_buffer("seen", torch.empty(0))
+    with evaluating(model):
+        model.seen.resize_(3).fill_(1)
+    assert model.seen.shape == (0,)
+
+
 def test_gradients_are_off_inside_and_on_outside() -> None:
     model = nn.Linear(2, 2)
     with evaluating(model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from cases.engine import unchanged
 from cases.models.tiny import tiny_inputs, tiny_llama
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 
 from prunerecover import Budget, find_groups, plan_depth, plan_width
 from prunerecover.refusal import Refusal
@@ -101,6 +103,11 @@ COMPUTED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "too little can go": (
         lambda: everywhere(parametrizations.orthogonal),
         r"a parametrization \(_Orthogonal\)",
+        PLAIN.format("parametrize.remove_parametrizations"),
+    ),
+    "entry by entry": (
+        lambda: everywhere(partial(register_parametrization, tensor_name="weight", parametrization=nn.Tanh())),
+        r"a parametrization \(Tanh\)",
         PLAIN.format("parametrize.remove_parametrizations"),
     ),
     "hooks": (lambda: everywhere(nn.utils.spectral_norm), "spectral_norm", PLAIN.format("remove_spectral_norm")),

@@ -190,11 +190,17 @@ def _watch(model: nn.Module, inputs: ModelInputs, *, hidden: bool) -> _Watched:
         free_heads(twin, attentions)
         trace = trace_model(twin, inputs)
         found = assemble(twin, trace, inputs.n_samples, hidden=hidden)
-        tried = try_out(twin, inputs, found.groups, found.linked, trace)
+        linked = tuple(together for together in found.linked if all(map(_is_plain, together)))
+        tried = try_out(twin, inputs, tuple(filter(_is_plain, found.groups)), linked, trace)
     counted = (*found.counted, *tried.counted)
     return _Watched(
         tried.groups, rewrites, partial(reasons, twin, trace, failed=tried.failed), counted, tried.linked, attentions
     )
+
+
+def _is_plain(group: Group) -> bool:
+    """Whether none of a group's weights is computed by a parametrization, whose tensors have sizes of their own."""
+    return not any(".parametrizations." in f".{part.tensor}" for part in group.slices)
 
 
 def _without_ignored(

@@ -102,6 +102,11 @@ def test_options_of_lightning_come_last_where_they_are_asked_for(capsys: pytest.
     assert places == sorted(places)
 
 
+@pytest.mark.slow
+def test_help_of_a_method_begins_with_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert help_of("plan", "--method.help=depth", capsys)[0].startswith("Help for --method.help=prunerecover.")
+
+
 def test_recipe_names_become_paths_wherever_config_is_given() -> None:
     name, path = "digits_vit_depth", str(CONFIGS / "digits_vit_depth.yaml")
     resolved = with_recipe_paths(["--config", name, f"-c={name}", "--model.depth", "3", "--config", path])
