@@ -1,4 +1,4 @@
-"""RecoverySchedule: warm up and let decay the learning rate after each surgery, whatever else schedules it."""
+"""RecoverySchedule: a warm-up and a decay of the learning rate after each surgery, beside what else schedules it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOGGED = "recovery_factor"
 
 
 class RecoverySchedule(LedgerCallback):
-    """Shape the learning rate after each surgery: a warm-up, then a decay to zero until the next one or the end.
+    """Shape the learning rate after each surgery: a warm-up, times a decay to zero until the next one or the end.
 
     A factor, which is logged as `recovery_factor`, multiplies the rate of each optimizer step within a batch: the rate
     that the user's schedulers say, of every parameter group, adapters included. Nothing else sees it: schedulers,
@@ -31,7 +31,7 @@ class RecoverySchedule(LedgerCallback):
 
     Args:
         warmup: Steps of the warm-up (a whole number), or their share of the steps until the next surgery or the end (a
-            number below 1); at most half of them.
+            number below 1); at most all of them.
         shape: "linear" or "cosine", of the decay.
 
     Raises:

@@ -1,8 +1,8 @@
-"""The learning rate after a surgery: a short warm-up, then a decay to zero.
+"""The learning rate after a surgery: a warm-up, times a decay to zero.
 
 Renda 2020 (arXiv 2003.02389) rewinds the rate, Le and Hua 2021 (arXiv 2105.03193) restart it with a warm-up, and Zimmer
 2023 (arXiv 2111.00843) lets it decay linearly to zero. Zimmer's start of the decay, in proportion to the relative
-change of the weights, is not done: it is the user's own rate.
+change of the weights, is not done: rates are shares of the user's own.
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 Shape = Literal["linear", "cosine"]
-WARMUP = 0.25
+WARMUP = 0.5
 
 
 @dataclass(frozen=True)
 class RecoveryCurve:
     """What a learning rate is multiplied with, at each step of a recovery.
 
-    The warm-up rises in equal parts up to 1, which the decay starts from; the last step is the last one above zero.
+    The decay falls from 1 at the first step to zero after the last, and the warm-up, which rises up to 1, is multiplied
+    with it: with a warm-up of half of the steps and a linear decay, the highest factor is one half. A rate that is too
+    high for a damaged network does less harm than in a warm-up that is followed by the decay.
 
     Args:
-        warmup: Steps of the warm-up (a whole number), or their share of all steps (a number below 1); at most half of
-            all steps.
+        warmup: Steps of the warm-up (a whole number), or their share of all steps (a number below 1); at most all of
+            them.
         shape: Of the decay.
 
     Raises:
         TypeError: If `warmup` is no number.
         ValueError: If an argument is out of range.
 
-    >>> [RecoveryCurve(warmup=2).factor(step, 6) for step in range(6)]
-    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    >>> [RecoveryCurve(warmup=2).factor(step, 4) for step in range(4)]
+    [0.5, 0.75, 0.5, 0.25]
     """
 
     warmup: int | float = WARMUP
@@ -60,20 +62,18 @@ class RecoveryCurve:
             step: Counted from 0.
             steps: Of the whole recovery.
         """
-        asked = self.warmup if isinstance(self.warmup, int) else round(self.warmup * steps)
-        warmup = min(asked, steps // 2)
-        if step < warmup:
-            return (step + 1) / warmup
         if step >= steps:
             return 0.0
-        done = (step - warmup) / (steps - warmup)
-        return 1 - done if self.shape == "linear" else (1 + math.cos(math.pi * done)) / 2
+        warmup = self.warmup if isinstance(self.warmup, int) else round(self.warmup * steps)
+        risen = min(1.0, (step + 1) / max(1, min(warmup, steps)))
+        done = step / steps
+        return risen * (1 - done if self.shape == "linear" else (1 + math.cos(math.pi * done)) / 2)
 
 
 def recovery_schedule(
     optimizer: Optimizer, steps: int, warmup: int | float = WARMUP, shape: Shape = "linear"
 ) -> LambdaLR:
-    """Return a scheduler for the training after a surgery: warm-up, then a decay to zero.
+    """Return a scheduler for the training after a surgery: a warm-up, times a decay to zero.
 
     For loops without Lightning, where `RecoverySchedule` does the same: call its `step()` after each step of the
     optimizer, or pass `optimizers=(optimizer, recovery_schedule(optimizer, steps))` to the Trainer of transformers.
@@ -83,7 +83,7 @@ def recovery_schedule(
         optimizer: Of the pruned model. Its rates are the highest; where a scheduler changed them before, those that it
             began with (`initial_lr`).
         steps: Steps of the optimizer until the next surgery, or the end.
-        warmup: Steps of the warm-up (a whole number), or their share of `steps` (a number below 1); at most half of
+        warmup: Steps of the warm-up (a whole number), or their share of `steps` (a number below 1); at most all of
             them.
         shape: "linear" or "cosine", of the decay.
 
@@ -92,9 +92,9 @@ def recovery_schedule(
         ValueError: If an argument is out of range.
 
     >>> import torch
-    >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0)
     >>> recovery_schedule(optimizer, steps=100, warmup=10).get_last_lr()
-    [0.01]
+    [0.1]
     """
     if isinstance(steps, bool) or not isinstance(steps, int):
         raise TypeError(f"Expected argument steps to be a whole number, but got {steps!r}.")

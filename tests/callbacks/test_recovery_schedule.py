@@ -27,7 +27,7 @@ TWICE = {"schedule": {"start": 1, "every": 4, "step": 1, "alternate": True}}
 
 
 def closed_form(steps: int, warmup: int) -> list[float]:
-    return [*(np.arange(warmup) + 1) / warmup, *np.linspace(1, 0, steps - warmup + 1)[:-1]]
+    return list(np.minimum(1, (np.arange(steps) + 1) / warmup) * np.linspace(1, 0, steps + 1)[:-1])
 
 
 class Watch(pl.Callback):
@@ -95,7 +95,7 @@ def test_after_each_surgery_on_a_plateau(tmp_path: Path) -> None:
     settings = {"val": loader(8, shuffle=False), "epochs": 6, "data": loader(16)}
     runner = fit(tmp_path, Level("adamw", "plateau"), prune(**TWICE), schedule, watch, **settings)
     own = np.array([1e-2] * 8 + [1e-3] * 4)
-    factors = [1, 1, *closed_form(8, 2), *closed_form(2, 1)]
+    factors = [1, 1, *closed_form(8, 2), *closed_form(2, 2)]
     assert np.allclose(np.array(watch.found)[:, 0, 0], own)
     assert np.allclose(np.array(watch.taken)[:, 0], own * factors)
     assert runner.callback_metrics["recovery_factor"] == factors[-1]
@@ -113,7 +113,7 @@ def test_of_a_model_that_was_pruned_before_until_the_last_step(tmp_path: Path) -
     module = Plain("sgd")
     apply_plan(module.net, plan_depth(module.net, remove={"attention": 1}, batches=[dataset().tensors[0][:8]]))
     watch = watched(tmp_path, module, RecoverySchedule(warmup=2, shape="cosine"), max_steps=8)
-    factors = [0.5, 1, *(0.5 + 0.5 * np.cos(np.pi * np.arange(6) / 6))]
+    factors = np.array([0.5, *[1] * 7]) * (0.5 + 0.5 * np.cos(np.pi * np.arange(8) / 8))
     assert np.allclose(np.array(watch.taken)[:, 0], np.array(watch.found)[:, 0, 0] * factors)
 
 
