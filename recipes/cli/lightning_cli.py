@@ -99,10 +99,12 @@ class RecipeParser(LightningArgumentParser):
         """Print the message and exit with 2."""
         if not self.exit_on_error:
             super().error(message, ex)
-        command = next((c for c in TRAINER_COMMANDS if self.prog.endswith(f" {c}") or f" {c}." in message), None)
+        of_method = message.startswith('Parser key "method"')  # perhaps from a parser that knows no command
+        named = (c for c in TRAINER_COMMANDS if self.prog.endswith(f" {c}") or f" {c}." in message)
+        command = "plan" if of_method else next(named, None)
         hint = ""
         if command is not None:
-            about = "--method.help NAME" if message.startswith('Parser key "method"') else "--help"
+            about = "--method.help NAME" if of_method else "--help"
             hint = f"`prunerecover {command} {about}` lists the options."
             message = message.replace(f" {command}.", " --")
         print(f"prunerecover: error: {in_one_line(message)} {hint}".rstrip(), file=sys.stderr)

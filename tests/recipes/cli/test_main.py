@@ -225,6 +225,14 @@ def test_plan_without_a_method_is_an_error(capsys: pytest.CaptureFixture[str]) -
     assert "are required: --method. `prunerecover plan --help` lists the options." in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_tmp")
+def test_a_method_without_what_it_needs_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--config", "digits_vit_depth", "--method", "pudding", *SMALL, *QUICK])
+    assert "required: tasks, blocks. `prunerecover plan --method.help NAME` lists" in capsys.readouterr().err
+
+
 def test_report_shows_what_was_saved(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from prunerecover import compare
 
