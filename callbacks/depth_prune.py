@@ -52,7 +52,8 @@ class DepthPrune(ReconstructingCallback):
         search: See `plan_depth`.
         kinds: See `plan_depth`.
         include_strided: See `plan_depth`.
-        reconstruct: Fit the weights that are left to what the network gave before, layer by layer; see `reconstruct`.
+        reconstruct: Fit the weights that are left to what the network gave before, layer by layer, and keep that where
+            it brings the output of samples that were held out nearer to what it was; see `reconstruct`.
             None: of networks that mostly normalise by BatchNorm.
         schedule: When; also the epoch to start at, or a dict of `PruneSchedule`'s arguments.
         calibration: Number of training samples to calibrate, reconstruct and recalibrate BatchNorm on.

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from prunerecover.callbacks.arguments import check_distillation
 from prunerecover.callbacks.calibration.capture import capture_inputs
+from prunerecover.callbacks.calibration.dense import statistics_in_trainer
 from prunerecover.callbacks.distillation.features import FeatureMatcher
 from prunerecover.callbacks.distillation.student import Student
-from prunerecover.callbacks.distillation.teacher import copy_dense, load_teacher, open_teacher, save_teacher
+from prunerecover.callbacks.distillation.teacher import copy_dense, freeze, load_teacher, open_teacher, save_teacher
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.arguments import check_flag
@@ -22,6 +23,7 @@ from prunerecover.model.batches import ModelInputs, call, holds_hidden_states, p
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
+from prunerecover.recovery.dense_reference import with_own_statistics
 from prunerecover.recovery.distillation import distillation_loss, feature_loss
 
 
@@ -76,7 +78,8 @@ class DistillRecover(LedgerCallback):
         ledger = Ledger.of(pl_module)
         mine = self.network_path(trainer, pl_module)
         if self.teacher == "dense" and target == mine and self._network is None and target not in ledger.plans:
-            self._network = copy_dense(pl_module, target).to(pl_module.device)
+            statistics = statistics_in_trainer(trainer, pl_module, target)
+            self._network = freeze(with_own_statistics(copy_dense(pl_module, target), statistics)).to(pl_module.device)
             record = save_teacher(trainer, self._network)
             if record is not None:
                 ledger.teachers[target] = record

@@ -16,6 +16,7 @@ from torch import nn
 
 from prunerecover.apply import refit_plan
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
+from prunerecover.callbacks.calibration.dense import as_dense_in_trainer
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
 from prunerecover.callbacks.planning_progress import planning_progress
@@ -171,11 +172,12 @@ class PruningCallback(ScheduledCallback):
         with isolated(), planning_progress(trainer, f"{self._name}: planning"):
             seed_all(self.seed)  # a training step that scores may draw noise, and a resumed run has drawn less by now
             merge_adapters_in_trainer(trainer, pl_module, target)
-            plan = self._decide(trainer, pl_module, target, budget)
-            seconds = time.perf_counter() - started if self.plan is None else None
-            plan = trainer.strategy.broadcast(plan)  # decided once: ranks must not differ by a rounding error
-            taken = trainer.strategy.broadcast(self._taken(trainer, pl_module, target, plan))
-            before = self.keep(unwrap(get_module(pl_module, target)), plan)
+            with as_dense_in_trainer(trainer, pl_module, target, self.calibration, self.seed):
+                plan = self._decide(trainer, pl_module, target, budget)
+                seconds = time.perf_counter() - started if self.plan is None else None
+                plan = trainer.strategy.broadcast(plan)  # decided once: ranks must not differ by a rounding error
+                taken = trainer.strategy.broadcast(self._taken(trainer, pl_module, target, plan))
+                before = self.keep(unwrap(get_module(pl_module, target)), plan)
             apply_in_trainer(trainer, pl_module, target, plan)
             if plan.edits:
                 self.after_surgery(trainer, pl_module, target, plan, before)

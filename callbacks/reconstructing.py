@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
@@ -17,7 +17,8 @@ from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery import reconstruction
-from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, recalibrate_batchnorm, several_samples
+from prunerecover.recovery.batchnorm import STATISTICS, batchnorms, several_samples
+from prunerecover.recovery.judged import Kept, recalibrate_if_nearer
 from prunerecover.recovery.reconstruction import made_for, reconstructible
 
 
@@ -50,14 +51,20 @@ class ReconstructingCallback(PruningCallback):
         super().setup(trainer, pl_module, stage)
 
     def keep(self, network: nn.Module, plan: Plan) -> nn.Module | None:
-        """Return a copy of the network, which the pruned one is fitted to; None if nothing is fitted."""
+        """Return a copy of the network, which the pruned one is compared with; None if nothing is done to that."""
+        touched = plan.edits and (batchnorms(network) or self._fits(network, plan))
+        return deep_copy(network) if touched else None
+
+    def _fits(self, network: nn.Module, plan: Plan) -> bool:
         wanted = made_for(network) if self.reconstruct is None else self.reconstruct
-        return deep_copy(network) if wanted and reconstructible(plan) else None
+        return wanted and reconstructible(plan)
 
     def after_surgery(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
     ) -> None:
-        """Reconstruct the network, and estimate BatchNorm statistics anew; all ranks and averages take the first's.
+        """Reconstruct the network, or estimate BatchNorm statistics anew, if it comes nearer to what it was by that.
+
+        All ranks and averages take what the first has.
 
         Args:
             trainer: In the middle of the fit.
@@ -66,15 +73,16 @@ class ReconstructingCallback(PruningCallback):
             plan: What was done.
             before: What `keep` returned.
         """
-        network = unwrap(get_module(pl_module, target))
-        if before is None and not batchnorms(network):
+        if before is None:
             return
+        network = unwrap(get_module(pl_module, target))
         inputs = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
         inputs = several_samples(inputs) or inputs
-        if before is None:
-            recalibrate_batchnorm(network, inputs)
+        if self._fits(before, plan):
+            kept = self._reconstruct(trainer, pl_module, target, plan, before, inputs)
         else:
-            self._reconstruct(trainer, pl_module, target, plan, before, inputs)
+            kept = recalibrate_if_nearer(network, before, inputs, seed=self.seed)
+        rank_zero_info(f"prunerecover: the pruned network is kept {kept}.")
         statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
         _take_from_first(trainer, statistics)
         for average in averaged_copies(pl_module):  # an average of old statistics is one of other activations
@@ -90,16 +98,17 @@ class ReconstructingCallback(PruningCallback):
         plan: Plan,
         before: nn.Module,
         inputs: list[CapturedInputs],
-    ) -> None:
+    ) -> Kept:
         """Reconstruct the network, and BatchNorm with it; averages of what it was move along."""
         network, averages = unwrap(get_module(pl_module, target)), averaged_copies(pl_module)
         pruned = {name: p.detach().clone() for name, p in network.named_parameters()} if averages else {}
-        reconstruction.reconstruct(network, before, plan, inputs, seed=self.seed)
+        kept = reconstruction.reconstruct(network, before, plan, inputs, seed=self.seed)
         _take_from_first(trainer, dict(network.named_parameters()))
         for average in averages:
             averaged = dict(unwrap(get_module(average, target)).named_parameters())
             for name, parameter in network.named_parameters():
                 averaged[name].data += (parameter.detach() - pruned[name]).to(averaged[name].device)
+        return kept
 
     def after_surgery_without_data(self, network: nn.Module) -> None:
         """Say that BatchNorm is not recalibrated without training data."""

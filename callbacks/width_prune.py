@@ -53,7 +53,8 @@ class WidthPrune(ReconstructingCallback):
         replace: See `plan_width`.
         equal_layers: See `plan_width`.
         round_to: See `plan_width`.
-        reconstruct: Fit the weights that are left to what the network gave before, layer by layer; see `reconstruct`.
+        reconstruct: Fit the weights that are left to what the network gave before, layer by layer, and keep that where
+            it brings the output of samples that were held out nearer to what it was; see `reconstruct`.
             Takes a copy of the network and about two passes over the calibration samples per layer. None: networks that
             mostly normalise by BatchNorm, which gain by it (a vision transformer lost). Not before sharding.
         schedule: When; also the epoch to start at, or a dict of `PruneSchedule`'s arguments. `every` and `times` divide

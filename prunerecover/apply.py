@@ -20,6 +20,7 @@ from prunerecover.model.paths import unwrap
 from prunerecover.plan.edits import Edit, Fold, Replace
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.plan.removed_units import removed_units
+from prunerecover.recovery.dense_reference import as_dense_reference
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, check_source, check_tensors
 from prunerecover.width.narrowable import samples_of
 from prunerecover.width.pruned_output import judge_of
@@ -77,8 +78,9 @@ def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int | None 
     model = unwrap(model)
     check_source(model, plan)
     seed = plan.made_by.seed if seed is None else seed
-    with ordinary_arithmetic(), evaluating(model), uncompiled():
-        samples = samples_of(model, listed(batches), seed)
+    batches = listed(batches)
+    with ordinary_arithmetic(), as_dense_reference(model, batches), evaluating(model), uncompiled():
+        samples = samples_of(model, batches, seed)
         judge = judge_of(model, samples)
 
         def depth(done: Sequence[Edit], stage: Sequence[Edit], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,11 +15,12 @@ from prunerecover.display.progress import progress
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance
 from prunerecover.importance.saved_scores import SavedScores
-from prunerecover.model.batches import Batches
+from prunerecover.model.batches import Batches, listed
 from prunerecover.model.checks import check_network
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
+from prunerecover.recovery.dense_reference import as_dense_reference
 
 
 def plan_depth(
@@ -48,7 +49,8 @@ def plan_depth(
             met, and a warning says where it is exceeded by more than the smallest unit.
         remove: Short for `Budget(remove=...)`: units per kind.
         batches: Calibration batches: tensors, tuples whose first element is the input, or mappings. No labels are read,
-            except by importances that take a `loss`. Every 4th sample is held out to judge what was fitted to the
+            except by importances that take a `loss`, and to tell whether BatchNorm statistics lag behind the weights
+            (see `recovery.dense_reference`). Every 4th sample is held out to judge what was fitted to the
             others.
         importance: What ranks units within their kind: "output_divergence" (the default), "gate_gradient", "taylor",
             "cross_entropy", "magnitude", "angular_distance", "block_influence", "random", one that
@@ -104,7 +106,8 @@ def plan_depth(
         seed=seed,
         store=store,
     )
-    with progress("planning depth"):
+    network, batches = unwrap(model), listed(batches)
+    with progress("planning depth"), as_dense_reference(network, batches, loss):
         return planner_for(model, budget, batches, config).plan(budget)
 
 

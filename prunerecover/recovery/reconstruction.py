@@ -21,8 +21,7 @@ fused experts, weights that several layers share, and layers with more than `LAR
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,12 +30,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from prunerecover.calibration.moments import Moments
 from prunerecover.display.progress import progress
-from prunerecover.model.batches import Batches, ModelInputs, as_inputs, listed, with_samples, without_labels
+from prunerecover.model.batches import Batches, ModelInputs, listed, split_batches, with_samples, without_labels
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.recovery.batchnorm import batchnorms
 from prunerecover.recovery.branch_ends import branch_ends
+from prunerecover.recovery.dense_reference import dense_reference
+from prunerecover.recovery.judged import (
+    RECALIBRATED,
+    RECONSTRUCTED,
+    Kept,
+    Way,
+    all_or_nothing,
+    keep_nearest,
+    recalibration,
+)
 from prunerecover.recovery.norms_in_order import NormsInOrder
 from prunerecover.recovery.reconstruction_order import calls_of, check_between, kept_rows, reference_of
 from prunerecover.recovery.reconstruction_rows import FittedLayer, missing_outputs, rows_of
@@ -46,8 +55,12 @@ TINY = 1e-12  # norm of weights
 
 
 @ordinary_arithmetic()
-def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches, *, seed: int = 0) -> None:
+def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches, *, seed: int = 0) -> Kept:
     """Fit the weights of a pruned convolutional network to what the dense one gives, layer by layer, in place.
+
+    It is judged on every 4th sample first, with the others to fit to: the network stays as it is, or gets new BatchNorm
+    statistics alone, where that leaves its output nearer to the dense one's. Statistics of the dense network that lag
+    behind its weights are not fitted to; see `dense_reference`.
 
     BatchNorm statistics are estimated anew, over all samples: how they are put into batches does not matter. Weights
     and biases change also where they are frozen, those of BatchNorm at the ends of branches, too. Parameters stay the
@@ -57,8 +70,12 @@ def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches
         model: The network, pruned by `plan`, not merged.
         dense: A copy of it from before the plan was applied; not changed.
         plan: What pruned it.
-        batches: What the network is called with, as for `plan_width`; labels are not read. 256 samples do.
-        seed: Of the positions that are taken.
+        batches: What the network is called with, as for `plan_width`; 256 samples do. Labels, if there are any, tell
+            whether the dense network's statistics are those of its weights, and are not read otherwise.
+        seed: Of the positions that are taken, and of the samples that are held out.
+
+    Returns:
+        What was kept, with the output divergence of all that was tried.
 
     Raises:
         ValueError: If the plan is not what lies between the two networks, there are no batches, one is empty, or a fit
@@ -67,13 +84,34 @@ def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches
     network = unwrap(model)
     check_plan(plan)
     batches = with_samples(listed(batches))
-    reference = reference_of(unwrap(dense), plan)
+    dense = dense_reference(unwrap(dense), batches)
+    samples = split_batches([without_labels(batch, network) for batch in batches], device_of(network), seed)
+    ways: dict[str, Way] = {} if not batchnorms(network) else {RECALIBRATED: recalibration(network)}
+    ways[RECONSTRUCTED] = lambda some: fit_layers(network, dense, plan, some, seed=seed)
+    return keep_nearest(network, dense, samples, ways)
+
+
+def fit_layers(
+    network: nn.Module, dense: nn.Module, plan: Plan, samples: Sequence[ModelInputs], *, seed: int = 0
+) -> None:
+    """Fit the layers of a pruned network to those of the dense one, and estimate BatchNorm anew, in place.
+
+    Args:
+        network: See `reconstruct`; unwrapped.
+        dense: What is fitted to, as it is; unwrapped.
+        plan: What lies between them.
+        samples: On the network's device.
+        seed: Of the positions that are taken.
+
+    Raises:
+        ValueError: See `reconstruct`.
+    """
+    reference = reference_of(dense, plan)
     rows = kept_rows(reference, plan)
-    samples = [as_inputs(without_labels(batch, network)).to(device_of(network)) for batch in batches]
     with uncompiled(), evaluating(network, reference), torch.no_grad():
         calls = calls_of(network, reference, rows, samples[0], all_layers="activation" in plan.removed)
         check_between(network, reference, rows, calls)
-    with _all_or_nothing([*network.parameters(), *network.buffers()]):
+    with all_or_nothing(network):
         statistics = _fit_all(network, reference, rows, calls, samples, seed)
         for name, value in statistics.items():
             network.get_buffer(name).copy_(value)
@@ -88,19 +126,6 @@ def made_for(network: nn.Module) -> bool:
     """Whether a network is reconstructed if nobody says: where BatchNorm is what most of it normalises by."""
     others = sum("norm" in type(m).__name__.lower() for m in network.modules() if not isinstance(m, _BatchNorm))
     return len(batchnorms(network)) > others
-
-
-@contextmanager
-def _all_or_nothing(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Give tensors their values back if anything fails inside a `with` block."""
-    before = [tensor.detach().clone() for tensor in tensors]
-    try:
-        yield
-    except BaseException:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, before, strict=True):
-                tensor.copy_(value)
-        raise
 
 
 def _fit_all(

@@ -20,7 +20,6 @@ from prunerecover.plan.removed_units import leave_nothing
 from prunerecover.plan.units import number_of_block
 
 SCHEMA = "prunerecover.plan_set/1"
-SHOWN = 400  # letters of all names in a message
 
 
 def check_routable(name: str, plan: Plan) -> None:
@@ -109,8 +108,7 @@ class PlanSet(Summarised, Record):
             ValueError: If there is none of this name.
         """
         if name not in self.names:
-            names = in_short(", ".join(self.names), SHOWN)
-            raise ValueError(f"Expected one of the sets {names}, but got '{in_short(name)}'.")
+            raise ValueError(f"Expected one of the sets {', '.join(self.names)}, but got '{name}'.")
         return self.names.index(name)
 
     def to_dict(self) -> dict[str, Any]:

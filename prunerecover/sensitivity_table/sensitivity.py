@@ -28,6 +28,7 @@ from prunerecover.model.checks import check_network
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, WIDTH_KINDS, plural
+from prunerecover.recovery.dense_reference import as_dense_reference
 from prunerecover.sensitivity_table.rows import PARTS, GroupRow, UnitRow
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.discovery import FOUND_KINDS
@@ -139,7 +140,7 @@ def sensitivity(
         config = WidthConfig(kinds=width_kinds, protection=protection, loss=loss, ignore=ignore, seed=seed)
         return _width(network, batches, config)
 
-    with progress("scoring all that can go"):
+    with progress("scoring all that can go"), as_dense_reference(network, batches, loss):
         units, by_unit, no_depth = _rows(depth, depth_kinds, named=kinds is not None)
         groups, by_group, no_width = _rows(width, width_kinds, named=kinds is not None)
     scores = {signal: by for signal, by in (("output_divergence", by_unit), (name_of(protection), by_group)) if by}

@@ -12,10 +12,12 @@ from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
 from prunerecover.cost.met_share import MOST, BudgetMissed, met_share
 from prunerecover.display.progress import progress
 from prunerecover.importance.context import Loss
-from prunerecover.model.batches import Batches
+from prunerecover.model.batches import Batches, listed
+from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import DepthEvidence, SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
+from prunerecover.recovery.dense_reference import as_dense_reference
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_share
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.surgery.saved_cost import CLOCKS
@@ -79,7 +81,8 @@ def plan_pruning(
     config = SharedBudgetConfig(
         loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed
     )
-    with progress("planning depth and width"):
+    network, batches = unwrap(model), listed(batches)
+    with progress("planning depth and width"), as_dense_reference(network, batches, loss):
         return SplitSearch(SharedBudgetPlanner(model, cost, batches, config), budget, evaluate).run()
 
 

@@ -27,7 +27,7 @@ from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.plan.plan import Plan
-from prunerecover.recovery.reconstruction import made_for, reconstruct, reconstructible
+from prunerecover.recovery.reconstruction import fit_layers, made_for, reconstructible
 from prunerecover.refusal import Refusal
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
 from prunerecover.shared_budget.ignored import patterns_of_depth, possible
@@ -195,16 +195,18 @@ class SharedBudgetPlanner:
         """Return the output divergence on held-out samples; None: it cannot be compared.
 
         For it, as at the end, what narrowed weights take over is fitted to the other samples, and a network with
-        BatchNorm is reconstructed on them: splits gain by it differently.
+        BatchNorm is reconstructed on them if that brings it nearer: splits gain by it differently.
         """
         if not self._output.comparable:
             return None
         fit = self._samples.fit
         network = self._output.pruned(plan.edits, self._fitted(plan, fit))
-        if made_for(network) and reconstructible(plan):
-            network = deep_copy(network)  # which may share weights with the model
-            reconstruct(network, self.model, plan, fit, seed=self.config.seed)
-        return self._output.divergence_of(network)
+        found = self._output.divergence_of(network)
+        if not (made_for(network) and reconstructible(plan)):
+            return found
+        network = deep_copy(network)  # which may share weights with the model
+        fit_layers(network, self.model, plan, fit, seed=self.config.seed)
+        return min(found, self._output.divergence_of(network))
 
     def _fitted(self, plan: Plan, batches: Sequence[ModelInputs]) -> Mapping[str, Tensor]:
         if not any(isinstance(edit, Narrow) and edit.tensors for edit in plan.edits):

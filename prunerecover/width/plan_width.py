@@ -19,6 +19,7 @@ from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.batchnorm import recalibrate_batchnorm, several_samples
+from prunerecover.recovery.dense_reference import as_dense_reference
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import budget_used
 from prunerecover.width.allocation.registry import AllocationRule
@@ -60,7 +61,9 @@ def plan_width(
         budget: A share of the MACs, the parameters or the measured latency, or units of one kind in all layers
             together, such as Budget(remove={"expert": 8}). None: see `tolerance`. Experts save no MACs.
         batches: Calibration batches, labelled unless `loss` reads labels from elsewhere: tuples (input, label, ...) or
-            mappings with `labels`. 256 samples do.
+            mappings with `labels`. 256 samples do. Where labels say that BatchNorm statistics lag behind the weights,
+            as in the middle of a training, it is planned for the network with statistics estimated anew (see
+            `recovery.dense_reference`).
         loss: `loss(model, batch) -> scalar`; None: cross-entropy of the logits, or the loss that the model returns.
         labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: those that the batches hold. For experts
             also classes of tokens, `(N, T)`: see `token_classes`.
@@ -103,8 +106,7 @@ def plan_width(
         ValueError: If the budget cannot be met, an argument is unknown or does not go with another, labels are missing,
             or the model has no groups.
     """
-    unwrap(model)  # explains what is no model
-    batches = listed(batches)
+    network, batches = unwrap(model), listed(batches)
     config = WidthConfig(
         allocation=allocation,
         removal=removal,
@@ -121,10 +123,10 @@ def plan_width(
         scores=scores,
         seed=seed,
     ).for_budget(budget)
-    with progress("planning width"):
+    with progress("planning width"), as_dense_reference(network, batches, loss):
         if budget is None or rounds == 1:
             return WidthPlanner(model, batches=batches, config=config).plan(budget)
-        return _in_rounds(unwrap(model), budget, batches, config)
+        return _in_rounds(network, budget, batches, config)
 
 
 def _in_rounds(model: nn.Module, budget: Budget, batches: Sequence[Any], config: WidthConfig) -> Plan:

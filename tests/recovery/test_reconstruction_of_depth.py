@@ -12,7 +12,8 @@ from cases.models.tiny import tiny_inputs, tiny_llama
 from torch import nn
 
 from prunerecover import Budget, apply_plan, plan_depth, plan_width, recalibrate_batchnorm, reconstruct
-from prunerecover.recovery.reconstruction import made_for
+from prunerecover.model.batches import as_inputs
+from prunerecover.recovery.reconstruction import fit_layers, made_for
 
 
 @pytest.mark.slow
@@ -85,7 +86,7 @@ def test_a_layer_that_took_in_the_one_behind_it_stays_as_it_is() -> None:
     apply_plan(network, plan)
     there = network.get_parameter("blocks.0.mlp.fc1.weight").clone()
     assert there.shape == dense.get_parameter("blocks.0.mlp.fc1.weight").shape
-    reconstruct(network, dense, plan, [x])
+    fit_layers(network, dense, plan, [as_inputs(x)])
     assert torch.equal(network.get_parameter("blocks.0.mlp.fc1.weight"), there)
     assert not torch.equal(
         network.get_parameter("blocks.1.mlp.fc1.weight"), dense.get_parameter("blocks.1.mlp.fc1.weight")

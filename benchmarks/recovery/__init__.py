@@ -1,0 +1,1 @@
+"""What comes after surgery: statistics, reconstruction and training on."""

@@ -1,0 +1,87 @@
+"""Of what can be done to a pruned network the nearest to the dense one is kept, and as it was where nothing helps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from prunerecover.model.batches import ModelInputs, split_batches
+from prunerecover.recovery.judged import Way, keep_nearest, recalibrate_if_nearer
+
+SAMPLES = split_batches([torch.randn(16, 3, generator=torch.Generator().manual_seed(0))], torch.device("cpu"))
+
+
+def linear(weight: float) -> nn.Linear:
+    layer = nn.Linear(3, 2, bias=False)
+    nn.init.constant_(layer.weight, weight)
+    layer.weight.data[0] *= 2
+    return layer
+
+
+def setting(network: nn.Linear, weight: float, seen: list[int] | None = None) -> Way:
+    def way(samples: Sequence[ModelInputs]) -> None:
+        if seen is not None:
+            seen.append(sum(inputs.n_samples for inputs in samples))
+        network.weight.data.copy_(linear(weight).weight)
+
+    return way
+
+
+def test_the_nearest_is_kept_and_done_with_all_samples() -> None:
+    network, seen = linear(1.0), list[int]()
+    ways = {"far": setting(network, 0.5), "near": setting(network, 1.9, seen), "farther": setting(network, 4.0)}
+    kept = keep_nearest(network, linear(2.0), SAMPLES, ways)
+    assert kept.way == "near"
+    assert torch.equal(network.weight, linear(1.9).weight)
+    assert sorted(kept.divergence, key=lambda name: kept.divergence[name])[0] == "near"
+    assert seen == [12, 16]  # every 4th is held out while it is judged
+    assert str(kept).startswith("near (output divergence: as it is ")
+
+
+def test_it_stays_as_it_is_where_nothing_helps() -> None:
+    network, dense = linear(1.9), linear(2.0)
+    before = network.weight.clone()
+    kept = keep_nearest(network, dense, SAMPLES, {"worse": setting(network, 1.0), "equal": setting(network, 1.9)})
+    assert kept.way == "as it is"
+    assert torch.equal(network.weight, before)
+
+
+def test_the_last_way_is_done_where_outputs_cannot_be_compared() -> None:
+    network = linear(1.0)
+    kept = keep_nearest(
+        network, nn.Linear(3, 5), SAMPLES, {"far": setting(network, 0.5), "last": setting(network, 9.0)}
+    )
+    assert (kept.way, kept.divergence, str(kept)) == ("last", {}, "last")
+    assert torch.equal(network.weight, linear(9.0).weight)
+
+
+def test_after_an_error_the_network_is_as_before() -> None:
+    network = linear(1.0)
+
+    def breaks(samples: Sequence[ModelInputs]) -> None:
+        network.weight.data.zero_()
+        raise KeyError("no")
+
+    with pytest.raises(KeyError):
+        keep_nearest(network, linear(2.0), SAMPLES, {"breaks": breaks})
+    assert torch.equal(network.weight, linear(1.0).weight)
+
+
+@pytest.mark.parametrize("way", ["as it is", "recalibrated"])
+def test_statistics_are_estimated_anew_if_that_helps(way: str) -> None:
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).eval()
+    x = torch.randn(64, 3)
+    if way == "recalibrated":
+        dense[1].running_mean.copy_(dense[0](x).mean(0).detach())
+        dense[1].running_var.copy_(dense[0](x).var(0).detach())
+    network = copy.deepcopy(dense)
+    if way == "recalibrated":
+        network[1].running_var.mul_(9)
+    before = copy.deepcopy(network)
+    assert recalibrate_if_nearer(network, dense, [ModelInputs((x,))]).way == way
+    assert torch.equal(network[1].running_var, before[1].running_var) == (way == "as it is")
