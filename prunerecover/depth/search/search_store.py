@@ -22,6 +22,7 @@ from prunerecover.calibration.candidates import Candidate, Choice
 from prunerecover.depth.search.written import written
 from prunerecover.files.atomic import atomic_file
 from prunerecover.files.checksums import check_sums
+from prunerecover.files.in_short import in_short
 from prunerecover.files.refused_writes import naming_the_folder
 from prunerecover.plan.edits import Fold, Remove, Replace
 from prunerecover.plan.units import Unit
@@ -111,8 +112,8 @@ class SearchStore:
                 raise
             except Exception as error:  # whatever a damaged archive makes of itself
                 warnings.warn(
-                    f"{path} is damaged ({str(error).partition(chr(10))[0][:90]}). Its result is found anew and takes "
-                    "its place; if other files of the folder were damaged, too, look after the disk.",
+                    f"{path} is damaged ({in_short(error, 90) or type(error).__name__}). Its result is found anew and "
+                    "takes its place; if other files of the folder were damaged, too, look after the disk.",
                     stacklevel=2,
                 )
         self._computing = True
