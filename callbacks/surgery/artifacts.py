@@ -86,10 +86,10 @@ def place_at_end(module: pl.LightningModule, path: Path, run: str, what: str) ->
     missing, because a kill came before it was written, is written if no callback averages.
 
     Args:
-        module: That was fitted.
-        path: Of a folder.
-        run: As of `own_place`.
-        what: As of `own_place`.
+        module: LightningModule that was fitted.
+        path: Folder to write.
+        run: Run that writes, as of `own_place`.
+        what: Name of the folder for messages, as of `own_place`.
     """
     place = own_place(path, run, what)
     if Ledger.of(module).has_trained or (_is_free(place) and not averaged_copies(module)):

@@ -106,7 +106,7 @@ def _traced(named: NamedNetwork, samples: int | None) -> Any:
     """Trace a network.
 
     Args:
-        named: What is traced.
+        named: Network to trace.
         samples: Size of the batch, which becomes free; None: all sizes are those of the example.
     """
     sizes = tuple(_free_sizes(tensor, samples) for tensor in named.tensors)
@@ -184,7 +184,7 @@ def _explained(expected: str, cause: str, way_out: str, names: Sequence[str] = (
         expected: See `Refusal`.
         cause: The beginning of it; what was raised, and by which line, follows.
         way_out: See `Refusal`.
-        names: Of the tensors that are traced.
+        names: Names of the tensors that are traced.
     """
     try:
         yield

@@ -18,10 +18,8 @@ from prunerecover.model.batches import ModelInputs, call
 from prunerecover.refusal import Refusal
 
 FALLBACK = "images"  # the name of images that forward calls x
-OWN, PLAIN = (
-    "grouped_mm",
-    "batched_mm",
-)  # products of routed experts: by an operation of transformers' own, or PyTorch's
+# Products of routed experts: by an operation of transformers' own, or PyTorch's.
+OWN, PLAIN = "grouped_mm", "batched_mm"
 
 
 class NamedNetwork(nn.Module):
@@ -32,8 +30,8 @@ class NamedNetwork(nn.Module):
         inputs: An example.
 
     Attributes:
-        tensors: Of the example, in order.
-        names: Of these in a file.
+        tensors: Tensors of the example, in order.
+        names: Names of these in a file.
     """
 
     def __init__(self, network: nn.Module, inputs: ModelInputs) -> None:
@@ -66,8 +64,8 @@ def named_outputs(network: nn.Module, output: Any) -> dict[str, Tensor]:
     """Return the tensors of an output: by their keys, or by their order.
 
     Args:
-        network: That gave it, for the message.
-        output: In the form that the network returns.
+        network: Network that gave it, for the message.
+        output: Output in the form that the network returns.
 
     Raises:
         Refusal: If there are none on the first level.

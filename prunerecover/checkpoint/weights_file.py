@@ -120,7 +120,7 @@ def check_fit(model: nn.Module, weights: Weights, where: str) -> None:
 
     Args:
         model: With the structure that the weights should have; its buffers that no file holds must be in memory.
-        weights: Of the file.
+        weights: Weights of the file.
         where: The file, for the message.
     """
     _check_names_and_shapes(model, weights.tensors, where)
@@ -195,8 +195,8 @@ def warn_if_mixed(model: nn.Module, weights: Weights, where: str) -> None:
     """Warn of a file whose parameters are of several dtypes, unless it was saved so, or the model has them so.
 
     Args:
-        model: Of the structure that `check_fit` has confirmed, before it is filled.
-        weights: Of the file.
+        model: Model of the structure that `check_fit` has confirmed, before it is filled.
+        weights: Weights of the file.
         where: The file, for the message.
     """
     parts: dict[torch.dtype, dict[str, list[str]]] = {}

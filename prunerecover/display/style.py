@@ -103,8 +103,8 @@ def bands(count: int, most: int) -> list[range]:
     [range(0, 3), range(3, 5)]
 
     Args:
-        count: How many there are.
-        most: On a line.
+        count: Number of things.
+        most: Largest number on a line.
     """
     length = max(-(-count // max(-(-count // most), 1)), 1)
     return [range(start, min(start + length, count)) for start in range(0, count, length)]

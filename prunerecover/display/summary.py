@@ -1,4 +1,4 @@
-"""What `print` and a notebook show of an object: a line and a short table; and calls as text, for `repr`."""
+"""Summaries of objects, as `print` and notebooks show them: a line and a short table; and calls as text, for `repr`."""
 
 from __future__ import annotations
 

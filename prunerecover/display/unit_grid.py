@@ -67,8 +67,8 @@ def parts_of(name: str, number: int = -1) -> tuple[str, str]:
     (('model.4.m.0', 'cv1'), ('model.4', 'm.0.cv1'))
 
     Args:
-        name: Of a unit.
-        number: Which of its numbers.
+        name: Name of a unit.
+        number: Index among the numbers in it.
     """
     parts = name.split(".")
     numbered = [i for i, part in enumerate(parts) if part.isdigit()]
@@ -92,8 +92,8 @@ def _rows(
     """Return number and label of every unit's row; the label is a kind if it can be.
 
     Args:
-        kinds: Of units by name.
-        places: Of units by name: those at one place share a row.
+        kinds: Kinds of units by name.
+        places: Places of units by name: those at one place share a row.
         rank: Place of a kind among the rows.
     """
     held = {

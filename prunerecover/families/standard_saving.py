@@ -89,7 +89,7 @@ def find_tied(model: nn.Module, keys: Any) -> None:
 
     Args:
         model: Whose `load_state_dict` has read a file.
-        keys: What it found missing, changed in place.
+        keys: Names that it found missing, changed in place.
     """
     named, missing = dict(model.named_parameters(remove_duplicate=False)), set(keys.missing_keys)
     loaded = {id(tensor) for name, tensor in named.items() if name not in missing}

@@ -12,7 +12,7 @@ def check_sums(path: Path) -> None:
     """Raise RuntimeError if a checksum in a file of `torch.save` is wrong; one of before 1.6 has none.
 
     Args:
-        path: Of the file.
+        path: File of `torch.save`.
     """
     if torch.serialization.get_crc32_options() and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""What a file says, and what is wrong with it, cut to what a message has room for: anybody may have written it."""
+"""Texts of files and of their errors, cut to what a message has room for: anybody may have written them."""
 
 from __future__ import annotations
 

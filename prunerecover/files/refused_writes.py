@@ -1,4 +1,4 @@
-"""What the system refuses to write, as an error that names the folder and a way out.
+"""Errors of what the system refuses to write: they name the folder and a way out.
 
 The system's own messages name a hidden unfinished file, or nothing: PyTorch and safetensors hand on less than they got.
 """

@@ -71,7 +71,7 @@ def from_pretrained(
     Args:
         opened: Such as `AutoTokenizer.from_pretrained`.
         name: As a user writes it: variables and `~` are expanded.
-        argument: That the user names it by, for the message.
+        argument: Argument that the user names it by, for the message.
         kwargs: Its further arguments.
 
     Raises:

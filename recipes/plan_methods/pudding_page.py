@@ -15,8 +15,8 @@ def page(routed: RoutedCausalLM, compared: Sequence[RouteComparison], asked: Ask
 
     Args:
         routed: The model with its sets.
-        compared: By likelihood and by accuracy, on the questions that are reported on.
-        asked: Which questions served what.
+        compared: Comparisons by likelihood and by accuracy, on the questions that are reported on.
+        asked: Questions in the parts that they served.
         folder: Path of the routed model.
     """
     likely, right = compared

@@ -55,10 +55,10 @@ def ask(tasks: Mapping[str, str], names: Mapping[str, str], calibrated: int, rou
 
     Args:
         tasks: Hub ids or local files, by the name of the task.
-        names: Of configurations on the hub, or of data sets in a local folder, by the name of the task.
+        names: Names of configurations on the hub, or of data sets in a local folder, by the name of the task.
         calibrated: Questions per task to search sets on.
         routed: Most others per task.
-        seed: Of the order and of the parts.
+        seed: Seed of the order and of the parts.
 
     Raises:
         ValueError: If a task cannot be read, or too few questions are left for one part.

@@ -1,4 +1,4 @@
-"""What no unit of width reaches: causes and ways out for the message of a budget that cannot be met."""
+"""Causes and ways out for the message of a budget that units of width cannot meet."""
 
 from __future__ import annotations
 
