@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from torchmetrics import Metric
 
 from prunerecover.callbacks.calibration.data import calibration_batches
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
@@ -157,10 +158,11 @@ def _stopped_at(network: nn.Module) -> Iterator[list[ModelInputs]]:
 
 @contextmanager
 def undisturbed(trainer: pl.Trainer, module: pl.LightningModule) -> Iterator[None]:
-    """Keep what a step may touch before it reaches the target: attributes and flags, logs, other optimizers."""
+    """Keep what a step may touch: attributes and flags, logs, metrics, other optimizers."""
     wrapped: Any = module.optimizers()
     optimizers = [*trainer.optimizers, *(wrapped if isinstance(wrapped, list) else [wrapped])]
     kept = [(holder, dict(vars(holder))) for holder in (module, *optimizers)]
+    kept += [(m, tree_map(_copied, dict(vars(m)))) for m in module.modules() if isinstance(m, Metric)]
     flags = [(p, p.requires_grad) for p in module.parameters()]
     try:
         for name in ("log", "log_dict", "manual_backward"):
@@ -174,6 +176,10 @@ def undisturbed(trainer: pl.Trainer, module: pl.LightningModule) -> Iterator[Non
             vars(holder).update(attributes)
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

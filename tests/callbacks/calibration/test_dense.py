@@ -10,6 +10,7 @@ import torch
 from cases.support.stale import anew, same, stale, told
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import CatMetric, MeanMetric
 
 from prunerecover import Budget
 from prunerecover.callbacks import DistillRecover, WidthPrune
@@ -55,17 +56,41 @@ class Watch(pl.Callback):
         self.teacher = self.of._network
 
 
+def fit(module: pl.LightningModule, *callbacks: pl.Callback) -> None:
+    """Train for one step, after a surgery at its start."""
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(max_epochs=1, limit_train_batches=1, accelerator="cpu", callbacks=list(callbacks), **quiet)
+    trainer.fit(module, DataLoader(TensorDataset(*told()), batch_size=16))
+
+
 def test_teacher_and_reference_have_statistics_of_the_weights() -> None:
     teacher, narrow, module = DistillRecover(), Kept(Budget(macs=0.4)), Module()
     watch, before = Watch(teacher), copy.deepcopy(module.net)
-    settings: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(
-        max_epochs=1, limit_train_batches=1, accelerator="cpu", callbacks=[watch, teacher, narrow], **settings
-    )
-    trainer.fit(module, DataLoader(TensorDataset(*told()), batch_size=16))
+    fit(module, watch, teacher, narrow)
     assert not same(watch.expected, before)
     assert watch.teacher is not None
     assert same(watch.teacher, watch.expected)
     assert narrow.compared is not None
     assert same(narrow.compared, watch.expected)
     assert torch.isin(narrow.narrowed[1].running_mean, before[1].running_mean).all()  # the user's own are left alone
+
+
+class Metered(Module):
+    """Keeps a running mean of its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.losses = MeanMetric(), CatMetric()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.seen.update(loss.detach())
+        self.losses.update(loss.detach())
+        return loss
+
+
+def test_metrics_of_the_training_step_do_not_count_what_is_measured() -> None:
+    module = Metered()
+    fit(module, Kept(Budget(macs=0.4)))
+    assert float(module.seen.weight) == 1
+    assert module.losses.compute().numel() == 1
