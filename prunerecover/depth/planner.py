@@ -16,7 +16,7 @@ from prunerecover.depth.search.goals import Counted, Goal, Share
 from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.depth.search.selection import count_by_kind, smallest_share
 from prunerecover.display.progress import progress
-from prunerecover.families.describe import describe, describe_blocks, is_supported
+from prunerecover.families.describe import describe, is_supported
 from prunerecover.importance.losses import check_loss
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches, as_inputs, call, listed, on_device, predictions_of, split_batches
@@ -29,7 +29,7 @@ from prunerecover.plan.evidence import DepthEvidence, RemovalStep, RemovedShare
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.removed_units import edits_without_others, leave_nothing
 from prunerecover.plan.units import Unit
-from prunerecover.surgery.merging import block_removals
+from prunerecover.surgery.merging import removals_of
 from prunerecover.surgery.provenance import plan_for, result_of
 from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
 
@@ -247,11 +247,12 @@ class DepthPlanner(ABC):
         """Describe the model after each unit, as evidence; nothing where units cannot go one by one."""
         if not leave_nothing(decided.edits):
             return {}
-        steps, blocks, gone = list[RemovalStep](), list[int](), list[str]()
+        steps, blocks, gone = list[RemovalStep](), list[str](), list[str]()
         for unit in decided.order:
             gone.append(unit.name)
-            blocks += [describe_blocks(self.model).block_of(unit.name)] if unit.kind == "block" else []
-            config = next((edit.set for edit in block_removals(self.model, blocks) if isinstance(edit, Config)), {})
+            blocks += [unit.name] if unit.kind == "block" else []
+            removals = removals_of(self.model, blocks)
+            config = next((edit.set for edit in removals if isinstance(edit, Config)), {})
             edits = edits_without_others(decided.edits, gone, config)
             result = result_of(self.model, edits, self.example)
             steps.append(RemovalStep(unit=unit.name, config=config, result=result))

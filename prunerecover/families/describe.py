@@ -63,19 +63,35 @@ def describe(model: nn.Module) -> Layout:
     )
 
 
-def describe_blocks(model: nn.Module) -> Layout:
-    """Describe what can be taken out of a model as a whole, and what remains be renumbered.
+def describe_stacks(model: nn.Module) -> tuple[Layout, ...]:
+    """Describe what can be taken out of a model as a whole, and what remains be renumbered, by lists of blocks.
 
     Raises:
-        ValueError: If the model is of no supported family, and none of transformers with one list of layers.
+        ValueError: If the model is of no supported family, and none of transformers whose config says how long its
+            lists of layers are.
     """
     try:
-        return describe(model)
+        return (describe(model),)
     except ValueError:
-        stack = transformers_layers.read_stack(model)
-        if stack is None:
+        stacks = transformers_layers.read_stacks(model)
+        if not stacks:
             raise
-        return stack
+        return stacks
+
+
+def describe_blocks(model: nn.Module) -> Layout:
+    """Describe the blocks of a model with one list of them.
+
+    Raises:
+        ValueError: As `describe_stacks`, or if there are two lists.
+    """
+    stacks = describe_stacks(model)
+    if len(stacks) > 1:
+        raise ValueError(
+            f"Expected a model with one list of blocks, but {type(model).__name__} has {len(stacks)} "
+            f"({', '.join(stack.container for stack in stacks)}). Pass the network that holds only one."
+        )
+    return stacks[0]
 
 
 def container_of(model: nn.Module) -> str:
@@ -89,9 +105,9 @@ def container_of(model: nn.Module) -> str:
     return _CONTAINERS[model]
 
 
-def unnamed_stack(model: nn.Module) -> Layout | None:
-    """Describe the list of layers of a model of transformers that is of no supported family; None for all others."""
-    return None if is_supported(model) else transformers_layers.read_stack(model)
+def unnamed_stacks(model: nn.Module) -> tuple[Layout, ...]:
+    """Describe the lists of layers of a model of transformers that is of no supported family; none for all others."""
+    return () if is_supported(model) else transformers_layers.read_stacks(model)
 
 
 def layout_of(model: nn.Module) -> Layout | None:

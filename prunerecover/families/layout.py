@@ -128,11 +128,13 @@ class Layout:
         family: Name of the family, as in error messages: "timm VisionTransformer", "transformers Llama", ...
         container: Path of the ModuleList or Sequential that holds the blocks.
         blocks: In order of depth.
+        depth_entries: Entries of a transformers config that say how many blocks there are.
     """
 
     family: str
     container: str
     blocks: tuple[Block, ...]
+    depth_entries: tuple[str, ...] = ("num_hidden_layers",)
 
     def branch(self, path: str) -> Branch | None:
         """The present branch whose module is at `path`."""

@@ -1,7 +1,7 @@
 """Read the layers of Hugging Face transformers' models, with any head, by the records of their families.
 
-Classes are told by name, so that transformers is not imported. Not covered: models with two stacks (encoder-decoders:
-pass one of the two).
+Classes are told by name, so that transformers is not imported. Of models with two stacks (encoder-decoders), whole
+blocks are known; for all else, pass one of the two.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from prunerecover.model.replacements import Constant, Nothing, Replacement
 
 FUNCTION = "its activation is a plain function, which cannot be replaced; set `hidden_act` to the activation's name"
 LAYER_GONE = "one of its layers has been removed"
+# Entries of a config that say how many blocks a stack has, by the name of the part of the model that holds it.
+DEPTH_ENTRIES = {
+    "encoder": ("encoder_layers", "num_encoder_layers", "encoder_num_hidden_layers", "num_layers", "num_hidden_layers"),
+    "decoder": ("decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers"),
+}
 
 
 def read(model: nn.Module) -> Layout | None:
@@ -46,24 +51,37 @@ def read(model: nn.Module) -> Layout | None:
     return Layout(family.name, container, tuple(blocks))
 
 
-def read_stack(model: nn.Module) -> Layout | None:
+def read_stacks(model: nn.Module) -> tuple[Layout, ...]:
     """Describe the layers of a transformers model of any kind as whole blocks, whose parts nobody knows.
 
-    They are the one list of modules that is as long as the model's config says.
+    They are the lists of modules that are as long as the model's config says.
 
     Returns:
-        None if it is something else, or if there is no such list or several.
+        One, or those of an encoder and a decoder; none if it is something else, or if no single config tells the
+        lengths of its lists apart.
     """
     if not is_transformers_model(model):
-        return None
-    lengths = {path: len(m) for path, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)}
-    stacks = [path for path, n in lengths.items() if getattr(config_of(model, path), "num_hidden_layers", 0) == n]
-    outermost = [path for path in stacks if not any(path.startswith(f"{other}.") for other in stacks)]
-    if len(outermost) != 1:
-        return None
-    (container,) = outermost
-    blocks = (Block(f"{container}.{i}", None, None, None) for i in range(lengths[container]))
-    return Layout(f"transformers {type(model).__name__}", container, tuple(blocks))
+        return ()
+    lists = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    # Layers have parts; Speech2Text's convolutions have none, and may be as many as its encoder's layers.
+    lengths = {path: len(blocks) for path, blocks in lists.items() if any(list(block.children()) for block in blocks)}
+    entries = {path: said for path, n in lengths.items() if (said := _depth_entries(config_of(model, path), path, n))}
+    outermost = [path for path in entries if not any(path.startswith(f"{other}.") for other in entries)]
+    named = [name for path in outermost for name in entries[path]]
+    if len(named) > len(set(named)) or len({type(config_of(model, path)) for path in outermost}) > 1:
+        return ()
+    name = f"transformers {type(model).__name__}"
+    return tuple(
+        Layout(name, path, tuple(Block(f"{path}.{i}", None, None, None) for i in range(lengths[path])), entries[path])
+        for path in outermost
+    )
+
+
+def _depth_entries(config: Any, container: str, length: int) -> tuple[str, ...]:
+    """Return the entries of a config that say the length of the list at a path; none if it says another, or nothing."""
+    part = next((name for name in reversed(container.split(".")) if name in DEPTH_ENTRIES), "")
+    own = [name for name in DEPTH_ENTRIES.get(part, ()) if name in getattr(config, "__dict__", {})]
+    return tuple(name for name in own or ["num_hidden_layers"] if getattr(config, name, 0) == length)
 
 
 def config_of(model: nn.Module, container: str) -> Any:

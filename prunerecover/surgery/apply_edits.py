@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from prunerecover.families.describe import describe_blocks
+from prunerecover.families.describe import describe_stacks
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.model.settings import differing_settings, settings_of
 from prunerecover.plan.edits import Edit, Narrow
@@ -226,7 +226,7 @@ def _difference(model: nn.Module, plan: Plan) -> str:
             f"for it with plan_{found}(model, ...)."
         )
     try:
-        depth = len(describe_blocks(model).blocks)
+        depth = " and ".join(str(len(stack.blocks)) for stack in describe_stacks(model))
     except ValueError as error:
         return str(error)
     return f"{units}; this model has {depth} blocks. Make a plan for it with plan_depth(model, ...)."

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from prunerecover.families.describe import describe, describe_blocks
+from prunerecover.families.describe import describe, describe_stacks
 from prunerecover.families.layout import Branch
 from prunerecover.model.hooks import carry_hooks
 from prunerecover.model.linears import check_plain, linear_shape, matrix_and_vector, through_last_matrix, without_affine
@@ -200,16 +200,17 @@ def _(edit: Bypass | Patch, context: EditContext) -> None:
 
 
 def _remove_block(context: EditContext, unit: str) -> None:
-    layout = describe_blocks(context.model)
-    depth = len(layout.blocks)
+    stacks = describe_stacks(context.model)
     prefix, number = unit.rpartition(".")[0], number_of_block(unit)
+    layout = next((stack for stack in stacks if stack.container == prefix), stacks[0])
+    depth = len(layout.blocks)
     if prefix != layout.container or number is None or number >= depth:
         raise ValueError(
             f"Plan removes block '{unit}' but the model has {depth} blocks ({layout.container}.0-{depth - 1}). "
             "Was it made for another depth?"
         )
     if depth == 1:
-        raise ValueError(f"Plan removes '{unit}', the last block of the model. Keep at least one.")
+        raise ValueError(f"Plan removes '{unit}', the last block of '{layout.container}'. Keep at least one.")
     context.journal.remove_block(context.model, layout.container, number)
 
 

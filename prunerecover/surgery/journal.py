@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from prunerecover.families.describe import unnamed_stacks
 from prunerecover.families.standard_saving import check_saving, uncheck_saving
 from prunerecover.families.transformers_layers import is_transformers_config
 from prunerecover.model.paths import get_module, holder_of, set_module
@@ -172,13 +173,14 @@ class Journal:
         """
         blocks = get_module(model, container)
         assert isinstance(blocks, nn.Sequential | nn.ModuleList)
-        moved = numbered_after(model, container, index)
-        if moved is not None:
+        stack = next((stack for stack in unnamed_stacks(model) if stack.container == container), None)
+        moved = numbered_after(model, stack, index) if stack else []
+        if stack:
             self.copy_configs(model)
-            apply_config(model, {"num_hidden_layers": len(blocks) - 1})
+            apply_config(model, dict.fromkeys(stack.depth_entries, len(blocks) - 1))
         self.entries.append(BlockRemoved(container, index, len(blocks), blocks[index], blocks.training))
         del blocks[index]
-        for path, number in moved or ():
+        for path, number in moved:
             self.set_attribute(model, path, "layer_idx", number)
 
     def reroute(self, model: nn.Module, path: str, calls: Sequence[str]) -> None:

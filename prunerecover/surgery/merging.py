@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
-from prunerecover.families.describe import describe_blocks, is_supported, layout_of
+from prunerecover.families.describe import describe_blocks, describe_stacks, is_supported, layout_of
 from prunerecover.families.layout import FeedForward
 from prunerecover.model.hooks import users_hooks
 from prunerecover.model.linears import has_affine
@@ -97,17 +98,30 @@ def _is_empty(block: nn.Module) -> bool:
 
 
 def block_removals(model: nn.Module, indices: Sequence[int]) -> list[Edit]:
+    """Return what `removals_of` does, for a model with one list of blocks, by their numbers."""
+    container = describe_blocks(model).container
+    return removals_of(model, [f"{container}.{index}" for index in indices])
+
+
+def removals_of(model: nn.Module, names: Sequence[str]) -> list[Edit]:
     """Return the edits that take whole blocks out, the last first, and keep a transformers config standard.
 
+    Args:
+        model: Unwrapped; it is not changed.
+        names: Paths of the blocks.
+
     Raises:
-        ValueError: If no block would stay.
+        ValueError: If no block of a list would stay.
     """
-    layout = describe_blocks(model)
-    depth = len(layout.blocks)
-    if not indices:
-        return []
-    if len(indices) >= depth:
-        raise ValueError(f"Expected at least one block to stay, but all {depth} are to be removed. Lower the number.")
-    removals: list[Edit] = [Remove(unit=f"{layout.container}.{i}", kind="block") for i in sorted(indices, reverse=True)]
-    config = config_edits(model, [i for i in range(depth) if i not in set(indices)])
+    removals: list[Edit] = []
+    config: dict[str, Any] = {}
+    for stack in describe_stacks(model):
+        depth = len(stack.blocks)
+        gone = {int(name.rpartition(".")[2]) for name in names if name.rpartition(".")[0] == stack.container}
+        if len(gone) >= depth:
+            raise ValueError(
+                f"Expected at least one block to stay, but all {depth} are to be removed. Lower the number."
+            )
+        removals += [Remove(unit=f"{stack.container}.{i}", kind="block") for i in sorted(gone, reverse=True)]
+        config |= config_edits(model, [i for i in range(depth) if i not in gone], stack) if gone else {}
     return [*removals, Config(set=config)] if config else removals

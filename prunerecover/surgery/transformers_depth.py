@@ -3,8 +3,8 @@
 An attention finds its keys and values in the cache by `layer_idx`; the model reads how far generation has come off
 cache slot 0, and the sizes of its masks off the first slot of each layer type. So the attentions that stay move to the
 first slots of their type, and cached generation equals uncached generation. After whole blocks are removed,
-`num_hidden_layers` and the per-layer lists (`layer_types`) follow, so that `save_pretrained` and `from_pretrained`
-rebuild the same model.
+`num_hidden_layers` (`encoder_layers` and `decoder_layers` of models with two lists of blocks) and the per-layer lists
+(`layer_types`) follow, so that `save_pretrained` and `from_pretrained` rebuild the same model.
 
 Order of use: `config_edits` before the blocks go (it only computes), then the removal, `apply_config`, `renumber`.
 To undo: put the blocks back, `apply_config` with the values that the first call returned, `renumber`. Models that are
@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from prunerecover.families.describe import describe_blocks, layout_of, unnamed_stack
+from prunerecover.families.describe import describe_blocks, describe_stacks, layout_of, unnamed_stacks
 from prunerecover.families.layout import Layout
 from prunerecover.families.transformers_layers import config_of
 from prunerecover.model.key_values import takes_cache
@@ -31,15 +31,17 @@ from prunerecover.model.replacements import Replacement
 
 DENSE, SPARSE = "mlp_only_layers", "moe_layers"  # indices of layers
 STEP, FIRST = "decoder_sparse_step", "first_k_dense_replace"
+OWN_DEPTH = "num_layers"  # T5's encoder has so many layers; in the decoder's own copy of the config, the decoder has
 RECURRENT = "linear_attention"  # a type of layers; no model reads how far it has come off their slots
 
 
-def config_edits(model: nn.Module, kept: Sequence[int]) -> dict[str, Any]:
+def config_edits(model: nn.Module, kept: Sequence[int], stack: Layout | None = None) -> dict[str, Any]:
     """Compute what the config must say once only the blocks `kept` are left; nothing is changed.
 
     Args:
         model: The model as it is before the removal.
         kept: Indices of the blocks that stay, increasing.
+        stack: The list of blocks, of a model with two; None: the only one.
 
     Returns:
         Config attributes and their new values, for `apply_config`; empty if the model has no config.
@@ -48,7 +50,7 @@ def config_edits(model: nn.Module, kept: Sequence[int]) -> dict[str, Any]:
         ValueError: If `kept` is not such a list, or if the model computes with a layer's number or gives layers each a
             config of their own, so that the rest would not be a standard model.
     """
-    layout = describe_blocks(model)
+    layout = stack or describe_blocks(model)
     depth = len(layout.blocks)
     if not kept or list(kept) != sorted({i for i in kept if 0 <= i < depth}):
         raise ValueError(
@@ -60,7 +62,7 @@ def config_edits(model: nn.Module, kept: Sequence[int]) -> dict[str, Any]:
         return {}
     if len(kept) < depth:
         _refuse_numbered(config, layout, moved=kept[-1] >= len(kept))
-    edits: dict[str, Any] = {"num_hidden_layers": len(kept)}
+    edits: dict[str, Any] = dict.fromkeys(layout.depth_entries, len(kept))
     for name, value in vars(config).items():  # SmolLM3's no_rope_layers may go on after the last layer
         if "layer" in name and name not in (DENSE, SPARSE) and isinstance(value, list | tuple) and len(value) >= depth:
             edits[name] = [value[i] for i in kept]
@@ -93,7 +95,8 @@ def apply_config(model: nn.Module, edits: dict[str, Any]) -> dict[str, Any]:
     """
     if not edits:
         return {}
-    layout = describe_blocks(model)
+    stacks = describe_stacks(model)
+    layout = stacks[0]
     config = config_of(model, layout.container)
     missing = [name for name in edits if not hasattr(config, name)]
     if missing:
@@ -108,20 +111,25 @@ def apply_config(model: nn.Module, edits: dict[str, Any]) -> dict[str, Any]:
             f"Expected '{odd[0]}' of the {type(config).__name__} to stay what it is ({before[odd[0]]!r:.60}), but the "
             f"plan sets it to {edits[odd[0]]!r:.60}. Was the plan edited?"
         )
+    copies = [(stack, config_of(model, stack.container)) for stack in stacks[1:]]
+    own = [(s, copy, getattr(copy, OWN_DEPTH)) for s, copy in copies if copy is not config and hasattr(copy, OWN_DEPTH)]
     for holder in _same_kind(model, config):
         for name, value in edits.items():
             setattr(holder, name, list(value) if isinstance(value, list | tuple) else value)
+    for stack, copy, depth in own:
+        setattr(copy, OWN_DEPTH, edits.get(stack.depth_entries[0], depth))
     return before
 
 
 def check_depth(model: nn.Module, edits: dict[str, Any]) -> None:
     """Raise ValueError unless the depth that config edits set is that of the model: whole blocks go before them."""
-    depth = edits.get("num_hidden_layers")
-    if isinstance(depth, int) and depth != (present := len(describe_blocks(model).blocks)):
-        raise ValueError(
-            f"Expected a plan that sets the config once its blocks are gone, but it sets num_hidden_layers={depth} "
-            f"where {present} blocks are left. Were its edits put into another order by hand? Plan anew."
-        )
+    present = {name: len(stack.blocks) for stack in describe_stacks(model) for name in stack.depth_entries}
+    for name in present.keys() & edits.keys():
+        if isinstance(edits[name], int) and edits[name] != present[name]:
+            raise ValueError(
+                f"Expected a plan that sets the config once its blocks are gone, but it sets {name}={edits[name]} "
+                f"where {present[name]} blocks are left. Were its edits put into another order by hand? Plan anew."
+            )
 
 
 def _alike(new: Any, old: Any) -> bool:
@@ -162,26 +170,22 @@ def renumber(model: nn.Module) -> None:
             )
 
 
-def numbered_after(model: nn.Module, container: str, gone: int) -> list[tuple[str, int]] | None:
+def numbered_after(model: nn.Module, stack: Layout, gone: int) -> list[tuple[str, int]]:
     """List what carries the number of its block behind one that goes, in layers whose parts nobody knows.
 
     Args:
         model: As it is before the block goes.
-        container: Path of the list of blocks.
+        stack: The list of blocks; those of supported families are renumbered as a whole.
         gone: Index of the block.
 
     Returns:
-        Paths of the modules once the block is gone, each with its number then. None for all other models: those of
-        supported families are renumbered as a whole.
+        Paths of the modules once the block is gone, each with its number then.
     """
-    stack = unnamed_stack(model)
-    if stack is None or stack.container != container:
-        return None
     moved = []
     for index, block in enumerate(stack.blocks[gone + 1 :], gone + 1):
         for path, module in get_module(model, block.path).named_modules():
             if getattr(module, "layer_idx", None) == index:
-                moved.append((f"{container}.{index - 1}{path and '.'}{path}", index - 1))
+                moved.append((f"{stack.container}.{index - 1}{path and '.'}{path}", index - 1))
     return moved
 
 
@@ -195,9 +199,10 @@ def freed_slots(model: nn.Module) -> list[tuple[str, int]]:
     Returns:
         Paths of the modules, each with its slot; empty for models of supported families: see `renumber`.
     """
-    stack = unnamed_stack(model)
-    if stack is None:
-        return []
+    return [found for stack in unnamed_stacks(model) for found in _freed_slots(model, stack)]
+
+
+def _freed_slots(model: nn.Module, stack: Layout) -> list[tuple[str, int]]:
     config, depth = config_of(model, stack.container), len(stack.blocks)
     types = getattr(config, "layer_types", None) or ["any"] * depth
     if len(types) != depth or getattr(config, "num_kv_shared_layers", None):

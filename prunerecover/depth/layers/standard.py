@@ -1,26 +1,28 @@
 """Take whole blocks of a transformers model out of its list, where that leaves a model that transformers can reload.
 
-The computation graph bypasses a block: an identity stays in its place, and no config describes that. Where the blocks
-are the one list of layers whose length is in the config, they can go as those of the supported families do, and the
-config and the numbers of the layers behind them follow. Whether that is a standard model is tried: what the config
-builds must have the same settings, names and shapes, and what is left must compute what it computes with bypasses.
+The computation graph bypasses a block: an identity stays in its place, and no config describes that. Where a config
+tells the length of the list of layers that the blocks are in (of an encoder's and of a decoder's, too), they can go as
+those of the supported families do, and the config and the numbers of the layers behind them follow. Whether that is a
+standard model is tried: what the config builds must have the same settings, names and shapes, and what is left must
+compute what it computes with bypasses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from prunerecover.families.constructors import constructor_of
-from prunerecover.families.transformers_layers import read_stack
+from prunerecover.families.transformers_layers import read_stacks
 from prunerecover.model.batches import ModelInputs, call, predictions_of
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edits import Bypass, Edit
 from prunerecover.surgery.apply_edits import apply_edits
-from prunerecover.surgery.merging import block_removals
+from prunerecover.surgery.merging import removals_of
 
 
 def with_blocks_taken_out(model: nn.Module, example: ModelInputs, edits: Sequence[Edit]) -> tuple[Edit, ...]:
@@ -31,15 +33,12 @@ def with_blocks_taken_out(model: nn.Module, example: ModelInputs, edits: Sequenc
         example: One sample on its device.
         edits: Of the computation graph.
     """
-    stack = read_stack(model)
-    if stack is None:
-        return tuple(edits)
-    numbers = {block.path: number for number, block in enumerate(stack.blocks)}
-    bypassed = [e for e in edits if isinstance(e, Bypass) and e.unit in numbers and set(e.modules) == {e.unit}]
+    blocks = {block.path for stack in read_stacks(model) for block in stack.blocks}
+    bypassed = [e for e in edits if isinstance(e, Bypass) and e.unit in blocks and set(e.modules) == {e.unit}]
     if not bypassed:
         return tuple(edits)
     try:
-        removals = block_removals(model, [numbers[edit.unit] for edit in bypassed])
+        removals = removals_of(model, [edit.unit for edit in bypassed])
         standard = _is_standard(model, example, bypassed, removals)
     except ValueError:  # it computes with the numbers of its layers
         return tuple(edits)
@@ -49,11 +48,20 @@ def with_blocks_taken_out(model: nn.Module, example: ModelInputs, edits: Sequenc
 def _is_standard(model: nn.Module, example: ModelInputs, bypassed: Sequence[Edit], removals: Sequence[Edit]) -> bool:
     pruned = share_copy(model)
     apply_edits(pruned, removals)
-    if constructor_of(pruned) is None:
+    if constructor_of(pruned) is None or not _has_slots(pruned):
         return False
     other = share_copy(model)
     apply_edits(other, bypassed)
     return torch.allclose(_output(pruned, example), _output(other, example), rtol=1e-3, atol=1e-5)
+
+
+def _has_slots(model: nn.Module) -> bool:
+    """Whether generation finds a place in the cache for each block: transformers counts T5's by the encoder."""
+    stacks = read_stacks(model)
+    if len(stacks) < 2:
+        return True
+    config: Any = model.config
+    return len(stacks[-1].blocks) <= getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
 
 
 def _output(model: nn.Module, example: ModelInputs) -> Tensor:

@@ -70,6 +70,12 @@ def generated(model: nn.Module, use_cache: bool = True) -> Tensor:
     return torch.stack(out.logits)
 
 
+def handing_on(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    """A hook: the layer answers with what it got."""
+    hidden = args[0] if args else kwargs["hidden_states"]
+    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+
 def assert_cache_is_exact(model: nn.Module) -> None:
     ids = tiny_inputs("text", length=14)["input_ids"]
     torch.testing.assert_close(cached(model, ids), uncached(model, ids), atol=1e-4, rtol=1e-4)

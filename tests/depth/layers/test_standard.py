@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from cases.models.cached import cached, numbers, uncached
+from cases.models.cached import cached, handing_on, numbers, uncached
 from cases.models.decoders import OTHERS, tiny_diff_llama, tiny_minimax
 from cases.models.tiny import tiny_inputs, tiny_timm
 from cases.sampling import one_in
@@ -15,7 +14,7 @@ from torch import nn
 
 from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
 from prunerecover.families.describe import describe_blocks, is_supported
-from prunerecover.families.transformers_layers import read_stack
+from prunerecover.families.transformers_layers import read_stacks
 from prunerecover.plan.edits import Bypass, Config, Remove
 from prunerecover.surgery.apply_edits import undo
 from prunerecover.surgery.transformers_depth import config_edits
@@ -30,12 +29,6 @@ def planned(model: nn.Module, kind: str, number: int) -> Plan:
     others = "".join(str(n) for n in range(len(describe_blocks(model).blocks)) if n != number)
     ignore = [f"*.[{others}]" if kind == "block" else f"*.[{others}].*"]
     return plan_depth(model, remove={kind: 1}, batches=BATCHES, ignore=ignore, search="one_shot")
-
-
-def handing_on(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-    """A hook: the layer answers with what it got."""
-    hidden = args[0] if args else kwargs["hidden_states"]
-    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
 
 def assert_steps_are_exact(model: nn.Module) -> None:
@@ -143,15 +136,9 @@ def test_plan_for_another_depth_names_it() -> None:
         apply_plan(OTHERS["gptj"].build(num_hidden_layers=5), plan)
 
 
-def test_stack_is_the_one_list_as_long_as_the_config_says() -> None:
-    from transformers import T5Config, T5ForConditionalGeneration
-
+def test_stacks_are_the_lists_as_long_as_the_config_says() -> None:
     model = OTHERS["gptj"].build()
-    stack = read_stack(model)
-    assert stack is not None
+    (stack,) = read_stacks(model)
     assert (stack.family, stack.container, len(stack.blocks)) == ("transformers GPTJForCausalLM", "transformer.h", 4)
     model.config.num_hidden_layers = 3
-    assert read_stack(model) is None
-    assert read_stack(tiny_timm()) is None
-    two = T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
-    assert read_stack(T5ForConditionalGeneration(two)) is None
+    assert read_stacks(model) == read_stacks(tiny_timm()) == ()
