@@ -21,10 +21,12 @@ from cases.models.tiny import (
     tiny_timm,
 )
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from benchmarks.zoo.networks.network import outputs
 from benchmarks.zoo.networks.transformers_rebuilt import networks
 from prunerecover import Plan, apply_plan, load_pruned, plan_depth, save_pruned
+from prunerecover.checkpoint.pruned_folder import standard_class
 from prunerecover.families.constructors import build, constructor_of
 from prunerecover.model.batches import logits_of
 from prunerecover.model.hashing import tensors_hash
@@ -178,12 +180,14 @@ def test_what_was_pruned_after_use_opens_alone(name: str, tmp_path: Path) -> Non
         assert all(torch.equal(*pair) for pair in zip(outputs(again, batch), expected, strict=True))
 
 
-def test_no_config_goes_with_weights_that_forward_divided(tmp_path: Path) -> None:
+def test_weights_that_forward_divided_are_no_standard_ones(tmp_path: Path) -> None:
     rwkv = HARDER["RwkvForCausalLM"]
     model = rwkv.build().eval()
-    assert (save_pruned(model, Plan(), tmp_path / "fresh") / "config.json").is_file()
+    assert standard_class(save_pruned(model, Plan(), tmp_path / "fresh")) == "RwkvForCausalLM"
     outputs(model, rwkv.batch(torch.Generator()))
-    assert not (save_pruned(model, Plan(), tmp_path / "used") / "config.json").is_file()
+    assert standard_class(save_pruned(model, Plan(), tmp_path / "used")) is None
+    with pytest.raises(ValueError, match=r"open this folder with prunerecover.load_pruned"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "used")
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder"])
