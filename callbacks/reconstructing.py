@@ -82,7 +82,7 @@ class ReconstructingCallback(PruningCallback):
             kept = self._reconstruct(trainer, pl_module, target, plan, before, inputs)
         else:
             kept = recalibrate_if_nearer(network, before, inputs, seed=self.seed)
-        rank_zero_info(f"prunerecover: the pruned network is kept {kept}.")
+        rank_zero_info(f"prunerecover: after the surgery, kept: {kept}.")
         statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
         _take_from_first(trainer, statistics)
         for average in averaged_copies(pl_module):  # an average of old statistics is one of other activations

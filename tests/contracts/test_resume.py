@@ -130,7 +130,9 @@ SLOW_CASES = {
         TwoNetworks,
         (1, 2),
     ),
-    "half of the MACs, BatchNorm": Case(lambda: [width(budget=HALF, calibration=24)], **BATCHNORM),
+    "half of the MACs, BatchNorm, and a teacher": Case(
+        lambda: [width(budget=HALF, calibration=24), DistillRecover()], **BATCHNORM
+    ),
     "depth and width in one budget": Case(lambda: [joint()], partial(Classifier, "vit"), (0, 1), rows),
     "a rewritten shortcut": Case(lambda: [NarrowAt(RESIDUAL)], ResidualCnn, (0, 1, 2)),
     "heads and neurons": Case(lambda: [NarrowAt(VIT)], **HEADS),
