@@ -1,4 +1,4 @@
-"""What callbacks do once units are gone: fit what is left to what was there, and BatchNorm anew."""
+"""Recovery right after surgery: layers fitted to the dense network, and BatchNorm estimated anew."""
 
 from __future__ import annotations
 

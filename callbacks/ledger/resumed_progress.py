@@ -1,4 +1,4 @@
-"""Where Lightning's own progress, once restored, would make a resumed fit go on otherwise than an uninterrupted one.
+"""Corrections of Lightning's restored progress, with which a resumed fit would not equal an uninterrupted one.
 
 All of it is of Lightning 2.6, which takes the validation that comes next for done in files that are written after a
 training step, and forgets the state of loaders that it had to make early.

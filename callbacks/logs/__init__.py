@@ -1,1 +1,1 @@
-"""What a fit logged, and what loggers show of its report."""
+"""Logs of a fit, and the report in loggers."""

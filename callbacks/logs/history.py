@@ -1,4 +1,4 @@
-"""What the module logged in the validations that PruneReport saw, and how pruned the network was in each of them."""
+"""Metrics of the validations that PruneReport saw, and how pruned the network was in each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What output divergences before any training say of accuracies after it: a rough copy of them, of unknown scale.
+"""Output divergences before any training, as a rough copy, of unknown scale, of the accuracies after it.
 
 The accuracy that a split loses is taken to be about proportional to the divergence of the network as planned, which
 costs no run. So the divergences are observations of the surface: all from one height, which is unknown, each off by

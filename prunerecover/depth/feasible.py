@@ -1,4 +1,4 @@
-"""What planning in depth would refuse whatever units score: budgets in a share of cost beyond what can go."""
+"""Refusals of planning in depth that no score changes: budgets in a share of cost beyond the share that can go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What planners of depth have in common: calibration samples, costs, and a plan out of what was decided."""
+"""The base of planners of depth: calibration samples, costs, and a plan out of the chosen units."""
 
 from __future__ import annotations
 

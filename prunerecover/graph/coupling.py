@@ -1,4 +1,4 @@
-"""What goes with a layer: its norm and activation, where they serve it alone."""
+"""Companions of a layer: its norm and activation go with it, where they serve it alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How likely a language model finds answers: tokens of prompt and answer, log-likelihoods, and losses made of them."""
+"""Likelihoods of answers under a language model: tokens of prompt and answer, log-likelihoods, and losses of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a network is as it was initialised, told by its normalisation layers alone."""
+"""A test, by its normalisation layers alone, that a network is as it was initialised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What edits are made of: their base, names of calls, and what takes the place of a module."""
+"""Parts of edits: their base, names of calls, and replacements of a module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a plan starts, where it ends, and who made it: the records beside its edits."""
+"""Records beside a plan's edits: its start, its end, and its maker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer of a pruned network reads, and what is missing in its output beside the dense one: rows of a fit."""
+"""Rows of a fit: inputs of a layer of the pruned network, and the output that it lacks beside the dense one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fit logged in validation: before its first surgery, right after its last one, and at its end.
+"""Validation metrics of a fit: before its first surgery, right after its last one, and at its end.
 
 No sample is evaluated here; the values are those that the module logged.
 """

@@ -1,4 +1,4 @@
-"""What the model's first blocks made of prompts while a router read them, handed to the generation that follows.
+"""Hidden states of prompts after the model's first blocks, which a router read, handed to the generation that follows.
 
 All sets keep these blocks, so that the first step of `generate` would compute the same again: for a prompt of 64 tokens
 more than a hundredth of writing 128. Where that step enters a block with what the router's run entered it with, keys

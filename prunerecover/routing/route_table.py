@@ -1,4 +1,4 @@
-"""How well each set of removed blocks does on each prompt: what a router learns from.
+"""Scores of each set of removed blocks on each prompt: the training data of a router.
 
 Sets share blocks at the beginning, so they are evaluated as a tree: where all sets agree, blocks run once.
 """

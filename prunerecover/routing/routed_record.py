@@ -1,4 +1,4 @@
-"""What the folder of a routed model says of itself."""
+"""The record in the folder of a routed model."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What each unit of a network costs and what it matters, before anything is decided."""
+"""The table of units before any decision: the cost and the sensitivity of each."""

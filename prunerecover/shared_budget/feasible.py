@@ -1,4 +1,4 @@
-"""What planning depth and width for one budget would refuse whatever units score."""
+"""Refusals of planning depth and width for one budget that no score changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ignore` names when depth and width share a budget: units of depth, groups of width, or both.
+"""Names in `ignore` when depth and width share a budget: units of depth, groups of width, or both.
 
 Names are those of the dense network. Width is planned on the network that depth leaves, where later blocks have moved
 up: what stays there is said by the names that its groups have then.

@@ -1,4 +1,4 @@
-"""What planning in width would refuse whatever units score: ignored names, and budgets beyond what can go."""
+"""Refusals of planning in width that no score changes: ignored names, and budgets beyond the share that can go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a weight takes over from removed units, as numbers that can be learnt while it stands in the pruned network."""
+"""The part of a weight that stands in for removed units, as numbers that can be learnt in the pruned network."""
 
 from __future__ import annotations
 

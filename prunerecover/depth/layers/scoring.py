@@ -1,4 +1,4 @@
-"""What units found on the graph are scored in."""
+"""The context in which units of the graph are scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search asks of sets of units: how far the output is from the dense network's without them."""
+"""Questions of a search about sets of units: the output divergence without them."""
 
 from __future__ import annotations
 

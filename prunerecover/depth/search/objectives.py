@@ -1,4 +1,4 @@
-"""What a search keeps low: how far the output is from the dense network's, or a loss."""
+"""Objectives that a search keeps low: the output divergence from the dense network, or a loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search has found so far, in a folder: one that is interrupted goes on behind its last result.
+"""Results of a search in a folder: an interrupted search goes on behind its last result.
 
 A search is a chain of results, of which each follows from the network, the samples, the arguments and all results
 before. So the name of a result's file is a hash of these: the same search, begun again, finds its results in the order

@@ -1,4 +1,4 @@
-"""Which attentions become modules whose heads can go, and how: the same objects, which compute the same."""
+"""Attentions that become modules whose heads can go: the same objects, which compute the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a model has no groups of some kinds: which operation pins what would be their units."""
+"""Reasons why a model has no groups of some kinds: the operation that pins their units."""
 
 from __future__ import annotations
 

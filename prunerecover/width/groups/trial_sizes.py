@@ -1,4 +1,4 @@
-"""How many units groups keep when they are tried out: different numbers, lest sizes fit each other by accident."""
+"""Sizes of groups in trials: different numbers, lest sizes fit each other by accident."""
 
 from __future__ import annotations
 
