@@ -193,9 +193,10 @@ def _latency_rows(latency: LatencyRatio) -> list[Row]:
     """Return medians of both sides, which may drift, and the ratio of neighbouring passes, which does not."""
     before, after, ratio = latency.dense_ms, latency.pruned_ms, latency.ratio
     change = f"{_percent(ratio.value)} {ratio.ends(_percent)}"
+    of_pairs = "ratio of 1 pair" if latency.pairs == 1 else f"median ratio of {latency.pairs} pairs"
     return [
         _cost_row(f"Latency, batch of {latency.batch_size}, medians", lambda ms: f"{ms:.2f} ms", before, after),
-        (f"Latency, median ratio of {latency.pairs} pairs", "1", f"{ratio.value:.3f}", change),
+        (f"Latency, {of_pairs}", "1", f"{ratio.value:.3f}", change),
     ]
 
 

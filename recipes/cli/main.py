@@ -124,7 +124,9 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--input-size", type=int, nargs="+", metavar="N", help="of one input, such as 3 224 224 (default: known)"
     )
-    parser.add_argument("--batch-size", type=int, default=2, help="of the example input; other sizes run too")
+    parser.add_argument(
+        "--batch-size", type=int, default=2, help="of the example input; others run too, but for --fixed-sizes"
+    )
     parser.add_argument(
         "--fixed-sizes", action="store_true", help="export for the sizes of the example input alone, where others fail"
     )

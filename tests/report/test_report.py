@@ -122,12 +122,15 @@ def test_both_models_are_left_alone() -> None:
         torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("pairs", "called"), [(2, "[range "), (6, "[")])
-def test_few_pairs_are_said_to_give_a_range(pairs: int, called: str) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "said", "called"),
+    [(1, "ratio of 1 pair", "[range "), (2, "median ratio of 2 pairs", "[range "), (6, "median ratio of 6 pairs", "[")],
+)
+def test_few_pairs_are_said_to_give_a_range(pairs: int, said: str, called: str) -> None:
     layer = nn.Linear(3, 3)
     found = compare(layer, layer, torch.zeros(1, 3), pairs=pairs, warmup=0)
     page, data = found.to_markdown(), found.to_dict()
-    (row,) = [line for line in page.splitlines() if line.startswith(f"| Latency, median ratio of {pairs} pairs")]
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| Latency, {said} |")]
     assert f"% {called}" in row
     assert ("95%" in page) == (pairs == 6) == ("too few for an interval" not in page)
     assert data["latency"]["ratio"]["confidence"] == (0.95 if pairs == 6 else None)
