@@ -1,0 +1,71 @@
+"""Write the files in tests/checkpoint/every_kind: one of each kind, and what the networks in them hold and compute.
+
+They were written before planning in depth and in width became one engine, and are kept so that tests can show that such
+files still open and give the same numbers. Do not write them anew to let a test pass; a new kind is added by name:
+
+    OMP_NUM_THREADS=1 PYTHONPATH=tests python -m cases.files.write_every_kind FOLDER
+
+Everything is seeded: what is written again is the same, but for the times in a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from cases.files import every_kind as cases
+from cases.make_old_files import copy
+from cases.old_files import rounding
+from safetensors.torch import save_file
+from torch import Tensor
+
+from prunerecover import apply_plan, merge, save_pruned, save_routed, sensitivity
+
+
+def write_plans(folder: Path) -> None:
+    """Write every plan, and the scores by which one of depth and one of width are made."""
+    for name in cases.PLANS:
+        cases.plan(name).save(folder / f"{name}.json")
+    sensitivity(cases.dense("vit"), batches=cases.rows("vit")).save(folder / "scores.safetensors")
+
+
+def write_folders(folder: Path) -> None:
+    """Write a folder of each pruned network, merged where that is possible, and one that routes."""
+    for name in cases.FOLDERS:
+        network, _ = cases.PLANS[name]
+        model, plan = cases.dense(network), cases.plan(name)
+        apply_plan(model, plan)
+        save_pruned(model, plan + merge(model), folder / name)
+    save_routed(cases.routed(), folder / "routed", base="a base that is passed")
+
+
+def write_checkpoints(folder: Path) -> dict[str, Tensor]:
+    """Write a checkpoint of each fit; return the logits at its end."""
+    found = {}
+    for name in cases.CHECKPOINTS:
+        with tempfile.TemporaryDirectory() as place:
+            found[f"{name} resumed"] = cases.outputs(cases.fit(name, Path(place)).net)
+            copy(Path(place) / "epoch=1.ckpt", folder / f"{name}.ckpt")
+    return found
+
+
+def main(folder: Path) -> None:
+    """Write everything into a new folder."""
+    torch.set_num_threads(1)
+    folder.mkdir()
+    write_plans(folder)
+    write_folders(folder)
+    expected = write_checkpoints(folder)
+    networks = {name: cases.opened(name, folder) for name in cases.NETWORKS}
+    held = {name: cases.contents(network) for name, network in networks.items()}
+    (folder / "held.json").write_text(json.dumps(held, indent=1) + "\n")
+    expected |= {name: cases.outputs(network) for name, network in networks.items()}
+    expected["routed"] = cases.answers(cases.reopened(folder))
+    save_file(expected, folder / "expected.safetensors", rounding())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
