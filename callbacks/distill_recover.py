@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from prunerecover.callbacks.arguments import check_distillation
 from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.calibration.dense import statistics_in_trainer
+from prunerecover.callbacks.distillation.cached_teacher import AnswerFolders, CachedTeacher
 from prunerecover.callbacks.distillation.features import FeatureMatcher
 from prunerecover.callbacks.distillation.student import Student
 from prunerecover.callbacks.distillation.teacher import copy_dense, freeze, load_teacher, open_teacher, save_teacher
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.arguments import check_flag
-from prunerecover.model.batches import ModelInputs, call, holds_hidden_states, predictions_of
+from prunerecover.model.batches import ModelInputs, call, holds_hidden_states, predictions_of, without_padding
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
@@ -42,9 +43,13 @@ class DistillRecover(LedgerCallback):
         features: Also match the hidden states after each pruned block (mean squared error relative to the teacher's).
         target: Path of the network inside the LightningModule; default: the one that pruning callbacks name, or the
             only one.
+        cache: Keep the teacher's answers on disk, and run it once for each sample: for data that are the same in
+            every epoch. They lie beside the checkpoints, where a fit that is resumed finds them, else in a temporary
+            folder. Samples that are augmented are not known again; from the second epoch on a warning says so, and the
+            teacher runs as without a cache.
 
     Raises:
-        ValueError: If alpha or temperature is out of range.
+        ValueError: If alpha or temperature is out of range, or hidden states were to be cached.
         TypeError: If one is no number.
     """
 
@@ -55,17 +60,26 @@ class DistillRecover(LedgerCallback):
         temperature: float = 2.0,
         features: bool = False,
         target: str | None = None,
+        cache: bool = False,
     ) -> None:
         check_distillation(alpha, temperature, "alpha")
         check_flag("features", features)
+        check_flag("cache", cache)
+        if cache and features:
+            raise ValueError(
+                "Expected cache=True for a teacher's answers alone, but got features=True, too: its hidden states after "
+                "every block take many times as much. Leave one of them out."
+            )
         self.teacher, self.alpha, self.temperature = teacher, alpha, temperature
-        self.features, self.target = features, target
+        self.features, self.target, self.cache = features, target, cache
         self._network: nn.Module | None = teacher if isinstance(teacher, nn.Module) else None
         self._path = ""
         self._has_added = False
         self._student: Student | None = None
         self._matcher: FeatureMatcher | None = None
         self._matched_plan: Plan | None = None
+        self._folders: AnswerFolders | None = None
+        self._cached: CachedTeacher | None = None
 
     def before_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str) -> None:
         """Keep the dense network as the teacher, in memory and in a file.
@@ -109,6 +123,8 @@ class DistillRecover(LedgerCallback):
             if self.teacher != "dense":
                 self._check_answers(trainer, pl_module, target)
         self._path, self._has_added = target, False
+        if self.cache:
+            self._folders = AnswerFolders(trainer, ledger)
         self._student = Student(pl_module, unwrap(get_module(pl_module, target)), self._add_term, self._forget)
         if self.features:  # a surgery before the first batch may be scored by the training step
             self._update_matcher(pl_module)
@@ -124,7 +140,9 @@ class DistillRecover(LedgerCallback):
             self._student.begin_step()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Warn if there is a teacher that no step has listened to."""
+        """Warn if there is a teacher that no step has listened to, or a cache that no sample was found in."""
+        if self._cached is not None:
+            self._cached.end_epoch()
         if self._network is not None and not self._has_added:
             rank_zero_warn(
                 f"Expected {type(pl_module).__name__}.training_step to call the network at '{self._path}' (itself, not "
@@ -153,7 +171,9 @@ class DistillRecover(LedgerCallback):
             self._student.detach()
         if self._matcher is not None:
             self._matcher.detach()
-        self._student = self._matcher = self._matched_plan = None
+        if self._folders is not None:
+            self._folders.close()
+        self._student = self._matcher = self._matched_plan = self._folders = self._cached = None
         if not isinstance(self.teacher, nn.Module):
             self._network = None
 
@@ -168,15 +188,24 @@ class DistillRecover(LedgerCallback):
             return loss
         self._has_added = True
         with torch.no_grad():
-            wanted = predictions_of(call(self._network, inputs))
+            wanted = self._answers(self._network, inputs)
+        found, wanted = (without_padding(answers, inputs) for answers in (predictions_of(output), wanted))
         if holds_hidden_states(self._network, output):
-            term = feature_loss(predictions_of(output), wanted)
+            term = feature_loss(found, wanted)
         else:
-            term = distillation_loss(predictions_of(output), wanted, self.temperature)
+            term = distillation_loss(found, wanted, self.temperature)
         if self._matcher is not None:
             term = term + self._matcher.loss()
         module.log("distillation_loss", term.detach(), batch_size=inputs.n_samples)
         return (1 - self.alpha) * loss + self.alpha * term
+
+    def _answers(self, network: nn.Module, inputs: ModelInputs) -> Tensor:
+        """Return the teacher's predictions, out of the cache if there is one."""
+        if self._folders is None:
+            return predictions_of(call(network, inputs))
+        if self._cached is None:
+            self._cached = CachedTeacher(network, *self._folders.paths)
+        return self._cached(inputs)
 
     def _update_matcher(self, module: pl.LightningModule) -> None:
         """Follow the structure: hooks are on the blocks that are there now."""

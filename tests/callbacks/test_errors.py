@@ -94,6 +94,7 @@ def test_plan_goes_at_once():
     [
         ({"alpha": 1.5}, "Expected argument alpha to be between 0 and 1, but got 1.5"),
         ({"temperature": 0}, "Expected argument temperature to be positive, but got 0"),
+        ({"cache": True, "features": True}, "Expected cache=True for a teacher's answers alone, but got features=True"),
     ],
 )
 def test_arguments_of_distill_recover(arguments, match):

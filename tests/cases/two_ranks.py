@@ -12,10 +12,11 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from cases.fits.ranks import run_scenarios
-from cases.models.habits import Manual, Plain, dataset, loader
+from cases.models.habits import Manual, Plain, Unaugmented, dataset, loader
 from cases.width.narrow_fits import CNN, RESIDUAL, Cnn, NarrowAt, ResidualCnn
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from safetensors import safe_open
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -127,13 +128,17 @@ def averaged(folder):
 
 
 def resumed(folder):
-    """From before and after the surgery, with the teacher in its file."""
-    whole = fit(folder, seeded(), DistillRecover())
-    parts = [
-        fit(folder / f"from{epoch}", seeded(), DistillRecover(), resume=folder / f"epoch={epoch}.ckpt")
-        for epoch in (0, 1)
-    ]
-    return {"whole": whole, "parts": parts}
+    """From before and after the surgery, with the teacher in its file, and its answers in those of each rank."""
+
+    def run(place, resume=None):
+        return fit(place, seeded(Unaugmented), DistillRecover(cache=True), resume=resume)
+
+    whole = run(folder)
+    answers = {"0": set(), "1": set()}
+    for path in folder.glob("answers-*/*/*"):
+        answers[path.parts[-3][-1]] |= set(safe_open(path, "pt").keys())
+    parts = [run(folder / f"from{epoch}", folder / f"epoch={epoch}.ckpt") for epoch in (0, 1)]
+    return {"whole": whole, "parts": parts, "answers": {rank: len(own) for rank, own in answers.items()}}
 
 
 def narrowed(folder):

@@ -24,6 +24,7 @@ from cases.models.habits import (
     Plain,
     TwoNetworks,
     TwoOptimizers,
+    Unaugmented,
     WrappedCompiled,
     loader,
 )
@@ -97,6 +98,9 @@ CASES = {
         lambda: [lora(), depth(), width(schedule={"start": 2}), DistillRecover()]
     ),
     "scores that draw noise": Case(lambda: [width(schedule={"start": 2})]),
+    "cached answers of the teacher": Case(
+        lambda: [depth(schedule={"start": 1}), DistillRecover(cache=True)], Unaugmented, (1, 2)
+    ),
     "narrowed, one cycle": Case(lambda: [NarrowAt(CNN)], lambda: Cnn("sgd", "onecycle"), (0, 1, 2)),
     "multiples of 8 channels, BatchNorm": Case(
         lambda: [width(budget=HALF, round_to={"channel": 8}, calibration=24)], **BATCHNORM

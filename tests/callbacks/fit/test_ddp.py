@@ -61,6 +61,13 @@ def test_resumed_equals_uninterrupted(results):
         assert part["digest"] == whole["digest"]
 
 
+def test_each_rank_keeps_the_answers_to_its_own_samples(results):
+    """An epoch gives each rank half of the 48; another shuffle shares them out anew."""
+    answers = results["resumed"]["answers"]
+    assert answers.keys() == {"0", "1"}
+    assert all(24 < found < 48 for found in answers.values())
+
+
 def test_depth_and_width(results):
     agreed(results["depth_and_width"], [1])
 

@@ -75,6 +75,13 @@ class Plain(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": cosine}
 
 
+class Unaugmented(Plain):
+    """Sees the same images in every epoch."""
+
+    def loss(self, batch):
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+
 class Manual(Plain):
     """Manual optimization, and logging before the network is called."""
 

@@ -1,0 +1,203 @@
+"""On-disk cache of a teacher's answers, one per sample: in a fit of several epochs the teacher runs once.
+
+A sample is known by a hash of all that the network is called with for it, so shuffling does no harm, and samples that
+are augmented are new ones. Where a network ends in a linear layer of fewer inputs than outputs, as language models do,
+its inputs are kept in their place, and the layer runs again: a 49,152-way answer per token becomes 576 numbers, and
+nothing is rounded. In the batches that they came in, answers have the bits of the teacher; in other batches they differ
+from those as its answers to two batches do, by float32's rounding. Not covered: hidden states within the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.surgery.artifacts import artifact_folder
+from prunerecover.files.atomic import atomic_file
+from prunerecover.model.batches import ModelInputs, call, predictions_of
+from prunerecover.model.evaluation import device_of
+from prunerecover.model.paths import get_module
+
+SEEN_AGAIN = 0.1  # the least share of samples for which a cache is worth its files
+OPEN = 1024  # files at a time
+PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)  # besides tensors
+
+
+class CachedTeacher:
+    """A frozen network that answers each sample once.
+
+    Args:
+        network: In evaluation mode.
+        folder: Where answers go; other files in it are left alone.
+        earlier: Folders of the fits that this one goes on with.
+    """
+
+    def __init__(self, network: nn.Module, folder: Path, earlier: Iterable[Path] = ()) -> None:
+        self.network = network
+        self.folder: Path | None = folder / fingerprint(network)
+        self._opened: Callable[[Path], Any] = lru_cache(OPEN)(partial(safe_open, framework="pt"))
+        places = dict.fromkeys((self.folder, *(other / self.folder.name for other in earlier)))
+        found = [path for place in places for path in sorted(place.glob("*.safetensors"))]
+        self._places = {key: path for path in reversed(found) for key in self._opened(path).keys()}  # noqa: SIM118
+        self._asked = self._known = self._epochs = 0
+
+    def __call__(self, inputs: ModelInputs) -> Tensor:
+        """Return the teacher's predictions `(N, ...)`; samples that are new are answered, and kept.
+
+        Raises:
+            TypeError: If the network is called with something whose values cannot be compared.
+            ValueError: If its answer is not one per sample.
+        """
+        if self.folder is None:
+            return predictions_of(call(self.network, inputs))
+        keys = sample_keys(inputs)
+        new = [number for number, key in enumerate(keys) if key not in self._places]
+        self._asked, self._known = self._asked + len(keys), self._known + len(keys) - len(new)
+        if len(new) == len(keys):
+            return self._answer(inputs, keys)
+        if new:
+            self._answer(inputs.select(torch.tensor(new)), [keys[number] for number in new])
+        return self._recalled(keys)
+
+    def end_epoch(self) -> None:
+        """Stop if hardly a sample was seen before, from the second epoch on; warn of it."""
+        self._epochs += bool(self._asked)
+        if self.folder is not None and self._epochs > 1 and self._known < SEEN_AGAIN * self._asked:
+            rank_zero_warn(
+                f"DistillRecover(cache=True) has seen {self._known} of this epoch's {self._asked} samples before: "
+                "the data are augmented, or new. The cache is given up, and the teacher runs as without it."
+            )
+            rmtree(self.folder, ignore_errors=True)
+            self.folder, self._places = None, {}
+        self._asked = self._known = 0
+
+    def _answer(self, inputs: ModelInputs, keys: Sequence[str]) -> Tensor:
+        """Run the teacher, and keep its answers in a file."""
+        assert self.folder is not None
+        answer, kept, layer = short_answer(self.network, inputs)
+        if kept.ndim == 0 or len(kept) != len(keys):
+            raise ValueError(
+                f"Expected one answer per sample of a teacher whose answers are cached, but got shape "
+                f"{tuple(kept.shape)} for {len(keys)} samples. Pass DistillRecover(cache=False)."
+            )
+        path = self.folder / f"{keys[0]}.safetensors"
+        with atomic_file(path) as unfinished:
+            rows = {key: row.detach().cpu().clone() for key, row in zip(keys, kept, strict=True)}
+            save_file(rows, unfinished, {"layer": layer})
+        self._places |= dict.fromkeys(keys, path)
+        return answer
+
+    def _recalled(self, keys: Sequence[str]) -> Tensor:
+        """Return answers that are there."""
+        files = [self._opened(self._places[key]) for key in keys]
+        rows = torch.stack([file.get_tensor(key) for file, key in zip(files, keys, strict=True)])
+        rows, layer = rows.to(device_of(self.network)), files[0].metadata()["layer"]
+        answer: Tensor = get_module(self.network, layer)(rows) if layer else rows
+        return answer
+
+
+class AnswerFolders:
+    """Where the answers of a rank of a run lie: beside its checkpoints, in a folder of its own.
+
+    Args:
+        trainer: Of the run; if it writes no checkpoints, the folder is a temporary one, until `close`.
+        ledger: Of the run, which those that resume it go on with.
+    """
+
+    def __init__(self, trainer: pl.Trainer, ledger: Ledger) -> None:
+        run = trainer.strategy.broadcast(ledger.run)
+        name, kept = f"answers-{run[:8]}-{trainer.global_rank}", artifact_folder(trainer)
+        self._temporary = Path(tempfile.mkdtemp(prefix="prunerecover-")) if kept is None else None
+        earlier = [Path(trainer.ckpt_path).parent] if trainer.ckpt_path else []
+        earlier += [Path(record.folder) for record in ledger.teachers.values()]
+        self.paths = (self._temporary or kept or Path()) / name, [folder / name for folder in earlier]
+
+    def close(self) -> None:
+        """Remove the temporary folder."""
+        if self._temporary is not None:
+            rmtree(self._temporary, ignore_errors=True)
+
+
+def short_answer(network: nn.Module, inputs: ModelInputs) -> tuple[Tensor, Tensor, str]:
+    """Return a network's predictions, the smallest tensor that they follow from, and the path of the layer in between.
+
+    Returns:
+        The predictions twice and "", unless they come as they are from a linear layer of fewer inputs than outputs.
+    """
+    last: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def keep(name: str) -> Any:
+        def hook(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            last[name] = (args[0], output)
+
+        return hook
+
+    linears = [(name, layer) for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
+    widening = [(name, layer) for name, layer in linears if layer.in_features < layer.out_features]
+    handles = [layer.register_forward_hook(keep(name)) for name, layer in widening]
+    try:
+        answer = predictions_of(call(network, inputs))
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, (given, output) in last.items():
+        if output is answer:
+            return answer, given, name
+    return answer, answer, ""
+
+
+def sample_keys(inputs: ModelInputs) -> list[str]:
+    """Return a hash of each sample, of the values, dtypes and shapes of all that the network is called with.
+
+    Raises:
+        TypeError: If some of it is neither a tensor nor a plain value.
+    """
+    held = inputs.to(torch.device("cpu"))
+    return [_hash(held.select(torch.tensor([number]))) for number in range(inputs.n_samples)]
+
+
+def fingerprint(network: nn.Module) -> str:
+    """Return a hash of all that a network's answers depend on but its inputs: every weight, and autocast's dtype."""
+    device = device_of(network).type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    digest = hashlib.sha256(f"{network}{dtype}".encode())
+    for name, tensor in network.state_dict().items():
+        digest.update(name.encode())
+        _update(digest, tensor)
+    return digest.hexdigest()[:32]
+
+
+def _hash(sample: ModelInputs) -> str:
+    leaves, form = tree_flatten((sample.args, sample.kwargs))
+    digest = hashlib.sha256(repr(form).encode())
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, *PLAIN)):
+            raise TypeError(
+                f"Expected a network whose answers are cached to be called with tensors and plain values, but got "
+                f"{type(leaf).__name__}. Pass DistillRecover(cache=False)."
+            )
+        _update(digest, leaf)
+    return digest.hexdigest()[:32]
+
+
+def _update(digest: Any, leaf: Any) -> None:
+    if not isinstance(leaf, Tensor):
+        digest.update(repr(leaf).encode())
+        return
+    digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
+    digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+

@@ -1,0 +1,254 @@
+"""A teacher whose answers are cached gives the loss of one that is asked in every step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from cases.models.habits import Compiled, Manual, Plain, Unaugmented, Wrapped, dataset, loader
+from cases.models.tiny import tiny_llama
+from cases.trainers import assert_same, every_epoch, fit, prune
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from prunerecover import DistillRecover
+from prunerecover.callbacks.distillation.cached_teacher import CachedTeacher, sample_keys
+from prunerecover.model.batches import ModelInputs, call, predictions_of
+from prunerecover.recovery.distillation import distillation_loss
+
+SURGERY = {"schedule": {"start": 0}, "remove": {"attention": 1}}
+
+
+class Losses(pl.Callback):
+    """Notes the teacher's part of the loss of each step."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        self.seen.append(float(trainer.callback_metrics["distillation_loss"]))
+
+
+class Counting(nn.Module):
+    """A network that counts its calls, and has more outputs than inputs of its last layer."""
+
+    def __init__(self, classes: int = 40) -> None:
+        super().__init__()
+        self.calls, self.samples = 0, 0
+        self.body, self.head = nn.Linear(6, 16), nn.Linear(16, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls, self.samples = self.calls + 1, self.samples + len(x)
+        out: Tensor = self.head(self.body(x).relu())
+        return out
+
+
+def trained(folder: Path, make: Any, cache: bool, **arguments: Any) -> tuple[pl.LightningModule, list[float]]:
+    pl.seed_everything(0, verbose=False)
+    module, losses = make(), Losses()
+    fit(folder, module, prune(**SURGERY), DistillRecover(cache=cache), losses, epochs=3, **arguments)
+    return module, losses.seen
+
+
+def padded() -> list[dict[str, Tensor]]:
+    """Texts of two lengths, padded to one on either side."""
+    ids = torch.randint(3, 61, (16, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[::2, 6:], mask[1::4, :3] = 0, 0
+    labels = ids.masked_fill(mask == 0, -100)
+    return [
+        dict(zip(("input_ids", "attention_mask", "labels"), parts, strict=True))
+        for parts in zip(ids.split(4), mask.split(4), labels.split(4), strict=True)
+    ]
+
+
+class Texts(Wrapped):
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        loss: Tensor = self.lm(**batch, use_cache=False).loss
+        return loss
+
+
+@pytest.mark.parametrize("make", [Unaugmented, pytest.param(Manual, marks=pytest.mark.slow)])
+def test_the_same_batches_give_the_same_bits(tmp_path: Path, make: Any) -> None:
+    (plain, losses), (cached, same) = (
+        trained(tmp_path / str(cache), make, cache, data=loader(shuffle=False)) for cache in (False, True)
+    )
+    assert losses == same
+    assert_same(plain, cached)
+
+
+@pytest.mark.slow
+def test_half_precision_gives_the_same_bits(tmp_path: Path) -> None:
+    settings = {"data": loader(shuffle=False), "precision": "bf16-mixed"}
+    (plain, losses), (cached, same) = (
+        trained(tmp_path / str(cache), Unaugmented, cache, **settings) for cache in (False, True)
+    )
+    assert losses == same
+    assert_same(plain, cached)
+
+
+def test_shuffled_samples_are_known(tmp_path: Path) -> None:
+    (_, losses), (_, same) = (trained(tmp_path / str(cache), Unaugmented, cache) for cache in (False, True))
+    assert losses == pytest.approx(same, rel=1e-5)
+    (folder,) = (tmp_path / "True" / "checkpoints").glob("answers-*/*")
+    keys = [key for file in folder.iterdir() for key in safe_open(file, "pt").keys()]  # noqa: SIM118
+    assert len(list(folder.iterdir())) == 6
+    assert sorted(keys) == sorted(sample_keys(ModelInputs((dataset().tensors[0],))))
+
+
+def test_padded_texts_give_the_same_bits(tmp_path: Path) -> None:
+    (plain, losses), (cached, same) = (
+        trained(tmp_path / str(cache), Texts, cache, data=DataLoader(padded(), batch_size=None))
+        for cache in (False, True)
+    )
+    assert losses == same
+    assert_same(plain, cached)
+
+
+def test_padding_is_no_part_of_the_loss(tmp_path: Path) -> None:
+    batch, teacher = padded()[0], tiny_llama().eval()
+    module, losses = Texts(), Losses()
+    student = predictions_of(call(module.lm, ModelInputs(kwargs=batch)))
+    wanted = predictions_of(call(teacher, ModelInputs(kwargs=batch)))
+    real = batch["attention_mask"].bool()
+    fit(tmp_path, module, DistillRecover(teacher=teacher), losses, data=DataLoader([batch], batch_size=None), epochs=1)
+    assert losses.seen == pytest.approx([distillation_loss(student[real], wanted[real]).item()], rel=1e-5)
+
+
+def test_language_models_keep_what_their_head_reads(tmp_path: Path) -> None:
+    network = tiny_llama().eval()
+    teacher, inputs = CachedTeacher(network, tmp_path), ModelInputs(kwargs=padded()[0])
+    with torch.no_grad():
+        first, again = teacher(inputs), teacher(inputs)
+    assert torch.equal(first, again)
+    (file,) = tmp_path.glob("*/*")
+    with safe_open(file, "pt") as kept:
+        assert kept.metadata() == {"layer": "lm_head"}
+        assert kept.get_tensor(next(iter(kept.keys()))).shape == (9, network.config.hidden_size)
+
+
+@pytest.mark.parametrize("classes", [3, 40])
+def test_each_sample_is_answered_once(tmp_path: Path, classes: int) -> None:
+    network = Counting(classes).eval()
+    teacher, x = CachedTeacher(network, tmp_path), torch.randn(12, 6)
+    with torch.no_grad():
+        for chosen in (x[:4], x[2:8], x.flip(0), x):
+            torch.testing.assert_close(teacher(ModelInputs((chosen,))), network(chosen))
+    network.calls = network.samples = 0
+    with torch.no_grad():
+        other = CachedTeacher(network, tmp_path / "new", earlier=[tmp_path])
+        torch.testing.assert_close(other(ModelInputs((x,))), teacher(ModelInputs((x,))))
+    assert network.samples == 0
+
+
+def test_new_samples_alone_are_answered(tmp_path: Path) -> None:
+    network = Counting().eval()
+    teacher, x = CachedTeacher(network, tmp_path), torch.randn(12, 6)
+    with torch.no_grad():
+        for chosen in (x[:4], x[2:8], x):
+            teacher(ModelInputs((chosen,)))
+    assert network.samples == 12
+    assert network.calls == 3
+
+
+def test_another_teacher_has_answers_of_its_own(tmp_path: Path) -> None:
+    x = torch.randn(4, 6)
+    networks = [Counting().eval() for _ in range(2)]
+    networks[1].load_state_dict(networks[0].state_dict())
+    with torch.no_grad():
+        networks[1].head.bias[-1] += 1e-6
+        answers = [CachedTeacher(network, tmp_path)(ModelInputs((x,))) for network in networks]
+    assert len(list(tmp_path.iterdir())) == 2
+    assert not torch.equal(*answers)
+
+
+def test_samples_differ_in_all_that_the_network_is_called_with() -> None:
+    x = torch.arange(6.0).view(2, 3)
+    calls = [
+        ModelInputs((x,)),
+        ModelInputs((x.double(),)),
+        ModelInputs((x[:, None],)),
+        ModelInputs((x, True)),
+        ModelInputs(kwargs={"x": x}),
+        ModelInputs((x,), {"mask": x > 2}),
+    ]
+    keys = [key for inputs in calls for key in sample_keys(inputs)]
+    assert len(set(keys)) == len(keys)
+    assert sample_keys(ModelInputs((x.flip(0),))) == sample_keys(calls[0])[::-1]
+
+
+def test_lists_of_images_are_samples() -> None:
+    images = [torch.randn(3, 4, 5), torch.randn(3, 6, 7)]
+    first, second = sample_keys(ModelInputs((images,)))
+    assert sample_keys(ModelInputs((images[::-1],))) == [second, first]
+
+
+def test_augmented_samples_end_the_cache(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"has seen 0 of this epoch's 48 samples before: the data are augmented"):
+        cached, same = trained(tmp_path / "True", Plain, True)
+    plain, losses = trained(tmp_path / "False", Plain, False)
+    assert losses == same
+    assert_same(plain, cached)
+    assert not list((tmp_path / "True" / "checkpoints").glob("answers-*/*"))
+
+
+def test_without_checkpoints_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made: list[Path] = []
+    own = CachedTeacher.__init__
+    monkeypatch.setattr(
+        CachedTeacher, "__init__", lambda self, net, path, *rest: (made.append(path), own(self, net, path, *rest))[1]
+    )
+    trained(tmp_path, Unaugmented, True, enable_checkpointing=False)
+    assert made[0].is_relative_to(tmp_path)
+    assert not made[0].parent.exists()
+
+
+def test_a_checkpoint_that_was_moved_is_resumed_without_the_answers(tmp_path: Path) -> None:
+    pl.seed_everything(0, verbose=False)
+    modules = [Unaugmented(), Unaugmented()]
+    callbacks = [prune(**SURGERY), DistillRecover(cache=True)]
+    fit(tmp_path / "whole", modules[0], *callbacks, every_epoch(tmp_path / "whole"), epochs=3)
+    for folder in (tmp_path / "whole").glob("answers-*"):
+        folder.rename(tmp_path / "elsewhere")
+    callbacks = [prune(**SURGERY), DistillRecover(cache=True)]
+    fit(tmp_path / "part", modules[1], *callbacks, epochs=3, resume=tmp_path / "whole" / "epoch=0.ckpt")
+    for ours, theirs in zip(modules[1].parameters(), modules[0].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_compiled_module(tmp_path: Path) -> None:
+    class Same(Compiled):
+        def loss(self, batch: Any) -> Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    (_, losses), (_, same) = (
+        trained(tmp_path / str(cache), Same, cache, data=loader(shuffle=False)) for cache in (False, True)
+    )
+    assert losses == same
+
+
+def test_one_answer_for_all_samples_is_refused(tmp_path: Path) -> None:
+    class Mean(Counting):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).mean(0)
+
+    with pytest.raises(ValueError, match=r"one answer per sample .* but got shape \(40,\) for 4 samples"):
+        CachedTeacher(Mean().eval(), tmp_path)(ModelInputs((torch.randn(4, 6),)))
+
+
+def test_inputs_that_cannot_be_compared_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"called with tensors and plain values, but got TensorDataset"):
+        sample_keys(ModelInputs((torch.randn(4, 6),), {"data": TensorDataset(torch.zeros(4))}))
+
+
+def test_loaders_of_tuples_of_one_batch_are_known(tmp_path: Path) -> None:
+    """The last batch of an epoch is smaller, and its samples are in others afterwards."""
+    data = DataLoader(dataset(20), 8, shuffle=True)
+    (_, losses), (_, same) = (trained(tmp_path / str(cache), Unaugmented, cache, data=data) for cache in (False, True))
+    assert losses == pytest.approx(same, rel=1e-5)
