@@ -67,8 +67,8 @@ class DistillRecover(LedgerCallback):
         check_flag("cache", cache)
         if cache and features:
             raise ValueError(
-                "Expected cache=True for a teacher's answers alone, but got features=True, too: its hidden states after "
-                "every block take many times as much. Leave one of them out."
+                "Expected cache=True for a teacher's answers alone, but got features=True, too: its hidden states "
+                "after every block take many times as much. Leave one of them out."
             )
         self.teacher, self.alpha, self.temperature = teacher, alpha, temperature
         self.features, self.target, self.cache = features, target, cache

@@ -52,7 +52,7 @@ class CachedTeacher:
         self._opened: Callable[[Path], Any] = lru_cache(OPEN)(partial(safe_open, framework="pt"))
         places = dict.fromkeys((self.folder, *(other / self.folder.name for other in earlier)))
         found = [path for place in places for path in sorted(place.glob("*.safetensors"))]
-        self._places = {key: path for path in reversed(found) for key in self._opened(path).keys()}  # noqa: SIM118
+        self._places = {key: path for path in reversed(found) for key in _keys(self._opened(path))}
         self._asked = self._known = self._epochs = 0
 
     def __call__(self, inputs: ModelInputs) -> Tensor:
@@ -179,6 +179,10 @@ def fingerprint(network: nn.Module) -> str:
         digest.update(name.encode())
         _update(digest, tensor)
     return digest.hexdigest()[:32]
+
+
+def _keys(file: Any) -> list[str]:
+    return list(file.keys())
 
 
 def _hash(sample: ModelInputs) -> str:
