@@ -204,4 +204,3 @@ def _update(digest: Any, leaf: Any) -> None:
         return
     digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
     digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-
