@@ -175,9 +175,15 @@ def holds_hidden_states(network: nn.Module, output: Any) -> bool:
 
 
 def is_padding(inputs: ModelInputs, tokens: Tensor) -> Tensor:
-    """Say which of `tokens`, `(N T,)` or `(N, T)`, the batch's `attention_mask` marks as padding; none without one."""
+    """Say which of `tokens` the batch's `attention_mask` marks as padding; none without one.
+
+    Args:
+        inputs: One batch.
+        tokens: One value per token, `(N T,)`, `(N, T)`, or `(T, N)` where samples are second.
+    """
     mask = inputs.kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 2 and mask.numel() == tokens.numel():
+        mask = mask.t() if tokens.shape == mask.t().shape != mask.shape else mask
         return (mask == 0).reshape(tokens.shape).to(tokens.device)
     return torch.zeros_like(tokens, dtype=torch.bool)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.ao.nn.quantized import FloatFunctional, FXFloatFunctional
 
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.hashing import is_quantised, stored_parts
@@ -32,6 +33,7 @@ PREPARED = tuple(  # modules that quantisers of PyTorch and torchao put beside w
     for package in ("torch.ao.quantization", "torchao.quantization.pt2e", "torchao.quantization.qat")
     for name in ("fake_quantize", "observer")
 )
+FLOAT = (FloatFunctional, FXFloatFunctional)  # sums of networks that can be quantised, and are not yet
 QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.quantized", "bitsandbytes")
 
 
@@ -277,7 +279,7 @@ def check_blocks_apart(model: nn.Module) -> None:
 
 
 def _check_plain(path: str, module: nn.Module) -> None:
-    if type(module).__module__.startswith(QUANTISED):
+    if type(module).__module__.startswith(QUANTISED) and not isinstance(module, FLOAT):
         raise ValueError(
             f"Expected weights in floating point, but '{path}' is quantised ({type(module).__name__}). Prune first, "
             "and quantise what is left."

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
 NO_CACHES = frozenset(vars(nn.Module()))  # the dictionaries of every module
 
@@ -48,11 +50,33 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
             cache.update(entries)
 
 
+class _NoCheckpoint:
+    """The place of `torch.utils.checkpoint.CheckpointFunction`: it calls a function, and no more."""
+
+    @staticmethod
+    def apply(function: Any, _: bool, *args: Any) -> Any:
+        """Return what the function returns."""
+        return function(*args)
+
+
+def _no_checkpoint(*_: Any, **__: Any) -> Iterator[None]:
+    """Do nothing before a checkpointed function is called, and nothing afterwards."""
+    yield
+
+
+# The parts of `torch.utils.checkpoint.checkpoint`, which looks them up in its module whoever has imported it; the name of
+# the second has a suffix since torch 2.14.
+PASSING = {"CheckpointFunction": _NoCheckpoint} | {
+    name: _no_checkpoint for name in vars(checkpoint) if name.startswith("_checkpoint_without_reentrant_generator")
+}
+
+
 @contextmanager
 def uncompiled(*, recurrent: bool = False) -> Iterator[None]:
-    """Run compiled modules and fused layers eagerly, so that their operations can be seen one by one.
+    """Run compiled modules, fused layers and checkpointed parts eagerly, so that their operations can be seen one by one.
 
-    PyTorch's own encoders nest padded tokens for their fused kernels, which no hook could read.
+    PyTorch's own encoders nest padded tokens for their fused kernels, which no hook could read. A part under
+    `torch.utils.checkpoint` would run again while gradients flow, and its hooks with it.
 
     Args:
         recurrent: Whether recurrent layers are to give gradients in evaluation mode, which cuDNN's do not.
@@ -63,6 +87,7 @@ def uncompiled(*, recurrent: bool = False) -> Iterator[None]:
         with ExitStack() as stack:
             if recurrent:
                 stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+            stack.enter_context(mock.patch.multiple(checkpoint, **PASSING))
             if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes a second
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield

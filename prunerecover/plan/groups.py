@@ -66,6 +66,9 @@ class Setting(BaseModel):
     per_unit: int = 1
 
 
+Place = tuple[str, Literal["input", "output"]]  # path of a module, and which of its tensors
+
+
 @dataclass(frozen=True)
 class Site:
     """Where the activations of a group's units are seen.
@@ -77,6 +80,8 @@ class Site:
         dim: Where the units lie: 1 in maps `(N, C, H, W)`, -1 in tokens `(N, T, C)` and features `(N, C)`.
         offset: Where the units begin along `dim`.
         span: Entries per unit.
+        samples: Dimension along which samples lie: 1 in tokens `(T, N, C)`.
+        apart: Whether rows of one sample lie apart along it, as in `(T * N, C)`; in `(N * T, C)` they are together.
     """
 
     module: str
@@ -84,6 +89,8 @@ class Site:
     dim: int = 1
     offset: int = 0
     span: int = 1
+    samples: int = 0
+    apart: bool = False
 
 
 @dataclass(frozen=True)

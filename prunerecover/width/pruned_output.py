@@ -54,7 +54,8 @@ class PrunedOutput:
             output = self._dense.of(number)
         except TypeError:  # no tensor
             return False
-        return output.is_floating_point() and (output.shape[:1] == (self.batches[number].n_samples,))
+        first = output.shape[: 2 if output.ndim > 2 else 1]  # samples are second in `(T, N, C)`
+        return output.is_floating_point() and self.batches[number].n_samples in first
 
     def divergence(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> float:
         """Return the mean divergence over samples once edits are applied to a copy, BatchNorm recalibrated."""

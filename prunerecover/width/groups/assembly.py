@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from prunerecover.graph.samples import SampleLayout
 from prunerecover.model.narrow.freeing import sizes_heads
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS, alone
@@ -138,7 +139,7 @@ def _group(
         kind=kind,
         size=units.size,
         slices=slices,
-        sites=_sites(trace, kind, units),
+        sites=tuple(_seen_by_sample(trace, site) for site in _sites(trace, kind, units)),
         settings=(*_settings(model, trace, units), *_repeated(model, trace, kind, slices, units.size)),
         products=_macs_per_unit(trace, units, samples),
     )
@@ -203,6 +204,11 @@ def _sites_at(seen: Location, units: AlikeUnits) -> list[Site]:
     form = linear_form(units.at(seen.ids), units.size)
     offsets, span = ((), 1) if form is None else form
     return [Site(module=seen.path, of=seen.of, dim=seen.dim, offset=offset, span=span) for offset in offsets]
+
+
+def _seen_by_sample(trace: Trace, site: Site) -> Site:
+    layout = trace.layouts.get((site.module, "input" if site.of == "input" else "output"), SampleLayout())
+    return replace(site, samples=layout.dim, apart=layout.apart)
 
 
 def _settings(model: nn.Module, trace: Trace, units: AlikeUnits) -> tuple[Setting, ...]:

@@ -32,6 +32,7 @@ from torch import nn
 
 from prunerecover.display.progress import progress
 from prunerecover.display.summary import Summarised, Summary
+from prunerecover.graph.samples import sample_layouts
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.model.checks import called_with
 from prunerecover.model.copies import share_copy
@@ -189,6 +190,7 @@ def _watch(model: nn.Module, inputs: ModelInputs, *, hidden: bool) -> _Watched:
         attentions = attentions_in(twin)
         free_heads(twin, attentions)
         trace = trace_model(twin, inputs)
+        trace.layouts |= sample_layouts(twin, inputs)
         found = assemble(twin, trace, inputs.n_samples, hidden=hidden)
         linked = tuple(together for together in found.linked if all(map(_is_plain, together)))
         tried = try_out(twin, inputs, tuple(filter(_is_plain, found.groups)), linked, trace)

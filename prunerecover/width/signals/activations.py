@@ -143,7 +143,7 @@ def _gradients(
         )
     n_gates = len(taps.gates)
     gates = {
-        site_call: _per_sample(torch.zeros_like(gate) if gradient is None else gradient, taps.n)
+        site_call: _per_sample(torch.zeros_like(gate) if gradient is None else gradient, site_call.site, taps.n)
         for (site_call, gate), gradient in zip(taps.gates.items(), found[:n_gates], strict=True)
     }
     reached = zip(parameters, found[n_gates:], strict=True)
@@ -233,7 +233,8 @@ class _Taps:
         if not self._gating:
             return tensor
         gates = group.size * (site.span if group.kind == "head" else 1)
-        return tensor * _spread(self._gate(site_call, tensor.shape[0], gates, tensor), tensor, site, group.size)
+        gate = self._gate(site_call, tensor.shape[site.samples], gates, tensor)
+        return tensor * _spread(gate, tensor, site, group.size)
 
     @property
     def _gating(self) -> bool:
@@ -251,10 +252,11 @@ class _Taps:
 
     def _check(self, tensor: Tensor, group: Group, site: Site) -> None:
         width = tensor.shape[site.dim] if -tensor.ndim <= site.dim < tensor.ndim else 0
-        if site.offset + group.size * site.span > width or tensor.shape[0] % self.n:
+        rows = tensor.shape[site.samples] if site.samples < tensor.ndim else 1
+        if site.offset + group.size * site.span > width or rows % self.n:
             raise ValueError(
                 f"Expected the {site.of} of '{site.module}' to hold {group.size} units of {site.span} entries along "
-                f"dimension {site.dim} and a multiple of {self.n} samples along dimension 0, but got shape "
+                f"dimension {site.dim} and a multiple of {self.n} samples along dimension {site.samples}, but got shape "
                 f"{tuple(tensor.shape)}. Were the groups found in another model? Where samples have different numbers "
                 "of rows, as the boxes of a detector, pass one sample per batch."
             )
@@ -264,8 +266,8 @@ def units_of(tensor: Tensor, site: Site, size: int, n: int) -> Tensor:
     """Arrange activations as `(n, size, entries per unit)`; rows of one sample, such as windows, are its entries.
 
     Args:
-        tensor: Activations at a site, samples along dimension 0.
-        site: Where the units lie in it.
+        tensor: Activations at a site.
+        site: Where the units and the samples lie in it.
         size: Number of units.
         n: Number of samples.
 
@@ -274,7 +276,10 @@ def units_of(tensor: Tensor, site: Site, size: int, n: int) -> Tensor:
     """
     dim = site.dim % tensor.ndim
     units = torch.unflatten(tensor.narrow(dim, site.offset, size * site.span), dim, (size, site.span))
-    return torch.unflatten(units, 0, (n, tensor.shape[0] // n)).movedim(dim + 1, 1).flatten(2)
+    rows = units.movedim(site.samples + (site.samples > dim), 0)
+    dim += site.samples > dim
+    apart = torch.unflatten(rows, 0, (-1, n)).transpose(0, 1) if site.apart else torch.unflatten(rows, 0, (n, -1))
+    return apart.movedim(dim + 1, 1).flatten(2)
 
 
 def _spread(gate: Tensor, tensor: Tensor, site: Site, size: int) -> Tensor:
@@ -284,12 +289,13 @@ def _spread(gate: Tensor, tensor: Tensor, site: Site, size: int) -> Tensor:
     entries = size * site.span // gate.shape[1]
     inside = gate if entries == 1 else gate.repeat_interleave(entries, 1)
     if site.offset or after:
-        rows = tensor.shape[0]
+        rows = gate.shape[0]
         inside = torch.cat([gate.new_ones(rows, site.offset), inside, gate.new_ones(rows, after)], 1)
     shape = [1] * tensor.ndim
-    shape[0], shape[dim] = inside.shape
-    return inside.view(shape)
+    shape[site.samples], shape[dim] = inside.shape
+    return (inside if site.samples < dim else inside.t()).reshape(shape)
 
 
-def _per_sample(gradient: Tensor, n: int) -> Tensor:
-    return gradient.view(n, -1, gradient.shape[1]).sum(1)
+def _per_sample(gradient: Tensor, site: Site, n: int) -> Tensor:
+    rows = gradient.unflatten(0, (-1, n) if site.apart else (n, -1))
+    return rows.sum(0 if site.apart else 1)

@@ -38,6 +38,7 @@ def follow(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     plain = name.rstrip("_")
     operation = Operation(func, plain, name != plain, args, kwargs, out)
     rule = RULES.get(plain) or (elementwise.pointwise if torch.Tag.pointwise in func.tags else unknown)
+    rule = rule if operation.outputs else unknown  # such as torch.equal, which answers with a bool
     before = statistics_read(trace, operation)  # operations in place overwrite what is known
     rule(trace, operation)
     if trace.ids.pinned:

@@ -148,17 +148,21 @@ def attention(trace: Trace, operation: Operation) -> None:
         unknown(trace, operation)
         return
     _mark_streams(trace, query, key, value)
-    sides = []
-    for tensor in (query, key, value):
-        own = [left for m in trace.info(tensor).maps for left in trace.ids.fixed_along(m, 0, 2, 3)]
-        repeats = query.shape[1] // tensor.shape[1]
-        solid = trace.operand(tensor, 4, only=(1,)).solid
-        sides.append(Operand(tuple(m.repeat_interleave(repeats, 1) for m in own), solid))
-    bias = [t for t in (*operation.args[3:], *operation.kwargs.values()) if isinstance(t, Tensor) and t.ndim == 4]
-    maps = unify(trace.ids, [*sides, *(trace.operand(t, 4, only=(1,)) for t in bias)])
+    bias = [t for t in (*operation.args[3:], *operation.kwargs.values()) if isinstance(t, Tensor) and t.ndim <= 4]
+    maps = unify(trace.ids, [_by_head(trace, tensor, query.shape[1]) for tensor in (query, key, value, *bias)])
     macs = query.shape[0] * query.shape[2] * key.shape[2] * (query.shape[3] + value.shape[3])
     trace.attentions.extend(Attention(trace.path, m.flatten(), macs) for m in maps or (NONE,))
     record_output(trace, operation, maps)
+
+
+def _by_head(trace: Trace, tensor: Tensor, heads: int) -> Operand:
+    """Describe queries, keys, values or a mask by their heads alone, which lie along dimension 1 of four.
+
+    A mask may be a buffer, `(T, S)` or more, whose ids along tokens meet no units, however many tokens there are.
+    """
+    operand = trace.operand(tensor, 4, only=(1,))
+    own = (left for m in operand.maps for left in trace.ids.fixed_along(m, 0, 2, 3))
+    return Operand(tuple(m.repeat_interleave(heads // m.shape[1], 1) for m in own), operand.solid)
 
 
 def embedding(trace: Trace, operation: Operation) -> None:

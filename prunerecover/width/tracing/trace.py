@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from prunerecover.graph.samples import SampleLayout
+from prunerecover.plan.groups import Place
 from prunerecover.width.tracing.dimension_ids import DimensionIds, Maps, Operand, aligned, varying
 
 
@@ -155,6 +157,7 @@ class Trace:
         arithmetic: With Python numbers, in order of execution.
         splits: Of tensors whose units lie along one dimension.
         pins: In order of execution.
+        layouts: Layouts of samples in tensors of modules, told by other passes.
     """
 
     ids: DimensionIds = field(default_factory=DimensionIds)
@@ -168,6 +171,7 @@ class Trace:
     arithmetic: list[Arithmetic] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
     pins: list[Pin] = field(default_factory=list)
+    layouts: dict[Place, SampleLayout] = field(default_factory=dict)
     _infos: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
     _modules: list[tuple[str, Any]] = field(default_factory=list)
     _norms: set[str] = field(default_factory=set)
