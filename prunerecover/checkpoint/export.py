@@ -91,7 +91,7 @@ def _write(network: nn.Module, inputs: ModelInputs, path: Path, dynamic: bool) -
     if inputs.n_samples == 1 and dynamic:
         inputs = inputs.select(torch.tensor([0, 0]))  # a batch of one would be taken for fixed
     named = NamedNetwork(network, inputs)
-    with called_with(network, "example_inputs"):
+    with called_with(network, "example_inputs", inputs):
         wanted = named(*named.tensors)
     program = _traced(named, inputs.n_samples if dynamic else None)
     if path.suffix == ".pt2":

@@ -54,6 +54,12 @@ class ModelInputs:
 
         return ModelInputs(tuple(map(chosen, self.args)), {name: chosen(value) for name, value in self.kwargs.items()})
 
+    def other_rows(self) -> tuple[str, ...]:
+        """Return the names of keyword arguments that have other rows than samples, and more than one."""
+        n = self.n_samples
+        tensors = {name: value for name, value in self.kwargs.items() if isinstance(value, Tensor) and value.ndim}
+        return tuple(name for name, value in tensors.items() if len(value) not in (1, n))
+
     def to(self, device: torch.device) -> ModelInputs:
         """Move every tensor to `device`."""
         args, kwargs = on_device((self.args, self.kwargs), device)

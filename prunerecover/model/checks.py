@@ -120,12 +120,12 @@ def check_call(model: nn.Module, inputs: ModelInputs, argument: str) -> None:
         inputs: On its device.
         argument: That gave them, for the message.
     """
-    with called_with(model, argument):
+    with called_with(model, argument, inputs):
         call(model, inputs)
 
 
 @contextmanager
-def called_with(model: nn.Module, argument: str) -> Iterator[None]:
+def called_with(model: nn.Module, argument: str, inputs: ModelInputs) -> Iterator[None]:
     """Explain what a forward pass of the model raises inside a `with` block as ValueError; no memory stays that.
 
     What the package itself refuses there stays, too.
@@ -133,6 +133,7 @@ def called_with(model: nn.Module, argument: str) -> Iterator[None]:
     Args:
         model: That is called.
         argument: That gave its inputs, for the message.
+        inputs: One batch or a part of one.
     """
     try:
         yield
@@ -143,8 +144,19 @@ def called_with(model: nn.Module, argument: str) -> Iterator[None]:
             f"Expected {argument} that {type(model).__name__} can be called with, but its forward pass raised "
             f"{type(error).__name__}: {error}. Pass batches as your loader gives them (a tensor, a tuple whose first "
             "element is the input, or a mapping of keyword arguments), in the shape and dtype that the model takes, "
-            f"and give it its weights first.{misnumbered(model)}"
+            f"and give it its weights first.{_other_rows(inputs)}{misnumbered(model)}"
         ) from error
+
+
+def _other_rows(inputs: ModelInputs) -> str:
+    """Say which tensors cannot be divided with the samples of a batch, such as patches of all images; "" if none."""
+    found = inputs.other_rows()
+    if not found:
+        return ""
+    return (
+        f" Rows of {listed(list(found))} are no samples, so that no part of a batch can be run: pass batches of one "
+        "sample each, whose rows all belong to it."
+    )
 
 
 def check_network(model: nn.Module) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from prunerecover.cost.macs import count_macs
 from prunerecover.cost.memory import peak_activations
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 
 
 class Restless(nn.Module):
@@ -116,3 +117,18 @@ def test_buffers_that_were_made_in_inference_mode_are_restored() -> None:
         assert model[1].num_batches_tracked == 1
     assert model[1].num_batches_tracked == 0
     assert torch.equal(model[1].running_mean, torch.zeros(4))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_of_a_checkpointed_part_are_those_of_the_plain_one(reentrant: bool) -> None:
+    inner, outer, x = nn.Linear(4, 4), nn.Linear(4, 1), torch.randn(3, 4)
+    seen: list[Tensor] = []
+    handle = inner.register_forward_hook(lambda _, __, output: seen.append(output))
+    with uncompiled():
+        checkpointed = outer(checkpoint(inner, x, use_reentrant=reentrant)).sum()
+        found = torch.autograd.grad(checkpointed, inner.weight)
+    handle.remove()
+    assert len(seen) == 1  # it is not run again while gradients flow
+    assert torch.equal(found[0], torch.autograd.grad(outer(inner(x)).sum(), inner.weight)[0])
+    run = torch.utils.checkpoint.CheckpointFunction
+    assert issubclass(run, torch.autograd.Function)  # outside it is PyTorch's own again

@@ -184,7 +184,7 @@ def _watch(model: nn.Module, inputs: ModelInputs, *, hidden: bool) -> _Watched:
     with progress("tracing the network"), uncompiled(), evaluating(model):
         # In evaluation mode, for in training parametrizations change whenever they are read.
         twin = share_copy(model)
-        with called_with(model, "example_inputs"):
+        with called_with(model, "example_inputs", inputs):
             rewrites = find_padded_shortcuts(twin, inputs)
         as_convolutions(twin, rewrites)
         attentions = attentions_in(twin)
