@@ -54,11 +54,13 @@ class ModelInputs:
 
         return ModelInputs(tuple(map(chosen, self.args)), {name: chosen(value) for name, value in self.kwargs.items()})
 
-    def other_rows(self) -> tuple[str, ...]:
-        """Return the names of keyword arguments that have other rows than samples, and more than one."""
-        n = self.n_samples
+    def undivided(self) -> str:
+        """Say which tensors have other rows than samples, such as patches of all images; nothing if none has."""
         tensors = {name: value for name, value in self.kwargs.items() if isinstance(value, Tensor) and value.ndim}
-        return tuple(name for name, value in tensors.items() if len(value) not in (1, n))
+        found = ", ".join(f"'{name}'" for name, value in tensors.items() if len(value) not in (1, self.n_samples))
+        return (
+            found and f" Rows of {found} are no samples: pass batches of one sample each, whose rows are all its own."
+        )
 
     def to(self, device: torch.device) -> ModelInputs:
         """Move every tensor to `device`."""
@@ -169,24 +171,14 @@ def predictions_of(output: Any) -> Tensor:
 
 
 def holds_hidden_states(network: nn.Module, output: Any) -> bool:
-    """Whether an output holds hidden states and no logits: timm's without a head, transformers' base models.
-
-    Args:
-        network: That gave it.
-        output: In the form that the network returns.
-    """
+    """Whether a network's output is hidden states without logits: timm's without a head, transformers' base models."""
     if isinstance(output, Mapping):
         return output.get("logits") is None and output.get("last_hidden_state") is not None
     return isinstance(output, Tensor) and getattr(network, "num_classes", None) == 0
 
 
 def is_padding(inputs: ModelInputs, tokens: Tensor) -> Tensor:
-    """Say which of `tokens` the batch's `attention_mask` marks as padding; none without one.
-
-    Args:
-        inputs: One batch.
-        tokens: One value per token, `(N T,)`, `(N, T)`, or `(T, N)` where samples are second.
-    """
+    """Say which of `tokens`, `(N T,)`, `(N, T)` or `(T, N)`, the batch's `attention_mask` marks; none without one."""
     mask = inputs.kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 2 and mask.numel() == tokens.numel():
         mask = mask.t() if tokens.shape == mask.t().shape != mask.shape else mask

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.ao.nn.quantized import FloatFunctional, FXFloatFunctional
+from torch.nn.parameter import is_lazy
 
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.hashing import is_quantised, stored_parts
@@ -118,7 +119,7 @@ def check_call(model: nn.Module, inputs: ModelInputs, argument: str) -> None:
     Args:
         model: Unwrapped, in evaluation mode.
         inputs: On its device.
-        argument: That gave them, for the message.
+        argument: That gave them.
     """
     with called_with(model, argument, inputs):
         call(model, inputs)
@@ -144,19 +145,8 @@ def called_with(model: nn.Module, argument: str, inputs: ModelInputs) -> Iterato
             f"Expected {argument} that {type(model).__name__} can be called with, but its forward pass raised "
             f"{type(error).__name__}: {error}. Pass batches as your loader gives them (a tensor, a tuple whose first "
             "element is the input, or a mapping of keyword arguments), in the shape and dtype that the model takes, "
-            f"and give it its weights first.{_other_rows(inputs)}{misnumbered(model)}"
+            f"and give it its weights first.{inputs.undivided()}{misnumbered(model)}"
         ) from error
-
-
-def _other_rows(inputs: ModelInputs) -> str:
-    """Say which tensors cannot be divided with the samples of a batch, such as patches of all images; "" if none."""
-    found = inputs.other_rows()
-    if not found:
-        return ""
-    return (
-        f" Rows of {listed(list(found))} are no samples, so that no part of a batch can be run: pass batches of one "
-        "sample each, whose rows all belong to it."
-    )
 
 
 def check_network(model: nn.Module) -> None:
@@ -189,6 +179,11 @@ def check_plannable(model: nn.Module) -> None:
         model: Unwrapped.
     """
     check_watchable(model)
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise Refusal(
+                "weights that have sizes", f"'{name}' is of a lazy module", "Call the model on a batch first."
+            )
     for path, module in model.named_modules():
         _check_plain(path or type(model).__name__, module)
     empty = next((name for name, p in model.named_parameters() if p.is_meta), None)

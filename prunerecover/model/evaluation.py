@@ -64,16 +64,16 @@ def _no_checkpoint(*_: Any, **__: Any) -> Iterator[None]:
     yield
 
 
-# The parts of `torch.utils.checkpoint.checkpoint`, which looks them up in its module whoever has imported it; the name of
+# Parts of `torch.utils.checkpoint.checkpoint`, which looks them up in its module whoever has imported it; the name of
 # the second has a suffix since torch 2.14.
-PASSING = {"CheckpointFunction": _NoCheckpoint} | {
+PASSING: dict[str, Any] = {"CheckpointFunction": _NoCheckpoint} | {
     name: _no_checkpoint for name in vars(checkpoint) if name.startswith("_checkpoint_without_reentrant_generator")
 }
 
 
 @contextmanager
 def uncompiled(*, recurrent: bool = False) -> Iterator[None]:
-    """Run compiled modules, fused layers and checkpointed parts eagerly, so that their operations can be seen one by one.
+    """Run compiled, fused and checkpointed parts eagerly and once, so that their operations can be seen one by one.
 
     PyTorch's own encoders nest padded tokens for their fused kernels, which no hook could read. A part under
     `torch.utils.checkpoint` would run again while gradients flow, and its hooks with it.

@@ -31,11 +31,23 @@ from torch import nn
 from prunerecover.files.in_short import in_short
 
 # What attention modules call the number of their heads.
-HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "heads")
+HEADS = ("num_heads", "num_attention_heads", "num_head", "n_head", "n_heads", "nhead", "nheads", "heads")
+SHORT_HEADS = ("h", "nh")  # which may be heights elsewhere
 KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 SETTINGS = frozenset(
-    (*HEADS, *KEY_VALUE_HEADS, "num_key_value_groups", "head_dim", "attention_head_size", "window_size", "shift_size")
-    + ("groups", "num_groups", "stride", "padding", "dilation", "kernel_size", "eps", "variance_epsilon")
+    (*HEADS, *SHORT_HEADS, *KEY_VALUE_HEADS, "num_key_value_groups", "head_dim", "attention_head_size")
+    + (
+        "window_size",
+        "shift_size",
+        "groups",
+        "num_groups",
+        "stride",
+        "padding",
+        "dilation",
+        "kernel_size",
+        "eps",
+        "variance_epsilon",
+    )
     + ("top_k", "num_experts_per_tok")
 )
 REROUTED = "rerouted"  # calls that surgery took out of a module's forward

@@ -47,6 +47,10 @@ def with_(change: Callable[[nn.Module], object]) -> nn.Module:
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "nan": (lambda: with_nan(net()), "Expected finite weights to plan with, but '0.weight' holds NaN"),
     "meta": (lambda: net().to("meta"), "'0.weight' is on the meta device. Load its weights first"),
+    "lazy": (
+        lambda: nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3)),
+        "'0.weight' is of a lazy module",
+    ),
     "masked": (
         lambda: with_(lambda m: prune.l1_unstructured(m, "weight", 0.3)),
         "'2' computes 'weight' by a mask of .* first: torch.nn.utils.prune.remove",

@@ -14,16 +14,16 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from prunerecover.graph.samples import SampleLayout
 from prunerecover.model.narrow.freeing import sizes_heads
 from prunerecover.model.paths import get_module, parent_path
-from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS, alone
+from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS, SHORT_HEADS, alone
 from prunerecover.plan.groups import Group, Setting, Site, Slice
 from prunerecover.plan.kinds import WidthKind
 from prunerecover.width.groups.alike import AlikeUnits, alike_units
 from prunerecover.width.groups.counted import CountedGroup, named_operation
 from prunerecover.width.groups.equal_parts import balance
 from prunerecover.width.tracing.dimension_ids import Owner
+from prunerecover.width.tracing.samples import SampleLayout
 from prunerecover.width.tracing.trace import PART, Count, Location, Product, Statistic, Trace
 
 Form = tuple[tuple[int, ...], int]
@@ -225,7 +225,8 @@ def _settings(model: nn.Module, trace: Trace, units: AlikeUnits) -> tuple[Settin
         if not units.touch(attention.ids):
             continue
         for name, value in vars(get_module(model, attention.path)).items():
-            if name in (*HEADS, *KEY_VALUE_HEADS, *SIZES) and type(value) is int and value % units.size == 0:
+            known = name in (*HEADS, *KEY_VALUE_HEADS, *SIZES) and type(value) is int and value % units.size == 0
+            if known or (name in SHORT_HEADS and type(value) is int and value == units.size):
                 settings.append(Setting(module=attention.path, attribute=name, per_unit=value // units.size))
     return tuple(dict.fromkeys(settings))
 

@@ -32,7 +32,6 @@ from torch import nn
 
 from prunerecover.display.progress import progress
 from prunerecover.display.summary import Summarised, Summary
-from prunerecover.graph.samples import sample_layouts
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.model.checks import called_with
 from prunerecover.model.copies import share_copy
@@ -48,6 +47,7 @@ from prunerecover.width.groups.dry_run import try_out
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.groups.refusals import counting, nothing_found, reasons
 from prunerecover.width.rewrites.padded_shortcuts import PaddedShortcut, as_convolutions, find_padded_shortcuts
+from prunerecover.width.tracing.samples import sample_layouts
 from prunerecover.width.tracing.tracer import trace_model
 
 FOUND_KINDS = ("channel", "head", "neuron")

@@ -256,9 +256,9 @@ class _Taps:
         if site.offset + group.size * site.span > width or rows % self.n:
             raise ValueError(
                 f"Expected the {site.of} of '{site.module}' to hold {group.size} units of {site.span} entries along "
-                f"dimension {site.dim} and a multiple of {self.n} samples along dimension {site.samples}, but got shape "
-                f"{tuple(tensor.shape)}. Were the groups found in another model? Where samples have different numbers "
-                "of rows, as the boxes of a detector, pass one sample per batch."
+                f"dimension {site.dim} and a multiple of {self.n} samples along dimension {site.samples}, but got "
+                f"shape {tuple(tensor.shape)}. Were the groups found in another model? Where samples have different "
+                "numbers of rows, as the boxes of a detector, pass one sample per batch."
             )
 
 
@@ -297,5 +297,4 @@ def _spread(gate: Tensor, tensor: Tensor, site: Site, size: int) -> Tensor:
 
 
 def _per_sample(gradient: Tensor, site: Site, n: int) -> Tensor:
-    rows = gradient.unflatten(0, (-1, n) if site.apart else (n, -1))
-    return rows.sum(0 if site.apart else 1)
+    return torch.unflatten(gradient, 0, (-1, n) if site.apart else (n, -1)).sum(0 if site.apart else 1)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from prunerecover.graph.samples import SampleLayout
 from prunerecover.plan.groups import Place
 from prunerecover.width.tracing.dimension_ids import DimensionIds, Maps, Operand, aligned, varying
+from prunerecover.width.tracing.samples import SampleLayout
 
 
 @dataclass(frozen=True, eq=False)
