@@ -58,9 +58,7 @@ class ModelInputs:
         """Say which tensors have other rows than samples, such as patches of all images; nothing if none has."""
         tensors = {name: value for name, value in self.kwargs.items() if isinstance(value, Tensor) and value.ndim}
         found = ", ".join(f"'{name}'" for name, value in tensors.items() if len(value) not in (1, self.n_samples))
-        return (
-            found and f" Rows of {found} are no samples: pass batches of one sample each, whose rows are all its own."
-        )
+        return found and f" Rows of {found} are no samples: pass batches of one sample each, with its own rows."
 
     def to(self, device: torch.device) -> ModelInputs:
         """Move every tensor to `device`."""
@@ -235,10 +233,8 @@ def split_batches(batches: Batches, device: torch.device, seed: int = 0) -> Cali
     inputs = [as_inputs(b).to(device) for b in listed(batches)]
     total = sum(b.n_samples for b in inputs)
     if total == 0:
-        raise ValueError(
-            "Expected at least one calibration batch, but the loader was empty. "
-            "Pass an iterable of batches (a generator that was already consumed is empty)."
-        )
+        empty = "Expected at least one calibration batch, but the loader was empty. "
+        raise ValueError(f"{empty}Pass an iterable of batches (a generator that was already consumed is empty).")
     if total < MIN_SAMPLES:
         return CalibrationSet(tuple(inputs), tuple(inputs), total, tuple(inputs))
     fit, held_out, seen = [], [], 0

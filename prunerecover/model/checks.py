@@ -181,9 +181,7 @@ def check_plannable(model: nn.Module) -> None:
     check_watchable(model)
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
-            raise Refusal(
-                "weights that have sizes", f"'{name}' is of a lazy module", "Call the model on a batch first."
-            )
+            raise Refusal("weights that have sizes", f"'{name}' is of a lazy module", "Call the model on a batch.")
     for path, module in model.named_modules():
         _check_plain(path or type(model).__name__, module)
     empty = next((name for name, p in model.named_parameters() if p.is_meta), None)

@@ -172,7 +172,7 @@ def energy(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 def test_rows_that_are_no_samples_need_batches_of_one_sample() -> None:
     assert plan_width(OfPatches().eval(), Budget(macs=0.2), batches=patches(1), loss=energy).removed
     assert plan_depth(OfPatches().eval(), remove={"mlp": 1}, batches=patches(1)).removed
-    message = "Rows of 'patches' are no samples: pass batches of one sample each"
+    message = "Rows of 'patches' are no samples: pass batches of one sample each, with"
     with pytest.raises(ValueError, match=message):
         plan_width(OfPatches().eval(), Budget(macs=0.2), batches=patches(8), loss=energy)
     with pytest.raises(ValueError, match=message):
