@@ -9,7 +9,6 @@ from those as its answers to two batches do, by float32's rounding. Not covered:
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
@@ -23,8 +22,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.nn import functional as F  # noqa: N812  (the name everyone uses)
 
+from prunerecover.callbacks.distillation.sample_keys import fingerprint, sample_keys, text_lengths
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.artifacts import artifact_folder
 from prunerecover.files.atomic import atomic_file
@@ -34,7 +34,6 @@ from prunerecover.model.paths import get_module
 
 SEEN_AGAIN = 0.1  # the least share of samples for which a cache is worth its files
 OPEN = 1024  # files at a time
-PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)  # besides tensors
 
 
 class CachedTeacher:
@@ -71,7 +70,7 @@ class CachedTeacher:
             return self._answer(inputs, keys)
         if new:
             self._answer(inputs.select(torch.tensor(new)), [keys[number] for number in new])
-        return self._recalled(keys)
+        return self._recalled(inputs, keys)
 
     def end_epoch(self) -> None:
         """Stop if hardly a sample was seen before, from the second epoch on; warn of it."""
@@ -94,19 +93,24 @@ class CachedTeacher:
                 f"Expected one answer per sample of a teacher whose answers are cached, but got shape "
                 f"{tuple(kept.shape)} for {len(keys)} samples. Pass DistillRecover(cache=False)."
             )
-        path = self.folder / f"{keys[0]}.safetensors"
+        path, lengths = self.folder / f"{keys[0]}.safetensors", text_lengths(inputs)
+        of_tokens = lengths is not None and kept.shape[1:2] == inputs.kwargs["attention_mask"].shape[1:]
+        parts = [row[:length] for row, length in zip(kept, lengths, strict=True)] if of_tokens and lengths else kept
         with atomic_file(path) as unfinished:
-            rows = {key: row.detach().cpu().clone() for key, row in zip(keys, kept, strict=True)}
-            save_file(rows, unfinished, {"layer": layer})
+            rows = {key: row.detach().cpu().clone() for key, row in zip(keys, parts, strict=True)}
+            save_file(rows, unfinished, {"layer": layer, "tokens": "yes" if of_tokens else ""})
         self._places |= dict.fromkeys(keys, path)
         return answer
 
-    def _recalled(self, keys: Sequence[str]) -> Tensor:
-        """Return answers that are there."""
+    def _recalled(self, inputs: ModelInputs, keys: Sequence[str]) -> Tensor:
+        """Return answers that are there; to tokens that pad a text, those to zeros."""
         files = [self._opened(self._places[key]) for key in keys]
-        rows = torch.stack([file.get_tensor(key) for file, key in zip(files, keys, strict=True)])
-        rows, layer = rows.to(device_of(self.network)), files[0].metadata()["layer"]
-        answer: Tensor = get_module(self.network, layer)(rows) if layer else rows
+        rows, about = [file.get_tensor(key) for file, key in zip(files, keys, strict=True)], files[0].metadata()
+        if about["tokens"]:
+            width = inputs.kwargs["attention_mask"].shape[1]
+            rows = [F.pad(row, (0, 0, 0, width - len(row))) for row in rows]
+        stacked = torch.stack(rows).to(device_of(self.network))
+        answer: Tensor = get_module(self.network, about["layer"])(stacked) if about["layer"] else stacked
         return answer
 
 
@@ -160,47 +164,5 @@ def short_answer(network: nn.Module, inputs: ModelInputs) -> tuple[Tensor, Tenso
     return answer, answer, ""
 
 
-def sample_keys(inputs: ModelInputs) -> list[str]:
-    """Return a hash of each sample, of the values, dtypes and shapes of all that the network is called with.
-
-    Raises:
-        TypeError: If some of it is neither a tensor nor a plain value.
-    """
-    held = inputs.to(torch.device("cpu"))
-    return [_hash(held.select(torch.tensor([number]))) for number in range(inputs.n_samples)]
-
-
-def fingerprint(network: nn.Module) -> str:
-    """Return a hash of all that a network's answers depend on but its inputs: every weight, and autocast's dtype."""
-    device = device_of(network).type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    digest = hashlib.sha256(f"{network}{dtype}".encode())
-    for name, tensor in network.state_dict().items():
-        digest.update(name.encode())
-        _update(digest, tensor)
-    return digest.hexdigest()[:32]
-
-
 def _keys(file: Any) -> list[str]:
     return list(file.keys())
-
-
-def _hash(sample: ModelInputs) -> str:
-    leaves, form = tree_flatten((sample.args, sample.kwargs))
-    digest = hashlib.sha256(repr(form).encode())
-    for leaf in leaves:
-        if not isinstance(leaf, (Tensor, *PLAIN)):
-            raise TypeError(
-                f"Expected a network whose answers are cached to be called with tensors and plain values, but got "
-                f"{type(leaf).__name__}. Pass DistillRecover(cache=False)."
-            )
-        _update(digest, leaf)
-    return digest.hexdigest()[:32]
-
-
-def _update(digest: Any, leaf: Any) -> None:
-    if not isinstance(leaf, Tensor):
-        digest.update(repr(leaf).encode())
-        return
-    digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
-    digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from prunerecover import DistillRecover
-from prunerecover.callbacks.distillation.cached_teacher import CachedTeacher, sample_keys
+from prunerecover.callbacks.distillation.cached_teacher import CachedTeacher
+from prunerecover.callbacks.distillation.sample_keys import sample_keys
 from prunerecover.model.batches import ModelInputs, call, predictions_of
 from prunerecover.recovery.distillation import distillation_loss
 
@@ -109,6 +110,31 @@ def test_padded_texts_give_the_same_bits(tmp_path: Path) -> None:
     assert_same(plain, cached)
 
 
+def test_a_text_is_known_however_long_the_others_of_its_batch_are(tmp_path: Path) -> None:
+    network, batch = tiny_llama().eval(), padded()[0]
+    short, calls = {name: value[[0, 2], :7] for name, value in batch.items()}, []
+    network.register_forward_hook(lambda *_: calls.append(1))
+    teacher = CachedTeacher(network, tmp_path)
+    with torch.no_grad():
+        teacher(ModelInputs(kwargs=batch))
+        found = teacher(ModelInputs(kwargs=short))
+        assert len(calls) == 1
+        wanted = network(**short).logits
+    assert found.shape == wanted.shape
+    torch.testing.assert_close(found[:, :6], wanted[:, :6])  # what follows is padding
+
+
+def test_padding_on_the_left_makes_another_sample() -> None:
+    """Where positions are counted from the first token, so are answers."""
+    ids = torch.arange(1, 7).view(1, 6)
+    masks = [torch.tensor([[0] * left + [1] * 4 + [0] * (2 - left)]) for left in range(3)]
+    keys = [
+        sample_keys(ModelInputs(kwargs={"input_ids": ids.roll(left, 1), "attention_mask": mask}))[0]
+        for left, mask in enumerate(masks)
+    ]
+    assert len(set(keys)) == 3
+
+
 def test_padding_is_no_part_of_the_loss(tmp_path: Path) -> None:
     batch, teacher = padded()[0], tiny_llama().eval()
     module, losses = Texts(), Losses()
@@ -124,11 +150,13 @@ def test_language_models_keep_what_their_head_reads(tmp_path: Path) -> None:
     teacher, inputs = CachedTeacher(network, tmp_path), ModelInputs(kwargs=padded()[0])
     with torch.no_grad():
         first, again = teacher(inputs), teacher(inputs)
-    assert torch.equal(first, again)
+    real = inputs.kwargs["attention_mask"].bool()
+    assert torch.equal(first[real], again[real])
     (file,) = tmp_path.glob("*/*")
     with safe_open(file, "pt") as kept:
-        assert kept.metadata() == {"layer": "lm_head"}
-        assert kept.get_tensor(next(iter(kept.keys()))).shape == (9, network.config.hidden_size)
+        assert kept.metadata() == {"layer": "lm_head", "tokens": "yes"}
+        shapes = [kept.get_tensor(key).shape for key in sample_keys(inputs)]
+    assert shapes == [(length, network.config.hidden_size) for length in (6, 9, 6, 9)]
 
 
 @pytest.mark.parametrize("classes", [3, 40])

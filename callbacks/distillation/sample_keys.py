@@ -1,0 +1,82 @@
+"""Hashes by which samples and teachers are known again.
+
+A sample's is of all that a network is called with for it, whatever batch it comes in; only zeros of `attention_mask`
+behind its last token, and what stands there, are left out: how many there are depends on the batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.evaluation import device_of
+
+PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)  # besides tensors
+
+
+def sample_keys(inputs: ModelInputs) -> list[str]:
+    """Return a hash of each sample, of values, dtypes and shapes.
+
+    Raises:
+        TypeError: If the network is called with something that is neither a tensor nor a plain value.
+    """
+    held, lengths = inputs.to(torch.device("cpu")), text_lengths(inputs)
+    samples = [held.select(torch.tensor([number])) for number in range(inputs.n_samples)]
+    if lengths is not None:
+        samples = [_cut(sample, length) for sample, length in zip(samples, lengths, strict=True)]
+    return [_hash(sample) for sample in samples]
+
+
+def text_lengths(inputs: ModelInputs) -> list[int] | None:
+    """Return how many tokens each text has before what pads it on the right; None of a batch without a mask."""
+    mask = inputs.kwargs.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        return None
+    numbers = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return [int(last) for last in (numbers * (mask != 0)).amax(1)]
+
+
+def fingerprint(network: nn.Module) -> str:
+    """Return a hash of all that a network's answers depend on but its inputs: every weight, and autocast's dtype."""
+    device = device_of(network).type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    digest = hashlib.sha256(f"{network}{dtype}".encode())
+    for name, tensor in network.state_dict().items():
+        digest.update(name.encode())
+        _update(digest, tensor)
+    return digest.hexdigest()[:32]
+
+
+def _cut(sample: ModelInputs, length: int) -> ModelInputs:
+    form = sample.kwargs["attention_mask"].shape
+
+    def cut(leaf: Any) -> Any:
+        return leaf[:, :length] if isinstance(leaf, Tensor) and leaf.shape[:2] == form else leaf
+
+    return ModelInputs(*tree_map(cut, (sample.args, sample.kwargs)))
+
+
+def _hash(sample: ModelInputs) -> str:
+    leaves, form = tree_flatten((sample.args, sample.kwargs))
+    digest = hashlib.sha256(repr(form).encode())
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, *PLAIN)):
+            raise TypeError(
+                f"Expected a network whose answers are cached to be called with tensors and plain values, but got "
+                f"{type(leaf).__name__}. Pass DistillRecover(cache=False)."
+            )
+        _update(digest, leaf)
+    return digest.hexdigest()[:32]
+
+
+def _update(digest: Any, leaf: Any) -> None:
+    if not isinstance(leaf, Tensor):
+        digest.update(repr(leaf).encode())
+        return
+    digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
+    digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
