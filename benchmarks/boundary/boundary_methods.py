@@ -12,9 +12,10 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
-import torch_pruning as tp
 from torch import nn
 
+from benchmarks.boundary import peers
+from benchmarks.boundary.peers import least_ratio, plan_named
 from benchmarks.data.real import RESULTS, deit_tiny
 from benchmarks.data.tiny_imagenet import PRECISION, calibration, data, loss, module, unfused
 from prunerecover import Budget, Plan, apply_plan, find_units, merge, plan_depth
@@ -129,20 +130,12 @@ def renamed(plan: Plan, replace: str) -> Plan:
 
 def named(names: tuple[str, ...], replace: str) -> Plan:
     """Plan exactly the named units."""
-    others = [unit.name for unit in find_units(deit_tiny(), TYPES) if unit.name not in names]
-    counts = {kind: sum(name.endswith(end) for name in names) for kind, end in zip(TYPES, ("attn", "act"), strict=True)}
-    remove = {kind: n for kind, n in counts.items() if n}
-    how = {"importance": "random", "replace": replace}  # nothing is left to choose
-    return plan_depth(deit_tiny(), remove=remove, batches=calibration(), ignore=others, **how)
+    return plan_named(deit_tiny(), names, replace, calibration())
 
 
 def isomorphic_ratio(budget: float) -> float:
     """Return the least share of the channels whose removal meets a budget, to 1.4%."""
-    low, high = 0.0, 0.9
-    for _ in range(6):
-        ratio = (low + high) / 2
-        low, high = (low, ratio) if removed_by_width(ratio) >= budget - SLACK else (ratio, high)
-    return high
+    return least_ratio(removed_by_width, budget - SLACK)
 
 
 @cache
@@ -152,36 +145,8 @@ def removed_by_width(ratio: float) -> float:
 
 
 def isomorphic(ratio: float) -> nn.Module:
-    """Prune widths with torch-pruning: a share of the channels goes, by Taylor importance among layers of one shape."""
-    network = deit_tiny()
-    for block in network.blocks:
-        block.attn.fused_attn = False  # the pruner follows the operations
-    heads = {block.attn.qkv: block.attn.num_heads for block in network.blocks}
-    pruner = tp.pruner.BasePruner(
-        network,
-        IMAGES[:1],
-        importance=tp.importance.GroupTaylorImportance(),
-        global_pruning=True,
-        isomorphic=True,
-        pruning_ratio=ratio,
-        num_heads=heads,
-        prune_num_heads=False,
-        prune_head_dims=True,
-        ignored_layers=[network.head],
-        round_to=1,
-    )
-    network.zero_grad()
-    for batch in calibration():
-        loss(network, batch).backward()
-    pruner.step()
-    for block in network.blocks:
-        block.attn.num_heads = pruner.num_heads[block.attn.qkv]
-        block.attn.head_dim = block.attn.qkv.out_features // (3 * block.attn.num_heads)
-        block.attn.attn_dim = block.attn.qkv.out_features // 3
-        block.attn.fused_attn = True
-        block.attn.scale = block.attn.head_dim**-0.5
-    network.zero_grad()
-    return network.eval()
+    """Prune widths with torch-pruning: a share of the channels goes."""
+    return peers.isomorphic(deit_tiny(), ratio, calibration(), loss)
 
 
 @cache

@@ -32,10 +32,10 @@ from benchmarks.boundary.long_recovery_training import (
     TENTH,
     TRAINED,
     WEIGHTS,
-    ShortRuns,
     calibration,
     dense,
     pruned,
+    short_runs,
     train,
 )
 from benchmarks.data.cifar import cross_entropy, hits
@@ -56,7 +56,7 @@ console = Console()
 def book(budget: float) -> Plan:
     """BoundaryDPT: gate gradients within the type, identities, the split of a polynomial map of short recoveries."""
     how = {**PUBLISHED, "design": axes_and_staircase(LAYERS), "loss": cross_entropy}
-    return plan_boundary(dense(), Budget(macs=budget), batches=calibration(), evaluate=ShortRuns(RATE), **how)
+    return plan_boundary(dense(), Budget(macs=budget), batches=calibration(), evaluate=short_runs(RATE), **how)
 
 
 def default(budget: float) -> Plan:
@@ -66,7 +66,7 @@ def default(budget: float) -> Plan:
 
 def boundary(budget: float) -> Plan:
     """`plan_boundary` with its defaults: attentions and activations, five short recoveries along the budget."""
-    return plan_boundary(dense(), Budget(macs=budget), batches=calibration(), evaluate=ShortRuns(RATE))
+    return plan_boundary(dense(), Budget(macs=budget), batches=calibration(), evaluate=short_runs(RATE))
 
 
 METHODS: dict[str, Callable[[float], Plan]] = {"default": default, "book": book, "boundary": boundary}

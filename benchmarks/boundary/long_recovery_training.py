@@ -9,10 +9,9 @@ CIFAR-10's training split; the test images are only scored.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -23,10 +22,10 @@ from timm.models.vision_transformer import Attention, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.boundary.short_runs import ShortRuns
 from benchmarks.data.cifar import training_images
 from benchmarks.data.real import CHECKPOINTS, RESULTS
 from prunerecover import Plan, apply_plan
-from prunerecover.boundary.search import Trial
 from prunerecover.recovery.distillation import distillation_loss
 
 TRAINED, HELD_OUT, CALIBRATION = 10_000, 2_000, 192  # images; 192 are what DepthPrune takes by default
@@ -187,34 +186,17 @@ def pruned(plan: Plan) -> nn.Module:
     return network
 
 
-class ShortRuns:
-    """Recovers trials of `plan_boundary` for a short while and scores them on held-out images; keeps what it did.
+def short_runs(rate: float, path: Path = TRIALS) -> ShortRuns:
+    """Return what recovers the trials of a map for a short while, and scores them on held-out images.
 
     Args:
         rate: Of the recoveries.
-        path: Of the records, one per line.
+        path: File of the records.
     """
 
-    def __init__(self, rate: float, path: Path = TRIALS) -> None:
-        self.rate, self.path = rate, path
-
-    def __call__(self, trials: Sequence[Trial]) -> list[float]:
-        """Return the accuracies, in percent."""
-        return [self.accuracy(trial.plan, SHORT, trial.seed, self.rate) for trial in trials]
-
-    def accuracy(self, plan: Plan, epochs: float, seed: int, rate: float) -> float:
-        """Return the accuracy after one recovery, of an earlier run if there was one."""
-        told = json.dumps([edit.model_dump(mode="json") for edit in plan.edits], sort_keys=True)
-        key = hashlib.sha256(told.encode()).hexdigest()[:16]
-        asked = {"plan": key, "epochs": epochs, "seed": seed, "rate": rate}
-        lines = self.path.read_text().splitlines() if self.path.is_file() else []
-        for record in map(json.loads, lines):
-            if all(record[key] == value for key, value in asked.items()):
-                return float(record["accuracy"])
+    def run(plan: Plan, seed: int) -> float:
         network = pruned(plan)
-        train(network, epochs, rate, seed)
-        removed = {kind: len(names) for kind, names in plan.removed.items()}
-        record = {**asked, "removed": removed, "accuracy": held_out(network)}
-        with self.path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-        return float(record["accuracy"])
+        train(network, SHORT, rate, seed)
+        return held_out(network)
+
+    return ShortRuns(run, path, epochs=SHORT, rate=rate)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,12 +19,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from benchmarks.data.real import autocast, data_root
 from prunerecover.recipes.networks.cifar_resnet import CONFIG
 
 EXAMPLE = torch.zeros(1, 3, 32, 32)
 BATCH, LEARNING_RATE = 128, 0.01
+Schedule = Callable[[Optimizer, int], LRScheduler]
 
 
 def images(split: str, rows: NDArray[np.int64] | None = None, source: str = "cifar10") -> tuple[Tensor, Tensor]:
@@ -56,21 +60,35 @@ def batches(n: int, seed: int, size: int = BATCH) -> list[tuple[Tensor, Tensor]]
 
 def hits(network: nn.Module, source: str = "cifar10", n: int | None = None) -> NDArray[np.float64]:
     """Return whether the network is right, per test image or per one of the first `n`; in bf16, if the CPU can."""
-    pixels, labels = (tensor[:n] for tensor in scored_images(source))
+    return right(network, *(tensor[:n] for tensor in scored_images(source)))
+
+
+def right(network: nn.Module, pixels: Tensor, labels: Tensor) -> NDArray[np.float64]:
+    """Return whether the network is right, per image `(N, 3, 32, 32)`."""
     network = copy.deepcopy(network).eval().to(memory_format=torch.channels_last)  # half as fast otherwise
     with torch.inference_mode(), autocast():
         predicted = torch.cat([network(batch).argmax(1) for batch in pixels.split(100)])
     return predicted.eq(labels).double().numpy()
 
 
-def train_one_epoch(network: nn.Module, n: int, seed: int) -> nn.Module:
-    """Train on `n` images: SGD with momentum under a one-epoch cosine, random crops and flips; the same for all."""
+def train_one_epoch(
+    network: nn.Module, n: int, seed: int, rate: float = LEARNING_RATE, schedule: Schedule = CosineAnnealingLR
+) -> nn.Module:
+    """Train on `n` images: SGD with momentum, random crops and flips; the same for all.
+
+    Args:
+        network: Trained in place, and left in evaluation mode.
+        n: Number of images, each seen once.
+        seed: Of the images, their order and the augmentation.
+        rate: The highest learning rate.
+        schedule: Of an optimizer, over so many steps.
+    """
     pixels, labels = training_images(n, seed)
     generator = torch.Generator().manual_seed(seed)
     parameters = [p for p in network.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(parameters, LEARNING_RATE, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    optimizer = torch.optim.SGD(parameters, rate, momentum=0.9, weight_decay=5e-4, nesterov=True)
     order = torch.randperm(n, generator=generator).split(BATCH)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(order))
+    scheduler = schedule(optimizer, len(order))
     network = network.to(memory_format=torch.channels_last).train()
     for chosen in order:
         loss = F.cross_entropy(network(augmented(pixels[chosen], generator)), labels[chosen])

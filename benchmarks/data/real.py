@@ -41,10 +41,10 @@ def data_root() -> Path:
     return Path(root)
 
 
-def deit_tiny() -> nn.Module:
-    """Load DeiT-Tiny (ImageNet-1k)."""
+def deit_tiny(**options: Any) -> nn.Module:
+    """Load DeiT-Tiny (ImageNet-1k), with further options of `timm.create_model`."""
     name = f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}"
-    return timm.create_model(name, pretrained=True).eval()
+    return timm.create_model(name, pretrained=True, **options).eval()
 
 
 def image_data(name: str, **kwargs: Any) -> ImageData:
@@ -147,8 +147,8 @@ def commands_so_far(name: str) -> list[str]:
     return [*(other for other in earlier if other != command()), command()]
 
 
-def write(name: str, result: dict[str, Any], markdown: str) -> None:
-    """Write JSON and Markdown results, with what they were measured with."""
+def write(name: str, result: dict[str, Any], markdown: str, folder: Path = RESULTS) -> None:
+    """Write JSON and Markdown results into a folder, with what they were measured with."""
     record = {
         "command": command(),
         "cpu": cpu_name(),
@@ -156,4 +156,4 @@ def write(name: str, result: dict[str, Any], markdown: str) -> None:
         **result,
     }
     for file, text in ((f"{name}.json", json.dumps(record, indent=2) + "\n"), (f"{name}.md", markdown.rstrip() + "\n")):
-        write_text(RESULTS / file, text)  # a run that is killed leaves the results of before
+        write_text(folder / file, text)  # a run that is killed leaves the results of before

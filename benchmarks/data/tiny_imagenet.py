@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.data.real import BF16, DEVICE, autocast, correct, data_root, deit_tiny, image_data
-from prunerecover.callbacks import DistillRecover
+from prunerecover.callbacks import DistillRecover, RecoverySchedule
 from prunerecover.recipes.data.image_data import ImageData
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier, read_label_map
 
@@ -26,14 +26,18 @@ PRECISION = {"precision": "bf16-mixed" if BF16 else "32-true"}
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 
 
-def module(network: nn.Module | None = None) -> ImageClassifier:
-    """Return the recipe's LightningModule, around the dense network or another one."""
+def module(network: nn.Module | None = None, **options: Any) -> ImageClassifier:
+    """Return the recipe's LightningModule, around the dense network or another one.
+
+    Args:
+        network: To be trained; None: the dense one.
+        options: Of `ImageClassifier`.
+    """
     made = ImageClassifier(
         f"local-dir:{data_root() / 'models' / 'deit_tiny_patch16_224'}",
         pretrained=True,
         label_map=str(data_root() / "data" / "tiny_imagenet" / "imagenet1k_index.json"),
-        learning_rate=1e-4,
-        warmup_epochs=0.1,
+        **{"learning_rate": 1e-4, "warmup_epochs": 0.1, **options},
     )
     if network is not None:
         made.model = network
@@ -77,12 +81,22 @@ def classes() -> torch.Tensor:
     return read_label_map(str(data_root() / "data" / "tiny_imagenet" / "imagenet1k_index.json"))
 
 
-def recover(network: nn.Module, images: int, seed: int, epochs: int = 1) -> nn.Module:
-    """Train a pruned network with distillation from the dense one, and return it; the same for every method."""
+def recover(network: nn.Module, images: int, seed: int, epochs: int = 1, rate: float | None = None) -> nn.Module:
+    """Train a pruned network with distillation from the dense one, and return it; the same for every method.
+
+    Args:
+        network: Trained in place.
+        images: How many to train on.
+        seed: Of their order and augmentation.
+        epochs: Of these images.
+        rate: The learning rate under `RecoverySchedule`; None: the recipe's, under its cosine.
+    """
     pl.seed_everything(seed, verbose=False)
-    made = module(unfused(network))
-    teacher = DistillRecover(teacher=unfused(deit_tiny()))
-    trainer = pl.Trainer(max_epochs=epochs, callbacks=[teacher], **QUIET, **PRECISION)
+    constant = {} if rate is None else {"learning_rate": rate, "min_learning_rate": rate, "warmup_epochs": 0.0}
+    made = module(unfused(network), **constant)
+    callbacks: list[pl.Callback] = [DistillRecover(teacher=unfused(deit_tiny()))]
+    callbacks += [] if rate is None else [RecoverySchedule()]
+    trainer = pl.Trainer(max_epochs=epochs, callbacks=callbacks, **QUIET, **PRECISION)
     source = data(images)
     source.setup("fit")
     trainer.fit(made, train_dataloaders=source.train_dataloader())

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from benchmarks.data.cifar import EXAMPLE, batches, cross_entropy, hits, train_one_epoch
+from benchmarks.data.cifar import EXAMPLE, LEARNING_RATE, batches, cross_entropy, hits, train_one_epoch
 from benchmarks.depth.graph_depth_rows import Row, add, difference, measured, pruned, rows_so_far, saved_plan, shares
 from benchmarks.width.cifar_models import load
 from prunerecover import Budget, Plan, plan_depth, recalibrate_batchnorm
@@ -141,7 +141,9 @@ def section(rows: list[Row]) -> list[str]:
         f"{RECALIBRATION:,} others, one epoch on {EPOCH:,}. Top-1 in percent on the first {TESTED:,} test JPEGs, "
         "and on the 400 test images that are stored without loss; means over seeds, differences with the paired 95% "
         "interval over images. Scores are in bf16 where the processor multiplies in it. Ranked once: by the score per "
-        "parameter; the others take layers by the score itself, and ascending is scored anew after each layer.",
+        "parameter; the others take layers by the score itself, and ascending is scored anew after each layer. The "
+        f"epoch is at one learning rate for all methods, {LEARNING_RATE:g}; at the best of three for each: "
+        "[best rates](best_rates.md).",
         "",
         f"Dense: {dense['top1']:.1f}, {dense['top1, lossless']:.1f} on the lossless images.",
     ]

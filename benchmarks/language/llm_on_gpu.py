@@ -65,16 +65,16 @@ def main() -> None:
         write(NAME, {**about, "rows": rows}, page(rows, about))
 
 
-def llama(hidden: int) -> Any:
+def llama(hidden: int = HIDDEN, blocks: int = BLOCKS, vocabulary: int = 128256) -> Any:
     """Return a network of Llama-3.1-8B's shape, or of its proportions at another hidden size, with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(SEED)
     config = LlamaConfig(
-        vocab_size=128256,
+        vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=hidden * 7 // 2,
-        num_hidden_layers=BLOCKS,
+        num_hidden_layers=blocks,
         num_attention_heads=32,
         num_key_value_heads=8,
         head_dim=hidden // 32,

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rich.progress import track
 from torch import nn
 
-from benchmarks.data.cifar import batches, hits, train_one_epoch
+from benchmarks.data.cifar import LEARNING_RATE, batches, hits, train_one_epoch
 from benchmarks.data.real import RESULTS, accuracy, ahead_by, commands_so_far, made_by, parser, stored, unpacked, write
 from benchmarks.width.cifar_models import MODELS, load
 from benchmarks.width.width_figure import plot_curves
@@ -186,7 +186,8 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         f"training epoch, of {EPOCH:,} images, so. Units are "
         f"chosen on {SCORED} training images, BatchNorm recalibrated on {RECALIBRATION:,} others; scores are in bf16 "
         "where the processor multiplies in it. The ConvNeXt has no BatchNorm: nothing is reconstructed. network-pruner "
-        "leaves it unable to run.",
+        f"leaves it unable to run. The epoch is at one learning rate for all methods, {LEARNING_RATE:g}; at the best "
+        "of three for each: [best rates](best_rates.md).",
     ]
     return "\n".join(lines)
 

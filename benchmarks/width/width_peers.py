@@ -5,9 +5,9 @@ it; every layer is reconstructed, on the same images, before BatchNorm is recali
 and besides with nothing taken over, Tolerance of Difference as published, the same units' order with uniform shares
 (which shows what Tolerance of Difference brings), and the default's order with uniform shares; these not reconstructed.
 
-Peers are `torch-pruning` (Taylor, magnitude, Hessian; ranked globally, uniformly or among isomorphic layers) and
-`network-pruner`, the published package of FAIR-Pruner. Neither can follow a padded shortcut, so for them it is an equal
-1 x 1 convolution, which counts neither in MACs nor in parameters. At most 90% of a layer goes, for all but
+Peers are `torch-pruning` (Taylor, magnitude, Hessian, BatchNorm's scale; ranked globally, uniformly or among isomorphic
+layers) and `network-pruner`, the published package of FAIR-Pruner. Neither can follow a padded shortcut, so for them it
+is an equal 1 x 1 convolution, which counts neither in MACs nor in parameters. At most 90% of a layer goes, for all but
 network-pruner, whose own bound is 99%. All score the same 256 training images. Peers run as released: torch-pruning
 1.6.1's Hessian looks parameters up by name where it keeps them by identity, and so ends with the last image alone.
 network-pruner leaves the norms of a ConvNeXt at their former width, whose next forward pass fails.
@@ -150,8 +150,9 @@ def prepared(model: str, seed: int, importance: str) -> tuple[nn.Module, Any]:
         "taylor": tp.importance.GroupTaylorImportance,
         "magnitude": tp.importance.GroupMagnitudeImportance,
         "hessian": tp.importance.GroupHessianImportance,
+        "bn_scale": tp.importance.BNScaleImportance,
     }[importance]()
-    if importance == "magnitude":
+    if importance in ("magnitude", "bn_scale"):
         return network, score
     for images, labels in batches(SCORED, seed, 1 if importance == "hessian" else 128):
         if importance == "hessian":
@@ -257,5 +258,10 @@ METHODS: dict[str, Method] = {
     "torch-pruning, magnitude, uniform": partial(torch_pruning, importance="magnitude", how="uniform"),
     "torch-pruning, Hessian, global": partial(torch_pruning, importance="hessian", how="global"),
     "torch-pruning, Taylor, isomorphic": partial(torch_pruning, importance="taylor", how="isomorphic"),
+    "torch-pruning, BN scale, global": partial(torch_pruning, importance="bn_scale", how="global"),
 }
-NOT_FOR_CONVNEXT = {"prunerecover, not reconstructed", "network-pruner"}  # the same as the default; fails
+NOT_FOR_CONVNEXT = {  # the same as the default; fails; has no such scale
+    "prunerecover, not reconstructed",
+    "network-pruner",
+    "torch-pruning, BN scale, global",
+}

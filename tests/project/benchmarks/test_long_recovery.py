@@ -52,7 +52,7 @@ def test_a_recovery_is_decided_by_its_seed() -> None:
 @pytest.mark.usefixtures("few_images")
 def test_a_short_run_is_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "dense", training.small_vit)
-    runs = training.ShortRuns(1e-3, tmp_path / "trials.jsonl")
+    runs = training.short_runs(1e-3, tmp_path / "trials.jsonl")
     found = runs([Trial(Plan(), 0), Trial(Plan(), 1)])
     monkeypatch.setattr(training, "train", None)
     assert runs([Trial(Plan(), 1), Trial(Plan(), 0)]) == found[::-1]
