@@ -24,8 +24,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from benchmarks.data.real import commands_so_far, made_by, parser, stored, write
 from prunerecover import plan_depth
-from prunerecover.calibration.divergence import mean_divergence
 from prunerecover.display.markdown import table
+from prunerecover.divergence.measure import mean_divergence
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import as_inputs, call, split_batches
 from prunerecover.model.copies import share_copy

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from benchmarks.data.real import made_by, parser, stored, write
@@ -86,7 +87,8 @@ def main() -> None:
     options.add_argument("--groups", type=int, help="how many, the last ones first, which take least; all if left out")
     asked = options.parse_args()
     dense, seen = fastestdet(), scenes("val2017")
-    batches = list(scenes("train2017").images[:IMAGES].split(BATCH))
+    images = scenes("train2017").images[:IMAGES].contiguous(memory_format=torch.channels_last)  # pooled twice as fast
+    batches = list(images.split(BATCH))
     groups = [group.name for group in find_groups(dense, batches[0][:1]).groups]
     rows, whole = stored(NAME), map50(dense, seen)
     for group in groups[::-1][: asked.groups]:

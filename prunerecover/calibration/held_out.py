@@ -16,8 +16,9 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
-from prunerecover.calibration.divergence import divergence_of_batch
 from prunerecover.calibration.hidden_states import DenseOutputs, Hidden, keep
+from prunerecover.divergence.measure import divergence_of_batch
+from prunerecover.divergence.outputs import compared
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.hooks import recording
@@ -176,7 +177,7 @@ class HeldOut:
 
     def _term(self, number: int, start: int, state: Tensor | None) -> float:
         batch = self._batches[number]
-        output = self._runner.finish(batch, start, state)
+        output = self._runner.finish(batch, start, state, compared)
         found = divergence_of_batch(batch, self._dense.of(number), output)
         self._told[number] += found
         self._asked[number] += 1

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from prunerecover.model.batches import ModelInputs, without_padding
+from prunerecover.divergence.outputs import Outputs, compared, unpadded
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.hooks import recording
 from prunerecover.model.paths import get_module
@@ -79,7 +80,7 @@ class DenseOutputs:
 
     def __init__(self, runner: BlockRunner, batches: Sequence[ModelInputs]) -> None:
         self._runner, self._batches, self._depth = runner, batches, len(runner.blocks)
-        self._outputs, self._states, room = list[Tensor](), Hidden(), MOST_KEPT
+        self._outputs, self._states, room = list[Outputs](), Hidden(), MOST_KEPT
         for batch in batches:
             if room >= 0:
                 output = self._output(batch, 0, None)
@@ -89,14 +90,14 @@ class DenseOutputs:
             else:
                 keep(self._states, runner.advance(batch, 0, None, self._depth))
 
-    def of(self, number: int) -> Tensor:
+    def of(self, number: int) -> Outputs:
         """Return the output on one batch, `(N, classes)`, `(N, T, vocabulary)` or as the model gives it."""
         if number < len(self._outputs):
             return self._outputs[number]
         return self._output(self._batches[number], self._depth, self._states[number - len(self._outputs)])
 
-    def _output(self, batch: ModelInputs, start: int, state: Tensor | None) -> Tensor:
-        return without_padding(self._runner.finish(batch, start, state), batch)
+    def _output(self, batch: ModelInputs, start: int, state: Tensor | None) -> Outputs:
+        return unpadded(self._runner.finish(batch, start, state, compared), batch)
 
 
 def run_watched(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor
+from prunerecover.divergence.outputs import Outputs
 
 MOST_KEPT = 1 << 30  # bytes
 
@@ -21,11 +21,11 @@ class KeptOutputs:
         compute: Returns the output on a batch, given its number.
     """
 
-    def __init__(self, compute: Callable[[int], Tensor]) -> None:
+    def __init__(self, compute: Callable[[int], Outputs]) -> None:
         self._compute, self._room = compute, MOST_KEPT
-        self._kept: dict[int, Tensor] = {}
+        self._kept: dict[int, Outputs] = {}
 
-    def of(self, number: int) -> Tensor:
+    def of(self, number: int) -> Outputs:
         """Return the output on one batch."""
         if number in self._kept:
             return self._kept[number]
@@ -33,7 +33,7 @@ class KeptOutputs:
         self.keep(number, output)
         return output
 
-    def keep(self, number: int, output: Tensor) -> None:
+    def keep(self, number: int, output: Outputs) -> None:
         """Keep an output that is known already, if there is room."""
         if output.nbytes <= self._room:
             self._room -= output.nbytes

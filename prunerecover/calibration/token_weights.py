@@ -89,7 +89,7 @@ def token_weights(runner: BlockRunner, batches: Sequence[ModelInputs], seed: int
 def _every_token_answers(runner: BlockRunner, batch: ModelInputs) -> bool:
     with torch.no_grad():
         state = runner.advance(batch, 0, None, 1)
-        output = runner.finish(batch, 1, state)
+        output: Tensor = runner.finish(batch, 1, state)
     return output.ndim == state.ndim == 3 and output.shape[:-1] == state.shape[:-1]
 
 

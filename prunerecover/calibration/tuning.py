@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover.calibration.candidates import Candidate, Choice
-from prunerecover.calibration.divergence import output_divergence
 from prunerecover.calibration.held_out import HeldOut
 from prunerecover.calibration.hidden_states import DenseOutputs, Hidden, moved_on
 from prunerecover.calibration.in_place import first_changed, in_place
 from prunerecover.display.progress import progress
+from prunerecover.divergence.outputs import compared, unpadded
+from prunerecover.divergence.registry import output_divergence
 from prunerecover.families.layout import Layout
-from prunerecover.model.batches import CalibrationSet, ModelInputs, of_few_samples, without_padding
+from prunerecover.model.batches import CalibrationSet, ModelInputs, of_few_samples
 from prunerecover.model.block_runner import BlockRunner
 from prunerecover.model.checks import is_differentiable
 from prunerecover.model.hooks import removed_after
@@ -124,7 +125,7 @@ class _Lesson:
         """Give all values the gradients of the loss on one batch."""
         batch = self.batches[number]
         with torch.enable_grad():
-            output = without_padding(self.runner.finish(batch, self.start, self.states[0][number]), batch)
+            output = unpadded(self.runner.finish(batch, self.start, self.states[0][number], compared), batch)
             loss = output_divergence(self.dense.of(number), output)
             sources = [source for one in learnt for source in one.sources]
             gradients = torch.autograd.grad(loss, sources, materialize_grads=True)

@@ -8,7 +8,6 @@ from functools import partial
 
 from torch import nn
 
-from prunerecover.calibration.divergence import OtherShape
 from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.layers import scores as graph_scores
 from prunerecover.depth.layers.pruned_graph import NotRemovable
@@ -25,6 +24,7 @@ from prunerecover.depth.search.objectives import LossIncrease, Objective, Output
 from prunerecover.depth.search.selection import check_comparable
 from prunerecover.depth.units import nothing_found, of_all_kinds
 from prunerecover.display.progress import progress
+from prunerecover.divergence.outputs import OtherShape
 from prunerecover.families.describe import is_supported
 from prunerecover.graph.block_lists import check_blocks_stay
 from prunerecover.importance.context import DepthContext

@@ -12,6 +12,7 @@ from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.display.progress import progress
+from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.context import Loss
 from prunerecover.importance.registry import Importance
 from prunerecover.importance.saved_scores import SavedScores
@@ -39,6 +40,7 @@ def plan_depth(
     scores: str | Path | SavedScores | None = None,
     seed: int = 0,
     store: str | Path | None = None,
+    divergence: str | Divergence | None = None,
 ) -> Plan:
     """Decide what to remove within a budget; the model is bit-identical afterwards.
 
@@ -85,6 +87,8 @@ def plan_depth(
             count by their names, and by what the loss of the first batch is. Take another folder once code has changed,
             and delete it when the plan is saved: fitted tensors are kept, too, of a large model several times what
             linear maps of all its blocks take. Damaged results are found anew. None: nothing is kept.
+        divergence: How outputs are compared: a name among `divergence.registry.DIVERGENCES`, or a callable `(dense,
+            pruned) -> scalar`; None: what their structure asks for.
 
     Returns:
         The plan, with the importance of every unit as evidence, and, for a share of the MACs or parameters, what goes
@@ -107,7 +111,7 @@ def plan_depth(
         store=store,
     )
     network, batches = unwrap(model), listed(batches)
-    with progress("planning depth"), as_dense_reference(network, batches, loss):
+    with comparing_by(divergence), progress("planning depth"), as_dense_reference(network, batches, loss):
         return planner_for(model, budget, batches, config).plan(budget)
 
 

@@ -16,6 +16,7 @@ from prunerecover.depth.search.goals import Counted, Goal, Share
 from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.depth.search.selection import count_by_kind, smallest_share
 from prunerecover.display.progress import progress
+from prunerecover.divergence.registry import chosen_divergence
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.importance.losses import check_loss
 from prunerecover.importance.saved_scores import SavedScores
@@ -179,7 +180,7 @@ class DepthPlanner(ABC):
         if (loss := self.config.loss) is not None:
             first = on_device(self.batches[0], device_of(self.model))
             seen["loss"] = lambda: check_loss(loss(self.model, first))
-        about = type(self).__name__, self.kinds, how, self._scores, self.batches
+        about = type(self).__name__, self.kinds, how, self._scores, self.batches, chosen_divergence()
         with torch.no_grad(), ordinary_arithmetic(), evaluating(self.model), uncompiled():
             self.store.begin(self.model, *about, seen=seen)
 

@@ -61,16 +61,23 @@ class BlockRunner:
             raise RuntimeError(f"Expected the model to run block {stop}, but its forward pass never reached it.")
         return reached[0]
 
-    def finish(self, inputs: ModelInputs, start: int, hidden: Tensor | None) -> Tensor:
+    def finish(
+        self,
+        inputs: ModelInputs,
+        start: int,
+        hidden: Tensor | None,
+        read: Callable[[Any], Any] = predictions_of,
+    ) -> Any:
         """Return the model's output, given the hidden state that enters block `start`.
 
         Args:
             inputs: The batch.
             start: First block to run; the number of blocks runs none.
             hidden: What enters it, `(N, ..., C)`; None runs from the beginning, whatever `start` is.
+            read: What is made of the output in the form that the model returns.
         """
         with self._from(start, hidden):
-            return predictions_of(call(self.model, inputs))
+            return read(call(self.model, inputs))
 
     @contextmanager
     def _noting_form(self, block: nn.Module) -> Iterator[None]:

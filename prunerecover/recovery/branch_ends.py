@@ -122,7 +122,9 @@ def branch_ends(network: nn.Module, layers: Iterable[str], inputs: ModelInputs) 
     }
 
 
-def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> list[tuple[Tensor, Tensor]]:
+def at_end(
+    network: nn.Module, path: str, norm: str, inputs: ModelInputs, run: Callable[[ModelInputs], Any] | None = None
+) -> list[tuple[Tensor, Tensor]]:
     """Return what enters a layer that ends a branch, and the sum that what it gives is part of; the pass stops there.
 
     Nothing, if this batch does not reach the sum.
@@ -132,6 +134,7 @@ def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> lis
         path: Of the layer, which a pass calls once.
         norm: Path of the BatchNorm behind it, or `NO_NORM`.
         inputs: One batch on the network's device.
+        run: Runs the network on it; None: as a call does.
     """
     seen: dict[str, Tensor] = {}
 
@@ -146,7 +149,7 @@ def at_end(network: nn.Module, path: str, norm: str, inputs: ModelInputs) -> lis
         get_module(network, norm or path).register_forward_hook(lambda _, __, output: seen.update(y=output)),
     ]
     with until_reached(*handles), _Additions(lambda tensor: tensor is seen.get("y"), note):
-        call(network, inputs)
+        call(network, inputs) if run is None else run(inputs)
     return [(seen["x"], seen["total"])] if "total" in seen else []
 
 

@@ -2,7 +2,9 @@
 
 What is meant to help can harm: statistics from a few plain images are worse than those of a training with other
 augmentation, and layers that are fitted one by one may leave the output further off. Each way is tried on three
-quarters of the samples and judged on the others, by the output divergence; the nearest is done with all samples.
+quarters of the samples and judged on the others, by the output divergence. A way helps if it brings the output nearer,
+and no part of it (objects, boxes, classes; heads) further off, both by more than the standard error over samples: parts
+cannot be weighed against each other without labels. The nearest of those that help is done with all samples.
 """
 
 from __future__ import annotations
@@ -12,16 +14,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from prunerecover.calibration.divergence import OtherShape, mean_divergence
-from prunerecover.model.batches import CalibrationSet, ModelInputs, call, predictions_of, split_batches
+from prunerecover.divergence.measure import divergence_by_sample
+from prunerecover.divergence.outputs import OtherShape, Outputs, compared
+from prunerecover.model.batches import CalibrationSet, ModelInputs, call, split_batches
 from prunerecover.model.evaluation import device_of, evaluating, uncompiled
 from prunerecover.recovery.batchnorm import recalibrate_batchnorm, several_samples
 
 AS_IT_IS, RECALIBRATED, RECONSTRUCTED = "as it is", "recalibrated", "reconstructed"
 Way = Callable[[Sequence[ModelInputs]], None]  # changes a network in place, given samples
+BySample = NDArray[np.float64]  # `(samples, parts)` of a divergence; infinite if outputs have other shapes
 
 
 @dataclass(frozen=True)
@@ -55,10 +61,38 @@ def keep_nearest(network: nn.Module, dense: nn.Module, samples: CalibrationSet, 
     """
     with all_or_nothing(network):
         found = _divergences(network, dense, samples, ways)
-        way = min(found, key=lambda name: found[name]) if found else list(ways)[-1]
+        way = nearest(found) if found else list(ways)[-1]
         if way in ways:
             ways[way](samples.whole)
-    return Kept(way, found)
+    return Kept(way, {name: _mean(values) for name, values in found.items()})
+
+
+def nearest(found: Mapping[str, BySample]) -> str:
+    """Return the nearest of the ways that help, or `AS_IT_IS`.
+
+    >>> found = {"as it is": [[2.0], [4.0]], "far": [[0.0], [5.9]], "near": [[1.9], [3.8]]}
+    >>> nearest({way: np.array(values) for way, values in found.items()})
+    'near'
+
+    Args:
+        found: Divergence of each sample, in parts, by way, `AS_IT_IS` among them.
+    """
+    able = [way for way, values in found.items() if way == AS_IT_IS or _helps(found[AS_IT_IS], values)]
+    return min(able, key=lambda way: _mean(found[way]))
+
+
+def _helps(as_it_is: BySample, values: BySample) -> bool:
+    if not np.isfinite(as_it_is).all() or not np.isfinite(values).all():
+        return _mean(values) < _mean(as_it_is)
+    nearer = as_it_is - values
+    columns = np.column_stack([nearer.sum(1), nearer])
+    error = columns.std(0, ddof=1) / len(columns) ** 0.5 if len(columns) > 1 else 0.0 * columns[0]
+    mean = columns.mean(0)
+    return bool(mean[0] > error[0] and (mean[1:] >= -error[1:]).all())
+
+
+def _mean(values: BySample) -> float:
+    return float(values.sum(1).mean())
 
 
 def recalibrate_if_nearer(
@@ -94,15 +128,16 @@ def all_or_nothing(network: nn.Module) -> Iterator[None]:
 
 def _divergences(
     network: nn.Module, dense: nn.Module, samples: CalibrationSet, ways: Mapping[str, Way]
-) -> dict[str, float]:
-    """Return the divergence of each way, and of the network as it is, which it is afterwards; none: not comparable."""
+) -> dict[str, BySample]:
+    """Return the divergences by each way, and of the network as it is, which it is afterwards; none: not comparable."""
 
-    def divergence() -> float:
+    def divergence() -> BySample:
+        pruned = _outputs(network, samples.held_out)
         try:
-            value = mean_divergence(samples.held_out, outputs, _outputs(network, samples.held_out))
+            parts = [divergence_by_sample(*each) for each in zip(samples.held_out, outputs, pruned, strict=True)]
         except OtherShape:
-            return math.inf
-        return value if math.isfinite(value) else math.inf
+            return np.array([[math.inf]])
+        return np.nan_to_num(np.concatenate(parts), nan=math.inf, posinf=math.inf)
 
     try:
         outputs = _outputs(dense, samples.held_out)
@@ -114,13 +149,13 @@ def _divergences(
         way(samples.fit)
         found[name] = divergence()
         _put_back(values)
-    return found if min(found.values()) < math.inf else {}
+    return found if any(np.isfinite(values).all() for values in found.values()) else {}
 
 
 @torch.no_grad()
-def _outputs(network: nn.Module, batches: Sequence[ModelInputs]) -> list[Tensor]:
+def _outputs(network: nn.Module, batches: Sequence[ModelInputs]) -> list[Outputs]:
     with evaluating(network), uncompiled():
-        return [predictions_of(call(network, batch)) for batch in batches]
+        return [compared(call(network, batch)) for batch in batches]
 
 
 def _values(network: nn.Module) -> list[tuple[Tensor, Tensor]]:

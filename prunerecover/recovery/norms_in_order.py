@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunerecover.calibration.front_to_back import FrontToBack
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.hooks import Reached, counting, removed_after
 from prunerecover.model.paths import get_module
@@ -27,6 +28,9 @@ class NormsInOrder:
         network: In evaluation mode.
         layers: Paths of layers that it is asked to stop at.
         samples: What the network is called with.
+
+    Attributes:
+        passes: Of the network over the samples, up to layers in order.
     """
 
     def __init__(self, network: nn.Module, layers: Iterable[str], samples: Sequence[ModelInputs]) -> None:
@@ -38,6 +42,7 @@ class NormsInOrder:
         self.norms = {path: norm for path, norm in every.items() if self.calls[path] == 1}
         self.settled: set[str] = set()
         self._estimate_at_once([norm for path, norm in every.items() if path not in self.norms])
+        self.passes = FrontToBack(network, samples)
 
     def settle(self, before: str | None = None) -> None:
         """Estimate what comes before the first call of a layer and is not settled; None: all of it.
@@ -52,11 +57,16 @@ class NormsInOrder:
             if path == before:
                 return
             if path in self.norms and path not in self.settled:
-                self.settle_one(path)
+                self.settle_one(path, path)
 
-    def settle_one(self, path: str) -> None:
-        """Estimate one of them, in whose input what comes before it is as it will be."""
-        if (found := self._pooled(path)) is not None:
+    def settle_one(self, path: str, before: str) -> None:
+        """Estimate one of them.
+
+        Args:
+            path: Of the norm.
+            before: Path of the layer up to which the network is as it will be.
+        """
+        if (found := self._pooled(path, before)) is not None:
             self.set(path, *found)
 
     def set(self, path: str, mean: Tensor, variance: Tensor) -> None:
@@ -83,7 +93,7 @@ class NormsInOrder:
                 norm.running_mean.copy_(mean)
                 norm.running_var.copy_(variance)
 
-    def _pooled(self, path: str) -> tuple[Tensor, Tensor] | None:
+    def _pooled(self, path: str, before: str) -> tuple[Tensor, Tensor] | None:
         """Return mean and unbiased variance of what enters a norm, over all samples and positions, if any."""
         count, total, square = 0, torch.zeros(()), torch.zeros(())
 
@@ -98,7 +108,7 @@ class NormsInOrder:
         with removed_after(get_module(self.network, path).register_forward_pre_hook(note)):
             for inputs in self.samples:
                 with suppress(Reached):
-                    call(self.network, inputs)
+                    self.passes.run(inputs, before)
         if not count:
             return None
         mean = total / count

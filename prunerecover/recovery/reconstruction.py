@@ -28,8 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from prunerecover.calibration.front_to_back import FrontToBack
 from prunerecover.calibration.moments import Moments
 from prunerecover.display.progress import progress
+from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.model.batches import Batches, ModelInputs, listed, split_batches, with_samples, without_labels
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import get_module, unwrap
@@ -55,12 +57,20 @@ TINY = 1e-12  # norm of weights
 
 
 @ordinary_arithmetic()
-def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches, *, seed: int = 0) -> Kept:
+def reconstruct(
+    model: nn.Module,
+    dense: nn.Module,
+    plan: Plan,
+    batches: Batches,
+    *,
+    seed: int = 0,
+    divergence: str | Divergence | None = None,
+) -> Kept:
     """Fit the weights of a pruned convolutional network to what the dense one gives, layer by layer, in place.
 
     It is judged on every 4th sample first, with the others to fit to: the network stays as it is, or gets new BatchNorm
-    statistics alone, where that leaves its output nearer to the dense one's. Statistics of the dense network that lag
-    behind its weights are not fitted to; see `dense_reference`.
+    statistics alone, where that leaves its output, or a part of it, nearer to the dense one's (see `judged`).
+    Statistics of the dense network that lag behind its weights are not fitted to; see `dense_reference`.
 
     BatchNorm statistics are estimated anew, over all samples: how they are put into batches does not matter. Weights
     and biases change also where they are frozen, those of BatchNorm at the ends of branches, too. Parameters stay the
@@ -73,6 +83,8 @@ def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches
         batches: What the network is called with, as for `plan_width`; 256 samples do. Labels, if there are any, tell
             whether the dense network's statistics are those of its weights, and are not read otherwise.
         seed: Of the positions that are taken, and of the samples that are held out.
+        divergence: How outputs are compared where it is judged: a name among `divergence.registry.DIVERGENCES`, or a
+            callable `(dense, pruned) -> scalar`; None: what their structure asks for.
 
     Returns:
         What was kept, with the output divergence of all that was tried.
@@ -88,7 +100,8 @@ def reconstruct(model: nn.Module, dense: nn.Module, plan: Plan, batches: Batches
     samples = split_batches([without_labels(batch, network) for batch in batches], device_of(network), seed)
     ways: dict[str, Way] = {} if not batchnorms(network) else {RECALIBRATED: recalibration(network)}
     ways[RECONSTRUCTED] = lambda some: fit_layers(network, dense, plan, some, seed=seed)
-    return keep_nearest(network, dense, samples, ways)
+    with comparing_by(divergence):
+        return keep_nearest(network, dense, samples, ways)
 
 
 def fit_layers(
@@ -142,27 +155,32 @@ def _fit_all(
         some = max(samples, key=lambda inputs: inputs.n_samples)
         some = some.select(torch.arange(min(some.n_samples, 2)))
         now, then = (branch_ends(model, calls, some) for model in (network, dense))
-        norms = NormsInOrder(network, calls, samples)
+        norms, dense_passes = NormsInOrder(network, calls, samples), FrontToBack(dense, samples)
         with progress("reconstructing layers", len(calls)) as advance:
             for path, number in calls.items():
                 norms.settle(before=path)
                 ends = number == 1 and path in now and now[path] == then.get(path)
-                _fit(norms, dense, FittedLayer(path, rows.get(path), number, now[path] if ends else None), generator)
+                _fit(
+                    norms,
+                    dense_passes,
+                    FittedLayer(path, rows.get(path), number, now[path] if ends else None),
+                    generator,
+                )
                 advance()
         norms.settle()
         return norms.statistics()
 
 
-def _fit(norms: NormsInOrder, dense: nn.Module, fitted: FittedLayer, generator: torch.Generator) -> None:
+def _fit(norms: NormsInOrder, dense: FrontToBack, fitted: FittedLayer, generator: torch.Generator) -> None:
     network, samples = norms.network, norms.samples
     layer: Any = get_module(network, fitted.path)
     if fitted.end:
-        norms.settle_one(fitted.end)
+        norms.settle_one(fitted.end, fitted.path)
     entries = layer.weight[0].numel()
     wanted = -(-ROWS * entries // sum(inputs.n_samples for inputs in samples))
     moments, reached = Moments(), False
     for inputs in samples:
-        for x, missing in missing_outputs(network, dense, fitted, inputs):
+        for x, missing in missing_outputs(norms.passes, dense, fitted, inputs):
             moments.add(rows_of(layer, x, missing.float(), wanted, generator))
             reached = True
     if not reached:

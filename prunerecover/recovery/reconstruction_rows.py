@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunerecover.model.batches import ModelInputs, call
+from prunerecover.calibration.front_to_back import FrontToBack
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.hooks import Reached, until_reached
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.branch_ends import at_end
@@ -36,18 +38,19 @@ class FittedLayer:
 
 
 def missing_outputs(
-    network: nn.Module, dense: nn.Module, fitted: FittedLayer, inputs: ModelInputs
+    network: FrontToBack, dense: FrontToBack, fitted: FittedLayer, inputs: ModelInputs
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield what enters a layer at each call, and what is missing in its output; at the end of a branch, in the sum."""
-    dim = 1 if isinstance(get_module(network, fitted.path), nn.Conv2d) else -1
+    dim = 1 if isinstance(get_module(network.network, fitted.path), nn.Conv2d) else -1
 
     def left(target: Tensor) -> Tensor:
         return target if fitted.rows is None else target.index_select(dim, fitted.rows.to(target.device))
 
-    def seen(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    def seen(passes: FrontToBack) -> list[tuple[Tensor, Tensor]]:
         if fitted.end is not None:
-            return at_end(model, fitted.path, fitted.end, inputs)
-        return _watched(model, fitted.path, inputs, fitted.calls)
+            run = partial(passes.run, before=fitted.path)
+            return at_end(passes.network, fitted.path, fitted.end, inputs, run)
+        return _watched(passes, fitted.path, inputs, fitted.calls)
 
     now, then = seen(network), seen(dense)
     if len(now) == len(then):  # else the batch makes them compute something else
@@ -88,7 +91,7 @@ def _drawn(n: int, wanted: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(n, generator=generator)[:wanted] if n > wanted else torch.arange(n)
 
 
-def _watched(network: nn.Module, path: str, inputs: ModelInputs, calls: int) -> list[tuple[Tensor, Tensor]]:
+def _watched(passes: FrontToBack, path: str, inputs: ModelInputs, calls: int) -> list[tuple[Tensor, Tensor]]:
     """Return what enters and leaves a layer at each of its calls, and stop there."""
     seen: list[tuple[Tensor, Tensor]] = []
 
@@ -97,6 +100,6 @@ def _watched(network: nn.Module, path: str, inputs: ModelInputs, calls: int) -> 
         if len(seen) == calls:
             raise Reached
 
-    with until_reached(get_module(network, path).register_forward_hook(note, with_kwargs=True)):
-        call(network, inputs)
+    with until_reached(get_module(passes.network, path).register_forward_hook(note, with_kwargs=True)):
+        passes.run(inputs, path)
     return seen

@@ -11,6 +11,7 @@ from torch import nn
 from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
 from prunerecover.cost.met_share import MOST, BudgetMissed, met_share
 from prunerecover.display.progress import progress
+from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.context import Loss
 from prunerecover.model.batches import Batches, listed
 from prunerecover.model.paths import unwrap
@@ -43,6 +44,7 @@ def plan_pruning(
     ignore: Sequence[str] = (),
     evaluate: Evaluate | None = None,
     seed: int = 0,
+    divergence: str | Divergence | None = None,
 ) -> Plan:
     """Decide what goes in depth and in width within one budget; the model is bit-identical afterwards.
 
@@ -68,6 +70,8 @@ def plan_pruning(
             percent, as in `plan_boundary`; splits are compared by these instead of their outputs. It gets as many
             trials at once as do not depend on one another.
         seed: Of the held-out split, of recoveries and of everything random.
+        divergence: How outputs are compared: a name among `divergence.registry.DIVERGENCES`, or a callable `(dense,
+            pruned) -> scalar`; None: what their structure asks for.
 
     Returns:
         One plan, of depth first and width second; its evidence holds the `splits` that were tried.
@@ -82,7 +86,7 @@ def plan_pruning(
         loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed
     )
     network, batches = unwrap(model), listed(batches)
-    with progress("planning depth and width"), as_dense_reference(network, batches, loss):
+    with comparing_by(divergence), progress("planning depth and width"), as_dense_reference(network, batches, loss):
         return SplitSearch(SharedBudgetPlanner(model, cost, batches, config), budget, evaluate).run()
 
 

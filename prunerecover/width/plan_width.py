@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from prunerecover.display.progress import progress
+from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.context import Loss
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches, listed
@@ -53,6 +54,7 @@ def plan_width(
     ignore: Sequence[str] = (),
     scores: str | Path | SavedScores | None = None,
     seed: int = 0,
+    divergence: str | Divergence | None = None,
 ) -> Plan:
     """Decide which units go within a budget; the model is bit-identical afterwards.
 
@@ -97,6 +99,8 @@ def plan_width(
         scores: Of this network as it is, saved earlier: the file that `prunerecover plan` writes beside a plan, or that
             of `sensitivity`. Nothing is scored again, whatever the budget.
         seed: Of everything random.
+        divergence: How outputs are compared: a name among `divergence.registry.DIVERGENCES`, or a callable `(dense,
+            pruned) -> scalar`; None: what their structure asks for.
 
     Returns:
         The plan; its evidence says what every group keeps, and the `rates` and `damping` that were tried best (in the
@@ -123,7 +127,7 @@ def plan_width(
         scores=scores,
         seed=seed,
     ).for_budget(budget)
-    with progress("planning width"), as_dense_reference(network, batches, loss):
+    with comparing_by(divergence), progress("planning width"), as_dense_reference(network, batches, loss):
         if budget is None or rounds == 1:
             return WidthPlanner(model, batches=batches, config=config).plan(budget)
         return _in_rounds(network, budget, batches, config)

@@ -8,9 +8,10 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from prunerecover.calibration.divergence import OtherShape, mean_divergence
 from prunerecover.calibration.kept_outputs import KeptOutputs
-from prunerecover.model.batches import CalibrationSet, ModelInputs, call, predictions_of
+from prunerecover.divergence.measure import mean_divergence
+from prunerecover.divergence.outputs import OtherShape, Outputs, comparable, compared
+from prunerecover.model.batches import CalibrationSet, ModelInputs, call
 from prunerecover.model.copies import deep_copy, share_copy
 from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.plan.edits import Edit
@@ -54,8 +55,7 @@ class PrunedOutput:
             output = self._dense.of(number)
         except TypeError:  # no tensor
             return False
-        first = output.shape[: 2 if output.ndim > 2 else 1]  # samples are second in `(T, N, C)`
-        return output.is_floating_point() and self.batches[number].n_samples in first
+        return comparable(output, self.batches[number].n_samples)
 
     def divergence(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> float:
         """Return the mean divergence over samples once edits are applied to a copy, BatchNorm recalibrated."""
@@ -104,5 +104,5 @@ def subsample(batches: Sequence[ModelInputs], samples: int) -> list[ModelInputs]
     return list(batches[:: max(1, total // samples)])
 
 
-def _output(model: nn.Module, batch: ModelInputs) -> Tensor:
-    return predictions_of(call(model, batch))
+def _output(model: nn.Module, batch: ModelInputs) -> Outputs:
+    return compared(call(model, batch))

@@ -16,10 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from prunerecover.calibration.divergence import output_divergence
 from prunerecover.calibration.kept_outputs import KeptOutputs
 from prunerecover.display.progress import progress
-from prunerecover.model.batches import ModelInputs, call, of_few_samples, predictions_of, without_padding
+from prunerecover.divergence.outputs import Outputs, compared, unpadded
+from prunerecover.divergence.registry import output_divergence
+from prunerecover.model.batches import ModelInputs, call, of_few_samples
 from prunerecover.model.checks import is_differentiable
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.edits import Edit, Narrow
@@ -116,7 +117,7 @@ def _epochs(
         yield
 
 
-def _gradients(network: nn.Module, batch: ModelInputs, dense: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _gradients(network: nn.Module, batch: ModelInputs, dense: Outputs, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return those of the divergence; none if the output has none, they are not finite, or the pass fails."""
     try:
         with torch.enable_grad():
@@ -134,5 +135,5 @@ def _gradients(network: nn.Module, batch: ModelInputs, dense: Tensor, weights: S
     return gradients if all(bool(gradient.isfinite().all()) for gradient in gradients) else ()
 
 
-def _output(model: nn.Module, batch: ModelInputs) -> Tensor:
-    return without_padding(predictions_of(call(model, batch)), batch)
+def _output(model: nn.Module, batch: ModelInputs) -> Outputs:
+    return unpadded(compared(call(model, batch)), batch)

@@ -10,8 +10,8 @@ from cases.engine import batch_of, batches_of, build, output_of, unchanged
 from torch import nn
 
 from prunerecover.apply import apply_plan, refit_plan
-from prunerecover.calibration.divergence import output_divergence
 from prunerecover.depth.plan_depth import plan_depth
+from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import split_batches
 from prunerecover.model.hashing import weights_hash
 from prunerecover.plan.plan import Plan

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from prunerecover.apply import apply_plan
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
-from prunerecover.calibration.divergence import output_divergence
 from prunerecover.depth.family.edits import edits_of
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.units import find_units
+from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import as_inputs, split_batches
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edits import Fold, Remove

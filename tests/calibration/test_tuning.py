@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from prunerecover.calibration import tuning
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice, Form
-from prunerecover.calibration.divergence import output_divergence
 from prunerecover.calibration.held_out import HeldOut
 from prunerecover.depth.family.edits import edits_of
 from prunerecover.depth.units import find_units
+from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import CalibrationSet, call, predictions_of
 from prunerecover.model.evaluation import evaluating
 from prunerecover.surgery.apply_edits import apply_edits

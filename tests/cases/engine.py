@@ -14,9 +14,9 @@ from cases.sampling import first
 from torch import Tensor, nn
 
 from prunerecover.calibration.candidates import Candidate
-from prunerecover.calibration.divergence import mean_divergence
 from prunerecover.depth.family.edits import edits_of
 from prunerecover.depth.plan_depth import plan_depth
+from prunerecover.divergence.measure import mean_divergence
 from prunerecover.model.batches import CalibrationSet, as_inputs, call, predictions_of, split_batches
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit

@@ -29,6 +29,7 @@ ORDER = (
     "prunerecover.cost",
     "prunerecover.surgery.forward",
     "prunerecover.surgery",
+    "prunerecover.divergence",
     "prunerecover.calibration",
     "prunerecover.importance",
     "prunerecover.language",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from prunerecover.model.batches import ModelInputs, split_batches
-from prunerecover.recovery.judged import Way, keep_nearest, recalibrate_if_nearer
+from prunerecover.recovery.judged import Way, keep_nearest, nearest, recalibrate_if_nearer
 
 SAMPLES = split_batches([torch.randn(16, 3, generator=torch.Generator().manual_seed(0))], torch.device("cpu"))
 
@@ -48,6 +49,21 @@ def test_it_stays_as_it_is_where_nothing_helps() -> None:
     kept = keep_nearest(network, dense, SAMPLES, {"worse": setting(network, 1.0), "equal": setting(network, 1.9)})
     assert kept.way == "as it is"
     assert torch.equal(network.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("found", "way"),
+    [
+        ([[1.0, 1.0], [0.8, 1.0], [1.2, 1.0]], "other"),
+        ([[1.9, 1.0], [2.1, 1.2], [1.4, 0.9]], "as it is"),  # nearer by 0.03, give or take 0.15
+        ([[0.5, 1.1], [0.4, 1.2], [0.5, 1.1]], "as it is"),  # a part is further off
+        ([[0.5, 0.9], [0.4, 1.2], [0.5, 1.0]], "other"),  # but that may be chance
+        ([[np.inf, np.inf]], "as it is"),
+    ],
+)
+def test_it_has_to_be_nearer_beyond_chance_in_all_parts(found: list[list[float]], way: str) -> None:
+    as_it_is = np.array([[1.8, 1.0], [2.2, 1.0], [1.5, 1.0]])
+    assert nearest({"as it is": as_it_is, "other": np.array(found)}) == way
 
 
 def test_the_last_way_is_done_where_outputs_cannot_be_compared() -> None:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from prunerecover import Budget, Plan, apply_plan, plan_width, recalibrate_batchnorm, reconstruct
 from prunerecover.calibration.moments import RIDGE
-from prunerecover.model.batches import as_inputs
+from prunerecover.model.batches import ModelInputs, as_inputs
 from prunerecover.recovery.reconstruction import fit_layers
 from prunerecover.recovery.reconstruction_order import kept_rows
 
@@ -187,7 +187,7 @@ def test_a_layer_that_is_called_twice_is_fitted_to_both() -> None:
     network = copy.deepcopy(dense)
     apply_plan(network, plan)
     before = (network(x) - dense(x)).square().mean()
-    reconstruct(network, dense, plan, batches)
+    fit_layers(network, dense, plan, [ModelInputs((x,))])
     assert (network(x) - dense(x)).square().mean() < before
 
 

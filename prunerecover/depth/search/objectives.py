@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from prunerecover.calibration.divergence import mean_divergence
 from prunerecover.calibration.kept_outputs import KeptOutputs
+from prunerecover.divergence.measure import mean_divergence
+from prunerecover.divergence.outputs import Outputs, compared
 from prunerecover.importance.context import Loss
 from prunerecover.importance.losses import check_loss
-from prunerecover.model.batches import CalibrationSet, as_inputs, call, on_device, predictions_of
+from prunerecover.model.batches import CalibrationSet, as_inputs, call, on_device
 
 PART = 4  # of so many batches, a rough score reads one
 
@@ -35,13 +36,13 @@ class Objective(Protocol):
     def few(self) -> Sequence[int]:
         """Numbers of those that rough scores are made of."""
 
-    def run(self, network: nn.Module, number: int) -> Tensor:
+    def run(self, network: nn.Module, number: int) -> Any:
         """Run a network on one batch, and return what is judged of it."""
 
-    def start(self, dense: nn.Module, found: Iterable[Tensor]) -> None:
+    def start(self, dense: nn.Module, found: Iterable[Any]) -> None:
         """Take the dense network, which stays as it is, and what `run` gives for it, batch by batch."""
 
-    def judge(self, numbers: Sequence[int], found: Iterable[Tensor]) -> float:
+    def judge(self, numbers: Sequence[int], found: Iterable[Any]) -> float:
         """Return how much worse than the dense network a network is, from what `run` gave for some batches."""
 
 
@@ -60,17 +61,17 @@ class OutputDivergence:
         self.few = self.all[-len(samples.held_out) :]
         self._dense = KeptOutputs(partial(self.run, nn.Identity()))
 
-    def run(self, network: nn.Module, number: int) -> Tensor:
+    def run(self, network: nn.Module, number: int) -> Outputs:
         """Return the output."""
-        return predictions_of(call(network, self.batches[number]))
+        return compared(call(network, self.batches[number]))
 
-    def start(self, dense: nn.Module, found: Iterable[Tensor]) -> None:
+    def start(self, dense: nn.Module, found: Iterable[Outputs]) -> None:
         """Keep the dense network's outputs as long as there is room; others are computed again each time."""
         self._dense = KeptOutputs(partial(self.run, dense))
         for number, output in enumerate(found):
             self._dense.keep(number, output)
 
-    def judge(self, numbers: Sequence[int], found: Iterable[Tensor]) -> float:
+    def judge(self, numbers: Sequence[int], found: Iterable[Outputs]) -> float:
         """Return the mean divergence."""
         return mean_divergence((self.batches[i] for i in numbers), map(self._dense.of, numbers), found)
 

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from prunerecover import plan_depth
-from prunerecover.calibration.divergence import mean_divergence
+from prunerecover.divergence.measure import mean_divergence
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import split_batches
 from prunerecover.model.copies import share_copy

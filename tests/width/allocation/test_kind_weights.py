@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover import Budget, apply_plan, plan_width, recalibrate_batchnorm
-from prunerecover.calibration.divergence import output_divergence
 from prunerecover.callbacks import WidthPrune
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import ModelInputs, split_batches
 from prunerecover.model.copies import deep_copy
 from prunerecover.recipes.data.digits import DigitsData

@@ -1,0 +1,166 @@
+"""Passes of a network that is changed from front to back: parts that no longer change are computed once.
+
+A pass that stops at a layer runs all that comes before it. Once the layers before are as they will be, so is what they
+give: the output of each module that is complete by then is kept, batch by batch, and handed on in later passes instead
+of being computed. Where there is no more room, the earliest are computed again.
+
+Modules that may be missed are never skipped: those that a pass calls several times, that hold hooks of others, that
+return something else than tensors, or whose output is written to by what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from prunerecover.calibration.kept_outputs import MOST_KEPT
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.hooks import Reached, removed_after, users_hooks
+
+Key = tuple[int, str]  # number of a batch, path of a module
+
+
+@dataclass(frozen=True)
+class _Output:
+    """What a module has returned, and how often its tensors had been written to by then."""
+
+    value: Any
+    versions: tuple[int, ...]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return tree_leaves(self.value)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def unwritten(self) -> bool:
+        return self.versions == tuple(tensor._version for tensor in self.tensors)
+
+
+class FrontToBack:
+    """Runs a network up to a layer, later ones after earlier ones.
+
+    Args:
+        network: In evaluation mode. Up to the layer that a pass is for, it must stay as it is from then on.
+        batches: That it is run on.
+    """
+
+    def __init__(self, network: nn.Module, batches: Sequence[ModelInputs]) -> None:
+        self.network = network
+        self._numbers = {id(inputs): number for number, inputs in enumerate(batches)}
+        self._modules = dict(network.named_modules())
+        self._begins, self._ends = self._traced(batches[0])
+        self._kept: dict[Key, _Output] = {}
+        self._complete: tuple[str, list[str]] = ("", [])
+        self._room = MOST_KEPT
+
+    def run(self, inputs: ModelInputs, before: str) -> Any:
+        """Run one of the batches; a hook of the caller's ends the pass.
+
+        Args:
+            inputs: The batch.
+            before: Path of the layer that may change after this pass, and behind which all may.
+        """
+        number = self._numbers[id(inputs)]
+        handed_on = {path: output for (of, path), output in self._kept.items() if of == number}
+        seen: dict[str, _Output] = {}
+        try:
+            with ExitStack() as stack:
+                for path, output in handed_on.items():
+                    stack.enter_context(_handing_on(self._modules[path], output.value))
+                for path in self._complete_before(before):
+                    if path not in handed_on:
+                        note = self._modules[path].register_forward_hook(_noting(path, seen))
+                        stack.enter_context(removed_after(note))
+                return call(self.network, inputs)
+        except Reached:  # else this batch takes another way, on which the order may be another
+            for path, output in seen.items():
+                self._keep(number, path, output)
+            raise
+        finally:
+            for path, output in (handed_on | seen).items():
+                if not output.unwritten:
+                    self._leave_out(path)
+
+    def _traced(self, inputs: ModelInputs) -> tuple[dict[str, int], dict[str, int]]:
+        """Return when modules begin for the first time, and when those that may be skipped end."""
+        begins, ends = dict[str, list[int]](), dict[str, int]()
+        watched = {path for path, module in self._modules.items() if any(map(users_hooks, module.modules()))}
+        time, handles = count(), []
+
+        def begin(path: str) -> Callable[..., None]:
+            return lambda *_: begins.setdefault(path, []).append(next(time))
+
+        def end(path: str) -> Callable[..., None]:
+            return lambda *_: ends.update({path: next(time)})
+
+        for path, module in self._modules.items():
+            handles += [module.register_forward_pre_hook(begin(path)), module.register_forward_hook(end(path))]
+        with removed_after(*handles):
+            call(self.network, inputs)
+        once = {path for path, times in begins.items() if len(times) == 1}
+        skipped = {path: at for path, at in ends.items() if path in once - watched}
+        return {path: times[0] for path, times in begins.items()}, skipped
+
+    def _complete_before(self, before: str) -> list[str]:
+        """Return the modules that are complete before a layer begins, but those inside others of them."""
+        if self._complete[0] != before:
+            limit, found = self._begins[before], dict[str, None]()
+            for path in self._modules:  # parents come before children
+                parents = (path[:at] for at, letter in enumerate(path) if letter == ".")
+                if self._ends.get(path, limit) < limit and not any(parent in found for parent in parents):
+                    found[path] = None
+            self._complete = before, list(found)
+        return self._complete[1]
+
+    def _keep(self, number: int, path: str, output: _Output) -> None:
+        for key in [key for key in self._kept if key[0] == number and key[1].startswith(f"{path}.")]:
+            self._drop(key)
+        self._kept[number, path] = output
+        self._room -= output.nbytes
+        while self._room < 0:
+            self._drop(next(iter(self._kept)))
+
+    def _leave_out(self, path: str) -> None:
+        """Compute a module in every pass from now on: what it has returned is not what was kept any more."""
+        for key in [key for key in self._kept if key[1] == path]:
+            self._drop(key)
+        self._ends.pop(path, None)
+        self._complete = "", []
+
+    def _drop(self, key: Key) -> None:
+        self._room += self._kept.pop(key).nbytes
+
+
+@contextmanager
+def _handing_on(module: nn.Module, output: Any) -> Iterator[None]:
+    """Have a module return an output inside a `with` block."""
+    own = vars(module).get("forward")
+    setattr(module, "forward", lambda *_, **__: output)  # noqa: B010  (mypy: a method)
+    try:
+        yield
+    finally:
+        if own is None:
+            vars(module).pop("forward", None)
+        else:
+            setattr(module, "forward", own)  # noqa: B010
+
+
+def _noting(path: str, seen: dict[str, _Output]) -> Callable[..., None]:
+    """Return a hook that notes the output of a module, if it is made of tensors that tell of being written to."""
+
+    def note(_: nn.Module, __: Any, output: Any) -> None:
+        leaves = tree_leaves(output)
+        if all(isinstance(leaf, Tensor) and not leaf.is_inference() for leaf in leaves):
+            seen[path] = _Output(output, tuple(leaf._version for leaf in leaves))
+
+    return note

@@ -1,0 +1,124 @@
+"""Passes from front to back give what whole passes do, and compute what is complete once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover.calibration import front_to_back
+from prunerecover.calibration.front_to_back import FrontToBack
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.hooks import Reached, until_reached
+
+
+class Counted(nn.Linear):
+    """A linear layer that counts its calls."""
+
+    calls: Counter[int] = Counter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product."""
+        self.calls[id(self)] += 1
+        return super().forward(x)
+
+
+class Net(nn.Module):
+    """Parts one after the other: one that is called twice, one that is written to, one with two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(Counted(4, 4), nn.ReLU(inplace=True), Counted(4, 4))
+        self.twice, self.written, self.last = Counted(4, 4), Counted(4, 4), Counted(4, 2)
+        self.pair = Pair()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `(N, 2)`."""
+        x = self.twice(self.twice(self.first(x)))
+        y = self.written(x)
+        y += 1
+        left, right = self.pair(y)
+        return self.last(F.relu(left + right + x))
+
+
+class Pair(nn.Module):
+    """A layer that gives two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Counted(4, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return two tensors `(N, 4)`."""
+        return self.layer(x).chunk(2, -1)
+
+
+LAYERS = ("first.0", "first.2", "twice", "written", "pair.layer", "last")
+BATCHES = [ModelInputs((torch.randn(n, 4),)) for n in (3, 2)]
+
+
+def entering(network: nn.Module, path: str, inputs: ModelInputs, run: Callable[[ModelInputs], Any]) -> Tensor:
+    seen: list[Tensor] = []
+
+    def note(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen.append(args[0].clone())
+        raise Reached
+
+    with until_reached(network.get_submodule(path).register_forward_pre_hook(note)):
+        run(inputs)
+    return seen[0]
+
+
+@pytest.mark.parametrize("room", [1 << 30, 100, 0])
+def test_passes_equal_whole_ones_while_layers_change(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_to_back, "MOST_KEPT", room)
+    network = Net().eval()
+    with torch.no_grad():
+        passes = FrontToBack(network, BATCHES)
+        for path in LAYERS:
+            for _ in range(2):
+                for inputs in BATCHES:
+                    found = entering(network, path, inputs, lambda inputs, path=path: passes.run(inputs, path))
+                    assert torch.equal(found, entering(network, path, inputs, lambda inputs: call(network, inputs)))
+            network.get_submodule(path).weight.add_(torch.randn(()))
+        assert all("forward" not in vars(module) for module in network.modules())
+
+
+def test_what_is_complete_is_computed_once() -> None:
+    network = Net().eval()
+    with torch.no_grad():
+        passes = FrontToBack(network, BATCHES[:1])
+        Counted.calls.clear()
+        for _ in range(5):
+            entering(network, "last", BATCHES[0], lambda inputs: passes.run(inputs, "last"))
+    calls = {path: Counted.calls[id(network.get_submodule(path))] for path in LAYERS}
+    assert calls == {"first.0": 1, "first.2": 1, "twice": 10, "written": 5, "pair.layer": 1, "last": 0}
+
+
+def test_modules_that_others_watch_are_computed_in_every_pass() -> None:
+    network, seen = Net().eval(), list[int]()
+    network.first[0].register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        passes = FrontToBack(network, BATCHES[:1])
+        for _ in range(3):
+            entering(network, "last", BATCHES[0], lambda inputs: passes.run(inputs, "last"))
+    assert len(seen) == 1 + 3
+
+
+def test_nothing_is_kept_of_a_batch_that_takes_another_way() -> None:
+    class Sometimes(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x[0, 0] > 0 else self.pair(self.first(x))[0]
+
+    network = Sometimes().eval()
+    batches = [ModelInputs((sign * torch.ones(2, 4),)) for sign in (1, -1)]
+    with torch.no_grad():
+        passes = FrontToBack(network, batches)
+        before = passes.run(batches[1], "written")
+        network.first[0].weight.add_(1)
+        assert not torch.equal(passes.run(batches[1], "written"), before)
