@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import device_of
+from prunerecover.model.hashing import stored_parts
 
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)  # besides tensors
 
@@ -46,9 +47,10 @@ def fingerprint(network: nn.Module) -> str:
     device = device_of(network).type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     digest = hashlib.sha256(f"{network}{dtype}".encode())
-    for name, tensor in network.state_dict().items():
+    for name, held in network.state_dict().items():
         digest.update(name.encode())
-        _update(digest, tensor)
+        for part in stored_parts(held) if isinstance(held, Tensor) else (held,):
+            _update(digest, part)
     return digest.hexdigest()[:32]
 
 

@@ -24,6 +24,8 @@ from prunerecover import (
     save_pruned,
     save_routed,
 )
+from prunerecover.callbacks.distillation.cached_teacher import CachedTeacher
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.hashing import tensors_hash, weights_hash
 from prunerecover.recovery.lora import LoraSettings, plan_adapters
 
@@ -181,3 +183,13 @@ def test_gradients_of_quantised_weights(int8: Any) -> None:
 def test_merging_quantised_linears() -> None:
     with pytest.raises(ValueError, match="Expected plain weights of .*fc1' to merge, .* Merge first, then quantise"):
         plan_depth(quantised(tiny_opt()), remove={"activation": 1}, batches=[IDS])
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_teacher_answers_each_text_once(settings: str, tmp_path: Path) -> None:
+    network, calls = quantised(tiny_llama(), settings).eval(), []
+    network.register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        first, again = (CachedTeacher(network, tmp_path)(ModelInputs(kwargs={"input_ids": IDS})) for _ in range(2))
+    assert torch.equal(first, again)
+    assert len(calls) == 1
