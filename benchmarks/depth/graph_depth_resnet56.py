@@ -142,8 +142,8 @@ def section(rows: list[Row]) -> list[str]:
         "and on the 400 test images that are stored without loss; means over seeds, differences with the paired 95% "
         "interval over images. Scores are in bf16 where the processor multiplies in it. Ranked once: by the score per "
         "parameter; the others take layers by the score itself, and ascending is scored anew after each layer. The "
-        f"epoch is at one learning rate for all methods, {LEARNING_RATE:g}; at the best of three for each: "
-        "[best rates](best_rates.md).",
+        f"epoch is at one learning rate for all methods, {LEARNING_RATE:g}: [best rates](best_rates.md) says what was "
+        "run at the best of three for each.",
         "",
         f"Dense: {dense['top1']:.1f}, {dense['top1, lossless']:.1f} on the lossless images.",
     ]

@@ -26,8 +26,8 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         "top-1 points on the same images, paired, with their 95% interval. Splits by counts may miss the share: "
         "BoundaryDPT's at 33% were picked for the latency, and take out less of the MACs. Latency is of one thread, "
         "by what it computes; of rows by MACs, that of networks without as many units of each kind, drawn at random. "
-        "The epoch is at one learning rate for all methods; at the best of three for each: "
-        "[best rates](best_rates.md). "
+        "The epoch is at one learning rate for all methods: [best rates](best_rates.md) says what was run at the best "
+        "of three for each. "
         f"Rows by MACs were planned, fitted and scored on {_devices(rows)}, those by latency on a processor.",
     ]
     for dense in (row for row in rows if row["method"] == "dense"):

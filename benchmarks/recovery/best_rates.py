@@ -119,8 +119,8 @@ def markdown(rows: list[Row]) -> str:
     ]
     for name, subject in SUBJECTS.items():
         own = [row for row in rows if row["subject"] == name]
-        if own:
-            lines += ["", f"## {subject.title}", "", subject.text, "", section(subject, own), *notes(subject, own)]
+        found = ["", section(subject, own)] if own else []
+        lines += ["", f"## {subject.title}", "", subject.text, *found, *notes(subject, own)]
     return "\n".join(lines)
 
 
@@ -133,7 +133,7 @@ def section(subject: Subject, rows: list[Row]) -> str:
         if own := of(rows, method):
             values = [100 * row["value"] for row in own]
             each = f" ({', '.join(f'{value:.1f}' for value in values)})" if len(values) > 1 else ""
-            ahead = "" if own is ours or own == ours else difference(ours, own, 100, 1)
+            ahead = "" if method == subject.methods[0] else difference(ours, own, 100, 1)
             share = f"{np.mean([row['macs_share'] for row in own]):.1%}"
             cells.append((method, share, *by_rate(subject, own), f"{np.mean(values):.1f}{each}", ahead, seeds(own)))
     return table((*head, "top-1", "first row ahead by", "seeds"), cells)

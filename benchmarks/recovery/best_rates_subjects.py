@@ -88,7 +88,9 @@ def _shortened(method: str, seed: int) -> nn.Module:
     return layers.stages(pruned(load(layers.MODEL), plan), seed)["bn_recalibrated"]()
 
 
-def _cifar(title: str, text: str, model: str, start: Callable[[str, int], nn.Module], methods: tuple[str, ...]) -> Any:
+def _cifar(
+    title: str, text: str, model: str, start: Callable[[str, int], nn.Module], methods: tuple[str, ...]
+) -> Subject:
     return Subject(
         title,
         text + f" One epoch of {EPOCH:,} training images: SGD with momentum 0.9, random crops and flips; the rate is "
@@ -106,7 +108,7 @@ def _cifar(title: str, text: str, model: str, start: Callable[[str, int], nn.Mod
 # DeiT-Tiny on 200 classes
 
 
-def _third(method: str, seed: int) -> nn.Module:
+def _called(method: str, seed: int) -> nn.Module:
     if method == DENSE:
         return deit_tiny()
     if method == ISOMORPHIC:
@@ -196,7 +198,7 @@ SUBJECTS: Mapping[str, Subject] = {
         f"first {50 * DEIT_BATCHES:,} validation images.",
         ("DepthPrune default", ISOMORPHIC, "whole blocks", "Prune (joint)", "WidthPrune default", "one-shot", DENSE),
         (2e-5, 1e-4, 5e-4),
-        _third,
+        _called,
         lambda network, rate, seed: tiny_imagenet.recover(network, DEIT_IMAGES, seed, rate=rate),
         _deit_held_out,
         lambda network: tiny_imagenet.hits(network, list(islice(tiny_imagenet.validation(), DEIT_BATCHES))),

@@ -186,8 +186,8 @@ def markdown(rows: list[Row], commands: list[str]) -> str:
         f"training epoch, of {EPOCH:,} images, so. Units are "
         f"chosen on {SCORED} training images, BatchNorm recalibrated on {RECALIBRATION:,} others; scores are in bf16 "
         "where the processor multiplies in it. The ConvNeXt has no BatchNorm: nothing is reconstructed. network-pruner "
-        f"leaves it unable to run. The epoch is at one learning rate for all methods, {LEARNING_RATE:g}; at the best "
-        "of three for each: [best rates](best_rates.md).",
+        f"leaves it unable to run. The epoch is at one learning rate for all methods, {LEARNING_RATE:g}: "
+        "[best rates](best_rates.md) says what was run at the best of three for each.",
     ]
     return "\n".join(lines)
 
