@@ -91,11 +91,14 @@ def judged(before: tuple[int, int], after: tuple[int, int], plan: Plan) -> list[
 
 def _units(model: nn.Module, batch: Any) -> tuple[Unit, ...]:
     try:
-        return find_units(model, DEPTH_KINDS, batch)
+        found = find_units(model, DEPTH_KINDS, batch)
     except ValueError as error:
         raise _ended("find_units", error) from error
     except Exception as error:
         raise Ended("failed", f"find_units: {type(error).__name__}: {error}") from error
+    if not found:
+        raise Ended("nothing", str(found))
+    return found
 
 
 def _planned(model: nn.Module, given: list[Any], kinds: list[str]) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import nn
@@ -102,11 +102,18 @@ class GraphPlanner(DepthPlanner):
             return scores, self._in_rounds(goal)
         ranked = sorted((u for u in units if math.isfinite(scores[u.name])), key=lambda u: scores[u.name])
         if search == "two_to_one":
-            return scores, in_turn([_no_attention, _is_attention, _no_attention], ranked, goal, self.removals.why_not)
+            return scores, self._in_turn([_no_attention, _is_attention, _no_attention], ranked, goal)
         if budget.share is not None:
             check_comparable(units, self.config.registered)
             ranked.sort(key=lambda unit: scores[unit.name] / max(goal.price((unit,)), TINY))
-        return scores, in_turn([lambda _: True], ranked, goal, self.removals.why_not)
+        return scores, self._in_turn([lambda _: True], ranked, goal)
+
+    def _in_turn(self, pattern: Sequence[Callable[[Unit], bool]], ranked: Sequence[Unit], goal: Goal) -> list[Unit]:
+        """Take ranked units in turn; the network is run without each set if it does not run without the last one."""
+        chosen = in_turn(pattern, ranked, goal, self.removals.why_not)
+        if not self.removals.why_not(chosen, run=True):
+            return chosen
+        return in_turn(pattern, ranked, goal, partial(self.removals.why_not, run=True))
 
     def _searched(self, goal: Goal) -> Searched:
         found = JointSearch(self.variants, goal, self.search, self._known)
@@ -149,7 +156,7 @@ class GraphPlanner(DepthPlanner):
                 found = self._kept(partial(self._scored, left, tuple(chosen)), chosen)
                 able = [unit for unit in left if math.isfinite(found[unit.name])]
                 if not able:
-                    raise not_enough(goal, chosen)
+                    raise not_enough(goal, chosen, self.variants.refused)
                 chosen.append(min(able, key=lambda unit: found[unit.name] / goal.price((unit,))))
                 advance()
         return chosen
@@ -182,8 +189,9 @@ class GraphPlanner(DepthPlanner):
         key = cost, wanted if cost == "latency" else None, names_of(units)
         if key not in self._saved:
             try:
-                self._saved[key] = self.dense_cost(cost).removed_share(self.removals.edits(units), wanted=wanted)
-            except NotRemovable:  # its widths cannot be reconciled: it saves nothing, and is not offered
+                with self.removals.trying(units):
+                    self._saved[key] = self.dense_cost(cost).removed_share(self.removals.edits(units), wanted=wanted)
+            except NotRemovable:  # its widths cannot be reconciled, or it raises: it saves nothing, and is not offered
                 self._saved[key] = 0.0
         return self._saved[key]
 

@@ -30,7 +30,7 @@ def find_units(
     *,
     include_strided: bool = False,
 ) -> Units:
-    """List the units of a model that are still there, in order of depth.
+    """List the units of a model that are still there, in order of depth, and why others are none (`Units.refused`).
 
     Supported families (see the support matrix) are known by their parts. Of all others one forward pass is watched: a
     branch whose output is added to a stream of its shape is an attention or an MLP, a repeated child of one container
@@ -45,9 +45,9 @@ def find_units(
         include_strided: Whether layers that change spatial dimensions are listed, too: a pooling takes their place.
 
     Raises:
-        ValueError: If a kind is unknown, or there is no unit of these kinds; the message says why (gated feed-forwards
-            have no removable activation), if an example is needed or the model cannot run it, or if linears around an
-            activation compute their weights (masks, weight norm, parametrizations).
+        ValueError: If a kind is unknown, if activations alone are asked of a family that has none (gated feed-forwards
+            do not), if an example is needed or the model cannot run it, or if linears around an activation compute
+            their weights (masks, weight norm, parametrizations).
 
     >>> import timm
     >>> vit = timm.create_model("vit_tiny_patch16_224", depth=2)
@@ -72,9 +72,7 @@ def find_units(
         )
     with uncompiled(), evaluating(model):
         removals = Removals(model, example, kinds, include_strided=include_strided)
-    if not removals.units:
-        raise nothing_found(removals, kinds)
-    return Units(removals.units)
+    return Units(removals.units, removals.refused)
 
 
 def _example(model: nn.Module, given: Any) -> ModelInputs | None:

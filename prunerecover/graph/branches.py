@@ -111,6 +111,9 @@ class BranchFinder:
             return f"'{call.path}' returns no tensor first"
         if call.hands_on:
             return f"'{call.path}' returns several tensors, and what reads the others would miss them"
+        hooked = self.graph.hooked_in(call.path)
+        if hooked is not None:
+            return f"a hook that the network puts on '{hooked}' while it runs hands on its output, and would go with it"
         reader = self.graph.reader_of_parts(call.path)
         if reader is not None:
             code = type(get_module(self.model, reader)).__name__
@@ -170,9 +173,15 @@ class BranchFinder:
         doubtful = bool(alone) and any(
             graph.calls[c].given_shape != graph.calls[c].shape for c in calls if graph.calls[c].path != path
         )
-        doubtful = doubtful or any(graph.calls[c].doubtful for c in calls)
+        doubtful = doubtful or any(graph.calls[c].doubtful for c in calls) or self._kept_besides(serving, calls)
         block = next((b.name for b in blocks if serving <= b.nodes), "")
         return GraphUnit(name, kind, modules, serving, block, doubtful)
+
+    def _kept_besides(self, serving: Set[int], calls: Sequence[int]) -> bool:
+        """Whether code that stays makes something of a branch that the output does not depend on, such as a cache."""
+        inside = frozenset[int]().union(*(self.graph.inside[c] for c in calls))
+        readers = (reader for n in serving for reader in self.graph.readers[n])
+        return any(reader not in inside | self.graph.reached_by_output for reader in readers)
 
     def _hands_on(self, number: int, passing: frozenset[int]) -> StandIn:
         """Return what hands on what a module reads: a copy, if code that stays would write into the stream.
@@ -200,17 +209,17 @@ class BranchFinder:
     def _serving(self, merge: Node, branch: Edge, source: int) -> frozenset[int]:
         """The nodes that nothing but a branch's end reads, as far back as its source; beside it, inside its modules."""
         graph = self.graph
-        if graph.readers[branch.node] != (merge.index,):
+        if graph.used_by[branch.node] != (merge.index,):
             return frozenset()
         found = {branch.node}
         for index in range(branch.node - 1, source, -1):
-            readers = graph.readers[index]
+            readers = graph.used_by[index]
             descends = source < 0 or bool(self.graph.ancestors[index] >> source & 1)
             if readers and found.issuperset(readers) and graph.nodes[index].kind != "input" and descends:
                 found.add(index)
         calls = self._largest_calls(found, partly=True)
         for index in range(branch.node - 1, -1, -1):
-            readers = graph.readers[index]
+            readers = graph.used_by[index]
             only_here = index not in found and readers and found.issuperset(readers)
             if only_here and any(index in self.graph.inside[c] for c in calls):
                 found.add(index)
@@ -224,7 +233,8 @@ class BranchFinder:
             shared = self.graph.times[call.path] > 1
             if not call.path or not inside or shared or any(self._is_below(number, other) for other in found):
                 continue
-            if inside <= nodes or (partly and inside & nodes and self._is_attention(number)):
+            used = inside & self.graph.reached_by_output
+            if (used and used <= nodes) or (partly and inside & nodes and self._is_attention(number)):
                 found.append(number)
         return found
 

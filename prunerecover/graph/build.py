@@ -9,8 +9,9 @@ from torch import nn
 
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node, NodeKind
 from prunerecover.graph.recorder import ModuleCall, Recorded, Recorder, Source
-from prunerecover.graph.watching import watch
+from prunerecover.graph.watching import watch, watching_code
 from prunerecover.model.batches import as_inputs, without_labels
+from prunerecover.model.copies import CAPTURING, share_copy
 from prunerecover.model.evaluation import device_of
 from prunerecover.model.paths import unwrap
 
@@ -88,8 +89,9 @@ def trace_graph(model: nn.Module, example_inputs: Any) -> ComputationGraph:
     """
     model = unwrap(model)
     inputs = as_inputs(without_labels(example_inputs, model)).to(device_of(model))
+    model = share_copy(model) if any(CAPTURING in vars(module) for module in model.modules()) else model
     recorder = Recorder(model, inputs)
-    with recorder.noting_reads(model):
+    with watching_code(model, recorder):
         recorder.finish(watch(model, inputs, recorder))
     return graph_of(recorder)
 
@@ -105,7 +107,8 @@ class _Builder:
     def __init__(self, recorder: Recorder) -> None:
         self.operations: Sequence[Recorded] = recorder.operations
         self.calls: Sequence[ModuleCall] = recorder.calls
-        self.reads = frozenset(recorder.reads)
+        self.reads, self.hooks, self.judged = frozenset(recorder.reads), recorder.hooks, recorder.judged
+        self.classes = recorder.classes
         self.readers: list[list[int]] = [[] for _ in self.operations]
         for number, operation in enumerate(self.operations):
             for source in operation.inputs:
@@ -128,7 +131,13 @@ class _Builder:
                 ran = [self.operations[i] for i in own]
                 kind = _kind(ran)
                 self._add(kind, _telling(kind, ran), single[operation.call].path, True, operation.call, own)
-        return ComputationGraph(tuple(self.nodes), tuple(self.calls), self.reads)
+        entered = (None if call.given is None else self.edges.get(call.given) for call in self.calls)
+        judged = None if self.judged is None else self.edges.get(self.judged)
+        read = {edge.node for node in self.nodes if node.kind != "output" for edge in node.inputs}
+        handed_on = [path for path, given in self.hooks.items() if any(self.edges[s].node in read for s in given)]
+        classes = {self.classes[path] for path in handed_on}  # of what hooks collect, others count the place in a list
+        hooked = frozenset(path for path in self.hooks if self.classes[path] in classes)
+        return ComputationGraph(tuple(self.nodes), tuple(self.calls), self.reads, tuple(entered), judged, hooked)
 
     def _does_one_thing(self, call: ModuleCall) -> bool:
         """Whether a call has one input, runs no submodule, and only what it returns is read elsewhere."""
@@ -163,6 +172,7 @@ class _Builder:
                 last.shape,
                 overwrites,
                 bool(_weighed(ran)),
+                last.differentiable,
             )
         )
         for k in range(

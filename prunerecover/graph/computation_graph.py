@@ -50,6 +50,7 @@ class Node:
         shape: Of its first output.
         in_place: Whether it overwrites an operand.
         weighed: Whether it multiplies what it reads with weights of its own.
+        differentiable: Whether gradients can flow through it.
     """
 
     index: int
@@ -65,6 +66,7 @@ class Node:
     shape: tuple[int, ...] = ()
     in_place: bool = False
     weighed: bool = False
+    differentiable: bool = True
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,17 @@ class ComputationGraph(Summarised):
         nodes: In order of execution: inputs first, the output last.
         calls: All calls of modules, in order of their beginning.
         reads: Reads of a module's parts by code outside it.
+        entered: By call, where the first tensor that it was given comes from, if it depends on the model's input.
+        judged: Where the output that the model is judged by comes from, if others have names beside it.
+        hooked: Paths of modules with hooks of the network's own code that hand on what the modules read or return.
     """
 
     nodes: tuple[Node, ...]
     calls: tuple[ModuleCall, ...]
     reads: frozenset[PartRead] = frozenset()
+    entered: tuple[Edge | None, ...] = ()
+    judged: Edge | None = None
+    hooked: frozenset[str] = frozenset()
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
@@ -89,6 +97,11 @@ class ComputationGraph(Summarised):
             for edge in node.inputs:
                 found[edge.node][node.index] = None
         return tuple(tuple(own) for own in found)
+
+    @cached_property
+    def used_by(self) -> tuple[tuple[int, ...], ...]:
+        """By node, those of its readers that the output depends on: others compute what a model keeps for itself."""
+        return tuple(tuple(r for r in own if r in self.reached_by_output) for own in self.readers)
 
     @cached_property
     def by_module(self) -> dict[str, tuple[Node, ...]]:
@@ -150,6 +163,10 @@ class ComputationGraph(Summarised):
         )
         return next(readers, None)
 
+    def hooked_in(self, path: str) -> str | None:
+        """Return the path of a module in another one, or that itself, that the network's own hooks read, or None."""
+        return next((own for own in sorted(self.hooked) if is_within(own, path)), None)
+
     def of_kind(self, *kinds: NodeKind) -> tuple[Node, ...]:
         """Return the nodes of some kinds."""
         return tuple(node for node in self.nodes if node.kind in kinds)
@@ -185,8 +202,10 @@ class ComputationGraph(Summarised):
 
     @cached_property
     def reached_by_output(self) -> frozenset[int]:
-        """Indices of the nodes that the output depends on."""
+        """Indices of the nodes that the output depends on; all of them if there is none."""
         outputs = self.of_kind("output")
+        if not outputs:
+            return frozenset(range(len(self.nodes)))
         return frozenset(n.index for out in outputs for n in self.behind(out, lambda _: False)) | {
             out.index for out in outputs
         }

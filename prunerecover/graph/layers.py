@@ -72,6 +72,8 @@ def _why_not(
         return f"{type(module).__name__} is no linear or convolution"
     if node.index not in graph.reached_by_output:
         return "the output does not depend on it"
+    if graph.hooked_in(node.module):
+        return "a hook that the network puts on it while it runs hands on its output"
     try:
         check_plain(node.module, module)
     except ValueError as error:

@@ -7,8 +7,7 @@ record; operations name the parameters and buffers that they read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from prunerecover.model.batches import ModelInputs
+from prunerecover.model.key_values import without_kept
 
 # Tensors in the likeness of another: its values play no part.
 BLANK = frozenset(
@@ -36,6 +36,9 @@ BLANK = frozenset(
         "sym_size",
     ]
 )
+
+
+JUDGED = ("logits", "last_hidden_state")  # the outputs of transformers that others are named beside
 
 
 class Source(NamedTuple):
@@ -60,6 +63,7 @@ class Recorded:
         shape: Of its first output.
         given: Of its first operand that depends on the model's input.
         pointwise: Whether PyTorch says that it works element by element.
+        differentiable: Whether gradients can flow through it: its outputs are no whole numbers, and it detaches none.
     """
 
     name: str
@@ -71,6 +75,7 @@ class Recorded:
     shape: tuple[int, ...]
     given: tuple[int, ...]
     pointwise: bool
+    differentiable: bool = True
 
 
 class PartRead(NamedTuple):
@@ -144,14 +149,21 @@ class Recorder:
         operations: In order of execution; the model's inputs first.
         calls: In order of their beginning; the first is the model's own.
         reads: Reads of a module's parts by code outside it.
+        hooks: What hooks that the network's own code registers are given, by path of the module.
+        classes: Classes of all modules, by path.
+        judged: Where the output that a model is judged by comes from, if others have names beside it.
     """
 
     def __init__(self, model: nn.Module, inputs: ModelInputs) -> None:
         self.operations: list[Recorded] = []
         self.calls: list[ModuleCall] = []
         self.reads: set[PartRead] = set()
+        self.hooks: dict[str, set[Source]] = {}
+        self.judged: Source | None = None
+        self.classes = {path: type(module) for path, module in model.named_modules()}
         self._values: MutableMapping[Tensor, _Value] = WeakTensorKeyDictionary()
         self._bases: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
+        self._views: MutableMapping[Tensor, MutableMapping[Tensor, None]] = WeakTensorKeyDictionary()
         self._open: list[int] = []
         self._times: Counter[str] = Counter()
         self._begun: dict[int, int] = {}
@@ -162,25 +174,21 @@ class Recorder:
             if isinstance(leaf, Tensor):
                 self._values[leaf] = _Value(self._add("input", (), leaf))
 
-    @contextmanager
-    def noting_reads(self, model: nn.Module) -> Iterator[None]:
-        """Note which parts of modules are read by code outside them, inside a `with` block."""
-        paths = {module: path for path, module in model.named_modules()}
-        original = nn.Module.__getattr__
+    @property
+    def running(self) -> bool:
+        """Whether a call has begun that has not ended."""
+        return bool(self._open)
 
-        def noted(module: nn.Module, name: str) -> Any:
-            value = original(module, name)
-            if self._open and module in paths:
-                path, reader = paths[module], self.calls[self._open[-1]].path
-                if path and f"{reader}.".find(f"{path}.") != 0:
-                    self.reads.add(PartRead(path, reader, isinstance(value, Tensor)))
-            return value
+    def read(self, path: str, *, tensor: bool) -> None:
+        """Note that code reads a part of a module: a parameter or buffer, or a submodule."""
+        reader = self.calls[self._open[-1]].path if self._open else None
+        if path and reader is not None and not f"{reader}.".startswith(f"{path}."):
+            self.reads.add(PartRead(path, reader, tensor))
 
-        nn.Module.__getattr__ = noted  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            nn.Module.__getattr__ = original  # type: ignore[method-assign]
+    def hooked(self, path: str, tensors: Sequence[Tensor]) -> None:
+        """Note that a hook which the network's own code put on a module is given some tensors."""
+        sources = (self._value(tensor).source for tensor in tensors)
+        self.hooks.setdefault(path, set()).update(source for source in sources if source is not None)
 
     def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module is called."""
@@ -223,8 +231,10 @@ class Recorder:
         sources = tuple(value.source for value in values if value.source is not None)
         weights = tuple(dict.fromkeys(name for value in values for name in value.weights))
         if func.is_view and tensors:
+            base = self._bases.get(tensors[0], tensors[0])
             for tensor in outputs:
-                self._bases[tensor] = self._bases.get(tensors[0], tensors[0])
+                self._bases[tensor] = base
+                self._views.setdefault(base, WeakTensorKeyDictionary())[tensor] = None
         if not sources or plain in BLANK or not outputs:
             for tensor in outputs:
                 self._values[tensor] = CONSTANT if plain in BLANK else _Value(weights=weights)
@@ -241,6 +251,7 @@ class Recorder:
             tuple(outputs[0].shape),
             tuple(given.shape),
             torch.Tag.pointwise in func.tags,
+            plain != "detach" and any(t.is_floating_point() or t.is_complex() for t in outputs),
         )
         number = len(self.operations)
         self.operations.append(recorded)
@@ -248,16 +259,22 @@ class Recorder:
             self.calls[self._open[-1]].operations.append(number)
         for k, tensor in enumerate(outputs):
             self._values[tensor] = _Value(Source(number, k))
-        if in_place and (base := self._bases.get(tensors[0])) is not None:
-            self._values[base] = _Value(Source(number))  # a part of it was written: all of it depends on the input now
+        if in_place and (whole := self._bases.get(tensors[0])) is not None:
+            self._values[whole] = _Value(Source(number))  # a part of it was written: all of it depends on the input now
+        elif in_place:
+            for view in list(self._views.get(tensors[0], ())):
+                self._values[view] = _Value(Source(number))
 
     def finish(self, output: Any) -> None:
         """Note what the model returned, but for caches of keys and values, which it does not compute for their sake."""
-        leaves = tree_leaves(output, is_leaf=lambda node: type(node).__name__.endswith("Cache"))
+        leaves = tree_leaves(without_kept(output), is_leaf=lambda node: type(node).__name__.endswith("Cache"))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         sources = tuple(dict.fromkeys(s for tensor in tensors if (s := self._value(tensor).source) is not None))
         if tensors:
             self._add("output", sources, tensors[0])
+        named = output if isinstance(output, Mapping) else {}
+        judged = next((named[name] for name in JUDGED if isinstance(named.get(name), Tensor)), None)
+        self.judged = None if judged is None else self._value(judged).source
 
     def _value(self, tensor: Tensor) -> _Value:
         return self._values.get(tensor, CONSTANT)

@@ -5,14 +5,14 @@ Operations are seen below autograd, whatever the model's code looks like, on any
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import evaluating, uncompiled
@@ -30,6 +30,20 @@ class Observer(Protocol):
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Take note of an ATen operator, its arguments, and what it returned."""
+
+
+class CodeObserver(Protocol):
+    """What is told of the code between the calls of a network."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a call has begun that has not ended."""
+
+    def read(self, path: str, *, tensor: bool) -> None:
+        """Take note that code reads a part of the module at `path`: a parameter or buffer, or a submodule."""
+
+    def hooked(self, path: str, tensors: Sequence[Tensor]) -> None:
+        """Take note that a hook which the network's own code put on the module at `path` is given some tensors."""
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -60,6 +74,50 @@ def watch(model: nn.Module, inputs: ModelInputs, *observers: Observer) -> Any:
     """
     with evaluating(model), uncompiled(), _calls(model, observers), _Watch(observers):
         return call(model, inputs)
+
+
+@contextmanager
+def watching_code(model: nn.Module, observer: CodeObserver) -> Iterator[None]:
+    """Tell an observer inside a `with` block which parts of modules code reads, and which hooks it registers.
+
+    Such a hook is given aliases of tensors, so that what it hands on can be told from what the network itself reads.
+
+    Args:
+        model: That is watched inside the block.
+        observer: Is told of each event.
+    """
+    paths = {module: path for path, module in model.named_modules()}
+    read, after, before = nn.Module.__getattr__, nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook
+
+    def noted(module: nn.Module, name: str) -> Any:
+        value = read(module, name)
+        if module in paths:
+            observer.read(paths[module], tensor=isinstance(value, Tensor))
+        return value
+
+    def registering(register: Callable[..., Any]) -> Callable[..., Any]:
+        def registered(module: nn.Module, hook: Callable[..., Any], **options: Any) -> Any:
+            if module not in paths or not observer.running:
+                return register(module, hook, **options)
+
+            def given(caller: nn.Module, *seen: Any) -> Any:
+                aliases = tree_map(lambda leaf: torch.ops.aten.alias(leaf) if isinstance(leaf, Tensor) else leaf, seen)
+                observer.hooked(paths[module], [leaf for leaf in tree_leaves(aliases) if isinstance(leaf, Tensor)])
+                return hook(caller, *aliases)
+
+            return register(module, given, **options)
+
+        return registered
+
+    nn.Module.__getattr__ = noted  # type: ignore[method-assign]
+    nn.Module.register_forward_hook = registering(after)  # type: ignore[method-assign]
+    nn.Module.register_forward_pre_hook = registering(before)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__getattr__ = read  # type: ignore[method-assign]
+        nn.Module.register_forward_hook = after  # type: ignore[method-assign]
+        nn.Module.register_forward_pre_hook = before  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 META = torch.device("meta")
 REGISTERED = ("_parameters", "_buffers", "_modules")
+# transformers captures hidden states with hooks of its own, which it installs anew where this is missing.
+CAPTURING = "_output_capturing_hooks_installed"
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
@@ -66,6 +68,5 @@ def _copy(model: nn.Module, tensor_of: Callable[[Tensor], Tensor]) -> nn.Module:
     new = copy.deepcopy(model, memo)
     for module in new.modules():
         vars(module).pop("_compiled_call_impl", None)
-        # transformers captures hidden states with hooks of its own, which it installs anew where this is missing.
-        vars(module).pop("_output_capturing_hooks_installed", None)
+        vars(module).pop(CAPTURING, None)
     return new

@@ -2,6 +2,7 @@
 
 Put back are the train/eval mode of every module, the buffers (also those that a forward pass adds or exchanges), what
 is in dictionaries that modules use as caches, and the random state of the CPU and of the GPUs that hold the model.
+Decoders keep nothing for a next token meanwhile, as their configs say (`use_cache`), unless a call asks for it.
 Parameters are not copied: no forward pass writes them.
 """
 
@@ -17,6 +18,8 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
+
+from prunerecover.model.key_values import caches_off
 
 NO_CACHES = frozenset(vars(nn.Module()))  # the dictionaries of every module
 
@@ -36,8 +39,9 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
     modes = [module.training for module in modules]
     buffers = [{name: (b, _copy(b)) for name, b in module._buffers.items()} for module in modules]
     caches = [(cache, dict(cache)) for module in modules for cache in _caches(module)]
+    with_values = [model for model in models if device_of(model).type != "meta"]  # else masks are looked into
     try:
-        with torch.random.fork_rng(devices=_cuda_devices(*models)), torch.no_grad():
+        with torch.random.fork_rng(devices=_cuda_devices(*models)), torch.no_grad(), caches_off(*with_values):
             for model in models:
                 model.eval()
             yield

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,8 @@ from torch import nn
 NUMBER = "layer_idx"  # what finds a layer's keys and values in the cache
 # Arguments and outputs; `cache` since transformers 5.24, where the others are deprecated.
 CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_params")
+KEPT = (*CACHES, "past", "past_buckets_states", "mems")  # outputs that a model keeps for its next call
+SWITCH = "use_cache"  # of a config
 
 
 def cache_given(kwargs: Mapping[str, Any]) -> Any:
@@ -24,6 +27,31 @@ def cache_returned(output: object) -> dict[str, Any]:
         if getattr(output, name, None) is not None:
             return {name: getattr(output, name)}
     return {}
+
+
+def without_kept(output: Any) -> Any:
+    """Return an output without what the model keeps for its next call: no loss is computed of that.
+
+    >>> without_kept({"logits": 1, "past_key_values": 2})
+    {'logits': 1}
+    """
+    if isinstance(output, Mapping):
+        return {name: value for name, value in output.items() if name not in KEPT}
+    return output
+
+
+@contextmanager
+def caches_off(*models: nn.Module) -> Iterator[None]:
+    """Have the configs of models say inside a `with` block that nothing is kept for a next call."""
+    held = [vars(module).get("config") for model in models for module in model.modules()]
+    on = {id(config): config for config in held if getattr(config, SWITCH, False) is True}
+    try:
+        for config in on.values():
+            setattr(config, SWITCH, False)
+        yield
+    finally:
+        for config in on.values():
+            setattr(config, SWITCH, True)
 
 
 def takes_cache(module: nn.Module) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from prunerecover.display.summary import Summarised, Summary
 from prunerecover.plan.kinds import Kind
@@ -33,10 +34,24 @@ class Unit:
 
 
 class Units(Summarised, tuple[Unit, ...]):
-    """Units, as `find_units` lists them."""
+    """Units, as `find_units` lists them.
+
+    Attributes:
+        refused: Why layers, branches and blocks that were seen are no units, by path.
+    """
+
+    refused: Mapping[str, str]
+
+    def __new__(cls, units: Iterable[Unit] = (), refused: Mapping[str, str] = MappingProxyType({})) -> Units:
+        """Make a list of units, beside what is refused."""
+        made = super().__new__(cls, units)
+        made.refused = dict(refused)
+        return made
 
     def summary(self) -> Summary:
-        """Return how many there are of each kind, and the first of them."""
+        """Return how many there are of each kind, and the first of them; what is refused, and why, if there is none."""
+        if not self:
+            return Summary.of_list("Units: none", ("no unit", "because"), list(self.refused.items()), tuple)
         kinds = Counter(unit.kind for unit in self)
         title = f"Units: {', '.join(f'{n} {kind}' for kind, n in kinds.items()) or 'none'}"
         costs = {"params": "parameters"} | ({"macs": "MACs"} if any(unit.macs for unit in self) else {})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
+from itertools import chain
 
 from torch import Tensor, nn
 
@@ -11,7 +13,7 @@ from prunerecover.cost.macs import macs_by_module
 from prunerecover.depth.family.units import family_units
 from prunerecover.depth.layers.patching import Dropped, patches
 from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
-from prunerecover.depth.layers.trials import bypass, failure, joinable, merge
+from prunerecover.depth.layers.trials import Companions, bypass, failure, joinable, merge, trying
 from prunerecover.depth.layers.widths import Widths
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.activations import LinearPair, find_linear_pairs
@@ -25,7 +27,7 @@ from prunerecover.model.batches import ModelInputs
 from prunerecover.model.linears import linear_shape
 from prunerecover.model.paths import get_module, is_within
 from prunerecover.plan.edit_parts import StandIn
-from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite
+from prunerecover.plan.edits import Bypass, Edit, Patch, Remove, Replace, Rewrite
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
 from prunerecover.width.groups.discovery import FoundGroups, find_groups
@@ -65,6 +67,7 @@ class Removals:
         self.refused: dict[str, str] = {}
         self._branches: dict[str, GraphUnit] = {}
         self._pairs: dict[str, LinearPair] = {}
+        self._companions = Companions(model, example, self.graph)
         self._pruned: dict[tuple[tuple[str, ...], tuple[str, ...]], PrunedGraph] = {}
         macs = macs_by_module(model, example)
         units: list[Unit] = []
@@ -73,7 +76,7 @@ class Removals:
             blocks = [block.path for block in describe(model).blocks]
         else:
             finder = BranchFinder(model, self.graph)
-            found = [unit for unit in finder.find() if self._runs_without(unit)]
+            found = [unit for unit in finder.find() if self._leaves_none_dead(unit) and self._runs_without(unit)]
             blocks = [unit.name for unit in found if unit.kind == "block"]
             self._branches = {unit.name: unit for unit in found if unit.kind in kinds}
             self.refused |= finder.refused
@@ -105,7 +108,8 @@ class Removals:
                 around an activation that is gone stay two.
 
         Raises:
-            NotRemovable: If the widths around a layer cannot be reconciled, or no block would stay.
+            NotRemovable: If the widths around a layer cannot be reconciled, no block would stay, or parameters that
+                stay would get no gradient any more.
         """
         layers = tuple(unit.name for unit in units if unit.kind == "layer")
         branches = [unit for unit in units if unit.kind != "layer"]
@@ -123,6 +127,10 @@ class Removals:
         taken_out += tuple(f"{unit.name}." for unit in family if unit.kind == "block")
         dropped = Dropped.of(self.graph, graph_units)
         own, finishing = state.edits, state.finishing(dropped, taken_out)
+        alone = {
+            path: one for path, one in self._companions.of(graph_units).items() if not _is_taken(path, own, finishing)
+        }
+        finishing = (*finishing, *([Patch(modules=alone)] if alone else []))
         removed = [self._family_edit(unit) for unit in family if unit.kind != "block"]
         if in_place:
             whole = [unit for unit in family if unit.kind == "block"]
@@ -136,13 +144,23 @@ class Removals:
             raise NotRemovable(str(error)) from error
         return (*removed, *rewrites, *own, *taken, *finishing, *merged, *gone)
 
-    def why_not(self, units: Sequence[Unit]) -> str:
-        """Return why these units cannot be taken out together, in this order; empty if they can."""
+    def why_not(self, units: Sequence[Unit], *, run: bool = False) -> str:
+        """Return why these units cannot be taken out together, in this order; empty if they can.
+
+        Args:
+            units: None inside another.
+            run: Whether the network without them is run, too.
+        """
         try:
-            self.edits(units)
+            edits = self.edits(units)
         except NotRemovable as error:
             return str(error)
-        return ""
+        reason = failure(self.model, self.example, edits) if run else ""
+        return f"Expected units that can go together, but {reason}." if reason else ""
+
+    def trying(self, units: Sequence[Unit]) -> AbstractContextManager[None]:
+        """Make an error inside a `with` block NotRemovable if the network does not run without these units."""
+        return trying(self.model, self.example, lambda: self.edits(units, in_place=True))
 
     def after(self, layers: tuple[str, ...], blocks: tuple[str, ...] = ()) -> PrunedGraph:
         """Return the network's graph without some layers, taken out in this order.
@@ -191,7 +209,7 @@ class Removals:
     def _unit(self, unit: GraphUnit, macs: Mapping[str, int]) -> Unit:
         targets = tuple(unit.modules)
         emptied = patches(self.graph, frozenset(), Dropped.of(self.graph, [unit]))
-        params = _parameters(self.model, (*targets, *emptied))
+        params = _parameters(self.model, (*targets, *emptied, *self._companions.of([unit])))
         return Unit(unit.name, unit.kind, targets, params, sum(macs.get(path, 0) for path in targets), unit.block)
 
     def _activation(self, pair: LinearPair, blocks: Sequence[str], macs: Mapping[str, int]) -> Unit:
@@ -201,6 +219,15 @@ class Removals:
         merged_macs = macs.get(pair.first, 0) // hidden * out
         params = _parameters(self.model, targets) - out * (width + 1)
         return Unit(pair.activation, "activation", targets, params, both - merged_macs, _home(pair.first, blocks))
+
+    def _leaves_none_dead(self, unit: GraphUnit) -> bool:
+        """Whether all parameters that stay without a unit still get gradients, of those that do."""
+        try:
+            self._companions.of([unit])
+        except NotRemovable as error:
+            self.refused[unit.name] = str(error)
+            return False
+        return True
 
     def _runs_without(self, unit: GraphUnit) -> bool:
         """Try the network without a unit whose inner shapes only a run can tell."""
@@ -233,6 +260,12 @@ class Removals:
         if unit.kind == "activation":
             return Replace(unit=unit.name, kind="activation", leaves="identity")
         return Remove(unit=unit.name, kind=unit.kind)  # type: ignore[arg-type]
+
+
+def _is_taken(path: str, *edits: Sequence[Edit]) -> bool:
+    """Whether a module is taken out by some edits, or one around it is."""
+    taken = (other for edit in chain(*edits) if isinstance(edit, Bypass | Patch) for other in edit.modules)
+    return any(is_within(path, other) for other in taken)
 
 
 def _home(path: str, blocks: Sequence[str]) -> str:

@@ -54,11 +54,12 @@ class GraphContext:
 
     def score_each(self, score: Callable[[Unit], float]) -> Scores:
         """Return the score of each unit; infinite for those that cannot go."""
-        return {unit.name: _or_infinite(score, unit) for unit in self.units}
+        return {unit.name: self._or_infinite(score, unit) for unit in self.units}
 
-
-def _or_infinite(score: Callable[[Unit], float], unit: Unit) -> float:
-    try:
-        return score(unit)
-    except NotRemovable:
-        return math.inf
+    def _or_infinite(self, score: Callable[[Unit], float], unit: Unit) -> float:
+        try:
+            with self.variants.removals.trying([*self.gone, unit]):
+                return score(unit)
+        except NotRemovable as error:
+            self.variants.refused = f"{error} "
+            return math.inf

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from prunerecover.depth.layers.patching import Dropped, patches
+from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.graph.activations import LinearPair
+from prunerecover.graph.branches import GraphUnit
+from prunerecover.graph.computation_graph import ComputationGraph
+from prunerecover.graph.feeders import Feeders
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edit_parts import StandIn
-from prunerecover.plan.edits import Bypass, Edit, Merge
+from prunerecover.plan.edits import Bypass, Edit, Merge, Patch
+from prunerecover.refusal import Refusal
 from prunerecover.surgery.apply_edits import apply_edits
 
 ROUNDING = 100  # machine epsilons, relative to the largest output
@@ -38,6 +47,70 @@ def failure(model: nn.Module, example: ModelInputs, edits: Sequence[Edit]) -> st
     except Exception as error:  # whatever the network's own code raises
         return _told(error)
     return ""
+
+
+@contextmanager
+def trying(model: nn.Module, example: ModelInputs, edits: Callable[[], Sequence[Edit]]) -> Iterator[None]:
+    """Raise NotRemovable in the place of an error inside a `with` block if the network does not run after some edits.
+
+    Args:
+        model: Unwrapped; it is not changed.
+        example: One batch on its device.
+        edits: Returns the edits of the network that the block runs.
+    """
+    try:
+        yield
+    except (NotRemovable, Refusal, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the network's own code raises
+        reason = failure(model, example, edits())
+        if not reason:
+            raise
+        raise NotRemovable(f"Expected units that can go, but {reason}.") from error
+
+
+@dataclass
+class Companions:
+    """Modules that serve units alone, and go with them: nothing would read them any more, and they would not train.
+
+    Attributes:
+        model: Unwrapped; it is not changed.
+        example: One batch on its device.
+        graph: Of one forward pass.
+    """
+
+    model: nn.Module
+    example: ModelInputs
+    graph: ComputationGraph
+    _known: dict[frozenset[str], tuple[dict[str, StandIn], list[str]]] = field(default_factory=dict)
+
+    def of(self, units: Sequence[GraphUnit]) -> dict[str, StandIn]:
+        """Return what stands in for them, by path.
+
+        Raises:
+            NotRemovable: If parameters would stay without gradients all the same.
+        """
+        key = frozenset(unit.name for unit in units)
+        if key not in self._known:
+            self._known[key] = self._found(units) if units else ({}, [])
+        found, dead = self._known[key]
+        if dead:
+            others = f" and {len(dead) - 1} more" if len(dead) > 1 else ""
+            raise NotRemovable(f"'{dead[0]}'{others} would get no gradient any more, for only what goes reads it.")
+        return found
+
+    def _found(self, units: Sequence[GraphUnit]) -> tuple[dict[str, StandIn], list[str]]:
+        taken_out = [path for unit in units for path in unit.modules]
+        taken_out += patches(self.graph, frozenset(), Dropped.of(self.graph, units))
+        serving = self._feeders.serving(units, taken_out)
+        found = {path: StandIn() for path in serving.values() if path}
+        edits: list[Edit] = [Bypass(unit=one.name, kind=one.kind, modules=one.modules) for one in units]  # type: ignore[arg-type]
+        runs = not found or not failure(self.model, self.example, [*edits, Patch(modules=found)])
+        return found, [name for name, path in serving.items() if not path or not runs]
+
+    @cached_property
+    def _feeders(self) -> Feeders:
+        return Feeders(self.model, self.graph)
 
 
 def _told(error: Exception) -> str:

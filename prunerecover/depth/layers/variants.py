@@ -104,7 +104,7 @@ class Variants:
     def _rebase(self, units: Sequence[Unit]) -> None:
         """Compare variants with the network without these units from now on: they share what comes first with it."""
         if names_of(units) != self._base.key:
-            with self._without(units) as signature:
+            with self.removals.trying(units), self._without(units) as signature:
                 for _ in self.runner.keep(self._twin, self._first_change(signature)):
                     pass
             self._base = _Base(names_of(units), signature)
@@ -127,7 +127,7 @@ class Variants:
         """
         if base is not None:
             self._rebase(base)
-        with self._without(units) as signature:
+        with self.removals.trying(units), self._without(units) as signature:
             return self.objective.judge(numbers, self.runner.run(self._twin, self._first_change(signature), numbers))
 
     def _each(self, moves: Sequence[Move], score: Callable[[Move], float]) -> list[float]:

@@ -234,9 +234,10 @@ class JointSearch:
                 if self.goal.price((unit,)) <= 2 * beyond  # about: units save less together than alone
                 and self.goal.reached(rest := (*state.units[:i], *state.units[i + 1 :])) >= 1
             ]
-            if not spare:
+            scores = [self.judge.scores(rest[:-1], [rest[-1:]])[0] for rest in spare]
+            if not any(map(math.isfinite, scores)):
                 return state
-            state = self._state(min(spare, key=lambda rest: self.judge.scores(rest[:-1], [rest[-1:]])[0]))
+            state = self._state(spare[scores.index(min(scores))])
 
     def _exchanged(self, best: State) -> State:
         """Try something else in the place of each unit, the costliest first; what is no better is not taken."""

@@ -131,8 +131,12 @@ def test_listing_leaves_the_network_and_its_classes_alone() -> None:
 
 
 def test_network_without_anything_to_remove_says_why() -> None:
+    found = find_units(nn.Linear(4, 4), ("layer",), torch.rand(2, 4))
+    assert found == ()
+    assert list(found.refused.values()) == ["it is in the head, which makes the outputs"]
+    assert "it is in the head" in str(found)
     with pytest.raises(ValueError, match="Expected Linear to have units of kind layer that may go, but there is none"):
-        find_units(nn.Linear(4, 4), ("layer",), torch.rand(2, 4))
+        plan_depth(nn.Linear(4, 4), remove={"layer": 1}, batches=[torch.rand(8, 4)])
 
 
 NO_UNITS: dict[str, tuple[Any, torch.Tensor, str]] = {
@@ -150,8 +154,9 @@ def test_layers_that_are_asked_for_and_are_no_units_say_why(case: str) -> None:
     build, batch, reason = NO_UNITS[case]
     model = build()
     message = f"units of kind layer that may go, but there is none .*{reason}"
-    with pytest.raises(ValueError, match=message):
-        find_units(model, "layer", batch)
+    found = find_units(model, "layer", batch)
+    assert found == ()
+    assert reason in [f"'{path}': {why}" for path, why in found.refused.items()]
     with pytest.raises(ValueError, match=message):
         plan_depth(model, remove={"layer": 1}, batches=[batch])
 
