@@ -10,6 +10,7 @@ import argparse
 import gc
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ def folders(options: argparse.Namespace) -> tuple[Path, ...]:
 
 
 def make_rows(name: str, options: argparse.Namespace, work: Iterable[Work], most: float = float("inf")) -> list[Row]:
-    """Make the rows that are missing while there is time, and return all.
+    """Make the rows that are missing while there is time, and return all; one that fails is left, and said.
 
     Args:
         name: Of the benchmark.
@@ -110,9 +111,13 @@ def make_rows(name: str, options: argparse.Namespace, work: Iterable[Work], most
                 left.append(" ".join(map(str, about.values())))
                 continue
             made = {**about, "over": most}
+        except Exception:  # the rows behind it are worth the minutes that are left
+            traceback.print_exc()
+            left.append(f"{' '.join(map(str, about.values()))} (failed)")
+            continue
         print(without_samples(add(made, own)), flush=True)
     if left:
-        print(f"No time for {len(left)} rows: {'; '.join(left)}.", flush=True)
+        print(f"{len(left)} rows are left: {'; '.join(left)}.", flush=True)
     return [row for path in (own, *others) for row in rows_so_far(path)]
 
 

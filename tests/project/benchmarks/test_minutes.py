@@ -57,10 +57,23 @@ def test_rows_without_time_are_left_and_made_by_the_next_run(
 ) -> None:
     slow = [({"row": "a"}, lambda: {"value": 1}), ({"row": "b"}, endless)]
     assert [row["row"] for row in make_rows("some", options(tmp_path, 0.001), slow)] == ["a"]
-    assert "No time for 1 rows: b." in capsys.readouterr().out
+    assert "1 rows are left: b." in capsys.readouterr().out
     again = [({"row": "a"}, lambda: pytest.fail("made twice")), ({"row": "b"}, lambda: {"value": 2})]
     made = make_rows("some", options(tmp_path, 1), again)
     assert [(row["row"], row["value"]) for row in made] == [("a", 1), ("b", 2)]
+
+
+def broken() -> Any:
+    raise ValueError("Expected something else.")
+
+
+@pytest.mark.usefixtures("unsigned")
+def test_a_row_that_fails_is_left_and_the_next_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = make_rows("some", options(tmp_path, 1), [({"row": "a"}, broken), ({"row": "b"}, lambda: {})])
+    assert [row["row"] for row in made] == ["b"]
+    said = capsys.readouterr()
+    assert "1 rows are left: a (failed)." in said.out
+    assert "ValueError: Expected something else." in said.err
 
 
 @pytest.mark.usefixtures("unsigned")
