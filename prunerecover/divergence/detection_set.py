@@ -1,7 +1,7 @@
-"""Divergence of sets of detections: transformers' DETR-like outputs, whose order says nothing.
+"""Divergence of sets of detections, whose order says nothing: DETR-like queries, and what a detector has picked.
 
-Each query of the dense network is paired with one of the pruned network's, so that the divergence is as small as any
-pairing makes it (Kuhn 1955): a permutation of queries changes nothing. Parts are compared as `detections` describes.
+Each detection of the dense network is paired with one of the pruned network's, so that the divergence is as small as
+any pairing makes it (Kuhn 1955): a permutation changes nothing. Parts are compared as `detections` describes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import reduce
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torch.nn import functional as F
 
 from prunerecover.divergence.detections import Detections, by_part, spread_of, terms_of
 from prunerecover.divergence.terms import LEAST
@@ -31,9 +32,23 @@ def detection_set(dense: Mapping[str, Tensor], pruned: Mapping[str, Tensor]) -> 
     return by_part(ours, theirs.places(pairs(ours, theirs)))
 
 
+def picked_detections(dense: Mapping[str, Tensor], pruned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the divergence of detections that were picked, of which there may be more or fewer.
+
+    Args:
+        dense: "scores", `(N, Q)`, "boxes", `(N, Q, 4)`, and "labels", `(N, Q)`; those of score 0 are none.
+        pruned: The same of the pruned network.
+    """
+    each = dense, pruned
+    number = max(outputs["scores"].shape[1] for outputs in each)
+    classes = 1 + max((int(outputs["labels"].max()) for outputs in each if outputs["labels"].numel()), default=0)
+    ours, theirs = (_picked(outputs, number, classes) for outputs in each)
+    return by_part(ours, theirs.places(pairs(ours, theirs)))
+
+
 @torch.no_grad()
 def pairs(dense: Detections, pruned: Detections) -> Tensor:
-    """Return which query of the pruned network belongs to each of the dense one's, `(N, Q)`."""
+    """Return which detection of the pruned network belongs to each of the dense one's, `(N, Q)`."""
     spread, found = spread_of(dense), []
     for number in range(len(dense.objects)):
         each, all_others = dense.reshaped(lambda x: x[number, :, None]), pruned.reshaped(lambda x: x[number, None])  # noqa: B023  (called at once)
@@ -41,6 +56,13 @@ def pairs(dense: Detections, pruned: Detections) -> Tensor:
         columns = linear_sum_assignment(cost.nan_to_num(posinf=1e30).cpu().numpy())[1]
         found.append(torch.from_numpy(columns).to(dense.objects.device))
     return torch.stack(found)
+
+
+def _picked(outputs: Mapping[str, Tensor], number: int, classes: int) -> Detections:
+    missing = number - outputs["scores"].shape[1]
+    scores, labels = (F.pad(outputs[name], (0, missing)) for name in ("scores", "labels"))
+    boxes = F.pad(outputs["boxes"], (0, 0, 0, missing))
+    return Detections(scores, boxes, F.one_hot(labels.long(), classes).float(), exclusive=True)
 
 
 def _detections(outputs: Mapping[str, Tensor], spare: bool) -> Detections:

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from prunerecover.divergence.terms import one_of, yes_or_no
 
+ALIKE = 1e-4  # of the mean square of boxes: no variance is taken to be less
+
 
 @dataclass(frozen=True)
 class Detections:
@@ -72,6 +74,9 @@ def terms_of(dense: Detections, pruned: Detections, spread: Tensor) -> dict[str,
 
 
 def spread_of(dense: Detections) -> Tensor:
-    """Return the variance of each coordinate of the dense network's boxes, `(4,)`."""
-    variance = dense.boxes.flatten(0, -2).var(0, correction=0)
-    return variance.clamp_min(torch.finfo(variance.dtype).tiny)
+    """Return the variance of each coordinate of the dense network's boxes, `(4,)`; a little where all are alike."""
+    boxes = dense.boxes[dense.objects > 0]
+    if not len(boxes):
+        return dense.boxes.new_ones(dense.boxes.shape[-1])
+    variance = boxes.var(0, correction=0)
+    return variance.clamp_min(max(ALIKE * float(boxes.square().mean()), torch.finfo(variance.dtype).tiny))

@@ -1,20 +1,23 @@
 """What of a network's output is compared: one tensor, or the parts of an output whose structure is known.
 
 Known by the names that libraries give them: transformers' detectors, several heads, embeddings and dense predictions,
-torchvision's segmentation, and networks that return a plain dict or tuple of heads. All else is one tensor.
+torchvision's detectors and segmentation, and networks that return a plain dict or tuple of heads. All else is one
+tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from prunerecover.model.batches import ModelInputs, predictions_of, without_padding
 from prunerecover.refusal import Refusal
 
+PICKED = "picked_detections"  # structure of what torchvision's detectors return, of which each image has its own number
 PIXELS, DEPTHS = "out", "predicted_depth"  # torchvision's segmentation; transformers' estimates of depth
 
 
@@ -61,7 +64,7 @@ def compared(output: Any) -> Outputs:
     if isinstance(output, Mapping):
         found = _named(output)
     elif isinstance(output, tuple | list):
-        found = _heads({str(number): head for number, head in enumerate(output)}, alike=True)
+        found = _picked(output) or _heads({str(number): head for number, head in enumerate(output)}, alike=True)
     return predictions_of(output) if found is None else found
 
 
@@ -83,7 +86,7 @@ def unpadded(outputs: Outputs, inputs: ModelInputs) -> Outputs:
 def comparable(outputs: Outputs, samples: int) -> bool:
     """Whether all outputs are numbers with a fraction, and as many as there are samples.
 
-    The boxes that a detector has picked are others for every copy, and the number of a class has no neighbours.
+    The number of a class has no neighbours.
     """
 
     def is_comparable(output: Tensor) -> bool:
@@ -99,8 +102,11 @@ def by_sample(outputs: Outputs, samples: int) -> bool:
 
 
 def check_alike(dense: Outputs, pruned: Outputs) -> None:
-    """Raise OtherShape unless both have the same parts of the same shapes."""
-    shapes = [{name: tuple(each.shape) for name, each in tensors_of(outputs).items()} for outputs in (dense, pruned)]
+    """Raise OtherShape unless both have the same parts of the same shapes, but for the number of picked detections."""
+    dims = 1 if isinstance(dense, Parts) and dense.structure == PICKED else None
+    shapes = [
+        {name: tuple(each.shape[:dims]) for name, each in tensors_of(outputs).items()} for outputs in (dense, pruned)
+    ]
     if shapes[0] != shapes[1]:
         wanted, got = (next(iter(by.values())) if list(by) == [""] else by for by in shapes)
         raise OtherShape(
@@ -131,6 +137,14 @@ def _named(output: Mapping[str, Any]) -> Parts | None:
     named = {name: value for name, value in given.items() if name.endswith("_logits")}
     plain = type(output) is dict and len(given) == len(output)
     return _heads(named) or (_heads({n: v for n, v in given.items() if not n.startswith("aux")}) if plain else None)
+
+
+def _picked(output: Sequence[Any]) -> Parts | None:
+    """Return what a detector has picked of each image, filled up with detections of score 0; None: it picks nothing."""
+    names = ("scores", "boxes", "labels")
+    if not output or not all(isinstance(one, Mapping) and one.keys() >= {*names} for one in output):
+        return None
+    return Parts(PICKED, {name: pad_sequence([one[name].float() for one in output], True) for name in names})
 
 
 def _heads(heads: Mapping[str, Any], *, alike: bool = False) -> Parts | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from prunerecover.divergence import terms
 from prunerecover.divergence.detection_map import detection_map, layout_of
-from prunerecover.divergence.detection_set import detection_set
+from prunerecover.divergence.detection_set import detection_set, picked_detections
 from prunerecover.divergence.outputs import Outputs, Parts, check_alike
 
 Divergence = Callable[[Any, Any], Tensor | Mapping[str, Tensor]]
@@ -51,6 +51,7 @@ DIVERGENCES: dict[str, Divergence] = {
     "dense_prediction": of_tensors(terms.pixels),
     "detection_map": of_tensors(detection_map),
     "detection_set": detection_set,
+    "picked_detections": picked_detections,
     "heads": heads,
 }
 _chosen: ContextVar[str | Divergence | None] = ContextVar("divergence", default=None)

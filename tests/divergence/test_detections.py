@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 from prunerecover.divergence.detection_map import MapLayout, detection_map, layout_of
 from prunerecover.divergence.detection_set import _detections, detection_set
 from prunerecover.divergence.detections import by_part
-from prunerecover.divergence.registry import total
+from prunerecover.divergence.outputs import Outputs, comparable, compared
+from prunerecover.divergence.registry import output_divergence, output_parts, total
+from prunerecover.divergence.terms import LEAST
 
 GRID, CLASSES = 8, 5
 
@@ -111,6 +114,27 @@ def test_a_permutation_of_queries_changes_nothing(spare: bool) -> None:
         assert value.item() == pytest.approx(same[name].item(), rel=1e-6)
     mixed = {name: value[:, [2, 0, 3, 1]] for name, value in dense.items()}
     assert total(detection_set(dense, mixed)) == 0
+
+
+def test_picked_detections_are_sets_of_any_number() -> None:
+    def picked(*numbers: int) -> Outputs:
+        boxes = torch.tensor([[0.0, 0, 9, 9], [20, 20, 60, 40], [70, 10, 90, 50]])
+        labels, scores = torch.tensor([1, 2, 2]), torch.tensor([0.9, 0.8, 0.7])
+        one = {"boxes": boxes[list(numbers)], "labels": labels[list(numbers)], "scores": scores[list(numbers)]}
+        return compared([one])
+
+    dense = picked(0, 1, 2)
+    assert output_divergence(dense, picked(2, 0, 1)).item() == pytest.approx(0, abs=1e-6)
+    found = output_parts(dense, picked(1, 0))
+    assert isinstance(found, dict)
+    missing = 0.7 * math.log(0.7 / LEAST) + 0.3 * math.log(0.3)  # the third is not there: nothing else is wrong
+    assert found["objects"].item() == pytest.approx(missing / 2.4, rel=1e-3)
+    more = output_parts(picked(0, 1), dense)
+    assert isinstance(more, dict)
+    assert more["objects"].item() == pytest.approx(-math.log(0.3) / 1.7, rel=1e-3)
+    assert more["boxes"] == more["classes"] == 0
+    assert output_divergence(picked(), picked()).item() == 0
+    assert comparable(picked(), 1)
 
 
 def test_queries_are_paired_as_well_as_any_pairing_does() -> None:

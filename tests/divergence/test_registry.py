@@ -72,6 +72,10 @@ STRUCTURES: dict[str, tuple[Any, str]] = {
     "YOLO's places beside its maps": ((yolo(), [torch.randn(2, 5, 8, 8)]), "detection_map"),
     "places before channels": (yolo().transpose(1, 2), "detection_map"),
     "queries": ({"logits": torch.randn(2, 6, 4), "pred_boxes": torch.rand(2, 6, 4)}, "detection_set"),
+    "what a detector has picked": (
+        [{"boxes": 99 * torch.rand(n, 4), "labels": torch.arange(n) % 3, "scores": torch.rand(n)} for n in (3, 0, 2)],
+        "picked_detections",
+    ),
     "classes of pixels": ({"logits": torch.randn(2, 5, 4, 4)}, "dense_prediction"),
     "torchvision's pixels": ({"out": torch.randn(2, 5, 4, 4), "aux": torch.randn(2, 5, 4, 4)}, "dense_prediction"),
     "depths": ({"predicted_depth": torch.rand(2, 4, 4)}, "relative"),
@@ -100,7 +104,8 @@ def test_divergence_is_learnt_from(what: str) -> None:
         return (tensor + 0.1 * torch.rand_like(tensor)).requires_grad_()
 
     pruned = dense.each(moved) if isinstance(dense, Parts) else moved(dense)
-    leaves = list(pruned.tensors.values()) if isinstance(pruned, Parts) else [pruned]
+    named = pruned.tensors if isinstance(pruned, Parts) else {"": pruned}
+    leaves = [tensor for name, tensor in named.items() if name != "labels"]
     gradients = torch.autograd.grad(output_divergence(dense, pruned), leaves)
     assert all(gradient.isfinite().all() and gradient.abs().sum() > 0 for gradient in gradients)
 
