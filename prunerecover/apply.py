@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from prunerecover.calibration.block_maps import refit_in_order
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
 from prunerecover.depth.units import find_units
@@ -17,7 +18,7 @@ from prunerecover.model.batches import Batches, CalibrationSet, listed
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import unwrap
-from prunerecover.plan.edits import Edit, Fold, Replace
+from prunerecover.plan.edits import Bypass, Edit, Fold, Replace
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.recovery.dense_reference import as_dense_reference
@@ -85,11 +86,21 @@ def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int | None 
 
         def depth(done: Sequence[Edit], stage: Sequence[Edit], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             fitted = [edit for edit in stage if isinstance(edit, Replace | Fold) and edit.tensors]
-            return _fit_depth(judge.pruned(done, tensors), stage, fitted, samples, seed) if fitted else {}
+            if fitted:
+                return _fit_depth(judge.pruned(done, tensors), stage, fitted, samples, seed)
+            return _fit_maps(judge.pruned(done, tensors), stage, samples)
 
         tensors = fitted_in_stages(plan.edits, samples.whole, judge, depth)
     source = plan.source.model_copy(update={"weights": weights_hash(model)})
     return plan.model_copy(update={"source": source}).with_tensors(tensors)
+
+
+def _fit_maps(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet) -> dict[str, Tensor]:
+    """Return the tensors of maps that blocks of a stage leave; the model is as the stage finds it."""
+    mapped = [edit for edit in stage if isinstance(edit, Bypass) and edit.tensors]
+    maps = refit_in_order(model, stage, samples.fit) if mapped else {}
+    values = ((edit, maps[path].tensors) for edit in mapped for path in edit.modules if path in maps)
+    return {key: value.cpu() for edit, own in values for key, value in zip(edit.tensors, own.values(), strict=True)}
 
 
 def _fit_depth(

@@ -8,7 +8,9 @@ from functools import partial
 
 from torch import nn
 
+from prunerecover.calibration.block_maps import numbered
 from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig, check_ignore, not_ignored
+from prunerecover.depth.graph_maps import fit_alone, refit_together
 from prunerecover.depth.layers import scores as graph_scores
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
@@ -55,6 +57,8 @@ class GraphPlanner(DepthPlanner):
         self.removals, self.units = units_that_may_go(self.model, self.example, self.kinds, self.config)
         with progress("running the dense network"):
             self.variants = Variants(self.removals, self._objective(), self.store)
+        if self.config.replace == "calibrated" and self.samples.enough:
+            fit_alone(self.variants, self.samples)
         self._saved: dict[tuple[str, float | None, frozenset[str]], float] = {}
 
     def blocks_left_as_identity(self) -> list[str]:
@@ -72,12 +76,12 @@ class GraphPlanner(DepthPlanner):
 
     def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
         scores, chosen = self._choose(budget, units)
-        return Decision(
-            with_blocks_taken_out(self.model, self.example, self.removals.edits(chosen)),
-            {name: value for name, value in scores.items() if math.isfinite(value)},
-            self._divergence(chosen),
-            chosen,
-        )
+        divergence = self._divergence(chosen)
+        refit_together(self.variants, self.samples, chosen)
+        edits = with_blocks_taken_out(self.model, self.example, self.removals.edits(chosen))
+        edits, tensors = numbered(edits, self.removals.maps)
+        finite = {name: value for name, value in scores.items() if math.isfinite(value)}
+        return Decision(edits, finite, divergence, chosen, tensors)
 
     def _divergence(self, chosen: Sequence[Unit]) -> dict[str, float]:
         """Return the divergence of the output by the unit that went last; none if what it detects has another shape."""

@@ -170,16 +170,19 @@ class Pool(Replacement):
 
 
 def replacement_for(
-    leaves: str, returns: int = 1, dim: int = 0, window: tuple[tuple[int, ...], ...] = ()
+    leaves: str, returns: int = 1, dim: int = 0, window: tuple[tuple[int, ...], ...] = (), channels: int = 0
 ) -> Replacement:
-    """Return the module without parameters that takes the place of another.
+    """Return the module that takes the place of another.
 
     Args:
-        leaves: What it answers with: "identity", "copy", "zero", "zeros", "one", "empty" or "pool".
+        leaves: What it answers with: "identity", "copy", "zero", "zeros", "one", "empty", "pool" or "affine".
         returns: How many values the replaced module returned.
-        dim: Of "empty": the dimension.
+        dim: Of "empty": the dimension; of "affine": that of the channels.
         window: Of "pool": kernel size, stride and padding.
+        channels: Of "affine": how many there are.
     """
+    if leaves == "affine":
+        return Affine(channels, returns, dim)
     if leaves == "empty":
         return Empty(dim, returns)
     if leaves == "pool":
@@ -190,21 +193,29 @@ def replacement_for(
 
 
 class Affine(Replacement):
-    """A linear map fitted on calibration data, `(..., C) -> (..., C)`: y = W x + b.
+    """A linear map of channels fitted on calibration data: y = W x + b.
 
     Args:
-        dim: C.
+        channels: Their number, C.
         returns: How many values the replaced module returned.
+        dim: Dimension along which they lie: -1, `(..., C)`, or 1, `(N, C, ...)` with up to three more.
+
+    >>> Affine(3, dim=1)(torch.ones(2, 3, 4, 4)).shape
+    torch.Size([2, 3, 4, 4])
     """
 
-    def __init__(self, dim: int, returns: int = 1) -> None:
+    def __init__(self, channels: int, returns: int = 1, dim: int = -1) -> None:
         super().__init__(returns)
-        self.weight = nn.Parameter(torch.eye(dim))
-        self.bias = nn.Parameter(torch.zeros(dim))
+        self.dim = dim
+        self.weight = nn.Parameter(torch.eye(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
 
     def compute(self, x: Tensor) -> Tensor:
         """Apply the map."""
-        return nn.functional.linear(x, self.weight, self.bias)
+        if self.dim == -1 or x.ndim == 2:
+            return F.linear(x, self.weight, self.bias)
+        convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.ndim]
+        return convolve(x, self.weight.view(*self.weight.shape, *[1] * (x.ndim - 2)), self.bias)
 
 
 class Constant(Replacement):

@@ -64,18 +64,35 @@ class Bypass(EditRecord):
 
     Attributes:
         modules: What takes the place of each module, by path.
+        tensors: Keys of the fitted weight and bias, if one of these is an affine map.
     """
 
     op: Literal["bypass"] = "bypass"
     unit: str
     kind: Literal["block", "attention", "mlp", "activation", "layer"]
     modules: StandIns
+    tensors: Items[str] = ()
 
     @property
     def leaves(self) -> str:
         """What stands in the unit's place, in one word."""
         held = {stand_in.leaves for stand_in in self.modules.values()}
-        return next((leaves for leaves in ("pool", "zero", "zeros") if leaves in held), "identity")
+        return next((leaves for leaves in ("affine", "pool", "zero", "zeros") if leaves in held), "identity")
+
+    @model_validator(mode="after")
+    def _has_one_map_to_fit(self) -> Bypass:
+        maps = sum(stand_in.leaves == "affine" for stand_in in self.modules.values())
+        if maps > 1 or (self.tensors and not maps):
+            raise ValueError(
+                f"Expected fitted tensors of one affine map at most, but got {len(self.tensors)} for {maps} in the "
+                f"place of '{self.unit}'. Was the plan edited?"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_no_tensors(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = handler(self)
+        return found if self.tensors else {name: value for name, value in found.items() if name != "tensors"}
 
 
 class Patch(EditRecord):
@@ -247,4 +264,4 @@ class Reroute(EditRecord):
 _AnyEdit = Remove | Replace | Merge | Config | Narrow | Rewrite | FreeHeads | Bypass | Patch | Reroute | Fold
 Edit = Annotated[_AnyEdit, Field(discriminator="op")]
 OPS = tuple(edit.model_fields["op"].default for edit in get_args(_AnyEdit))
-FITTED = (Replace, Narrow, Fold)  # what may need tensors
+FITTED = (Replace, Narrow, Fold, Bypass)  # what may need tensors

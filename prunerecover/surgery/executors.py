@@ -189,11 +189,14 @@ def _(edit: Reroute, context: EditContext) -> None:
 
 @execute.register
 def _(edit: Bypass | Patch, context: EditContext) -> None:
+    if "" in edit.modules:
+        raise ValueError("Expected the path of a module inside the network, but got the network itself.")
     for path, stand_in in edit.modules.items():
-        if not path:
-            raise ValueError("Expected the path of a module inside the network, but got the network itself.")
-        new = replacement_for(stand_in.leaves, stand_in.returns, stand_in.dim, stand_in.window)
-        carry_attributes(get_module(context.model, path), new)
+        old = get_module(context.model, path)
+        new = replacement_for(stand_in.leaves, stand_in.returns, stand_in.dim, stand_in.window, stand_in.channels)
+        if isinstance(new, Affine) and isinstance(edit, Bypass):
+            context.register(new, _likes(old), _values(context, edit))
+        carry_attributes(old, new)
         context.replace_module(path, new)
     for path, attribute, value in settings_without_fusion(context.model, edit.modules):
         context.journal.set_attribute(context.model, path, attribute, value)
@@ -254,16 +257,10 @@ def _replace_activation(context: EditContext, edit: Replace) -> None:
 
 def _replace_branch(context: EditContext, edit: Replace) -> None:
     branch = _branch(context.model, edit.unit, edit.kind)
-    matrix, vector = matrix_and_vector(get_module(context.model, branch.path))
-    stand_in: nn.Module
-    if edit.leaves == "identity":
-        stand_in = PassThrough(branch.returns)
-    elif edit.leaves == "affine":
-        stand_in = Affine(branch.dim, branch.returns)
-        context.register(stand_in, {"weight": matrix, "bias": vector}, _values(context, edit))
-    else:
-        stand_in = Constant(branch.dim, branch.returns)
-        context.register(stand_in, {"bias": vector}, _values(context, edit))
+    stand_in: nn.Module = PassThrough(branch.returns)
+    if edit.leaves != "identity":
+        stand_in = (Affine if edit.leaves == "affine" else Constant)(branch.dim, branch.returns)
+        context.register(stand_in, _likes(get_module(context.model, branch.path)), _values(context, edit))
     context.replace_module(branch.path, stand_in)
     if edit.leaves == "identity":
         context.replace_by_identity(through_last_matrix(context.model, branch.then))
@@ -271,7 +268,12 @@ def _replace_branch(context: EditContext, edit: Replace) -> None:
         context.replace_by_identity(branch.then if edit.leaves == "affine" else branch.followers)
 
 
-def _values(context: EditContext, edit: Replace) -> dict[str, Tensor]:
+def _likes(old: nn.Module) -> dict[str, Parameter]:
+    """Return the parameters of a module that the weight and the bias of a map in its place are made like."""
+    return dict(zip(PARAMETERS["affine"], matrix_and_vector(old), strict=True))
+
+
+def _values(context: EditContext, edit: Replace | Bypass) -> dict[str, Tensor]:
     if context.tensors is None:
         return {}
     named = [key.rpartition(".")[2] for key in edit.tensors]
@@ -286,10 +288,8 @@ def _values(context: EditContext, edit: Replace) -> dict[str, Tensor]:
 @execute.register
 def _(edit: Merge, context: EditContext) -> None:
     new = merged_linear(context.model, edit)
-    places = list(filter(None, dict.fromkeys((edit.into, *edit.from_, edit.norm, edit.scale))))
-    before = {path: get_module(context.model, path) for path in places}
-    matrix, vector = matrix_and_vector(before[edit.into])
-    context.register(new, {"weight": matrix, "bias": vector}, dict(new.named_parameters()))
+    before = {p: get_module(context.model, p) for p in (edit.into, *edit.from_, edit.norm, edit.scale) if p}
+    context.register(new, _likes(before[edit.into]), dict(new.named_parameters()))
     context.replace_module(edit.into, new)
     context.replace_by_identity(path for path in edit.from_ if path != edit.into)
     if edit.norm is not None:

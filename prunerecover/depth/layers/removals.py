@@ -9,6 +9,7 @@ from itertools import chain
 
 from torch import Tensor, nn
 
+from prunerecover.calibration.block_maps import BlockMap
 from prunerecover.cost.macs import macs_by_module
 from prunerecover.depth.family.units import family_units
 from prunerecover.depth.layers.patching import Dropped, patches
@@ -27,7 +28,7 @@ from prunerecover.model.batches import ModelInputs
 from prunerecover.model.linears import linear_shape
 from prunerecover.model.paths import get_module, is_within
 from prunerecover.plan.edit_parts import StandIn
-from prunerecover.plan.edits import Bypass, Edit, Patch, Remove, Replace, Rewrite
+from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Remove, Replace, Rewrite
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
 from prunerecover.width.groups.discovery import FoundGroups, find_groups
@@ -51,6 +52,7 @@ class Removals:
         units: In order of execution.
         refused: Why layers, branches and blocks that were seen are no units, by path.
         block_lists: Blocks of one container each, of which one stays.
+        maps: Fitted maps that blocks leave, by path; blocks without one leave an identity.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Removals:
         self.model, self.example, self.kinds, self.importance = model, example, tuple(kinds), importance
         self.graph = trace_graph(model, example)
         self.refused: dict[str, str] = {}
+        self.maps: dict[str, BlockMap] = {}
         self._branches: dict[str, GraphUnit] = {}
         self._pairs: dict[str, LinearPair] = {}
         self._companions = Companions(model, example, self.graph)
@@ -120,7 +123,7 @@ class Removals:
         state = self.after(layers, blocks)
         pairs = [self._pairs[unit.name] for unit in branches if unit.name in self._pairs]
         family = [unit for unit in branches if unit.name not in self._branches and unit.name not in self._pairs]
-        taken = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules) for unit in graph_units]  # type: ignore[arg-type]
+        taken = [self._bypass(unit, state.edits) for unit in graph_units]
         taken += [bypass(pair) for pair in pairs]
         merged = [] if in_place else [merge(pair) for pair in pairs]
         taken_out = tuple(f"{path}." for unit in graph_units for path in unit.modules)
@@ -143,6 +146,10 @@ class Removals:
         except ValueError as error:  # no block would stay
             raise NotRemovable(str(error)) from error
         return (*removed, *rewrites, *own, *taken, *finishing, *merged, *gone)
+
+    def units_on_graph(self) -> tuple[GraphUnit, ...]:
+        """Return blocks and branches that the graph shows, in order of execution."""
+        return tuple(self._branches.values())
 
     def why_not(self, units: Sequence[Unit], *, run: bool = False) -> str:
         """Return why these units cannot be taken out together, in this order; empty if they can.
@@ -228,6 +235,13 @@ class Removals:
             self.refused[unit.name] = str(error)
             return False
         return True
+
+    def _bypass(self, unit: GraphUnit, before: Sequence[Edit]) -> Bypass:
+        """Return the edit that takes a unit out; its map stands in for it, unless other layers change its widths."""
+        narrowed = (part.tensor for edit in before if isinstance(edit, Narrow) for part in edit.group)
+        if unit.name in self.maps and not any(is_within(tensor, unit.name) for tensor in narrowed):
+            return self.maps[unit.name].edit(unit.modules[unit.name].returns)
+        return Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules)  # type: ignore[arg-type]
 
     def _runs_without(self, unit: GraphUnit) -> bool:
         """Try the network without a unit whose inner shapes only a run can tell."""

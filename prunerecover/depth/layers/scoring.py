@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from prunerecover.calibration.block_maps import tensors_of
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.importance.context import Loss
@@ -49,8 +50,8 @@ class GraphContext:
             NotRemovable: If they cannot go.
         """
         removals = self.variants.removals
-        network = share_copy(removals.model)
-        return network, apply_edits(network, removals.edits([*self.gone, *more], in_place=True))
+        network, edits = share_copy(removals.model), removals.edits([*self.gone, *more], in_place=True)
+        return network, apply_edits(network, edits, tensors_of(edits, removals.maps))
 
     def score_each(self, score: Callable[[Unit], float]) -> Scores:
         """Return the score of each unit; infinite for those that cannot go."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from prunerecover.calibration.block_maps import tensors_of
 from prunerecover.calibration.held_out import Cost
 from prunerecover.depth.layers.prefix import PrefixRunner
 from prunerecover.depth.layers.pruned_graph import NotRemovable
@@ -20,6 +21,7 @@ from prunerecover.depth.search.search_store import SearchStore
 from prunerecover.importance.registry import check_unit_scores
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
+from prunerecover.model.replacements import Affine
 from prunerecover.plan.units import Unit, names_of
 from prunerecover.surgery.apply_edits import Applied, edited
 
@@ -70,6 +72,13 @@ class Variants:
             NotRemovable: If the widths around a layer cannot be reconciled.
         """
         return self._divergence(units, None)
+
+    def held_out(self, units: Sequence[Unit]) -> float:
+        """Return the divergence without some units on the samples that nothing is fitted to; infinite if they stay."""
+        try:
+            return self._measured(units, self.objective.few, None)
+        except NotRemovable:
+            return math.inf
 
     def rough(self, moves: Sequence[Move]) -> list[float]:
         """Return about the divergence without the units of each move, on a few samples; infinite if they cannot go."""
@@ -146,7 +155,8 @@ class Variants:
     @contextmanager
     def _without(self, units: Sequence[Unit]) -> Iterator[Signature]:
         """Take units out of the twin inside a `with` block; yields what tells the network that is left from others."""
-        with edited(self._twin, self.removals.edits(units, in_place=True)) as applied:
+        edits = self.removals.edits(units, in_place=True)
+        with edited(self._twin, edits, tensors_of(edits, self.removals.maps)) as applied:
             yield _signature(self._twin, applied)
 
     def _first_change(self, signature: Signature) -> int:
@@ -170,9 +180,16 @@ def _signature(network: nn.Module, applied: Applied) -> Signature:
     found: Signature = {}
     for path, module in network.named_modules():
         held = (*module._parameters.items(), *module._buffers.items())
-        tensors = tuple((name, *_identity(tensor, applied)) for name, tensor in held if tensor is not None)
+        told = _value if isinstance(module, Affine) else partial(_identity, applied=applied)
+        tensors = tuple((name, *told(tensor)) for name, tensor in held if tensor is not None)
         found[path] = (type(module).__name__, getattr(module, "rerouted", ()), tensors)
     return found
+
+
+def _value(tensor: Tensor) -> tuple[float, float]:
+    """Tell fitted tensors apart, which are made anew each time."""
+    values = tensor.detach().double()
+    return float(values.sum()), float(values.square().sum())
 
 
 def _identity(tensor: Tensor, applied: Applied) -> tuple[Any, ...]:

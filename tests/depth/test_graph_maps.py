@@ -1,0 +1,170 @@
+"""Blocks that only the graph knows leave fitted maps, where these change the output less than an identity."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from prunerecover import (
+    Budget,
+    Plan,
+    apply_plan,
+    load_pruned,
+    merge,
+    plan_depth,
+    save_pruned,
+    update_optimizer,
+)
+from prunerecover.apply import refit_plan
+from prunerecover.model.replacements import Affine
+from prunerecover.plan.edit_parts import StandIn
+from prunerecover.plan.edits import Bypass
+
+
+class Mixing(nn.Module):
+    """A residual block without anything nonlinear: an affine map is all of it."""
+
+    def __init__(self, channels: int, images: bool) -> None:
+        super().__init__()
+        inner = 2 * channels
+        self.a = nn.Conv2d(channels, inner, 1) if images else nn.Linear(channels, inner)
+        self.b = nn.Conv2d(inner, channels, 1) if images else nn.Linear(inner, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(self.a(x))  # type: ignore[no-any-return]
+
+
+class Bent(Mixing):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(self.a(x).relu())  # type: ignore[no-any-return]
+
+
+def network(block: type[Mixing], images: bool = True, blocks: int = 4) -> nn.Module:
+    torch.manual_seed(0)
+    stem: nn.Module = nn.Conv2d(3, 6, 3) if images else nn.Linear(3, 6)
+    pooled = [nn.AdaptiveAvgPool2d(1), nn.Flatten()] if images else []
+    return nn.Sequential(
+        stem, nn.Sequential(*(block(6, images) for _ in range(blocks))), *pooled, nn.Linear(6, 5)
+    ).eval()
+
+
+def samples(images: bool = True) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn((16, 3, 9, 9) if images else (16, 7, 3), generator=generator) for _ in range(4)]
+
+
+def pruned(dense: nn.Module, plan: Plan) -> nn.Module:
+    copied = copy.deepcopy(dense)
+    apply_plan(copied, plan)
+    return copied
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_linear_blocks_are_what_they_were(images: bool) -> None:
+    dense, batches = network(Mixing, images), samples(images)
+    plan = plan_depth(dense, remove={"block": 3}, batches=batches)
+    assert [edit.leaves for edit in plan.edits if isinstance(edit, Bypass)] == ["affine"] * 3
+    x = samples(images)[0] * 2
+    kept = (pruned(dense, plan)(x) - dense(x)).abs().max() / dense(x).abs().max()
+    bare = pruned(dense, plan_depth(dense, remove={"block": 3}, batches=batches, replace="identity"))
+    assert kept < 0.05 < (bare(x) - dense(x)).abs().max() / dense(x).abs().max()
+
+
+@pytest.fixture(scope="module")
+def bent() -> tuple[nn.Module, Plan]:
+    dense = network(Bent)
+    return dense, plan_depth(dense, remove={"block": 2}, batches=samples())
+
+
+def test_a_map_is_left_where_it_is_nearer_than_an_identity(bent: tuple[nn.Module, Plan]) -> None:
+    dense, plan = bent
+    bare = plan_depth(dense, remove={"block": 2}, batches=samples(), replace="identity")
+    assert not bare.tensors
+    assert plan.tensors
+    x = torch.cat(samples())
+
+    def divergence(network: nn.Module) -> float:
+        log_p, log_q = dense(x).log_softmax(-1), network(x).log_softmax(-1)
+        return float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
+
+    assert divergence(pruned(dense, plan)) < 0.5 * divergence(pruned(dense, bare))
+
+
+def test_what_is_saved_opens_with_the_same_bits(bent: tuple[nn.Module, Plan], tmp_path: Path) -> None:
+    dense, plan = bent
+    x, wanted = samples()[0], pruned(dense, plan)
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again == plan
+    assert torch.equal(pruned(dense, again)(x), wanted(x))
+    save_pruned(wanted, plan, tmp_path / "pruned")
+    assert torch.equal(load_pruned(tmp_path / "pruned", network(Bent))(x), wanted(x))
+    merged = copy.deepcopy(wanted)
+    merge(merged)
+    torch.testing.assert_close(merged(x), wanted(x))
+
+
+def test_maps_are_refitted_to_other_weights(bent: tuple[nn.Module, Plan]) -> None:
+    _, plan = bent
+    other = network(Bent)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.3)
+    again = refit_plan(other, plan, samples())
+    x = samples()[0]
+    stale, fresh = (
+        (pruned(other, one)(x) - other(x)).square().mean() for one in (again.with_tensors(plan.tensors), again)
+    )
+    assert fresh < 0.9 * stale
+
+
+def test_maps_train_in_the_group_of_the_block(bent: tuple[nn.Module, Plan]) -> None:
+    dense, plan = bent
+    copied = copy.deepcopy(dense)
+    optimizer = torch.optim.SGD(
+        [{"params": copied[1].parameters(), "lr": 0.1}, {"params": copied[3].parameters()}], 0.2
+    )
+    update_optimizer(optimizer, apply_plan(copied, plan))
+    maps = [module for module in copied.modules() if isinstance(module, Affine)]
+    held = {parameter for parameter in optimizer.param_groups[0]["params"]}
+    assert len(maps) == 2
+    assert all(parameter in held for one in maps for parameter in one.parameters())
+    before = maps[0].weight.detach().clone()
+    copied(samples()[0]).square().mean().backward()
+    optimizer.step()
+    assert not torch.equal(maps[0].weight, before)
+
+
+def test_a_share_counts_what_maps_cost() -> None:
+    dense = network(Bent)
+    plan = plan_depth(dense, Budget(macs=0.3), batches=samples())
+    used = plan.evidence["removed_share"]
+    maps = sum(isinstance(edit, Bypass) and edit.leaves == "affine" for edit in plan.edits)
+    block, stem = 49 * (2 * 6 * 12), 49 * 27 * 6
+    assert maps
+    assert used["live"] == pytest.approx(maps * (block - 49 * 36) / (stem + 4 * block + 30))
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (4, 3, 5, 5), (4, 3, 2, 2, 2)])
+def test_a_map_of_dimension_1_is_the_one_of_the_last_moved(shape: tuple[int, ...]) -> None:
+    first, last = Affine(3, dim=1), Affine(3)
+    weight, bias, x = torch.randn(3, 3), torch.randn(3), torch.randn(shape)
+    for one in (first, last):
+        one.weight.data, one.bias.data = weight.clone(), bias.clone()
+    torch.testing.assert_close(first(x), last(x.movedim(1, -1)).movedim(-1, 1))
+
+
+def test_maps_of_no_channels_are_refused() -> None:
+    with pytest.raises(ValueError, match="Expected an affine map of some channels along dimension 1 or -1, but got 0"):
+        StandIn(leaves="affine", dim=1)
+    with pytest.raises(ValueError, match="but got 4 along dimension 1 for 'identity'"):
+        StandIn(dim=1, channels=4)
+
+
+def test_tensors_of_no_map_are_refused() -> None:
+    with pytest.raises(ValueError, match="Expected fitted tensors of one affine map at most, but got 1 for 0"):
+        Bypass(unit="a", kind="block", modules={"a": StandIn()}, tensors=("e0.weight",))
