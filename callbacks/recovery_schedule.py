@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
+from prunerecover.callbacks.calibration.best_share import best_share_in_trainer
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.callbacks.pruning import SHARDED
 from prunerecover.callbacks.scheduled import ScheduledCallback
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.recovery.scaled_steps import ScaledSteps
-from prunerecover.recovery.schedule import WARMUP, RecoveryCurve, Shape
+from prunerecover.recovery.schedule import DECAY, WARMUP, RecoveryCurve, Shape
 
 LOGGED = "recovery_factor"
 
@@ -29,34 +32,56 @@ class RecoverySchedule(LedgerCallback):
 
     Without Lightning: `recovery_schedule`.
 
+    Rates that were set for a dense network are often too high for a damaged one. So right after each surgery a few
+    training steps are tried at the rates as they are, at half of them, and so on down to a sixteenth, and taken back;
+    the share with the lowest loss is multiplied with all that follows. Under manual optimization, which does not say
+    its loss, and with sharded strategies nothing is tested.
+
     Args:
         warmup: Steps of the warm-up (a whole number), or their share of the steps until the next surgery or the end (a
-            number below 1); at most all of them.
+            number below 1); at most all of them. None: 0.1 where rates are tested, else 0.5.
         shape: "linear" or "cosine", of the decay.
+        decay: Share of the steps, the last ones, in which the rate falls; 0: it does not. None: 0.3 where rates are
+            tested, else 1.
+        lr: "auto": rates are tested; None: they are not.
 
     Raises:
-        TypeError: If `warmup` is no number.
+        TypeError: If `warmup` or `decay` is no number.
         ValueError: If an argument is out of range.
     """
 
-    def __init__(self, warmup: int | float = WARMUP, shape: Shape = "linear") -> None:
-        self.settings = RecoveryCurve(warmup, shape)
+    def __init__(
+        self,
+        warmup: int | float | None = None,
+        shape: Shape = "linear",
+        decay: float | None = None,
+        lr: Literal["auto"] | None = "auto",
+    ) -> None:
+        if lr not in (None, "auto"):
+            raise ValueError(
+                f"Expected argument lr to be 'auto' or None, but got {lr!r}. The rate is that of your optimizer; set "
+                "it there."
+            )
+        self.warmup, self.shape, self.decay, self.lr = warmup, shape, decay, lr
+        self._curve(tested=True)  # checks the arguments
         self._begun: dict[str, int] = {}
+        self._shares: dict[int, float] = {}  # that tests chose, by the number of events before
         self._steps: ScaledSteps | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Expect another fit, unless a checkpoint says when this one began."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            self._begun = {}
+            self._begun, self._shares = {}, {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Keep in checkpoints what there was when the fit began."""
-        return dict(self._begun)
+        """Keep in checkpoints what there was when the fit began, and what tests have chosen."""
+        return {**self._begun, **({"shares": dict(self._shares)} if self._shares else {})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the fit that is resumed."""
         self._begun = dict(state_dict)
+        self._shares = self._begun.pop("shares", {})  # type: ignore[assignment]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note where the fit begins; refuse one whose end or whose steps are not known.
@@ -99,21 +124,39 @@ class RecoverySchedule(LedgerCallback):
         self._detach()
 
     def _factor(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch_idx: int) -> float:
-        """Return the factor of a batch; all of it is counted off the trainer and the ledger."""
+        """Return the factor of a batch; all but the tested share is counted off the trainer and the ledger."""
         done = Ledger.of(pl_module).events[self._begun["events"] :]
         pruning = [c for c in trainer.callbacks if isinstance(c, ScheduledCallback)]  # type: ignore[attr-defined]
         coming = [epoch for c in pruning if (epoch := c.next_surgery(trainer, pl_module)) is not None]
         if coming and not done:
             return 1.0
+        tested = self.lr == "auto" and _is_testable(trainer, pl_module)
+        share = self._tested(trainer, pl_module, len(done)) if tested else 1.0
+        curve = self._curve(tested)
         epoch, step = (done[-1].epoch, done[-1].step) if done else (self._begun["epoch"], self._begun["step"])
         most = math.inf if trainer.max_steps == -1 else trainer.max_steps - step
         if math.isinf(trainer.num_training_batches):
-            return self.settings.factor(trainer.global_step - step, int(most))
+            return share * curve.factor(trainer.global_step - step, int(most))
         per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         last = trainer.max_epochs if trainer.max_epochs not in (None, -1) else math.inf
         steps = min((min([last, *coming]) - epoch) * per_epoch, most)
         here = (trainer.current_epoch - epoch) * per_epoch + batch_idx // trainer.accumulate_grad_batches
-        return self.settings.factor(here, int(steps))
+        return share * curve.factor(here, int(steps))
+
+    def _curve(self, tested: bool) -> RecoveryCurve:
+        """Return the warm-up and the decay; a rate that may be too high rises slowly, and never to its height."""
+        warmup, decay = (0.1, 0.3) if tested else (WARMUP, DECAY)
+        return RecoveryCurve(
+            warmup if self.warmup is None else self.warmup, self.shape, decay if self.decay is None else self.decay
+        )
+
+    def _tested(self, trainer: pl.Trainer, pl_module: pl.LightningModule, surgeries: int) -> float:
+        """Return the share of the rates that a test finds at the first batch of a recovery."""
+        if surgeries not in self._shares:
+            share = best_share_in_trainer(trainer, pl_module, self.network_path(trainer, pl_module))
+            rank_zero_info(f"prunerecover: from here on at {share:g} times the learning rates, as tested.")
+            self._shares[surgeries] = share
+        return self._shares[surgeries]
 
     def _detach(self) -> None:
         if self._steps is not None:
@@ -129,6 +172,11 @@ def _check_optimizers(trainer: pl.Trainer) -> None:
                 f"Expected optimizers of torch with a learning rate in each group, but got {type(optimizer).__name__}. "
                 "Remove RecoverySchedule, and shape its rate by its own means."
             )
+
+
+def _is_testable(trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
+    """Whether a few steps can be taken and put back: the training step says its loss, and weights are whole."""
+    return pl_module.automatic_optimization and not isinstance(trainer.strategy, SHARDED) and not is_dry_run(trainer)
 
 
 def _check_length(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -1,12 +1,24 @@
-"""Steps of optimizers at a share of their learning rates, which nobody else sees."""
+"""Steps of optimizers at a share of their learning rates, which nobody else sees, and the share that is best.
+
+A horizon as short as that of `best_share` prefers rates below the best for a long training (Wu 2018, arXiv 1803.02021),
+and so finds none that does harm. Zimmer 2023 (arXiv 2111.00843) sets the start of a recovery by the change of the
+weights instead, which says how much there is to recover, and nothing about the rate that a user has.
+"""
 
 from __future__ import annotations
 
+import copy
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
+
+STEPS, JUDGED, LOWEST = 16, 4, 1 / 16
 
 
 class ScaledSteps:
@@ -66,3 +78,67 @@ class ScaledSteps:
         self._depth[optimizer] -= 1
         if not self._depth[optimizer]:
             self._restore(optimizer)
+
+
+def best_share(
+    module: nn.Module,
+    optimizer: Optimizer,
+    losses: Sequence[Callable[[], Tensor]],
+    before_step: Callable[[], None] = lambda: None,
+) -> float:
+    """Return the share of the rates with the lowest loss after a few steps: 1, 1/2, 1/4, 1/8 or 1/16.
+
+    Weights, buffers and the optimizer are bit-identical afterwards; gradients are gone. Random states are not kept.
+
+    Args:
+        module: Holds the weights.
+        optimizer: Of them, as it is now.
+        losses: Training losses, one per step, each of other samples and the same whenever it is called.
+        before_step: Called between the backward pass and the step, for example to clip gradients.
+    """
+    best, lowest, share = 1.0, math.inf, 1.0
+    while share >= LOWEST:
+        found = _loss_at(share, module, optimizer, losses, before_step)
+        if found > lowest:
+            break
+        best, lowest, share = share, found, share / 2
+    return best
+
+
+def _loss_at(
+    share: float,
+    module: nn.Module,
+    optimizer: Optimizer,
+    losses: Sequence[Callable[[], Tensor]],
+    before_step: Callable[[], None],
+) -> float:
+    """Return the mean loss of the last steps; infinite if one is not finite."""
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    tensors = [(tensor, tensor.detach().clone()) for tensor in (*trained, *module.buffers())]
+    state = {parameter: copy.deepcopy(own) for parameter, own in optimizer.state.items()}
+    scaled, found = ScaledSteps([optimizer], share), list[float]()
+
+    def closure(loss_of: Callable[[], Tensor]) -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()  # type: ignore[no-untyped-call]
+        before_step()
+        seen.append(loss.item())
+        return loss
+
+    try:
+        for loss_of in losses:
+            seen = list[float]()
+            optimizer.step(partial(closure, loss_of))  # type: ignore[arg-type]
+            found.append(seen[0])  # before the step
+            if not math.isfinite(found[-1]):
+                return math.inf
+    finally:
+        scaled.detach()
+        optimizer.zero_grad()
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        with torch.no_grad():
+            for tensor, value in tensors:
+                tensor.copy_(value)
+    return sum(found[-JUDGED:]) / len(found[-JUDGED:])

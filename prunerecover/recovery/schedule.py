@@ -2,7 +2,7 @@
 
 Renda 2020 (arXiv 2003.02389) rewinds the rate, Le and Hua 2021 (arXiv 2105.03193) restart it with a warm-up, and Zimmer
 2023 (arXiv 2111.00843) lets it decay linearly to zero. Zimmer's start of the decay, in proportion to the relative
-change of the weights, is not done: rates are shares of the user's own.
+change of the weights, is not done: rates are shares of the user's own, which `scaled_steps.best_share` tests.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 Shape = Literal["linear", "cosine"]
-WARMUP = 0.5
+WARMUP, DECAY = 0.5, 1.0
 
 
 @dataclass(frozen=True)
 class RecoveryCurve:
     """What a learning rate is multiplied with, at each step of a recovery.
 
-    The decay falls from 1 at the first step to zero after the last, and the warm-up, which rises up to 1, is multiplied
-    with it: with a warm-up of half of the steps and a linear decay, the highest factor is one half. A rate that is too
+    The decay falls from 1 to zero after the last step, and the warm-up, which rises up to 1, is multiplied with it:
+    with a warm-up of half of the steps and a linear decay of all, the highest factor is one half. A rate that is too
     high for a damaged network does less harm than in a warm-up that is followed by the decay.
 
     Args:
         warmup: Steps of the warm-up (a whole number), or their share of all steps (a number below 1); at most all of
             them.
         shape: Of the decay.
+        decay: Share of the steps, the last ones, in which the rate falls; 0: it does not.
 
     Raises:
-        TypeError: If `warmup` is no number.
+        TypeError: If `warmup` or `decay` is no number.
         ValueError: If an argument is out of range.
 
     >>> [RecoveryCurve(warmup=2).factor(step, 4) for step in range(4)]
@@ -42,6 +43,7 @@ class RecoveryCurve:
 
     warmup: int | float = WARMUP
     shape: Shape = "linear"
+    decay: float = DECAY
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -54,28 +56,35 @@ class RecoveryCurve:
             )
         if self.shape not in ("linear", "cosine"):
             raise ValueError(f"Expected argument shape to be 'linear' or 'cosine', but got {self.shape!r}.")
+        if isinstance(self.decay, bool) or not isinstance(self.decay, int | float):
+            raise TypeError(f"Expected argument decay to be a share of the steps, but got {self.decay!r}.")
+        if not 0 <= self.decay <= 1:
+            raise ValueError(
+                f"Expected argument decay to be a share of the steps between 0 and 1, but got {self.decay!r}. For "
+                "example decay=0.3: the rate falls in the last 30% of them."
+            )
 
     def factor(self, step: int, steps: int) -> float:
-        """Return the factor of a step; zero after the last.
+        """Return the factor of a step; after the last one zero, unless there is no decay.
 
         Args:
             step: Counted from 0.
             steps: Of the whole recovery.
         """
         if step >= steps:
-            return 0.0
+            return 0.0 if self.decay else 1.0
         warmup = self.warmup if isinstance(self.warmup, int) else round(self.warmup * steps)
         risen = min(1.0, (step + 1) / max(1, min(warmup, steps)))
-        done = step / steps
-        return risen * (1 - done if self.shape == "linear" else (1 + math.cos(math.pi * done)) / 2)
+        left = min(1.0, (1 - step / steps) / self.decay) if self.decay else 1.0
+        return risen * (left if self.shape == "linear" else (1 - math.cos(math.pi * left)) / 2)
 
 
 def recovery_schedule(
-    optimizer: Optimizer, steps: int, warmup: int | float = WARMUP, shape: Shape = "linear"
+    optimizer: Optimizer, steps: int, warmup: int | float = WARMUP, shape: Shape = "linear", decay: float = DECAY
 ) -> LambdaLR:
     """Return a scheduler for the training after a surgery: a warm-up, times a decay to zero.
 
-    For loops without Lightning, where `RecoverySchedule` does the same: call its `step()` after each step of the
+    For loops without Lightning, where `RecoverySchedule` tests the rates, too: call its `step()` after each step of the
     optimizer, or pass `optimizers=(optimizer, recovery_schedule(optimizer, steps))` to the Trainer of transformers.
     Make it anew after each surgery, and no other scheduler beside it.
 
@@ -86,6 +95,7 @@ def recovery_schedule(
         warmup: Steps of the warm-up (a whole number), or their share of `steps` (a number below 1); at most all of
             them.
         shape: "linear" or "cosine", of the decay.
+        decay: Share of the steps, the last ones, in which the rate falls; 0: it does not.
 
     Raises:
         TypeError: If something is no number.
@@ -100,4 +110,4 @@ def recovery_schedule(
         raise TypeError(f"Expected argument steps to be a whole number, but got {steps!r}.")
     if steps < 1:
         raise ValueError(f"Expected argument steps to be at least 1, but got {steps}.")
-    return LambdaLR(optimizer, partial(RecoveryCurve(warmup, shape).factor, steps=steps))
+    return LambdaLR(optimizer, partial(RecoveryCurve(warmup, shape, decay).factor, steps=steps))

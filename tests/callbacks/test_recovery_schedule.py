@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +14,18 @@ import numpy as np
 import pytest
 import torch
 from cases.models.habits import Manual, Plain, TwoOptimizers, dataset, loader
-from cases.trainers import fit, prune
+from cases.trainers import assert_same, fit, prune
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.utils.data import DataLoader, IterableDataset
 
 from prunerecover import LoRARecover, RecoverySchedule, apply_plan, plan_depth
+from prunerecover.callbacks import recovery_schedule
 from prunerecover.callbacks.recovery_schedule import _check_optimizers
 
 PER_EPOCH = 6  # 48 samples, batches of 8
+WHOLE = {"decay": 1.0, "lr": None}  # a decay of all steps, from the user's own rate
 TWICE = {"schedule": {"start": 1, "every": 4, "step": 1, "alternate": True}}
 
 
@@ -67,7 +70,7 @@ def simulated(make: Callable[[Any], Any], steps: int, every: int = 1) -> list[fl
 
 
 def test_with_one_cycle_of_sgd(tmp_path: Path) -> None:
-    watch = watched(tmp_path, Plain("sgd", "onecycle"), prune(), RecoverySchedule(warmup=4))
+    watch = watched(tmp_path, Plain("sgd", "onecycle"), prune(), RecoverySchedule(4, **WHOLE))
     own = simulated(lambda optimizer: OneCycleLR(optimizer, 1e-2, total_steps=18), 18)
     factors = [1] * PER_EPOCH + closed_form(2 * PER_EPOCH, 4)
     assert np.allclose(watch.taken, np.outer(np.multiply(own, factors), [1, 1]))
@@ -76,7 +79,7 @@ def test_with_one_cycle_of_sgd(tmp_path: Path) -> None:
 
 def test_with_cosine_accumulation_and_adapters(tmp_path: Path) -> None:
     """Six batches are two steps; the adapters' groups are those of the weights under them."""
-    callbacks = [LoRARecover(rank=2, start=1), prune(), RecoverySchedule(warmup=0.5)]
+    callbacks = [LoRARecover(rank=2, start=1), prune(), RecoverySchedule(0.5, **WHOLE)]
     watch = watched(tmp_path, Plain(), *callbacks, epochs=4, accumulate_grad_batches=4)
     own = simulated(lambda optimizer: CosineAnnealingLR(optimizer, 4), 8, every=2)
     assert np.allclose(watch.taken, np.outer(np.multiply(own, [1, 1, *closed_form(6, 3)]), [1, 1]))
@@ -91,7 +94,7 @@ class Level(Plain):
 
 def test_after_each_surgery_on_a_plateau(tmp_path: Path) -> None:
     """The plateau is found at the end of epoch 3: the first surgery, in epoch 1, has it begin anew."""
-    schedule, watch = RecoverySchedule(warmup=2), Watch()
+    schedule, watch = RecoverySchedule(2, **WHOLE), Watch()
     settings = {"val": loader(8, shuffle=False), "epochs": 6, "data": loader(16)}
     runner = fit(tmp_path, Level("adamw", "plateau"), prune(**TWICE), schedule, watch, **settings)
     own = np.array([1e-2] * 8 + [1e-3] * 4)
@@ -103,7 +106,7 @@ def test_after_each_surgery_on_a_plateau(tmp_path: Path) -> None:
 
 def test_with_two_optimizers_by_hand(tmp_path: Path) -> None:
     """A batch is one step, of both."""
-    watch = watched(tmp_path, TwoOptimizers(), prune(), RecoverySchedule(warmup=4))
+    watch = watched(tmp_path, TwoOptimizers(), prune(), RecoverySchedule(4, **WHOLE))
     factors = [1] * PER_EPOCH + closed_form(2 * PER_EPOCH, 4)
     assert np.allclose(watch.taken, np.outer(np.repeat(factors, 2), 1) * np.array([[1e-2], [1e-3]] * 18))
     assert all(found == [[1e-2], [1e-3]] for found in watch.found)
@@ -112,7 +115,7 @@ def test_with_two_optimizers_by_hand(tmp_path: Path) -> None:
 def test_of_a_model_that_was_pruned_before_until_the_last_step(tmp_path: Path) -> None:
     module = Plain("sgd")
     apply_plan(module.net, plan_depth(module.net, remove={"attention": 1}, batches=[dataset().tensors[0][:8]]))
-    watch = watched(tmp_path, module, RecoverySchedule(warmup=2, shape="cosine"), max_steps=8)
+    watch = watched(tmp_path, module, RecoverySchedule(2, "cosine", **WHOLE), max_steps=8)
     factors = np.array([0.5, *[1] * 7]) * (0.5 + 0.5 * np.cos(np.pi * np.arange(8) / 8))
     assert np.allclose(np.array(watch.taken)[:, 0], np.array(watch.found)[:, 0, 0] * factors)
 
@@ -124,7 +127,7 @@ class Stream(IterableDataset):
 
 def test_of_a_stream_until_the_last_step(tmp_path: Path) -> None:
     settings = {"data": DataLoader(Stream(), 4), "max_steps": 6, "epochs": -1, "accumulate_grad_batches": 2}
-    watch = watched(tmp_path, Plain("sgd"), prune(schedule=0), RecoverySchedule(warmup=2), **settings)
+    watch = watched(tmp_path, Plain("sgd"), prune(schedule=0), RecoverySchedule(2, **WHOLE), **settings)
     assert np.allclose(np.array(watch.taken)[:, 0], 1e-2 * np.array(closed_form(6, 2)))
 
 
@@ -148,6 +151,48 @@ def test_checkpoints_hold_the_users_own_rates(tmp_path: Path) -> None:
 def test_says_how_it_was_made() -> None:
     assert repr(RecoverySchedule()) == "RecoverySchedule()"
     assert repr(RecoverySchedule(60, "cosine")) == "RecoverySchedule(warmup=60, shape='cosine')"
+    assert repr(RecoverySchedule(decay=0.5, lr=None)) == "RecoverySchedule(decay=0.5, lr=None)"
+
+
+def test_rates_are_multiplied_with_the_share_that_a_test_finds(tmp_path: Path) -> None:
+    """After each surgery the test is made anew; nobody sees its steps but those who watch the optimizer itself."""
+    schedule, watch, seen = RecoverySchedule(2, decay=1.0), Watch(), []
+
+    class Seen(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            seen.append((watch.taken[-1][0], float(trainer.callback_metrics["recovery_factor"])))
+
+    fit(tmp_path, Plain("sgd"), prune(**TWICE), schedule, watch, Seen(), epochs=6, data=loader(16))
+    shares = schedule.state_dict()["shares"]
+    assert list(shares) == [1, 2]
+    first, second = (np.multiply(shares[i], closed_form(steps, 2)) for i, steps in ((1, 8), (2, 2)))
+    factors = np.array([1, 1, *first, *second])
+    assert np.allclose([factor for _, factor in seen], factors)
+    own = np.array(watch.found)[:, 0, 0]
+    assert np.allclose([taken for taken, _ in seen], own * factors)
+
+
+def test_a_test_leaves_the_fit_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the share that it finds given by hand, a fit without a test has the same bits; the step draws noise."""
+    schedule, left = RecoverySchedule(2), Plain("adamw")
+    right = copy.deepcopy(left)
+    fit(tmp_path / "tested", left, prune(), schedule, epochs=3)
+    (share,) = schedule.state_dict()["shares"].values()
+    monkeypatch.setattr(recovery_schedule, "best_share_in_trainer", lambda *args: share)
+    fit(tmp_path / "given", right, prune(), RecoverySchedule(2), epochs=3)
+    assert_same(left, right)
+
+
+def test_nothing_is_tested_by_hand_or_in_a_dry_run(tmp_path: Path) -> None:
+    for name, module, settings in (("hand", Manual(), {}), ("dry", Plain("sgd"), {"fast_dev_run": True})):
+        schedule = RecoverySchedule()
+        fit(tmp_path / name, module, prune(schedule=0), schedule, **settings)
+        assert "shares" not in schedule.state_dict()
+
+
+def test_the_start_is_auto_or_the_users_own() -> None:
+    with pytest.raises(ValueError, match="Expected argument lr to be 'auto' or None, but got 0.1. The rate"):
+        RecoverySchedule(lr=0.1)
 
 
 def refuse(folder: Path, message: str, module: pl.LightningModule, error: Any = ValueError, **settings: Any) -> None:

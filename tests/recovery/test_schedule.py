@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR
+from torch.utils._pytree import tree_leaves
 
 from prunerecover import recovery_schedule
-from prunerecover.recovery.scaled_steps import ScaledSteps
+from prunerecover.recovery.scaled_steps import ScaledSteps, best_share
 from prunerecover.recovery.schedule import RecoveryCurve
 
 
@@ -81,12 +86,24 @@ def test_state_of_the_scheduler_goes_on() -> None:
         ({"warmup": -1}, ValueError, "Expected argument warmup to be a whole number of steps or a share below 1"),
         ({"warmup": 1.0}, ValueError, "or a share below 1, but got 1.0"),
         ({"warmup": float("nan")}, ValueError, "or a share below 1, but got nan"),
+        ({"decay": "0.3"}, TypeError, "Expected argument decay to be a share of the steps, but got '0.3'"),
+        ({"decay": 1.5}, ValueError, "a share of the steps between 0 and 1, but got 1.5. For example decay=0.3"),
         ({"shape": "step"}, ValueError, "Expected argument shape to be 'linear' or 'cosine', but got 'step'"),
     ],
 )
 def test_arguments(arguments: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         recovery_schedule(optimizer_of(), **{"steps": 10, **arguments})
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine"])
+def test_the_decay_takes_a_share_of_the_steps(shape: str) -> None:
+    """It is that of a recovery which begins then, and before it the rate stays."""
+    curve, last = RecoveryCurve(0, shape, decay=0.25), RecoveryCurve(0, shape, decay=1.0)
+    found = [curve.factor(step, 40) for step in range(41)]
+    assert found[:30] == [1] * 30
+    assert np.allclose(found[30:], [last.factor(step, 10) for step in range(11)])
+    assert [RecoveryCurve(4, shape, decay=0).factor(step, 40) for step in (0, 3, 39, 40)] == [0.25, 1, 1, 1]
 
 
 class Twice(AdamW):
@@ -152,6 +169,72 @@ def test_after_a_step_that_fails_rates_are_as_they_were(within: str) -> None:
         optimizer.step(closure=closure if within == "closure" else None)
     steps.detach()
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def problem(
+    kind: Callable[..., Optimizer], rate: float
+) -> tuple[nn.Module, Optimizer, list[Callable[[], torch.Tensor]]]:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    inputs = torch.randn(16, 32, 4)
+    losses = [partial(lambda x: (module(x) - x.sum(1, keepdim=True)).square().mean(), x) for x in inputs]
+    return module, kind(module.parameters(), lr=rate), losses
+
+
+MOMENTUM = partial(SGD, momentum=0.9)
+
+
+def by_hand(share: float, kind: Callable[..., Optimizer], rate: float) -> float:
+    """The mean of the last losses at a share of a rate, without anything that is put back."""
+    module, optimizer, losses = problem(kind, share * rate)
+    found = []
+    for loss_of in losses:
+        loss = loss_of()
+        found.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return float(np.mean(found[-4:]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate"), [(MOMENTUM, 0.01), (MOMENTUM, 0.5), (MOMENTUM, 5.0), (AdamW, 0.01), (AdamW, 1.0)]
+)
+def test_the_best_share_is_that_of_trainings_by_hand(kind: Callable[..., Optimizer], rate: float) -> None:
+    scores = {share: by_hand(share, kind, rate) for share in (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16)}
+    expected = next(share for share in scores if scores.get(share / 2, np.inf) > scores[share])
+    module, optimizer, losses = problem(kind, rate)
+    assert best_share(module, optimizer, losses) == expected
+
+
+def test_shares_that_diverge_are_not_taken() -> None:
+    assert best_share(*problem(SGD, 1e20)) == 1 / 16
+    assert best_share(*problem(SGD, 1e-4)) == 1
+
+
+@pytest.mark.parametrize("kind", [MOMENTUM, AdamW])
+def test_a_test_of_shares_puts_all_back(kind: Callable[..., Optimizer]) -> None:
+    module, optimizer, losses = problem(kind, 0.1)
+    losses[0]().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    before = copy.deepcopy((module.state_dict(), optimizer.state_dict()))
+    best_share(module, optimizer, losses)
+    after = module.state_dict(), optimizer.state_dict()
+    for one, other in zip(*(tree_leaves(states) for states in (before, after)), strict=True):
+        assert one is other or torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_gradients_are_clipped_before_each_step() -> None:
+    module, optimizer, losses = problem(SGD, 0.1)
+    norms = []
+
+    def clip() -> None:
+        norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), 1e-6)))
+
+    assert best_share(module, optimizer, losses, clip) == 1  # whatever the share, nothing moves: the first stays
+    assert min(norms) > 1e-6
 
 
 @pytest.mark.slow

@@ -1,0 +1,43 @@
+"""A test of learning rates in the middle of a fit, by the user's own training step and optimizer."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import cycle, islice
+
+import lightning.pytorch as pl
+from torch import Tensor
+
+from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
+from prunerecover.callbacks.calibration.training_loss import training_loss
+from prunerecover.callbacks.ledger.random_state import isolated, seed_all
+from prunerecover.model.evaluation import uncompiled
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.recovery.scaled_steps import STEPS, best_share
+
+SAMPLES = 1024  # at most; of larger batches than 64 some come again
+
+
+def best_share_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, target: str, seed: int = 0) -> float:
+    """Return the share of the present learning rates that `best_share` finds, the same on all ranks.
+
+    The module, its optimizer, the fit and random states are as they were afterwards.
+
+    Args:
+        trainer: In a fit, before a batch that begins with gradients of zero.
+        module: Optimized automatically, and not sharded.
+        target: Path of the pruned network.
+        seed: Of the training samples, and of what the training step draws.
+    """
+    network, step_loss = unwrap(get_module(module, target)), training_loss(trainer, module)
+    (optimizer,) = trainer.optimizers
+    inputs = capture_inputs(trainer, module, target, SAMPLES, seed, most=STEPS)
+
+    def loss(index: int, batch: CapturedInputs) -> Tensor:
+        seed_all(seed + index)  # noise of the step is the same at all rates
+        return step_loss(network, batch)
+
+    losses = [partial(loss, index, batch) for index, batch in enumerate(islice(cycle(inputs), STEPS))]
+    with isolated(), uncompiled():
+        found = best_share(module, optimizer, losses, partial(module.clip_gradients, optimizer))
+    return trainer.strategy.broadcast(found)
