@@ -33,9 +33,9 @@ def markdown(rows: list[Row], subjects: Mapping[str, Subject]) -> str:
         "Constant: the rate as the optimizer has it, from the surgery to the end. The interval is the paired "
         "bootstrap's over images, of means over the seeds that both have. Times the rate: what the test right after "
         "the surgery chose, of 1, 1/2, 1/4, 1/8 and 1/16.",
-        "",
-        f"![Top-1 over the steps after the surgery, ResNet-20 at {CURVES_AT:g}](recovery_schedule.png)",
     ]
+    if found(rows, scored="curve"):
+        lines += ["", f"![Top-1 over the steps after the surgery, ResNet-20 at {CURVES_AT:g}](recovery_schedule.png)"]
     for name, subject in subjects.items():
         if of := found(rows, subject=name, scored="test"):
             lines += ["", f"## {subject.title}", "", subject.about, "", table(HEAD, _cells(of))]
