@@ -21,7 +21,7 @@ from prunerecover.depth.feasible import check_feasible
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.units import find_units
 from prunerecover.families.describe import is_supported
-from prunerecover.importance.registry import Importance
+from prunerecover.importance.context import Importance
 from prunerecover.model.arguments import patterns_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget

@@ -26,7 +26,7 @@ from prunerecover.callbacks.planning_progress import planning_progress
 from prunerecover.callbacks.schedule import PruneSchedule, schedule_of
 from prunerecover.callbacks.surgery.artifacts import is_dry_run
 from prunerecover.checkpoint.ledger_record import ScheduleStart
-from prunerecover.importance.registry import name_of
+from prunerecover.importance.measuring.names import name_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan

@@ -15,6 +15,7 @@ from prunerecover.callbacks.calibration.capture import CapturedInputs
 from prunerecover.callbacks.calibration.width_inputs import width_inputs
 from prunerecover.callbacks.reconstructing import ReconstructingCallback
 from prunerecover.callbacks.schedule import PruneSchedule
+from prunerecover.importance.context import Importance
 from prunerecover.model.arguments import patterns_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
@@ -26,7 +27,6 @@ from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.groups.rounding import RoundTo
 from prunerecover.width.plan_width import plan_width
-from prunerecover.width.signals.context import WidthImportance
 
 
 class WidthPrune(ReconstructingCallback):
@@ -42,8 +42,7 @@ class WidthPrune(ReconstructingCallback):
             before test, validate and predict when no checkpoint says otherwise.
         target: Path of the network inside the LightningModule, "" for the module itself; default: the only one.
         allocation: See `plan_width`.
-        removal: See `plan_width`.
-        protection: See `plan_width`.
+        importance: See `plan_width`.
         tolerance: See `plan_width`; with `allocation="tolerance"`, instead of a budget.
         loss: `loss(network, inputs) -> scalar`: call `network(*inputs.args, **inputs.kwargs)`; `inputs.batch` is what
             the training step was given. None: what the module's training step returns.
@@ -75,8 +74,7 @@ class WidthPrune(ReconstructingCallback):
         plan: str | Path | Plan | None = None,
         target: str | None = None,
         allocation: AllocationRule | str = "per_cost",
-        removal: WidthImportance | str | None = None,
-        protection: WidthImportance | str | None = None,
+        importance: Importance | str | Sequence[Importance | str] | None = None,
         tolerance: float | None = None,
         loss: Callable[[nn.Module, Any], Tensor] | None = None,
         labels: Callable[[Any], Tensor] | None = None,
@@ -94,8 +92,7 @@ class WidthPrune(ReconstructingCallback):
         check_one({"budget": budget, "tolerance": tolerance, "plan": plan}, "WidthPrune(Budget(macs=0.3))")
         planning: dict[str, Any] = {
             "allocation": allocation,
-            "removal": removal,
-            "protection": protection,
+            "importance": importance,
             "tolerance": tolerance,
             "kinds": (kinds,) if isinstance(kinds, str) else tuple(kinds),
             "replace": replace,
@@ -125,8 +122,10 @@ class WidthPrune(ReconstructingCallback):
         """What decides which units go, by argument; runs of before there were some of them go on without."""
         newer = {"equal_layers": False, "round_to": None}
         unused = (name for name, default in newer.items() if getattr(self.config, name) is default)
-        elsewhere = ("loss", "labels", "rounds", "scores", "seed", *unused)
-        return {name: value for name, value in vars(self.config).items() if name not in elsewhere}
+        elsewhere = ("loss", "labels", "rounds", "scores", "seed", "importance", *unused)
+        given = self.config.importance if isinstance(self.config.importance, tuple) else (self.config.importance,)
+        roles = dict(zip(("removal", "protection"), (None, *given)[-2:], strict=True))  # as checkpoints have them
+        return roles | {name: value for name, value in vars(self.config).items() if name not in elsewhere}
 
     def units(self, network: nn.Module) -> dict[str, int]:
         """Return how many experts there are; other units are known once data comes, and counted in shares of cost."""

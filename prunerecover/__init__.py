@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from prunerecover.depth.units import find_units as find_units
     from prunerecover.graph.build import trace_graph as trace_graph
     from prunerecover.graph.computation_graph import ComputationGraph as ComputationGraph
+    from prunerecover.importance.registry import importances as importances
+    from prunerecover.importance.registry import register_importance as register_importance
     from prunerecover.model.narrow.attention import NarrowAttention as NarrowAttention
     from prunerecover.plan.budget import Budget as Budget
     from prunerecover.plan.groups import Group as Group
@@ -90,6 +92,7 @@ _HOME = {
     "find_groups": "prunerecover.width.groups.discovery",
     "find_units": "prunerecover.depth.units",
     "fit_map": "prunerecover.boundary.fit_map",
+    "importances": "prunerecover.importance.registry",
     "load_pruned": "prunerecover.checkpoint.pruned_folder",
     "load_routed": "prunerecover.routing.routed_folder",
     "measure": "prunerecover.cost.measurement",
@@ -102,6 +105,7 @@ _HOME = {
     "recalibrate_batchnorm": "prunerecover.recovery.batchnorm",
     "reconstruct": "prunerecover.recovery.reconstruction",
     "recovery_schedule": "prunerecover.recovery.schedule",
+    "register_importance": "prunerecover.importance.registry",
     "save_model_card": "prunerecover.report.model_card",
     "save_pruned": "prunerecover.checkpoint.pruned_folder",
     "save_routed": "prunerecover.routing.routed_folder",

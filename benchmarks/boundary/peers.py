@@ -10,7 +10,7 @@ from torch import nn
 
 from prunerecover import Plan, find_units, plan_depth
 from prunerecover.boundary.feasible import TYPES
-from prunerecover.importance.context import Loss
+from prunerecover.importance.measuring.losses import Loss
 
 
 def plan_named(network: nn.Module, names: Sequence[str], replace: str, batches: Sequence[Any]) -> Plan:

@@ -35,7 +35,7 @@ LAYERS = ("layer",)
 @cache
 def taylor_scores(seed: int) -> Mapping[str, float]:
     """Return every layer's Taylor score on the dense network."""
-    config = DepthConfig(importance="taylor", loss=cross_entropy, search="rounds", seed=seed)
+    config = DepthConfig(importance="squared_taylor", loss=cross_entropy, search="rounds", seed=seed)
     return GraphPlanner(load(MODEL), LAYERS, batches=batches(SCORED, seed), config=config).rank()
 
 
@@ -46,10 +46,10 @@ def highest_first(context: DepthContext) -> Mapping[str, float]:
 
 
 METHODS: dict[str, dict[str, Any]] = {
-    "Taylor ascending": {"kinds": LAYERS, "importance": "taylor", "loss": cross_entropy, "search": "rounds"},
+    "Taylor ascending": {"kinds": LAYERS, "importance": "squared_taylor", "loss": cross_entropy, "search": "rounds"},
     "Taylor ascending, ranked once": {
         "kinds": LAYERS,
-        "importance": "taylor",
+        "importance": "squared_taylor",
         "loss": cross_entropy,
         "search": "one_shot",
     },
@@ -57,7 +57,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "Taylor descending, ranked once": {"kinds": LAYERS, "importance": highest_first, "search": "one_shot"},
     "random": {"kinds": LAYERS, "importance": "random", "search": "rounds"},
     "random, ranked once": {"kinds": LAYERS, "importance": "random", "search": "one_shot"},
-    "blocks, Taylor": {"kinds": ("block",), "importance": "taylor", "loss": cross_entropy, "search": "rounds"},
+    "blocks, Taylor": {"kinds": ("block",), "importance": "squared_taylor", "loss": cross_entropy, "search": "rounds"},
     "blocks, joint": {"kinds": ("block",), "search": "joint"},
     "layers, joint": {"kinds": LAYERS, "search": "joint"},
     "joint": {"kinds": (*LAYERS, "block"), "search": "joint"},

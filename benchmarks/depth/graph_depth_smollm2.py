@@ -65,7 +65,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "blocks, angular distance": {"kinds": ("block",), "importance": "angular_distance", "search": "one_shot"},
     "blocks, perplexity": {"kinds": ("block",), "importance": perplexity, "search": "one_shot"},
     "blocks, divergence": {"kinds": ("block",), "search": "one_shot"},
-    "two to one, angular distance": {"kinds": FINE, "importance": "angular_distance", "search": "two_to_one"},
+    "two to one, angular distance": {"kinds": FINE, "importance": "block_output_angle", "search": "two_to_one"},
     "joint": {"kinds": (*FINE, "block"), "search": "joint"},
     "default": {},  # `plan_depth` with nothing but a budget
 }

@@ -50,7 +50,7 @@ def gradient_scales() -> list[dict[str, Any]]:
     scores = gate_gradient(
         DepthContext(model=network, units=units, batches=calibration(), loss=loss, replace="identity")
     )
-    return [{"unit": unit.name, "type": unit.kind, "gate_gradient": scores[unit.name]} for unit in units]
+    return [{"unit": unit.name, "type": unit.kind, "gate_gradient": float(scores[unit.name])} for unit in units]
 
 
 class Curve(pl.Callback):

@@ -130,7 +130,7 @@ def tokens() -> dict[str, Tensor]:
 
 def narrower(network: nn.Module, share: float, batch: Any, **how: Any) -> Plan:
     """Plan to take a share of the MACs in width, those units first whose weights are least: no labels are at hand."""
-    return plan_width(network, Budget(macs=share), batches=[batch], protection="magnitude", **how)
+    return plan_width(network, Budget(macs=share), batches=[batch], importance="l2_norm", **how)
 
 
 SUBJECTS = (

@@ -39,7 +39,7 @@ def measured(dense: nn.Module, group: str, groups: list[str], batches: list[Tens
         dense,
         Budget(ratio={"channel": SHARE}),
         batches=batches,
-        protection="magnitude",
+        importance="l2_norm",
         ignore=[other for other in groups if other != group],
         seed=SEED,
     )

@@ -47,12 +47,12 @@ METHODS: dict[str, dict[str, Any]] = {
     OURS: {},
     "Tolerance of Difference": {"allocation": "tolerance"},
     "gate-Taylor, uniform": {"allocation": "uniform"},
-    "REAP, per cost": {"protection": "reap"},
-    "REAP, uniform": {"allocation": "uniform", "protection": "reap"},
-    "routing frequency, global": {"allocation": "global", "protection": "routing"},
-    "routing frequency, uniform": {"allocation": "uniform", "protection": "routing"},
-    "magnitude, uniform": {"allocation": "uniform", "protection": "magnitude"},
-    "random, uniform": {"allocation": "uniform", "protection": "random"},
+    "REAP, per cost": {"importance": "reap"},
+    "REAP, uniform": {"allocation": "uniform", "importance": "reap"},
+    "routing frequency, global": {"allocation": "global", "importance": "routing"},
+    "routing frequency, uniform": {"allocation": "uniform", "importance": "routing"},
+    "magnitude, uniform": {"allocation": "uniform", "importance": "l2_norm"},
+    "random, uniform": {"allocation": "uniform", "importance": "random"},
 }
 Row = dict[str, Any]
 

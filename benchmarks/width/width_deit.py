@@ -25,7 +25,7 @@ from prunerecover.cost.macs import count_macs
 from prunerecover.display.markdown import table
 from prunerecover.model.batches import ModelInputs
 from prunerecover.surgery.apply_edits import apply_edits
-from prunerecover.width.allocation.by_saliency import per_cost
+from prunerecover.width.allocation.by_importance import per_cost
 from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
@@ -52,8 +52,8 @@ def ours(share: float, **how: Any) -> nn.Module:
 def as_scored(share: float) -> nn.Module:
     """Narrow by gate gradients per cost, with no rate between heads and neurons."""
     network, narrow = deit_tiny(), planner()
-    (saliency,) = narrow.scores("gate_taylor")
-    edits = narrow_edits(narrow.groups, per_cost(narrow.groups, saliency, narrow.costs, Budget(macs=share)))
+    (scores,) = narrow.scores("gate_taylor")
+    edits = narrow_edits(narrow.groups, per_cost(narrow.groups, scores, narrow.costs, Budget(macs=share)))
     found = fit_compensation(network, edits, [ModelInputs((images,)) for images, _ in calibration()])
     apply_edits(network, *with_compensation(edits, found))
     return network
@@ -73,7 +73,7 @@ METHODS = {
     OURS: ours,
     "prunerecover, per cost, kinds as scored": as_scored,
     "prunerecover, ToD by the book": partial(ours, allocation="tolerance", replace="zero"),
-    "prunerecover, uniform, lowest U-Score": partial(ours, allocation="uniform", protection="u_score", replace="zero"),
+    "prunerecover, uniform, lowest U-Score": partial(ours, allocation="uniform", importance="u_score", replace="zero"),
     "prunerecover, uniform": partial(ours, allocation="uniform"),
     "torch-pruning, Taylor, isomorphic": by_isomorphism,
 }

@@ -249,7 +249,7 @@ METHODS: dict[str, Method] = {
     "prunerecover, not reconstructed": ours,
     "prunerecover, nothing taken over": partial(ours, replace="zero"),
     "prunerecover, ToD by the book": partial(ours, allocation="tolerance", replace="zero"),
-    "prunerecover, uniform, lowest U-Score": partial(ours, allocation="uniform", protection="u_score", replace="zero"),
+    "prunerecover, uniform, lowest U-Score": partial(ours, allocation="uniform", importance="u_score", replace="zero"),
     "prunerecover, uniform": partial(ours, allocation="uniform"),
     "network-pruner": network_pruner,
     "torch-pruning, Taylor, global": partial(torch_pruning, importance="taylor", how="global"),

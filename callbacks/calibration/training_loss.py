@@ -26,7 +26,7 @@ def training_loss(trainer: pl.Trainer, module: pl.LightningModule) -> Callable[[
             raise ValueError(
                 f"Expected argument loss=f(network, inputs), because {type(module).__name__} optimizes manually and "
                 "its training step does not say what its loss is. Or choose units by something that needs none, such "
-                "as importance='output_divergence' in depth and protection='magnitude' in width."
+                "as importance='output_divergence' in depth and 'magnitude' in width."
             )
         with undisturbed(trainer, module), trainer.strategy.precision_plugin.train_step_context():
             output: Any = module.training_step(*step_arguments(module, inputs.batch, inputs.index))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
 from prunerecover.callbacks.calibration.training_loss import training_loss
-from prunerecover.width.signals.u_score import labels_in
+from prunerecover.importance.u_score import labels_in
 
 
 @dataclass(frozen=True)

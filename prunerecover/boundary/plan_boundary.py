@@ -24,8 +24,8 @@ from prunerecover.boundary.feasible import TYPES, feasible_within
 from prunerecover.boundary.search import BoundaryConfig, BoundarySearch, Evaluate
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family_planner import FamilyPlanner
-from prunerecover.importance.context import Loss
-from prunerecover.importance.registry import Importance
+from prunerecover.importance.context import Importance
+from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan

@@ -11,8 +11,9 @@ from torch import nn
 
 from prunerecover.calibration.calibrator import REPLACEMENTS
 from prunerecover.families.describe import is_supported
-from prunerecover.importance.context import Loss
-from prunerecover.importance.registry import Importance, RegisteredImportance, importance_of
+from prunerecover.importance.context import Importance
+from prunerecover.importance.measuring.losses import Loss
+from prunerecover.importance.registry import RegisteredImportance, importance_of
 from prunerecover.importance.saved_scores import SavedScores, scores_from
 from prunerecover.model.arguments import check_flag, check_seed, patterns_of
 from prunerecover.plan.budget import Budget
@@ -48,7 +49,7 @@ class DepthConfig:
 
     def __post_init__(self) -> None:
         """Check the arguments, and take a single pattern for a list of one."""
-        importance_of(self.importance)
+        importance_of(self.importance, "depth")
         if self.loss is not None and not callable(self.loss):
             raise TypeError(
                 f"Expected argument loss to be a callable f(model, batch), but got {type(self.loss).__name__}. "
@@ -84,7 +85,7 @@ class DepthConfig:
     @property
     def registered(self) -> RegisteredImportance:
         """The importance, with what planning must know of it."""
-        return importance_of(self.importance)
+        return importance_of(self.importance, "depth")
 
     @property
     def reads_loss(self) -> bool:

@@ -14,7 +14,7 @@ from prunerecover.depth.family.edits import cost_left, edits_of, saving_if_left
 from prunerecover.depth.family.kept_calibrator import KeptCalibrator
 from prunerecover.depth.family.one_shot import one_shot
 from prunerecover.depth.family.runs import angles_at_the_end, cosine_distances, runs_for
-from prunerecover.depth.planner import Decision, DepthPlanner, Searched
+from prunerecover.depth.planner import Decision, DepthPlanner, Searched, numbers
 from prunerecover.depth.search.goals import Counted, Goal, Share, not_enough
 from prunerecover.depth.search.joint import JointSearch
 from prunerecover.depth.search.judge import Move
@@ -61,17 +61,16 @@ class FamilyPlanner(DepthPlanner):
         self._saved: dict[tuple[str, float | None, tuple[tuple[object, ...], ...]], float] = {}
 
     def _ranked(self) -> dict[str, float]:
-        return self.config.registered(
-            DepthContext(
-                model=self.model,
-                units=self.units,
-                batches=tuple(self.batches),
-                loss=self.config.loss,
-                replace=self.config.replace,
-                seed=self.config.seed,
-                shared_calibrator=self.calibrator,
-            )
+        context = DepthContext(
+            model=self.model,
+            units=self.units,
+            batches=tuple(self.batches),
+            loss=self.config.loss,
+            replace=self.config.replace,
+            seed=self.config.seed,
+            shared_calibrator=self.calibrator,
         )
+        return numbers(self.config.registered(context))
 
     def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
         units = [unit for unit in units if unit.kind in budget.kinds(FAMILY_KINDS)]

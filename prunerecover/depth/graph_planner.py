@@ -11,13 +11,12 @@ from torch import nn
 from prunerecover.calibration.block_maps import numbered
 from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig, check_ignore, not_ignored
 from prunerecover.depth.graph_maps import fit_alone, refit_together
-from prunerecover.depth.layers import scores as graph_scores
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
 from prunerecover.depth.layers.standard import with_blocks_taken_out
 from prunerecover.depth.layers.variants import Variants
-from prunerecover.depth.planner import Decision, DepthPlanner, Searched
+from prunerecover.depth.planner import Decision, DepthPlanner, Searched, numbers
 from prunerecover.depth.search.goals import Counted, Goal, Share, not_enough
 from prunerecover.depth.search.in_turn import in_turn
 from prunerecover.depth.search.joint import JointSearch
@@ -27,10 +26,7 @@ from prunerecover.depth.search.selection import check_comparable
 from prunerecover.depth.units import nothing_found, of_all_kinds
 from prunerecover.display.progress import progress
 from prunerecover.divergence.outputs import OtherShape
-from prunerecover.families.describe import is_supported
 from prunerecover.graph.block_lists import check_blocks_stay
-from prunerecover.importance.context import DepthContext
-from prunerecover.importance.registry import IMPORTANCES, check_unit_scores
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.budget import Budget
@@ -169,25 +165,9 @@ class GraphPlanner(DepthPlanner):
         return self._scored(self.units, ())
 
     def _scored(self, units: Sequence[Unit], gone: tuple[Unit, ...]) -> dict[str, float]:
-        registered, config = self.config.registered, self.config
-        own = graph_scores.IMPORTANCES.get(registered.name)
-        if registered.name in graph_scores.BY_PARTS and not is_supported(self.model):
-            raise ValueError(
-                f"Expected importance to be one of {', '.join(graph_scores.IMPORTANCES)} for this "
-                f"{type(self.model).__name__}, which is of no supported family, but got '{registered.name}', which "
-                "reads the parts of one."
-            )
-        if own is None or IMPORTANCES.get(registered.name) is not registered:  # a user's own
-            return registered(
-                DepthContext(
-                    model=self.model, units=units, batches=tuple(self.batches), loss=config.loss, seed=config.seed
-                )
-            )
-        samples = self.samples.all_samples
-        found = own(GraphContext(self.variants, samples, units, gone, tuple(self.batches), config.loss, config.seed))
-        able = {name: value for name, value in found.items() if value != math.inf}  # the others cannot go
-        check_unit_scores(able, registered.name)
-        return found
+        config, batches = self.config, tuple(self.batches)
+        context = GraphContext.of(self.variants, units, gone, batches, loss=config.loss, seed=config.seed)
+        return numbers(config.registered(context))
 
     def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
         key = cost, wanted if cost == "latency" else None, names_of(units)

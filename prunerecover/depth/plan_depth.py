@@ -13,8 +13,8 @@ from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import Divergence, comparing_by
-from prunerecover.importance.context import Loss
-from prunerecover.importance.registry import Importance
+from prunerecover.importance.context import Importance
+from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches, listed
 from prunerecover.model.checks import check_network
@@ -54,11 +54,12 @@ def plan_depth(
             except by importances that take a `loss`, and to tell whether BatchNorm statistics lag behind the weights
             (see `recovery.dense_reference`). Every 4th sample is held out to judge what was fitted to the
             others.
-        importance: What ranks units within their kind: "output_divergence" (the default), "gate_gradient", "taylor",
-            "cross_entropy", "magnitude", "angular_distance", "block_influence", "random", one that
-            `register_importance` has named, or a callable `(context) -> {unit name: importance}`; see
-            `importance.context.DepthContext`. Gate gradients and block influence need a supported family.
-        loss: `loss(model, batch) -> scalar`, for "gate_gradient", "taylor" and "cross_entropy".
+        importance: What ranks units within their kind: "output_divergence" (the default), "cross_entropy",
+            "gate_gradient", "block_influence", "angular_distance", "block_output_angle", "taylor", "squared_taylor",
+            "r_score", "fisher", "magnitude", "l2_norm", "random", one that `register_importance` has named, or a
+            callable `(context) -> {unit name: number}`; see `importance.context`. Of attentions and MLPs, gate
+            gradients, block influence and angular distance need a supported family.
+        loss: `loss(model, batch) -> scalar`, for "cross_entropy" and what reads gradients.
         replace: "calibrated" fits what is left, picks it by its effect on the output and tunes it on the output,
             without labels; "zero" and "identity" are there by name. Whole blocks leave nothing in their place;
             "calibrated" folds a linear map for each run of them into the linear before it, where that changes the

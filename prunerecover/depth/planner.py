@@ -18,7 +18,7 @@ from prunerecover.depth.search.selection import count_by_kind, smallest_share
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import chosen_divergence
 from prunerecover.families.describe import describe, is_supported
-from prunerecover.importance.losses import check_loss
+from prunerecover.importance.measuring.losses import check_loss
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches, as_inputs, call, listed, on_device, predictions_of, split_batches
 from prunerecover.model.checks import check_call, check_plannable
@@ -276,6 +276,11 @@ class DepthPlanner(ABC):
             )
         said = {"cost": cost, "live": live, "merged": merged, "asked": asked, "smallest_unit": smallest}
         return DepthEvidence(removed_share=RemovedShare.model_validate(said)).to_dict()
+
+
+def numbers(scores: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return scores of units as numbers."""
+    return {name: float(score) for name, score in scores.items()}
 
 
 def _aim(budget: Budget) -> Budget:

@@ -1,30 +1,47 @@
-"""The context that an importance is computed in: model, units, calibration batches, loss.
+"""Contexts that importances are computed in: a model, what is scored of it, calibration batches, a loss.
 
-An importance is any callable `(context) -> {name: importance}`, higher means keep. It leaves the model bit for bit as
-it was: parameters, buffers, random state, train or eval mode. Depth passes a `DepthContext` and takes a number per
-unit; width passes a context with groups, and takes a tensor with one number per unit of each group.
+An importance is any callable `(context) -> {name: score}`, higher means keep: a number for a unit of depth, a tensor
+with one number per unit, `(size,)`, for a group of width. What it asks the context for decides where it can be used:
+the weights that go with each unit (`sum_weights`) are there in depth and in width; the network without a unit
+(`each_without`) and the ends of a unit in depth; the places where units of a group are seen (`groups`) in width.
+
+It is called in evaluation mode and without gradients (use `torch.enable_grad` for them), and leaves the model as it
+was: take gradients by `torch.autograd.grad`, or on a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 
 from prunerecover.calibration.calibrator import Calibrator
+from prunerecover.families.describe import describe, is_supported
+from prunerecover.families.layout import Branch
+from prunerecover.importance.measuring.losses import Loss
+from prunerecover.importance.measuring.unit_slices import Scores, check_names, made_parameters, sum_per_unit
 from prunerecover.model.batches import split_batches
 from prunerecover.model.evaluation import device_of, evaluating
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.edits import Replace
+from prunerecover.plan.groups import Group
 from prunerecover.plan.units import Unit
+from prunerecover.surgery.apply_edits import temporarily_applied
 
-Loss = Callable[[nn.Module, Any], Tensor]
-UnitScores = dict[str, float]
+ClassLabels = Callable[[Any], Tensor]
+Dimension = Literal["depth", "width"]
+ValuesOf = Callable[[Parameter], Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
+class Context(ABC):
     """A model and the data to score it on.
 
     Attributes:
@@ -32,12 +49,32 @@ class Context:
         batches: Calibration batches as the user gave them, labels included.
         loss: `loss(model, batch) -> scalar`, a mean over the batch; None if there is none.
         seed: Of everything random.
+        dimension: That units are of.
     """
 
+    dimension: ClassVar[Dimension]
     model: nn.Module
     batches: Sequence[Any] = ()
     loss: Loss | None = None
     seed: int = 0
+
+    @property
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of the score of each name: `()` of a unit of depth, `(size,)` of a group of width."""
+
+    @property
+    @abstractmethod
+    def weights(self) -> Sequence[Parameter]:
+        """Parameters of which entries go with some unit."""
+
+    @abstractmethod
+    def sum_weights(self, values: ValuesOf) -> Scores:
+        """Return, by name, the sum over the weights that go with each unit.
+
+        Args:
+            values: One number per entry of a parameter, `values(parameter) -> Tensor` of its shape; None: nothing.
+        """
 
     def require_loss(self, name: str) -> Loss:
         """Return the loss.
@@ -50,10 +87,42 @@ class Context:
         """
         if self.loss is None:
             raise ValueError(
-                f"Expected argument loss=f(model, batch) for importance='{name}', but got none. "
-                "The default, 'output_divergence', needs no labels."
+                f"Expected argument loss=f(model, batch) for importance='{name}', but got none. The default in depth, "
+                "'output_divergence', and 'magnitude' need no labels."
             )
         return self.loss
+
+    def require_groups(self, name: str) -> Sequence[Group]:
+        """Return the groups of width.
+
+        Args:
+            name: Of the importance that reads the activations or modules of groups, for the message.
+
+        Raises:
+            ValueError: If units of depth are scored.
+        """
+        raise ValueError(
+            f"Expected groups of width for importance='{name}', but got units of depth. Use 'taylor', 'r_score' or "
+            "'magnitude', or plan in width."
+        )
+
+    def require_units(self, name: str) -> DepthContext:
+        """Return the context, of units of depth.
+
+        Args:
+            name: Of the importance that asks for the network without a unit, for the message.
+
+        Raises:
+            ValueError: If groups of width are scored.
+        """
+        raise ValueError(
+            f"Expected units of depth for importance='{name}', but got groups of width. Use 'gate_taylor', or plan in "
+            "depth."
+        )
+
+    def cannot_go(self, name: str) -> bool:
+        """Whether a unit cannot go at all, so that its score is infinite."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +135,25 @@ class DepthContext(Context):
         shared_calibrator: One that is there already for these units; None: see `calibrator`.
     """
 
+    dimension: ClassVar[Dimension] = "depth"
     units: Sequence[Unit]
     replace: str = "calibrated"
     shared_calibrator: Calibrator | None = None
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """A number of each unit."""
+        return {unit.name: () for unit in self.units}
+
+    @property
+    def weights(self) -> Sequence[Parameter]:
+        """Parameters of the units; of an activation, which has none, those of the linears around it."""
+        return list(dict.fromkeys(p for unit in self.units for p in unit_parameters(self.model, unit)))
+
+    def sum_weights(self, values: ValuesOf) -> Scores:
+        """Return the sum over the parameters of each unit."""
+        sums = {parameter: sum_of(values(parameter)) for parameter in self.weights}
+        return self._by_name(lambda unit: math.fsum(sums[p] for p in unit_parameters(self.model, unit)))
 
     @cached_property
     def calibrator(self) -> Calibrator:
@@ -78,3 +163,115 @@ class DepthContext(Context):
         samples = split_batches(self.batches, device_of(self.model), self.seed)
         with evaluating(self.model):
             return Calibrator(self.model, samples, self.units, self.replace, self.seed)
+
+    def require_units(self, name: str) -> DepthContext:
+        """Return itself."""
+        return self
+
+    def branch(self, unit: Unit, name: str) -> Branch | None:
+        """Return the residual branch that a unit is; None of a block.
+
+        Args:
+            unit: A block, an attention or an MLP.
+            name: Of the importance that reads its ends, for the message.
+
+        Raises:
+            ValueError: If no family tells the ends of branches.
+        """
+        if unit.kind == "block":
+            return None
+        if not is_supported(unwrap(self.model)):
+            raise ValueError(
+                f"Expected whole blocks for importance='{name}' in {type(unwrap(self.model)).__name__}, which is of no "
+                f"supported family, but got '{unit.name}' ({unit.kind}), whose ends only a family tells. Use "
+                "'output_divergence' or 'block_output_angle'."
+            )
+        return describe(unwrap(self.model)).branch(unit.name)
+
+    def divergences(self) -> Scores:
+        """Return how far the output is from the dense network's without each unit, on samples that judge."""
+        choices = self.calibrator.score(self.units)
+        return self._by_name(lambda unit: choices[unit.name].divergence)
+
+    def each_without(self, score: Callable[[nn.Module, Unit], float]) -> Scores:
+        """Return, by unit, the score of the network in which what the unit leaves stands in its place.
+
+        Args:
+            score: `score(network, unit)`; the network is in evaluation mode.
+        """
+        with evaluating(self.model):
+            choices = self.calibrator.score(self.units)
+
+            def without(unit: Unit) -> float:
+                candidate = choices[unit.name].candidate
+                values = {f"e0.{key}": value for key, value in candidate.values.items()}
+                edit = candidate.edit
+                if isinstance(edit, Replace):
+                    edit = edit.model_copy(update={"tensors": tuple(values)})
+                with temporarily_applied(unwrap(self.model), edit, values):
+                    return score(unwrap(self.model), unit)
+
+            return self._by_name(without)
+
+    def _by_name(self, score: Callable[[Unit], float]) -> Scores:
+        return {unit.name: torch.tensor(score(unit), dtype=torch.float64) for unit in self.units}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WidthContext(Context):
+    """Groups whose units are to be scored.
+
+    Attributes:
+        groups: Of different names.
+        labels: `labels(batch) -> (N,)` integer classes, for experts also `(N, T)`; None: those that the batches hold.
+        directions: Projections per site for the U-Score; None: 128 for maps, 64 for tokens.
+        per_class: Samples of each class that the U-Score uses, the first ones; None: all.
+    """
+
+    dimension: ClassVar[Dimension] = "width"
+    groups: Sequence[Group]
+    labels: ClassLabels | None = None
+    directions: int | None = None
+    per_class: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        check_names(self.groups)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """As many numbers as each group has units."""
+        return {group.name: (group.size,) for group in self.groups}
+
+    @property
+    def weights(self) -> Sequence[Parameter]:
+        """Parameters that make units; what reads them is not theirs."""
+        return list(self._made.values())
+
+    def sum_weights(self, values: ValuesOf) -> Scores:
+        """Return, by group, the sum over the weights that make each unit."""
+        found = {name: values(parameter) for name, parameter in self._made.items()}
+        by_name = {name: value for name, value in found.items() if value is not None}
+        return {group.name: sum_per_unit(group, by_name) for group in self.groups}
+
+    def require_groups(self, name: str) -> Sequence[Group]:
+        """Return the groups."""
+        return self.groups
+
+    @cached_property
+    def _made(self) -> Mapping[str, Parameter]:
+        return made_parameters(unwrap(self.model), self.groups)
+
+
+Importance = Callable[[Any], Mapping[str, Any]]
+
+
+def unit_parameters(model: nn.Module, unit: Unit) -> list[Parameter]:
+    """Return a unit's parameters; of an activation, which has none, those of the linears around it."""
+    model = unwrap(model)
+    return list(dict.fromkeys(p for path in unit.targets for p in get_module(model, path).parameters()))
+
+
+def sum_of(values: Tensor | None) -> float:
+    """Return the sum of all entries; 0 of nothing."""
+    return 0.0 if values is None else float(values.sum(dtype=torch.float64))

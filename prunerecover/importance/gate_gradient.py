@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from prunerecover.families.describe import describe
 from prunerecover.families.layout import Layout
-from prunerecover.importance.context import DepthContext, UnitScores
-from prunerecover.importance.losses import loss_of
+from prunerecover.importance.context import Context
+from prunerecover.importance.measuring.losses import loss_of
+from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.hooks import first_tensor
@@ -28,8 +29,10 @@ from prunerecover.model.linears import through_last_matrix
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.units import Unit
 
+BRANCHES = ("attention", "mlp")
 
-def gate_gradient(context: DepthContext) -> UnitScores:
+
+def gate_gradient(context: Context) -> Scores:
     """Return the first-order increase of the loss when each unit goes. Higher means keep; negative: it does harm.
 
     The model is judged in evaluation mode, and no `.grad` is written. What units leave (`context.replace`) counts as
@@ -38,7 +41,16 @@ def gate_gradient(context: DepthContext) -> UnitScores:
     Raises:
         ValueError: If there is no loss, or it does not depend on any unit.
     """
+    context = context.require_units("gate_gradient")
     model, units, loss = unwrap(context.model), context.units, context.require_loss("gate_gradient")
+    for unit in units:
+        if unit.kind in BRANCHES:
+            context.branch(unit, "gate_gradient")  # says what no family tells
+        elif unit.kind == "layer":
+            raise ValueError(
+                "Expected blocks, attentions, MLPs or activations for importance='gate_gradient', but got "
+                f"'{unit.name}' (layer), which leaves no one thing. Use 'squared_taylor' or 'output_divergence'."
+            )
     costs = torch.zeros(len(units), dtype=torch.float64)
     samples, used = 0, False
     with evaluating(model), gated(model, units, context.replace) as gates:
@@ -54,7 +66,7 @@ def gate_gradient(context: DepthContext) -> UnitScores:
             "Expected a loss that depends on the units' outputs, but no gradient reached any. "
             "Does loss(model, batch) run the model that it is given?"
         )
-    return dict(zip((u.name for u in units), (costs / max(samples, 1)).tolist(), strict=True))
+    return dict(zip((u.name for u in units), costs / max(samples, 1), strict=True))
 
 
 @contextmanager
@@ -67,7 +79,7 @@ def gated(model: nn.Module, units: Sequence[Unit], replace: str = "calibrated") 
         replace: What a closed gate leaves, as in `plan_depth`; "calibrated": what a fit starts from, the input of an
             activation and zero for a branch. Blocks leave their input in any case.
     """
-    layout = describe(model)
+    layout = describe(model) if any(unit.kind in BRANCHES for unit in units) else None
     device = next(model.parameters()).device
     gates = [torch.ones((), device=device, requires_grad=True) for _ in units]
     with ExitStack() as stack:
@@ -82,9 +94,9 @@ def gated(model: nn.Module, units: Sequence[Unit], replace: str = "calibrated") 
         yield gates
 
 
-def _ends(model: nn.Module, layout: Layout, unit: Unit, passes_input: bool) -> tuple[str, str]:
+def _ends(model: nn.Module, layout: Layout | None, unit: Unit, passes_input: bool) -> tuple[str, str]:
     """Return the modules whose input and output are the unit's."""
-    branch = layout.branch(unit.name) if unit.kind in ("attention", "mlp") else None
+    branch = layout.branch(unit.name) if layout is not None and unit.kind in BRANCHES else None
     if branch is None:
         return unit.name, unit.name
     if not passes_input:

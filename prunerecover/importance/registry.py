@@ -1,23 +1,31 @@
-"""The registry of importances for depth: by the names that `plan_depth` takes, or the caller's own callables."""
+"""The registry of importances: by the names that plan functions take, or the caller's own callables.
+
+Importances are computed together: those that are streamed share one pass over the batches.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from types import MappingProxyType
+from typing import Any
 
-from prunerecover.importance.angular_distance import angular_distance
-from prunerecover.importance.block_influence import block_influence
-from prunerecover.importance.context import DepthContext
-from prunerecover.importance.cross_entropy import cross_entropy
+import torch
+from torch import Tensor
+
+from prunerecover.importance.context import Context, Dimension, Importance
+from prunerecover.importance.data_free import l2_norm, magnitude, random
+from prunerecover.importance.experts import reap, routing
+from prunerecover.importance.first_order import fisher, gate_taylor, r_score, squared_taylor, taylor
 from prunerecover.importance.gate_gradient import gate_gradient
-from prunerecover.importance.magnitude import magnitude
-from prunerecover.importance.output_divergence import output_divergence
-from prunerecover.importance.random_scores import random
-from prunerecover.importance.taylor import taylor
-
-Importance = Callable[[DepthContext], Mapping[str, float]]
+from prunerecover.importance.measuring.names import check_new, kind_of_thing, name_of
+from prunerecover.importance.measuring.unit_slices import Scores
+from prunerecover.importance.streaming import StreamedImportance, run_together
+from prunerecover.importance.torch_pruning import is_torch_pruning, torch_pruning_importance
+from prunerecover.importance.turned_stream import angular_distance, block_influence, block_output_angle
+from prunerecover.importance.u_score import u_score
+from prunerecover.importance.without_unit import cross_entropy, output_divergence
+from prunerecover.model.evaluation import evaluating, uncompiled
 
 
 @dataclass(frozen=True)
@@ -26,59 +34,74 @@ class RegisteredImportance:
 
     Attributes:
         name: As plans and messages state it.
-        compute: Returns the importance of every unit of a context; higher means keep.
+        compute: Returns the score of every name of a context; higher means keep.
         needs_loss: Whether it raises without a loss.
-        comparable: Whether values compare across kinds of units, which a budget in a share of cost needs.
+        comparable: Whether values compare across kinds of units of depth, which a budget in a share of cost needs.
+        of: "depth" or "width", where it scores units of one of them alone; None: it scores both.
     """
 
     name: str
     compute: Importance
     needs_loss: bool = False
     comparable: bool = False
+    of: Dimension | None = None
 
-    def __call__(self, context: DepthContext) -> dict[str, float]:
-        """Return the importance of every unit.
-
-        Raises:
-            ValueError: If one is missing, NaN or infinite.
-            TypeError: If it returns no mapping of numbers.
-        """
-        found = self.compute(context)
-        try:
-            scores = {name: float(value) for name, value in found.items()}
-        except (AttributeError, TypeError, ValueError, RuntimeError):
-            raise TypeError(
-                f"Expected '{self.name}' to return {{unit name: number}}, but got {_told(found)}."
-            ) from None
-        check_unit_scores(scores, self.name, [unit.name for unit in context.units])
-        return scores
+    def __call__(self, context: Context) -> Scores:
+        """Return the score of every unit or group; see `compute_importances`."""
+        return compute_importances(context, [self])[0]
 
 
 IMPORTANCES = {
     entry.name: entry
     for entry in (
-        RegisteredImportance("output_divergence", output_divergence, comparable=True),
-        RegisteredImportance("gate_gradient", gate_gradient, needs_loss=True),
+        RegisteredImportance("output_divergence", output_divergence, comparable=True, of="depth"),
+        RegisteredImportance("cross_entropy", cross_entropy, needs_loss=True, comparable=True, of="depth"),
+        RegisteredImportance("gate_gradient", gate_gradient, needs_loss=True, of="depth"),
+        RegisteredImportance("block_influence", block_influence, of="depth"),
+        RegisteredImportance("angular_distance", angular_distance, of="depth"),
+        RegisteredImportance("block_output_angle", block_output_angle, of="depth"),
         RegisteredImportance("taylor", taylor, needs_loss=True),
-        RegisteredImportance("cross_entropy", cross_entropy, needs_loss=True, comparable=True),
+        RegisteredImportance("squared_taylor", squared_taylor, needs_loss=True),
+        RegisteredImportance("r_score", r_score, needs_loss=True),
+        RegisteredImportance("fisher", fisher, needs_loss=True),
         RegisteredImportance("magnitude", magnitude),
-        RegisteredImportance("angular_distance", angular_distance),
-        RegisteredImportance("block_influence", block_influence),
+        RegisteredImportance("l2_norm", l2_norm),
         RegisteredImportance("random", random),
+        RegisteredImportance("gate_taylor", gate_taylor, needs_loss=True, of="width"),
+        RegisteredImportance("u_score", u_score, of="width"),
+        RegisteredImportance("routing", routing, of="width"),
+        RegisteredImportance("reap", reap, of="width"),
+        RegisteredImportance(
+            "group_taylor", torch_pruning_importance("GroupTaylorImportance"), needs_loss=True, of="width"
+        ),
+        RegisteredImportance("group_magnitude", torch_pruning_importance("GroupMagnitudeImportance"), of="width"),
+        RegisteredImportance("lamp", torch_pruning_importance("LAMPImportance"), of="width"),
+        RegisteredImportance("fpgm", torch_pruning_importance("FPGMImportance"), of="width"),
+        RegisteredImportance("bn_scale", torch_pruning_importance("BNScaleImportance"), of="width"),
     )
 }
+importances: Mapping[str, RegisteredImportance] = MappingProxyType(IMPORTANCES)
+"""All importances by name, those of `register_importance` included; to read."""
 
 
 def register_importance(
-    name: str, compute: Importance, *, needs_loss: bool = False, comparable: bool = True
+    name: str,
+    compute: Importance,
+    *,
+    needs_loss: bool = False,
+    comparable: bool = True,
+    of: Dimension | None = None,
 ) -> RegisteredImportance:
-    """Let `importance=name` mean a callable of your own, in `plan_depth`, `DepthPrune`, recipes and the command line.
+    """Let `importance=name` mean a callable of your own, in plan functions, callbacks, recipes and the command line.
 
     Args:
         name: That it goes by from now on.
-        compute: `(context) -> {unit name: importance}`, higher means keep.
+        compute: `(context) -> {name: score}`, higher means keep: a number of each unit of depth, a tensor `(size,)` of
+            each group of width; also a `StreamedImportance`, which shares its pass over the batches, or an importance
+            of torch-pruning.
         needs_loss: Whether it reads `context.loss`.
-        comparable: Whether its values compare across kinds of units, which a budget in a share of cost needs.
+        comparable: Whether its values compare across kinds of units of depth, which a budget in a share of cost needs.
+        of: "depth" or "width", if it scores units of one of them alone.
 
     Raises:
         ValueError: If another importance has the name.
@@ -87,99 +110,133 @@ def register_importance(
     check_new("importance", name, compute)
     if name in IMPORTANCES and IMPORTANCES[name].compute is not compute:
         raise ValueError(f"Expected a name that no importance has, but '{name}' is taken. Choose another.")
-    IMPORTANCES[name] = RegisteredImportance(name, compute, needs_loss, comparable)
+    IMPORTANCES[name] = RegisteredImportance(name, compute, needs_loss, comparable, of)
     return IMPORTANCES[name]
 
 
-def importance_of(importance: str | Importance) -> RegisteredImportance:
+def importance_of(
+    importance: str | Importance, of: Dimension | None = None, role: str = "argument importance"
+) -> RegisteredImportance:
     """Return the entry of a name, or one for a callable, whose values are taken to compare across kinds.
 
+    Args:
+        importance: A name, a callable, an importance of torch-pruning, or an entry of the registry.
+        of: What is planned; None: either.
+        role: What it is asked for as, for messages.
+
     Raises:
-        ValueError: If there is no importance of the name.
-        TypeError: If it is neither a name nor a callable.
+        ValueError: If no importance of these units has the name.
+        TypeError: If it is neither a name nor a callable, or a class instead of an importance.
     """
     if isinstance(importance, RegisteredImportance):
         return importance
     if isinstance(importance, str):
-        if importance not in IMPORTANCES:
+        known = [name for name, entry in IMPORTANCES.items() if None in (of, entry.of) or entry.of == of]
+        if importance not in known:
             raise ValueError(
-                f"Expected argument importance to be one of {', '.join(IMPORTANCES)}, or a callable (context) -> "
-                f"{{unit name: importance}}, but got '{importance}'."
+                f"Expected {role} to be one of {', '.join(known)}, or a callable (context) -> "
+                f"{{name: score}}, but got '{importance}'{_elsewhere(importance)}."
             )
         return IMPORTANCES[importance]
     if not callable(importance) or isinstance(importance, type):
         raise TypeError(
-            "Expected argument importance to be a name or a callable (context) -> {unit name: importance}, but got "
+            f"Expected {role} to be a name or a callable (context) -> {{name: score}}, but got "
             f"{kind_of_thing(importance)}."
         )
     return RegisteredImportance(name_of(importance), importance, comparable=True)
 
 
-def name_of(score: object) -> str:
-    """Return the name by which plans record a callable: its own, or that of its class.
-
-    Arguments that are bound to it are not part of the name, nor can lambdas be told apart by theirs.
-
-    >>> name_of(magnitude), name_of("magnitude"), name_of(partial(magnitude))
-    ('magnitude', 'magnitude', 'magnitude')
-    """
-    while isinstance(score, partial):
-        score = score.func
-    return score if isinstance(score, str) else str(getattr(score, "__name__", type(score).__name__))
-
-
-def check_new(what: str, name: object, compute: object) -> None:
-    """Raise TypeError unless an entry of a registry has a name, and something to call.
+def compute_importances(context: Context, importances: Sequence[str | Importance]) -> list[Scores]:
+    """Compute several importances; those that are streamed share one forward (and backward) pass over the batches.
 
     Args:
-        what: It is, for the message.
-        name: That it is to go by.
-        compute: What the name is to mean.
+        context: What is scored, and on what. The model is judged in evaluation mode, and bit-identical afterwards.
+        importances: Names, or callables.
+
+    Returns:
+        For each of them, by unit `()` or by group `(size,)`: float64, on the CPU. High stays.
+
+    Raises:
+        ValueError: If a name is unknown, a loss is missing, something has no score or one that is not finite; and see
+            each importance.
+        TypeError: If a callable returns no mapping of numbers.
     """
-    if not isinstance(name, str) or not name.strip():
-        raise TypeError(f"Expected a word as the name of the {what}, but got {name!r}.")
-    if not callable(compute) or isinstance(compute, type):
-        raise TypeError(f"Expected a callable as the {what} '{name}', but got {kind_of_thing(compute)}.")
+    entries = [importance_of(one, context.dimension, "importances") for one in importances]
+    for entry in entries:
+        if entry.needs_loss:
+            context.require_loss(entry.name)
+    computed = [_callable(entry) for entry in entries]
+    under_way = {i: one.start(context) for i, one in enumerate(computed) if isinstance(one, StreamedImportance)}
+    run_together(context, list(under_way.values()))
+    found: list[Scores] = []
+    for i, entry in enumerate(entries):
+        scores = under_way[i].scores() if i in under_way else _called(computed[i], context)
+        found.append(_checked(scores, entry.name, context))
+    return found
 
 
-def kind_of_thing(thing: object) -> str:
-    """Return what messages call something that cannot serve.
-
-    >>> kind_of_thing(3), kind_of_thing(dict)
-    ('int', 'the class dict. Pass dict(...)')
-    """
-    return (
-        f"the class {thing.__name__}. Pass {thing.__name__}(...)" if isinstance(thing, type) else type(thing).__name__
-    )
-
-
-def _told(found: object) -> str:
-    if not isinstance(found, Mapping):
-        return type(found).__name__
-    return ", ".join(f"{name}: {type(value).__name__}" for name, value in list(found.items())[:3])
-
-
-def check_unit_scores(scores: Mapping[str, float], importance: str, units: Collection[str] = ()) -> None:
-    """Raise ValueError if a unit has no importance, or one that is NaN or infinite: sorting would choose at random.
+def check_finite(scores: Mapping[str, Any], importance: str) -> None:
+    """Raise ValueError if a score is NaN or infinite: sorting would choose at random.
 
     Args:
-        scores: Importance by unit name.
+        scores: Numbers or tensors, by name.
         importance: Name of what returned them, for the message.
-        units: Names that must be among them.
 
-    >>> check_unit_scores({"blocks.0": 1.0}, "magnitude")
+    >>> check_finite({"blocks.0": 1.0}, "magnitude")
     """
-    missing = [name for name in units if name not in scores]
-    if missing:
-        raise ValueError(
-            f"Expected '{importance}' to return an importance for each of the {len(units)} units, but "
-            f"{', '.join(missing[:3])} {'has' if len(missing) == 1 else 'have'} none. Return {{unit.name: importance}} "
-            "for all of context.units."
-        )
-    wrong = {name: value for name, value in scores.items() if not math.isfinite(value)}
+    wrong = {name: value for name, value in scores.items() if not torch.as_tensor(value).isfinite().all()}
     if wrong:
-        found = ", ".join(f"{name}: {value}" for name, value in list(wrong.items())[:3])
+        found = ", ".join(f"{name}: {_told(value)}" for name, value in list(wrong.items())[:3])
         raise ValueError(
             f"Expected finite importances from '{importance}', but {len(wrong)} of {len(scores)} are not ({found}). "
             "Check the model's output on the calibration batches for NaN, and compute it in float32."
         )
+
+
+def _callable(entry: RegisteredImportance) -> Importance:
+    return torch_pruning_importance(entry.compute) if is_torch_pruning(entry.compute) else entry.compute
+
+
+def _called(compute: Importance, context: Context) -> Mapping[str, Any]:
+    with evaluating(context.model), uncompiled():
+        return compute(context)
+
+
+def _checked(scores: Any, importance: str, context: Context) -> Scores:
+    """Return the finite score of everything in a context, float64, on the CPU."""
+    if not isinstance(scores, Mapping):
+        raise TypeError(f"Expected '{importance}' to return {{name: score}}, but got {type(scores).__name__}.")
+    missing = [name for name in context.shapes if name not in scores]
+    if missing:
+        raise ValueError(
+            f"Expected '{importance}' to return a score for each of {len(context.shapes)}, but "
+            f"{', '.join(missing[:3])} {'has' if len(missing) == 1 else 'have'} none. Return {{name: score}} for all "
+            "of context.shapes."
+        )
+    found = {name: _number(scores[name], name, shape, importance) for name, shape in context.shapes.items()}
+    check_finite({n: v for n, v in found.items() if not (v.isposinf().all() and context.cannot_go(n))}, importance)
+    return found
+
+
+def _number(value: Any, name: str, shape: tuple[int, ...], importance: str) -> Tensor:
+    try:
+        found = torch.as_tensor(value).detach().to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"Expected '{importance}' to return {{name: score}}, but got {name}: {type(value).__name__}."
+        ) from None
+    if found.shape != shape:
+        wanted = f"a tensor of shape {shape}, one number per unit," if shape else "one number"
+        raise ValueError(
+            f"Expected '{importance}' to return {wanted} for '{name}', but got shape {tuple(found.shape)}."
+        )
+    return found
+
+
+def _elsewhere(importance: str) -> str:
+    entry = IMPORTANCES.get(importance)
+    return "" if entry is None else f", which scores units of {entry.of}"
+
+
+def _told(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) and value.ndim else str(float(value))

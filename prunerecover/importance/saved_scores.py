@@ -1,6 +1,6 @@
 """Scores on disk: what a plan was decided by, beside it and not in it, since a checkpoint holds its plan.
 
-One file serves depth and width: importances of units, and signals of groups. A later plan of the same network, for
+One file serves depth and width: importances of units and of groups. A later plan of the same network, for
 whatever budget, takes them and scores nothing again.
 """
 
@@ -18,7 +18,7 @@ from prunerecover.files.atomic import atomic_file
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import unwrap
 
-SEPARATOR = "/"  # in no name of a signal, and in no path of a module
+SEPARATOR = "/"  # in no name of an importance, and in no path of a module
 FORMAT = "prunerecover.scores/1"
 
 
@@ -28,7 +28,7 @@ class SavedScores:
 
     Attributes:
         weights: Hash of the network that was scored.
-        scores: By the name of the importance or signal, and of the unit `()` or group `(size,)`; float64.
+        scores: By the name of the importance, and of the unit `()` or group `(size,)`; float64.
     """
 
     weights: str
@@ -76,7 +76,7 @@ class SavedScores:
 
         Args:
             model: Unwrapped.
-            name: Of the importance or signal.
+            name: Of the importance.
             units: Their names.
 
         Raises:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunerecover.importance.losses import IGNORED
+from prunerecover.importance.measuring.losses import IGNORED
 from prunerecover.language.prompt_routes import routes_before
 from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.batches import logits_of

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from prunerecover.importance.losses import IGNORED
+from prunerecover.importance.measuring.losses import IGNORED
 from prunerecover.model.evaluation import device_of
 
 

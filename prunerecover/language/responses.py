@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prunerecover.importance.losses import IGNORED
+from prunerecover.importance.measuring.losses import IGNORED
 from prunerecover.language.likelihood import TokenRow
 
 INSTRUCTION = "### Instruction:\n{instruction}\n\n"

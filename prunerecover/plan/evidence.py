@@ -124,7 +124,7 @@ class WidthEvidence(_Evidence):
     Attributes:
         kept: Units that stay, and units that there were, by the name of the group.
         kinds: Of their units.
-        rates: How many times as much the saliency of a kind counts; empty: it was not tried.
+        rates: How many times as much the importance of a kind counts; empty: it was not tried.
         damping: That was tried best with them.
         saved: The share of the cost that goes with the plan, as it was counted; None: it was not.
     """

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunerecover.importance.context import Loss
-from prunerecover.importance.losses import check_loss, supervised_loss
+from prunerecover.importance.measuring.losses import Loss, check_loss, supervised_loss
 from prunerecover.model.batches import on_device, split_labels
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled

@@ -44,7 +44,7 @@ def plot_sensitivity(units: Sequence[UnitRow], groups: Sequence[GroupRow]) -> Fi
         groups: Of width, at half of their units; likewise, as experts save none.
     """
     depth = [(row.name, row.kind, row.divergence / (100 * row.macs)) for row in units if row.macs > 0]
-    width = [(row.name, row.kind, row.saliency[1] / row.macs) for row in groups if row.macs > 0]
+    width = [(row.name, row.kind, row.held[1] / row.macs) for row in groups if row.macs > 0]
     panels = [
         SensitivityPanel(points, heading, left_out=len(rows) - len(points))
         for points, heading, rows in (

@@ -36,7 +36,7 @@ class GroupRow:
         size: How many units it has.
         params: Share of the network's parameters that goes with half of its units.
         macs: Share of its MACs, likewise.
-        saliency: Share of the saliency of all groups that its lowest quarter, half and three quarters hold (`PARTS`).
+        held: Share of the importance of all groups that its lowest quarter, half and three quarters hold (`PARTS`).
     """
 
     name: str
@@ -44,4 +44,4 @@ class GroupRow:
     size: int
     params: float
     macs: float
-    saliency: tuple[float, ...]
+    held: tuple[float, ...]

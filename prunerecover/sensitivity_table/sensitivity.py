@@ -1,7 +1,7 @@
 """Score every unit of depth and every group of width, with what they save: a table, a picture, and saved scores.
 
 The scores are those that planning computes anyway: the output divergence of each unit alone (`plan_depth`) and the
-saliency of each channel, head, neuron or expert (`plan_width`). Saved, they serve every later budget.
+importance of each channel, head, neuron or expert (`plan_width`). Saved, they serve every later budget.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from prunerecover.depth.plan_depth import planner_for
 from prunerecover.display.markdown import table
 from prunerecover.display.progress import progress
 from prunerecover.display.summary import Summarised, Summary
-from prunerecover.importance.context import Loss
-from prunerecover.importance.registry import name_of
+from prunerecover.importance.measuring.losses import Loss
+from prunerecover.importance.measuring.names import name_of
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches, listed
 from prunerecover.model.checks import check_network
@@ -64,7 +64,7 @@ class Sensitivity(Summarised):
         if self.units:
             parts += ["## Depth", _DEPTH, table(_DEPTH_HEAD, map(_depth_cells, sorted(self.units, key=_per_cost)))]
         if self.groups:
-            ranked = sorted(self.groups, key=_saliency_per_cost)
+            ranked = sorted(self.groups, key=_importance_per_cost)
             parts += ["## Width", _WIDTH, table(_WIDTH_HEAD, map(_width_cells, ranked))]
         parts += [f"No {dimension}: {reason}" for dimension, reason in self.refused.items()]
         return "\n\n".join(parts) + "\n"
@@ -73,7 +73,7 @@ class Sensitivity(Summarised):
         """Return what matters least for what it saves: units if there are any, else groups."""
         title = f"Sensitivity of {len(self.units)} units of depth and {len(self.groups)} groups of width"
         rows = [*map(_depth_cells, sorted(self.units, key=_per_cost))]
-        rows = rows or [*map(_width_cells, sorted(self.groups, key=_saliency_per_cost))]
+        rows = rows or [*map(_width_cells, sorted(self.groups, key=_importance_per_cost))]
         head = _DEPTH_HEAD if self.units else _WIDTH_HEAD
         return Summary.of_list(title, head, rows, lambda row: [cell.strip("`") for cell in row])
 
@@ -94,7 +94,7 @@ _DEPTH = (
 )
 _DEPTH_HEAD = ("unit", "kind", "parameters", "MACs", "divergence", "per 1% of the MACs")
 _WIDTH = (
-    "What goes with half of a group's units, and which share of the saliency of all groups its lowest quarter, half "
+    "What goes with half of a group's units, and which share of the importance of all groups its lowest quarter, half "
     "and three quarters hold."
 )
 _WIDTH_HEAD = ("group", "units", "parameters", "MACs", *(f"lowest {part:.0%}" for part in PARTS))
@@ -106,7 +106,7 @@ def sensitivity(
     batches: Batches,
     kinds: Sequence[str] | None = None,
     loss: Loss | None = None,
-    protection: str = "gate_taylor",
+    importance: str = "gate_taylor",
     replace: str = "calibrated",
     ignore: Sequence[str] = (),
     seed: int = 0,
@@ -120,7 +120,7 @@ def sensitivity(
         kinds: Of depth ("block", "attention", "mlp", "activation", "layer") and of width ("channel", "head", "neuron",
             "expert", "hidden"); None: those that `plan_depth` and `plan_width` take. What is named must be there.
         loss: `loss(model, batch) -> scalar` for width; None: cross-entropy, or what the model returns.
-        protection: Signal of the saliency; see `plan_width`.
+        importance: What scores width; see `plan_width`.
         replace: What stands in the place of a unit of depth; see `plan_depth`.
         ignore: Shell patterns of units and groups that stay; each must match something in every dimension scored.
         seed: Of everything random.
@@ -137,13 +137,13 @@ def sensitivity(
         return _depth(network, batches, config)
 
     def width() -> Scored[GroupRow]:
-        config = WidthConfig(kinds=width_kinds, protection=protection, loss=loss, ignore=ignore, seed=seed)
+        config = WidthConfig(kinds=width_kinds, importance=importance, loss=loss, ignore=ignore, seed=seed)
         return _width(network, batches, config)
 
     with progress("scoring all that can go"), as_dense_reference(network, batches, loss):
         units, by_unit, no_depth = _rows(depth, depth_kinds, named=kinds is not None)
         groups, by_group, no_width = _rows(width, width_kinds, named=kinds is not None)
-    scores = {signal: by for signal, by in (("output_divergence", by_unit), (name_of(protection), by_group)) if by}
+    scores = {name: by for name, by in (("output_divergence", by_unit), (name_of(importance), by_group)) if by}
     refused = {dimension: reason for dimension, reason in (("depth", no_depth), ("width", no_width)) if reason}
     if not scores:
         raise ValueError(" ".join(f"No {dimension}: {reason}" for dimension, reason in refused.items()))
@@ -191,7 +191,7 @@ def _depth(network: nn.Module, batches: Batches, config: DepthConfig) -> Scored[
 
 def _width(network: nn.Module, batches: Batches, config: WidthConfig) -> Scored[GroupRow]:
     planner = WidthPlanner(network, batches=batches, config=config)
-    (scores,) = planner.scores(*config.signals)
+    (scores,) = planner.scores(*config.importances)
     total = sum(float(values.clamp_min(0).sum()) for values in scores.values())
     full, rows = planner.costs.full, []
     for group in planner.groups:
@@ -207,8 +207,8 @@ def _per_cost(row: UnitRow) -> float:
     return row.divergence / row.macs if row.macs > 0 else math.inf
 
 
-def _saliency_per_cost(row: GroupRow) -> float:
-    return row.saliency[1] / max(row.macs, row.params, 1e-12)
+def _importance_per_cost(row: GroupRow) -> float:
+    return row.held[1] / max(row.macs, row.params, 1e-12)
 
 
 def _depth_cells(row: UnitRow) -> tuple[str, ...]:
@@ -225,4 +225,4 @@ def _depth_cells(row: UnitRow) -> tuple[str, ...]:
 
 def _width_cells(row: GroupRow) -> tuple[str, ...]:
     size = f"{row.size} {plural(row.kind)}"
-    return (f"`{row.name}`", size, f"{row.params:.1%}", f"{row.macs:.1%}", *(f"{share:.2%}" for share in row.saliency))
+    return (f"`{row.name}`", size, f"{row.params:.1%}", f"{row.macs:.1%}", *(f"{share:.2%}" for share in row.held))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from prunerecover.depth.arguments import DepthConfig
-from prunerecover.importance.context import Loss
+from prunerecover.importance.measuring.losses import Loss
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, KINDS, WIDTH_KINDS
 from prunerecover.width.arguments import WidthConfig

@@ -12,7 +12,7 @@ from prunerecover.boundary.search import Evaluate, Trial, accuracies_of
 from prunerecover.cost.met_share import MOST, BudgetMissed, met_share
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import Divergence, comparing_by
-from prunerecover.importance.context import Loss
+from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.batches import Batches, listed
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget

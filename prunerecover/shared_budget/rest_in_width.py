@@ -72,7 +72,7 @@ class RestInWidth:
         """
         planner = self.dense()
         with self._merged():
-            planner.scores(*planner.config.signals)
+            planner.scores(*planner.config.importances)
 
     def config_after(self, part: Plan) -> WidthConfig:
         """Return the arguments of planning in width, while the network is pruned by a plan in depth."""

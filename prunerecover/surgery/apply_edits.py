@@ -49,6 +49,10 @@ class Applied:
     journal: Journal = field(default_factory=Journal)
     cuts: dict[Parameter, tuple[Parameter, Cuts]] = field(default_factory=dict)
 
+    def origin(self, parameter: Parameter) -> tuple[Parameter, Cuts]:
+        """Return the old parameter that a present one is what stays of, and how it was cut; itself if it was not."""
+        return self.cuts.get(parameter, (parameter, ()))
+
     def __repr__(self) -> str:
         """Names, without the values: a console shows what a function returns."""
         return f"Applied(removed=[{', '.join(self.removed)}], added=[{', '.join(self.added)}])"

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from prunerecover.importance.context import Loss
+from prunerecover.importance.context import ClassLabels, Importance
+from prunerecover.importance.measuring.losses import Loss
+from prunerecover.importance.registry import importance_of
 from prunerecover.importance.saved_scores import SavedScores, scores_from
 from prunerecover.model.arguments import check_flag, check_seed, patterns_of
 from prunerecover.plan.budget import Budget
-from prunerecover.width.allocation.by_saliency import global_ranking, per_cost, uniform
+from prunerecover.width.allocation.by_importance import global_ranking, per_cost, uniform
 from prunerecover.width.allocation.greedy_fill import kind_of
 from prunerecover.width.allocation.registry import AllocationRule, RegisteredAllocation, allocation_of
 from prunerecover.width.allocation.tolerance import check_tolerance
 from prunerecover.width.groups.discovery import FOUND_KINDS, check_kinds
 from prunerecover.width.groups.rounding import BLOCK, RoundTo, check_round_to
-from prunerecover.width.signals.context import ClassLabels, WidthImportance
-from prunerecover.width.signals.registry import signal_of
 
 WidthReplace = Literal["calibrated", "zero"]
 
@@ -30,12 +30,11 @@ class WidthRule:
 
     Raises:
         ValueError: If an argument is unknown or does not go with another.
-        TypeError: If an allocation or a signal is neither a name nor a callable, or a number is something else.
+        TypeError: If an allocation or an importance is neither a name nor a callable, or a number is something else.
     """
 
     allocation: str | AllocationRule = "per_cost"
-    removal: str | WidthImportance | None = None
-    protection: str | WidthImportance | None = None
+    importance: str | Importance | Sequence[str | Importance] | None = None
     tolerance: float | None = None
     replace: WidthReplace = "calibrated"
     equal_layers: bool = False
@@ -46,13 +45,18 @@ class WidthRule:
         if self.replace not in get_args(WidthReplace):
             raise ValueError(f"Expected replace among {', '.join(get_args(WidthReplace))}, but got '{self.replace}'.")
         name = self.allocated_by.name
-        for role, signal in (("removal", self.removal), ("protection", self.protection)):
-            if signal is not None:
-                signal_of(signal, f"argument {role}")
-        if not self.by_tolerance and (self.removal is not None or self.tolerance is not None):
+        if not isinstance(self.importance, str) and isinstance(self.importance, Sequence):
+            object.__setattr__(self, "importance", tuple(self.importance))
+        registered = [importance_of(importance, "width") for importance in self.importances]
+        if len(registered) != 1 + self.by_tolerance:
             raise ValueError(
-                f"Expected removal and tolerance with allocation='tolerance' only, but got allocation='{name}'. What "
-                "stays is decided by protection."
+                f"Expected {'two importances' if self.by_tolerance else 'one importance'} for allocation='{name}', but "
+                f"got {', '.join(entry.name for entry in registered) or 'none'}. Two are for allocation='tolerance': "
+                "one whose low values propose what goes, and one whose high values stay, as ('u_score', 'r_score')."
+            )
+        if not self.by_tolerance and self.tolerance is not None:
+            raise ValueError(
+                f"Expected a tolerance with allocation='tolerance' only, but got allocation='{name}'. Leave it out."
             )
         if self.tolerance is not None:
             if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float):
@@ -73,20 +77,19 @@ class WidthRule:
     @property
     def gates(self) -> bool:
         """Whether units are scored by gates, which need a place to be put at."""
-        return "gate_taylor" in self.signals
+        return "gate_taylor" in self.importances
 
     @property
     def by_tolerance(self) -> bool:
-        """Whether it is Tolerance of Difference, which weighs two signals, and can do without a budget."""
+        """Whether it is Tolerance of Difference, which weighs two importances, and can do without a budget."""
         return self.allocated_by.rule is None
 
     @property
-    def signals(self) -> tuple[str | WidthImportance, ...]:
-        """The signals that are read, with those that None stands for: removal and protection, or protection alone."""
-        protection = ("r_score" if self.by_tolerance else "gate_taylor") if self.protection is None else self.protection
-        if not self.by_tolerance:
-            return (protection,)
-        return "u_score" if self.removal is None else self.removal, protection
+    def importances(self) -> tuple[str | Importance, ...]:
+        """The importances that are read, with those that None stands for; the one whose high values stay is last."""
+        if self.importance is None:
+            return ("u_score", "r_score") if self.by_tolerance else ("gate_taylor",)
+        return self.importance if isinstance(self.importance, tuple) else (self.importance,)
 
     @property
     def ways(self) -> tuple[WidthRule, ...]:
@@ -130,7 +133,7 @@ class WidthConfig(WidthRule):
 
     Raises:
         ValueError: If an argument is unknown or does not go with another.
-        TypeError: If an allocation or a signal is neither a name nor a callable.
+        TypeError: If an allocation or an importance is neither a name nor a callable.
     """
 
     loss: Loss | None = None

@@ -10,7 +10,7 @@ from torch import nn
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.budget import Budget
-from prunerecover.width.allocation.by_saliency import global_ranking, per_cost, uniform
+from prunerecover.width.allocation.by_importance import global_ranking, per_cost, uniform
 from prunerecover.width.allocation.equal_layers import equalised
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.rounding import rounded

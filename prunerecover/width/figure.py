@@ -37,10 +37,10 @@ NAME = 28  # letters of a group's name on a line
 
 def plot_rankings(
     plan: Plan,
-    removal: Mapping[str, Tensor],
-    protection: Mapping[str, Tensor],
+    low: Mapping[str, Tensor],
+    high: Mapping[str, Tensor],
     groups: Sequence[str] | None = None,
-    names: tuple[str, str] = ("removal signal", "protection signal"),
+    names: tuple[str, str] = ("first importance", "second importance"),
 ) -> Figure:
     """Draw where the units of some groups stand in both rankings, and which of them a plan by tolerance removes.
 
@@ -49,15 +49,15 @@ def plot_rankings(
 
     Args:
         plan: For the dense model, narrowing each group once.
-        removal: `(size,)` by group name, low goes first; for groups with strata see `removal_positions`.
-        protection: `(size,)` by group name, high is protected.
+        low: `(size,)` by group name, low goes first; for groups with strata see `removal_positions`.
+        high: `(size,)` by group name, high is protected.
         groups: To draw; None: up to nine that lose units, evenly spaced in depth.
-        names: Of the two signals.
+        names: Of the two importances.
 
     Raises:
         ValueError: If the plan narrows no group, or not those that are named.
     """
-    narrowed = {edit.unit: edit for edit in plan.edits if isinstance(edit, Narrow) and edit.unit in removal}
+    narrowed = {edit.unit: edit for edit in plan.edits if isinstance(edit, Narrow) and edit.unit in low}
     chosen = _spread(list(narrowed), SHOWN) if groups is None else list(groups)
     if not chosen or not narrowed.keys() >= set(chosen):
         raise ValueError(
@@ -69,7 +69,7 @@ def plot_rankings(
     figure = empty_figure(max(2.3 * columns + 0.6, 4.6), 2.35 * lines + 0.75)
     grid = figure.subplots(lines, columns, squeeze=False)
     for axes, name in zip(grid.flat, chosen, strict=False):
-        _draw_rankings(styled(axes), narrowed[name], removal[name], protection[name])
+        _draw_rankings(styled(axes), narrowed[name], low[name], high[name])
     for axes in grid.flat[len(chosen) :]:
         axes.remove()
     figure.supxlabel(f"Rank by {names[0]}: lowest first", fontsize=9)
@@ -78,10 +78,10 @@ def plot_rankings(
     return figure
 
 
-def _draw_rankings(axes: Axes, edit: Narrow, removal: Tensor, protection: Tensor) -> None:
+def _draw_rankings(axes: Axes, edit: Narrow, low: Tensor, high: Tensor) -> None:
     gone = list(edit.gone)
     depth = len(gone)
-    across, up = _ranks(removal), _ranks(-protection)
+    across, up = _ranks(low), _ranks(-high)
     left = np.setdiff1d(np.arange(edit.of), gone)
     size = float(np.clip(260 / edit.of, 3, 26))
     style: dict[str, Any] = {"s": size, "linewidth": 0, "clip_on": False, "zorder": 3}
@@ -96,7 +96,7 @@ def _draw_rankings(axes: Axes, edit: Narrow, removal: Tensor, protection: Tensor
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(4, integer=True))
     axes.tick_params(labelsize=7)
-    met = float(tolerance_of_difference(removal, protection)[depth - 1])
+    met = float(tolerance_of_difference(low, high)[depth - 1])
     axes.set_title(f"{textwrap.fill(edit.unit, NAME)}\n{depth} of {edit.of} go, ToD {met:.2f}", fontsize=8, loc="left")
 
 

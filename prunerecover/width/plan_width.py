@@ -10,7 +10,8 @@ from torch import nn
 
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import Divergence, comparing_by
-from prunerecover.importance.context import Loss
+from prunerecover.importance.context import ClassLabels, Importance
+from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches, listed
 from prunerecover.model.copies import deep_copy
@@ -30,7 +31,6 @@ from prunerecover.width.groups.rounding import RoundTo
 from prunerecover.width.narrowable import samples_of
 from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.pruned_output import judge_of
-from prunerecover.width.signals.context import ClassLabels, WidthImportance
 from prunerecover.width.stages import fitted_in_stages
 
 
@@ -43,8 +43,7 @@ def plan_width(
     loss: Loss | None = None,
     labels: ClassLabels | None = None,
     allocation: str | AllocationRule = "per_cost",
-    removal: str | WidthImportance | None = None,
-    protection: str | WidthImportance | None = None,
+    importance: str | Importance | Sequence[str | Importance] | None = None,
     tolerance: float | None = None,
     kinds: Sequence[str] = FOUND_KINDS,
     replace: WidthReplace = "calibrated",
@@ -69,17 +68,17 @@ def plan_width(
         loss: `loss(model, batch) -> scalar`; None: cross-entropy of the logits, or the loss that the model returns.
         labels: `labels(batch) -> (N,)` integer classes for "u_score"; None: those that the batches hold. For experts
             also classes of tokens, `(N, T)`: see `token_classes`.
-        allocation: "per_cost" (the default): the least saliency per saved cost goes first; what a head counts for
+        allocation: "per_cost" (the default): the least importance per saved cost goes first; what a head counts for
             beside a neuron, and so on, is tried (`best_kind_weights`). "tolerance": FAIR-Pruner's Tolerance of
-            Difference. "uniform": the same share of every group. "global": the least saliency first. Or one that
-            `register_allocation` has named, or a callable `(groups, saliency, costs, budget) -> {group name: numbers of
+            Difference. "uniform": the same share of every group. "global": the least importance first. Or one that
+            `register_allocation` has named, or a callable `(groups, scores, costs, budget) -> {group name: numbers of
             the units that go}`.
-        removal: For "tolerance": the signal whose low values propose what goes; None: "u_score".
-        protection: The signal whose high values stay; None: "r_score" for "tolerance", "gate_taylor" otherwise. Signals
-            are "u_score", "r_score", "gate_taylor", "fisher", "magnitude" and "random", for experts "routing" and
-            "reap", and of torch-pruning "group_taylor", "group_magnitude", "lamp", "fpgm" and "bn_scale". Or one that
-            `register_signal` has named, a callable `(context) -> {group name: (size,)}`, low goes and high stays (see
-            `signals.context`), or an importance object of torch-pruning.
+        importance: What ranks units, high stays; None: "gate_taylor". For "tolerance" two: the one whose low values
+            propose what goes, and the one whose high values stay; None: ("u_score", "r_score"). By name: "gate_taylor",
+            "u_score", "r_score", "fisher", "taylor", "squared_taylor", "magnitude", "l2_norm" and "random", for experts
+            "routing" and "reap", and of torch-pruning "group_taylor", "group_magnitude", "lamp", "fpgm" and "bn_scale".
+            Or one that `register_importance` has named, a callable `(context) -> {group name: (size,)}` (see
+            `importance.context`), or an importance object of torch-pruning.
         tolerance: For "tolerance", instead of a budget: one number in [0, 1] for all groups, as published.
         kinds: Among "channel", "head", "neuron", "expert" and "hidden", the features of a transformer's residual stream
             (its hidden size); a budget in units names its own.
@@ -92,7 +91,7 @@ def plan_width(
             hidden features (heads and experts go one by one), or one number per kind, such as {"channel": 8,
             "neuron": 64}. A group whose width is no multiple stays whole or is narrowed to one; one with fewer units
             stays whole. Units go in such steps until the budget is met; no step goes that it does not need. None: any
-            number, but for a latency 8 is tried, too, and taken if less saliency goes to meet it; 1: any number.
+            number, but for a latency 8 is tried, too, and taken if less importance goes to meet it; 1: any number.
         rounds: The budget is reached in so many steps, scored anew each time, with BatchNorm statistics estimated anew;
             what one takes beyond its part, those after it need not take.
         ignore: Shell patterns of groups that stay, such as "layer4.*".
@@ -113,8 +112,7 @@ def plan_width(
     network, batches = unwrap(model), listed(batches)
     config = WidthConfig(
         allocation=allocation,
-        removal=removal,
-        protection=protection,
+        importance=importance,
         tolerance=tolerance,
         replace=replace,
         equal_layers=equal_layers,

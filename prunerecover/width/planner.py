@@ -1,4 +1,4 @@
-"""Plan several budgets in width for one model: groups, costs and signals are found once.
+"""Plan several budgets in width for one model: groups, costs and scores are found once.
 
 The default removes by gate-Taylor per cost, which we measured best; what units of one kind count for beside those of
 another is tried (`kind_weights`). `allocation="tolerance"` is FAIR-Pruner (arXiv 2508.02291) by the book, on
@@ -13,8 +13,11 @@ from typing import Any
 from torch import nn
 
 from prunerecover.display.progress import progress
-from prunerecover.importance.losses import supervised_loss
-from prunerecover.importance.registry import name_of
+from prunerecover.importance.context import Importance, WidthContext
+from prunerecover.importance.measuring.losses import supervised_loss
+from prunerecover.importance.measuring.names import name_of
+from prunerecover.importance.measuring.unit_slices import Scores
+from prunerecover.importance.registry import compute_importances
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches, ModelInputs
 from prunerecover.model.evaluation import ordinary_arithmetic
@@ -27,7 +30,7 @@ from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.provenance import plan_for
 from prunerecover.surgery.saved_cost import DenseCost
-from prunerecover.width.allocation.by_saliency import lowest, per_cost
+from prunerecover.width.allocation.by_importance import lowest, per_cost
 from prunerecover.width.allocation.cost_model import CostModel
 from prunerecover.width.allocation.diagnostics import tolerance_evidence
 from prunerecover.width.allocation.equal_layers import equalised, warn_of_more
@@ -40,13 +43,11 @@ from prunerecover.width.allocation.kind_weights import (
 )
 from prunerecover.width.allocation.latency_budget import Choices, met_latency
 from prunerecover.width.allocation.measured_share import Shares, meet_measured, warn_if_inputs_decide
+from prunerecover.width.allocation.removal_order import removal_positions
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
 from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.groups.rounding import rounded
-from prunerecover.width.groups.unit_slices import Scores, removal_positions
 from prunerecover.width.narrowable import NarrowableNetwork
-from prunerecover.width.signals.context import WidthContext, WidthImportance
-from prunerecover.width.signals.registry import compute_signals
 
 NEAR = 0.03  # of a cost: a plan that is made once more for what the first one misses is about as large
 
@@ -69,7 +70,7 @@ class WidthPlanner:
     def __init__(self, model: nn.Module, *, batches: Batches, config: WidthConfig | None = None) -> None:
         self.config = config or WidthConfig()
         self.network = NarrowableNetwork(model, batches, self.config)
-        self._scores: dict[str | int, tuple[str | WidthImportance, Scores]] = {}
+        self._scores: dict[str | int, tuple[str | Importance, Scores]] = {}
         self._weighed: list[tuple[WidthRule, str, float, KindWeights]] = []  # rule, cost and share
 
     @property
@@ -92,16 +93,16 @@ class WidthPlanner:
         return self.network.first_batch()
 
     @ordinary_arithmetic()
-    def scores(self, *signals: str | WidthImportance) -> tuple[Scores, ...]:
-        """Return signals; those that are not known yet are read, or computed together in one pass over the batches.
+    def scores(self, *importances: str | Importance) -> tuple[Scores, ...]:
+        """Return the scores by importances; unknown ones are read, or computed together in one pass over the batches.
 
         Args:
-            signals: Names, or callables, each of which is called once.
+            importances: Names, or callables, each of which is called once.
         """
-        wanted = {_key(signal): signal for signal in signals}
-        missing = {key: signal for key, signal in wanted.items() if key not in self._scores}
+        wanted = {_key(one): one for one in importances}
+        missing = {key: one for key, one in wanted.items() if key not in self._scores}
         if missing and isinstance(self.config.scores, SavedScores):
-            self._scores |= {key: (signal, self._saved(name_of(signal))) for key, signal in missing.items()}
+            self._scores |= {key: (one, self._saved(name_of(one))) for key, one in missing.items()}
         elif missing:
             context = WidthContext(
                 model=self.network.model,
@@ -112,14 +113,14 @@ class WidthPlanner:
                 seed=self.config.seed,
             )
             with with_free_heads(self.network.model, self.network.attentions):
-                found = compute_signals(context, list(missing.values()))
+                found = compute_importances(context, list(missing.values()))
             self._scores |= dict(zip(missing, zip(missing.values(), found, strict=True), strict=True))
-        return tuple(self._scores[key][1] for key in map(_key, signals))
+        return tuple(self._scores[key][1] for key in map(_key, importances))
 
-    def _saved(self, signal: str) -> Scores:
+    def _saved(self, importance: str) -> Scores:
         assert isinstance(self.config.scores, SavedScores)
         names = [group.name for group in self.groups]
-        return self.config.scores.of_units(self.network.model, signal, names)
+        return self.config.scores.of_units(self.network.model, importance, names)
 
     @ordinary_arithmetic()
     def plan(
@@ -152,15 +153,14 @@ class WidthPlanner:
             kinds={g.name: g.kind for g in self.groups},
         )
         edits, fitted = self.network.compensated(self.network.edits(removed), rule.replace)
-        removal, protection = [None, *map(name_of, rule.signals)][-2:]
+        ranked_by = [*map(name_of, rule.importances)]
         return plan_for(
             self.network.model,
             edits,
             method=f"width/{rule.allocated_by.name}",
             arguments={
                 "budget": None if budget is None else budget.to_dict(),
-                "removal": removal,
-                "protection": protection,
+                "importance": ranked_by if rule.by_tolerance else ranked_by[0],
                 "tolerance": rule.tolerance,
                 "replace": rule.replace,
                 **({"equal_layers": True} if rule.equal_layers else {}),
@@ -199,15 +199,15 @@ class WidthPlanner:
         groups = rounded(self.groups, rule.round_to)
         if not rule.by_tolerance:
             assert budget is not None, "only tolerances go without"
-            (saliency,) = self.scores(*rule.signals)
+            (scores,) = self.scores(*rule.importances)
             if not weighing.rates:
-                removed = rule.allocated_by(groups, saliency, self.costs, budget)
-                return self._equalised(groups, removed, saliency, budget, rule), {}
-            saliency = weighted(groups, saliency, weighing.rates)
-            removed = per_cost(groups, saliency, self.costs, budget, damping=weighing.damping)
+                removed = rule.allocated_by(groups, scores, self.costs, budget)
+                return self._equalised(groups, removed, scores, budget, rule), {}
+            scores = weighted(groups, scores, weighing.rates)
+            removed = per_cost(groups, scores, self.costs, budget, damping=weighing.damping)
             tried = WidthEvidence(rates=dict(weighing.rates), damping=weighing.damping)
-            return self._equalised(groups, removed, saliency, budget, rule), tried.to_dict()
-        low, high = self.scores(*rule.signals)
+            return self._equalised(groups, removed, scores, budget, rule), tried.to_dict()
+        low, high = self.scores(*rule.importances)
         found = tolerance_allocation(
             groups, low, high, tolerance=rule.tolerance, budget=budget, costs=self.costs if budget else None
         )
@@ -215,14 +215,14 @@ class WidthPlanner:
         return self._equalised(groups, found.removed, removal_positions(groups, low), budget, rule), evidence
 
     def _equalised(
-        self, groups: Sequence[Group], removed: Removed, saliency: Scores, budget: Budget | None, rule: WidthRule
+        self, groups: Sequence[Group], removed: Removed, scores: Scores, budget: Budget | None, rule: WidthRule
     ) -> Removed:
         if not rule.equal_layers:
             return removed
-        return lowest(groups, saliency, equalised(groups, removed, self.costs, budget))
+        return lowest(groups, scores, equalised(groups, removed, self.costs, budget))
 
     def _weighing(self, budget: Budget | None, rule: WidthRule) -> KindWeights:
-        """Return how saliencies count; as they are unless heads, experts or hidden features may go beside others.
+        """Return how scores count; as they are unless heads, experts or hidden features may go beside others.
 
         For a share of the latency it is tried at as large a share of the MACs, if so many can go. Shares that are near
         another one that was tried count as it does.
@@ -260,12 +260,12 @@ class WidthPlanner:
         self, latency: float, rule: WidthRule, weighing: KindWeights, in_part: bool
     ) -> tuple[WidthRule, Budget]:
         """Return the budget of MACs whose plan saves a share of the latency, and whether widths are rounded for it."""
-        *_, saliency = self.scores(*rule.signals)  # before errors mean that structure forbids a budget
-        saliency = weighted(self.groups, saliency, weighing.rates)
+        *_, scores = self.scores(*rule.importances)  # before errors mean that structure forbids a budget
+        scores = weighted(self.groups, scores, weighing.rates)
         choices = Choices[WidthRule](
             removed=lambda way, budget: self._removed(budget, way, weighing)[0],
             edits=self.network.edits,
-            lost=lambda removed: sum(float(saliency[name][units].sum()) for name, units in removed.items()),
+            lost=lambda removed: sum(float(scores[name][units].sum()) for name, units in removed.items()),
         )
         ways = [way for way in rule.ways if way is rule or rounded(self.groups, way.round_to) != self.groups]
         dense = DenseCost(self.network.model, "latency", self.first_batch(), self.config.seed)
@@ -276,6 +276,6 @@ class WidthPlanner:
         return self.network.edits(self._removed(budget, rule, weighing)[0])
 
 
-def _key(signal: str | WidthImportance) -> str | int:
+def _key(importance: str | Importance) -> str | int:
     """Return what scores are kept by: names, and the identity of callables, two of which may share a name."""
-    return signal if isinstance(signal, str) else id(signal)
+    return importance if isinstance(importance, str) else id(importance)

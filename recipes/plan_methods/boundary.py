@@ -31,7 +31,7 @@ from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.display.progress import progress
 from prunerecover.display.style import save_figure
 from prunerecover.files.atomic import write_text
-from prunerecover.importance.registry import Importance
+from prunerecover.importance.context import Importance
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import BoundaryEvidence, PlanningCost, SearchEvidence

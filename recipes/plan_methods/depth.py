@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prunerecover.callbacks.depth_prune import DepthPrune
-from prunerecover.importance.registry import Importance
+from prunerecover.importance.context import Importance
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.plan_methods.base import (

@@ -17,7 +17,7 @@ from prunerecover.callbacks.depth_prune import DepthPrune
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.display.style import save_figure
 from prunerecover.graph.build import trace_graph
-from prunerecover.importance.registry import Importance
+from prunerecover.importance.context import Importance
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
@@ -34,8 +34,9 @@ class GraphPlan(AnyNetworkMethod):
         params: Share of the parameters to remove.
         latency: Share of the measured latency to remove.
         kinds: For a share: among `layer`, `attention`, `mlp` and `block`.
-        importance: What ranks the units: `output_divergence`, `taylor`, `magnitude`, `angular_distance`,
-            `cross_entropy`, `random`, or the import path of a callable.
+        importance: What ranks the units: `output_divergence`, `cross_entropy`, `taylor`, `squared_taylor`, `r_score`,
+            `fisher`, `magnitude`, `l2_norm`, `block_output_angle`, `random`, of whole blocks `block_influence`,
+            `angular_distance` and `gate_gradient`, or the import path of a callable.
         search: `joint`, `greedy`, `exact`, `one_shot`, `two_to_one` or `rounds`; None takes the best that is possible.
         include_strided: Whether layers that change spatial dimensions may go, too.
         ignore: Shell patterns of units that stay.

@@ -26,7 +26,7 @@ class SensitivityTable(AnyNetworkMethod):
     Args:
         kinds: Among `block`, `attention`, `mlp`, `activation` and `layer`, `channel`, `head`, `neuron` and `expert`;
             None: those that the methods of depth and width take.
-        protection: The signal that says how much a channel, head, neuron or expert matters.
+        importance: What says how much a channel, head, neuron or expert matters.
         replace: What units of depth leave: `calibrated`, `zero` or `identity`.
         ignore: Shell patterns of units and groups that stay.
         seed: Of everything random.
@@ -35,12 +35,12 @@ class SensitivityTable(AnyNetworkMethod):
     def __init__(
         self,
         kinds: list[str] | None = None,
-        protection: str = "gate_taylor",
+        importance: str = "gate_taylor",
         replace: str = "calibrated",
         ignore: list[str] | None = None,
         seed: int = 0,
     ) -> None:
-        self.kinds, self.protection, self.replace = kinds, protection, replace
+        self.kinds, self.importance, self.replace = kinds, importance, replace
         self.ignore, self.seed = tuple(ignore or ()), seed
 
     def make(self, task: PlanTask) -> Plan:
@@ -53,7 +53,7 @@ class SensitivityTable(AnyNetworkMethod):
                 batches=inputs.batches,
                 kinds=self.kinds,
                 loss=inputs.loss,
-                protection=self.protection,
+                importance=self.importance,
                 replace=self.replace,
                 ignore=self.ignore,
                 seed=self.seed,

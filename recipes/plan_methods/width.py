@@ -20,7 +20,9 @@ from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
 from prunerecover.display.style import save_figure
 from prunerecover.files.atomic import write_text
-from prunerecover.importance.registry import name_of
+from prunerecover.importance.context import Importance
+from prunerecover.importance.measuring.names import name_of
+from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
@@ -31,12 +33,11 @@ from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, b
 from prunerecover.recipes.plan_methods.width_page import page
 from prunerecover.width.allocation.cost_model import Cost
 from prunerecover.width.allocation.registry import AllocationRule
+from prunerecover.width.allocation.removal_order import removal_positions
 from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.figure import plot_rankings
 from prunerecover.width.groups.discovery import FOUND_KINDS
-from prunerecover.width.groups.unit_slices import Scores, removal_positions
 from prunerecover.width.planner import WidthPlanner
-from prunerecover.width.signals.context import WidthImportance
 
 
 class WidthPlan(AnyNetworkMethod):
@@ -87,9 +88,9 @@ class WidthPlan(AnyNetworkMethod):
         plan.plot(figures["What every group keeps"])
         SavedScores(plan.source.weights or "", self._scores).save(beside(output, ".scores.safetensors"))
         if len(self._scores) == 2:
-            (removal, low), (protection, high) = self._scores.items()
+            (first, low), (second, high) = self._scores.items()
             order = removal_positions(self._groups, low)
-            figure = plot_rankings(plan, order, high, names=(removal, protection))
+            figure = plot_rankings(plan, order, high, names=(first, second))
             figures["The two rankings"] = beside(output, ".ranks.png")
             save_figure(figure, figures["The two rankings"])
         names = {title: file.name for title, file in figures.items()}
@@ -98,11 +99,11 @@ class WidthPlan(AnyNetworkMethod):
     def _plan(self, planner: WidthPlanner) -> Plan:
         """Plan, and keep what the pages are written from."""
         plan = planner.plan(self.budget, self.config)
-        signals = self.config.signals
-        names = [name_of(signal) for signal in signals]
-        if len(set(names)) < len(names) and signals[0] != signals[1]:
-            names = [f"{name}, {role}" for name, role in zip(names, ("removal", "protection"), strict=True)]
-        self._scores = dict(zip(names, planner.scores(*signals), strict=True))
+        importances = self.config.importances
+        names = [name_of(importance) for importance in importances]
+        if len(set(names)) < len(names) and importances[0] != importances[1]:
+            names = [f"{name}, {role}" for name, role in zip(names, ("low goes", "high stays"), strict=True)]
+        self._scores = dict(zip(names, planner.scores(*importances), strict=True))
         self._groups, self._dense = planner.groups, planner.costs.full
         return plan
 
@@ -116,10 +117,10 @@ class PerCostPlan(WidthPlan):
         latency: Share of the measured latency to remove.
         remove: Units of one kind, in all groups together, for example `{"expert": 8}`.
         ratio: Share of the units of one kind, in all groups together.
-        protection: The signal that says how much a unit matters: `gate_taylor`, `r_score`, `fisher`, `u_score`,
-            `magnitude`, `random`, for experts `routing` and `reap`, of torch-pruning `group_taylor`,
-            `group_magnitude`, `lamp`, `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one
-            with its arguments.
+        importance: What says how much a unit matters: `gate_taylor`, `r_score`, `fisher`, `u_score`, `taylor`,
+            `squared_taylor`, `magnitude`, `l2_norm`, `random`, for experts `routing` and `reap`, of torch-pruning
+            `group_taylor`, `group_magnitude`, `lamp`, `fpgm` or `bn_scale`; or the import path of a callable, or the
+            class path of one with its arguments.
         kinds: Among `channel`, `head`, `neuron`, `expert` and `hidden`; None takes the first three.
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
@@ -138,7 +139,7 @@ class PerCostPlan(WidthPlan):
         latency: float | None = None,
         remove: dict[str, int] | None = None,
         ratio: dict[str, float] | None = None,
-        protection: WidthImportance | str = "gate_taylor",
+        importance: Importance | str = "gate_taylor",
         kinds: list[str] | None = None,
         replace: WidthReplace = "calibrated",
         ignore: list[str] | None = None,
@@ -150,7 +151,7 @@ class PerCostPlan(WidthPlan):
     ) -> None:
         config = WidthConfig(
             allocation=allocation,
-            protection=protection,
+            importance=importance,
             replace=replace,
             kinds=kinds or FOUND_KINDS,
             ignore=ignore or (),
@@ -166,18 +167,15 @@ class FairPlan(WidthPlan):
     """Remove channels, heads, neurons or experts by FAIR-Pruner's Tolerance of Difference (arXiv 2508.02291).
 
     Args:
-        tolerance: One number in [0, 1] for all groups, as published: the share of what goes that the protection signal
-            may object to. Or give exactly one budget, for which it is searched.
+        tolerance: One number in [0, 1] for all groups, as published: the share of what goes that the second
+            importance may object to. Or give exactly one budget, for which it is searched.
         macs: Share of the MACs to remove.
         params: Share of the parameters to remove.
         latency: Share of the measured latency to remove.
         remove: Units of one kind, in all groups together, for example `{"expert": 8}`.
         ratio: Share of the units of one kind, in all groups together.
-        removal: The signal whose low values propose what goes: `u_score`, `gate_taylor`, `r_score`, `fisher`,
-            `magnitude`, `random`, for experts `routing` and `reap`, of torch-pruning `group_taylor`,
-            `group_magnitude`, `lamp`, `fpgm` or `bn_scale`; or the import path of a callable, or the class path of one
-            with its arguments.
-        protection: The signal whose high values stay; the same.
+        importance: The one whose low values propose what goes, and the one whose high values stay, such as
+            `[u_score, r_score]`; each as of `per_cost`.
         kinds: Among `channel`, `head`, `neuron`, `expert` and `hidden`; None takes the first three.
         replace: `calibrated` (weights that read a group take over what its removed units did) or `zero`.
         ignore: Shell patterns of groups that stay, such as `layer4.*`.
@@ -196,8 +194,7 @@ class FairPlan(WidthPlan):
         latency: float | None = None,
         remove: dict[str, int] | None = None,
         ratio: dict[str, float] | None = None,
-        removal: WidthImportance | str = "u_score",
-        protection: WidthImportance | str = "r_score",
+        importance: tuple[Importance | str, Importance | str] = ("u_score", "r_score"),
         kinds: list[str] | None = None,
         replace: WidthReplace = "calibrated",
         ignore: list[str] | None = None,
@@ -208,8 +205,7 @@ class FairPlan(WidthPlan):
     ) -> None:
         config = WidthConfig(
             allocation="tolerance",
-            removal=removal,
-            protection=protection,
+            importance=importance,
             tolerance=tolerance,
             replace=replace,
             kinds=kinds or FOUND_KINDS,

@@ -59,7 +59,7 @@ def _weighing(evidence: WidthEvidence) -> str:
     (first, _), *others = evidence.rates.items()
     told = " and ".join(f"that of {plural(kind)} {rate:g} times" for kind, rate in others)
     told = f"{told}, with damping {evidence.damping:g}"
-    return f" Beside the saliency of {plural(first)} counts {told}: of what was tried, so the output changes least."
+    return f" Beside the importance of {plural(first)} counts {told}: of what was tried, so the output changes least."
 
 
 def _change(before: int, after: int) -> str:
@@ -77,7 +77,7 @@ def _by_tolerance(evidence: ToleranceEvidence, arguments: Mapping[str, Any]) -> 
         "Had the tolerance been another one, with the same scores:",
         table(("tolerance", "units kept"), ((t, f"{kept:.1%}") for t, kept in evidence.kept_by_tolerance.items())),
         "## Protected score that goes",
-        f"The `{arguments['protection']}` of removed units that are among the equally many best protected ones of "
+        f"The `{arguments['importance'][-1]}` of removed units that are among the equally many best protected ones of "
         "their group, and the most that the ranks alone would allow. The closer the two, the worse the pick.",
         _protected(evidence.protected_mass),
         "## Against uniform pruning",
@@ -104,8 +104,8 @@ def _exchange(found: UniformComparison | None, cost: str) -> str:
         return f"Not comparable: the same {cost} cannot be saved by removing the same share of every group."
     holds = Exchange(found.taken, found.spared).pays
     return (
-        f"At the same {cost}, by the same removal signal, with the same share of every group removed instead: what "
-        f"this plan removes beyond it has a protection score of {found.taken:.3g}, what it spares one of "
+        f"At the same {cost}, by the same order, with the same share of every group removed instead: what "
+        f"this plan removes beyond it has a score of {found.taken:.3g}, what it spares one of "
         f"{found.spared:.3g}. The exchange condition {'holds' if holds else 'fails'}: to first order, this plan "
         f"{'loses no more than' if holds else 'loses more than'} uniform pruning."
     )

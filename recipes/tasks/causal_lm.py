@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
-from prunerecover.importance.losses import IGNORED
+from prunerecover.importance.measuring.losses import IGNORED
 from prunerecover.language.accuracy import score_choices
 from prunerecover.language.likelihood import token_log_likelihoods
 from prunerecover.recipes.networks.model_names import from_pretrained

@@ -109,7 +109,7 @@ def test_deleted_settings_are_refused(tmp_path: Path) -> None:
 def test_deleted_settings_of_no_attention_are_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 2, 1))
-    plan = plan_width(model, Budget(remove={"channel": 2}), batches=[IMAGES], protection="magnitude", replace="zero")
+    plan = plan_width(model, Budget(remove={"channel": 2}), batches=[IMAGES], importance="magnitude", replace="zero")
     (narrow,) = plan.edits
     assert isinstance(narrow, Narrow)
     without = plan.model_copy(update={"edits": (narrow.model_copy(update={"settings": ()}),)})

@@ -21,7 +21,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.checkpoint.ledger_record import KEY, LedgerRecord
 
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-QUICK: dict[str, Any] = {"protection": "magnitude", "replace": "zero"}
+QUICK: dict[str, Any] = {"importance": "magnitude", "replace": "zero"}
 
 
 def pruned_folder(model: nn.Module, folder: Path) -> Path:

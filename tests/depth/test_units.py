@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from prunerecover import plan_depth
 from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
-from prunerecover.importance.parameters import unit_parameters
+from prunerecover.importance.context import unit_parameters
 from prunerecover.plan.edits import Replace
 from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.surgery.apply_edits import apply_edits

@@ -50,7 +50,7 @@ def network(layers: int = 8) -> nn.Module:
 
 @cache
 def in_width() -> Plan:
-    return plan_width(network(), Budget(macs=0.3), batches=[(X, Y)], protection="magnitude", replace="zero")
+    return plan_width(network(), Budget(macs=0.3), batches=[(X, Y)], importance="magnitude", replace="zero")
 
 
 @cache

@@ -58,7 +58,7 @@ def test_merged_linears_are_not_saved_in_silence(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_layers_of_different_widths_are_not_saved_in_silence(tmp_path: Path) -> None:
     model = tiny_llama()
-    apply_plan(model, plan_width(model, Budget(params=0.2), batches=[tiny_inputs("llama", 8)], protection="magnitude"))
+    apply_plan(model, plan_width(model, Budget(params=0.2), batches=[tiny_inputs("llama", 8)], importance="magnitude"))
     with pytest.warns(UserWarning, match=r"such as layers of different sizes.*save_pruned"):
         model.save_pretrained(tmp_path)  # type: ignore[operator]
 

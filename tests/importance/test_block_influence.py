@@ -8,8 +8,8 @@ from cases.models.decoders import DECODERS
 from cases.models.tiny import tiny_inputs
 
 from prunerecover import find_units
-from prunerecover.importance.block_influence import block_influence
 from prunerecover.importance.context import DepthContext
+from prunerecover.importance.turned_stream import block_influence
 from prunerecover.model.hooks import recording
 
 

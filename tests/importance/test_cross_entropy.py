@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from prunerecover import apply_plan, find_units, plan_depth
 from prunerecover.importance.context import DepthContext
-from prunerecover.importance.cross_entropy import cross_entropy
+from prunerecover.importance.without_unit import cross_entropy
 
 
 def loss(model: nn.Module, batch: Tensor) -> Tensor:

@@ -18,12 +18,13 @@ from prunerecover.importance.context import DepthContext
 from prunerecover.importance.registry import (
     IMPORTANCES,
     RegisteredImportance,
-    check_unit_scores,
+    check_finite,
     importance_of,
     register_importance,
 )
 from prunerecover.width.allocation.registry import ALLOCATIONS, allocation_of, register_allocation
-from prunerecover.width.signals.registry import SIGNALS, register_signal, signal_of
+
+ATTENTIONS = [f"blocks.{number}.attn" for number in range(4)]
 
 
 def later_first(context: DepthContext) -> dict[str, float]:
@@ -69,7 +70,7 @@ def test_shares_of_cost_trust_that_a_callable_compares_kinds() -> None:
 
 
 def test_a_unit_without_an_importance() -> None:
-    with pytest.raises(ValueError, match=r"to return an importance for each of the 4 units, but .* have none"):
+    with pytest.raises(ValueError, match=r"to return a score for each of 4, but .* have none"):
         planned(lambda context: {})
 
 
@@ -96,20 +97,20 @@ def test_importances_that_are_not_finite_are_refused(value: float) -> None:
     with pytest.raises(
         ValueError, match=r"finite importances from 'taylor', but 1 of 2 are not \(b: .*Check the model"
     ):
-        check_unit_scores({"a": 1.0, "b": value}, "taylor")
+        check_finite({"a": 1.0, "b": value}, "taylor")
 
 
 @pytest.mark.parametrize(
     ("found", "told"),
-    [(None, "NoneType"), ([1.0], "list"), ({"blocks.0.attn": None}, "blocks.0.attn: NoneType")],
+    [(None, "NoneType"), ([1.0], "list"), (dict.fromkeys(ATTENTIONS), "blocks.0.attn: NoneType")],
     ids=["nothing", "list", "no number"],
 )
 def test_what_is_no_mapping_of_numbers_is_refused(found: object, told: str) -> None:
-    with pytest.raises(TypeError, match=rf"Expected 'score' to return {{unit name: number}}, but got {told}"):
-        RegisteredImportance("score", lambda context: found)(None)
+    with pytest.raises(TypeError, match=rf"Expected 'score' to return {{name: score}}, but got {told}"):
+        planned(RegisteredImportance("score", lambda context: found))
 
 
-@pytest.mark.parametrize("register", [register_importance, register_signal, register_allocation])
+@pytest.mark.parametrize("register", [register_importance, register_allocation])
 def test_registries_take_a_word_and_something_to_call(register: Callable[..., object]) -> None:
     with pytest.raises(TypeError, match="Expected a word as the name of the .*, but got <function later_first"):
         register(later_first, "mine")
@@ -121,5 +122,5 @@ def test_registries_take_a_word_and_something_to_call(register: Callable[..., ob
 
 def test_entries_serve_where_names_do() -> None:
     assert importance_of(IMPORTANCES["taylor"]) is IMPORTANCES["taylor"]
-    assert signal_of(SIGNALS["magnitude"]) is SIGNALS["magnitude"]
+    assert importance_of(IMPORTANCES["magnitude"]) is IMPORTANCES["magnitude"]
     assert allocation_of(ALLOCATIONS["uniform"]) is ALLOCATIONS["uniform"]

@@ -54,7 +54,7 @@ def test_width_takes_them_for_every_budget(
     vit: nn.Module, file: Path, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = plan_width(vit, Budget(macs=share), batches=LABELLED)
-    monkeypatch.setattr("prunerecover.width.planner.compute_signals", not_again)
+    monkeypatch.setattr("prunerecover.width.planner.compute_importances", not_again)
     assert plan_width(vit, Budget(macs=share), batches=LABELLED, scores=file).edits == wanted.edits
 
 
@@ -95,7 +95,7 @@ def test_scores_of_other_weights_are_refused(plan, vit: nn.Module, file: Path) -
 
 def test_scores_by_something_else_are_refused(vit: nn.Module, file: Path) -> None:
     with pytest.raises(ValueError, match="by 'fisher', but got those by "):
-        plan_width(vit, Budget(macs=0.2), batches=LABELLED, protection="fisher", scores=file)
+        plan_width(vit, Budget(macs=0.2), batches=LABELLED, importance="fisher", scores=file)
     with pytest.raises(ValueError, match="by 'magnitude', but got those by"):
         plan_depth(vit, remove={"block": 1}, batches=LABELLED, importance="magnitude", scores=file)
 

@@ -16,7 +16,7 @@ from cases.models.tiny import VOCABULARY, tiny_llama
 from torch import Tensor, nn
 
 from prunerecover import RoutedCausalLM, apply_plan
-from prunerecover.importance.losses import IGNORED
+from prunerecover.importance.measuring.losses import IGNORED
 from prunerecover.language.accuracy import choice_accuracy, choice_log_likelihoods
 from prunerecover.language.continuation import continued_right
 from prunerecover.language.harness import evaluate_with_harness

@@ -79,13 +79,13 @@ def test_divergences_are_those_that_planning_ranks_by(vit: nn.Module, found: Sen
     assert {name: rows[name] for name in importance} == pytest.approx(importance)
 
 
-def test_saliency_is_a_share_of_that_of_all_groups(found: Sensitivity) -> None:
+def test_what_a_part_holds_is_a_share_of_that_of_all_groups(found: Sensitivity) -> None:
     by_group = found.saved.scores["gate_taylor"]
     total = sum(float(values.sum()) for values in by_group.values())
     for row in found.groups:
         lowest = sorted(by_group[row.name].tolist())
         wanted = [sum(lowest[: int(part * row.size)]) / total for part in PARTS]
-        assert list(row.saliency) == pytest.approx(wanted)
+        assert list(row.held) == pytest.approx(wanted)
 
 
 def test_half_of_a_group_saves_what_a_narrowed_network_saves(vit: nn.Module, found: Sensitivity) -> None:

@@ -17,7 +17,7 @@ from prunerecover import Budget, Plan, apply_plan, find_groups, plan_width, save
 
 IDS = torch.randint(3, 61, (8, 9), generator=torch.Generator().manual_seed(0))
 TEXT = [{"input_ids": IDS, "labels": IDS}]
-QUICK: dict[str, Any] = {"protection": "magnitude", "replace": "zero"}
+QUICK: dict[str, Any] = {"importance": "magnitude", "replace": "zero"}
 BUDGETS = [Budget(**{cost: share}) for cost in ("macs", "params") for share in (0.11, 0.23, 0.37)]
 
 
@@ -79,6 +79,6 @@ def test_uniform_meets_budgets_in_units_to_the_unit() -> None:
 
 def test_more_units_than_were_asked_for_are_said() -> None:
     model = tiny_llama()
-    settings: dict[str, Any] = {"kinds": "neuron", "protection": "magnitude", "replace": "zero", "equal_layers": True}
+    settings: dict[str, Any] = {"kinds": "neuron", "importance": "magnitude", "replace": "zero", "equal_layers": True}
     with pytest.warns(UserWarning, match=r"4 of 192 neurons go \(2\.1%\), not the 3 \(1\.6%\) that were asked for"):
         plan_width(model, Budget(remove={"neuron": 3}), batches=[tiny_inputs("text")], **settings)

@@ -23,7 +23,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(8, 3, 32, 32, generator=GENERATOR)
 LABELS = torch.randint(0, 5, (8,), generator=GENERATOR)
 IDS = torch.randint(1, 60, (8, 9), generator=GENERATOR)
-QUICK: dict[str, Any] = {"protection": "magnitude", "replace": "zero"}
+QUICK: dict[str, Any] = {"importance": "l2_norm", "replace": "zero"}
 
 
 class Often(nn.Module):
@@ -81,7 +81,7 @@ def test_share_of_two_stages_is_met_or_told_however_many_rows_are_left(seed: int
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         batches = [(image[None],) for image in IMAGES]
-        plan = plan_width(model, Budget(macs=0.3), batches=batches, protection="magnitude", replace=replace)
+        plan = plan_width(model, Budget(macs=0.3), batches=batches, importance="l2_norm", replace=replace)
     share = saved(model, plan, example)
     assert len(model.rows(example)) != rows
     told = [str(warning.message) for warning in caught if "The plan removes" in str(warning.message)]
@@ -118,7 +118,7 @@ def test_share_of_a_batch_that_is_another_than_of_a_sample_is_told_with_both() -
     with pytest.warns(
         UserWarning, match=r"removes 20.\d% of the macs of one sample, but (\S+)% of those of a batch of 8"
     ) as told:
-        plan = plan_width(model, Budget(macs=0.2), batches=[batch, batch], protection="magnitude")
+        plan = plan_width(model, Budget(macs=0.2), batches=[batch, batch], importance="l2_norm")
     assert f"but {saved(model, plan, batch):.1%} of those" in str(told[0].message)
 
 

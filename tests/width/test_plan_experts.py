@@ -65,7 +65,7 @@ def test_the_model_is_bit_identical_afterwards() -> None:
     model = tiny_mixture("deepseek_v3").train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     config, state = copy.deepcopy(model.config.to_dict()), torch.get_rng_state()
-    plan_width(model, Budget(remove={"expert": 4}), batches=text(), allocation="tolerance", removal="u_score")
+    plan_width(model, Budget(remove={"expert": 4}), batches=text(), allocation="tolerance")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model.config.to_dict() == config
     assert torch.equal(torch.get_rng_state(), state)

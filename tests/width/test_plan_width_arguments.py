@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from prunerecover import Budget, find_groups, plan_depth, plan_width
-from prunerecover.importance.losses import supervised_loss
+from prunerecover.importance.measuring.losses import supervised_loss
 
 
 @pytest.fixture
@@ -47,19 +47,19 @@ def test_labels_in_mappings_are_not_fed_to_the_network(batches: Batches, key: st
     ("arguments", "message"),
     [
         ({}, r"Expected a budget, such as Budget\(macs=0.3\), and not both"),
-        ({"budget": Budget(macs=0.1), "tolerance": 0.1}, "Expected removal and tolerance with allocation='tolerance'"),
+        ({"budget": Budget(macs=0.1), "tolerance": 0.1}, "Expected a tolerance with allocation='tolerance'"),
         (
             {"budget": Budget(macs=0.1), "tolerance": 0.1, "allocation": "tolerance"},
             "Expected a budget or a tolerance, and not both",
         ),
         ({"budget": Budget(macs=0.1), "allocation": "best"}, "Expected allocation among per_cost, .*, but got 'best'"),
         (
-            {"budget": Budget(macs=0.1), "protection": "taylor"},
-            "Expected argument protection among u_score, .*'taylor'",
+            {"budget": Budget(macs=0.1), "importance": "gate_gradient"},
+            "Expected argument importance to be .*'gate_gradient', which scores units of depth",
         ),
         (
-            {"budget": Budget(macs=0.1), "removal": "u_score"},
-            "allocation='per_cost'. What stays is decided by protection",
+            {"budget": Budget(macs=0.1), "importance": ["u_score", "r_score"]},
+            "Expected one importance for allocation='per_cost', but got u_score, r_score. Two are for",
         ),
         (
             {"budget": Budget(ratio={"mlp": 0.1})},

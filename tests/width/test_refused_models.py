@@ -184,7 +184,7 @@ def test_spectral_norm_is_left_as_it_was(normed: Any) -> None:
     model = nn.Sequential(normed(nn.Linear(4, 6)), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).train()
     with unchanged(model):
         find_groups(model, X)
-        plan_width(model, Budget(macs=0.1), batches=[X], protection="magnitude", replace="zero")
+        plan_width(model, Budget(macs=0.1), batches=[X], importance="magnitude", replace="zero")
 
 
 def test_blocks_deleted_by_hand_are_named_by_their_place_in_the_cache() -> None:

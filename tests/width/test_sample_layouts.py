@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover import Budget, apply_plan, find_groups, plan_width
+from prunerecover.importance.measuring.unit_slices import units_of
 from prunerecover.model.batches import ModelInputs, is_padding
 from prunerecover.plan.groups import Site
-from prunerecover.width.signals.activations import units_of
 from prunerecover.width.tracing.samples import SampleLayout, sample_layouts
 
 N = 8

@@ -48,11 +48,11 @@ def test_heads_of_mpnet_go_with_their_column_of_position_biases() -> None:
         torch.testing.assert_close(model(IDS).logits, masked(IDS).logits)
 
 
-@pytest.mark.parametrize("protection", ["gate_taylor", "magnitude"])
-def test_values_of_deberta_lose_the_same_channels_in_every_head(protection: str) -> None:
+@pytest.mark.parametrize("importance", ["gate_taylor", "magnitude"])
+def test_values_of_deberta_lose_the_same_channels_in_every_head(importance: str) -> None:
     """No module sees them alone; a gate multiplies them in all heads."""
     model = deberta()
-    plan = plan_width(model, Budget(macs=0.4), batches=BATCHES, protection=protection, replace="zero")
+    plan = plan_width(model, Budget(macs=0.4), batches=BATCHES, importance=importance, replace="zero")
     assert any("value_proj" in edit.unit for edit in plan.edits)
     apply_plan(model, plan)
     assert model(IDS).logits.isfinite().all()

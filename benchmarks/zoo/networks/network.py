@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from prunerecover.importance.context import Loss
+from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.batches import as_inputs, call, without_labels
 from prunerecover.model.key_values import CACHES
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Candidate, Choice
 from prunerecover.calibration.held_out import Cost, Terms
-from prunerecover.importance.registry import check_unit_scores
+from prunerecover.importance.registry import check_finite
 from prunerecover.model.paths import is_within
 from prunerecover.plan.units import Unit, names_of
 
@@ -61,7 +61,7 @@ class CalibratedSets:
         new = [unit for unit in units if unit.name not in known]
         if new:
             divergences = self._fitted(gone, new) if self.refit or not gone else self._judged(gone, new)
-            check_unit_scores(divergences, "output_divergence")
+            check_finite(divergences, "output_divergence")
             known |= divergences
         return [known[unit.name] for unit in units]
 
@@ -100,7 +100,7 @@ class CalibratedSets:
             found = self.calibrator.race(stand_ins, present, cost, bounds, terms)
             self._raced[key] = {name: divergence for name, (divergence, _) in found.items()}
             run = {name: divergence for name, (divergence, exact) in found.items() if exact or divergence != math.inf}
-            check_unit_scores(run, "output_divergence")
+            check_finite(run, "output_divergence")
             known |= {name: divergence for name, (divergence, exact) in found.items() if exact}
         return [self._raced[key][unit.name] for unit in units]
 

@@ -1,61 +1,113 @@
-"""The context in which units of the graph are scored."""
+"""The context in which units of the graph are scored: what leaves with one is what the surgery takes out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
 
 from prunerecover.calibration.block_maps import tensors_of
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.variants import Variants
-from prunerecover.importance.context import Loss
-from prunerecover.model.batches import ModelInputs
+from prunerecover.importance.context import DepthContext, ValuesOf, sum_of, unit_parameters
+from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.model.copies import share_copy
+from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import Applied, apply_edits
+from prunerecover.surgery.narrowing import Cuts
 
-Scores = dict[str, float]
+Leaving = list[tuple[Parameter, Cuts | None]]
 
 
-@dataclass(frozen=True)
-class GraphContext:
-    """What units are scored in.
+@dataclass(frozen=True, kw_only=True)
+class GraphContext(DepthContext):
+    """Units of the graph to score, on the network without those that went before; see `DepthContext`.
 
     Attributes:
         variants: Judge sets of units.
-        samples: Calibration samples on the network's device.
-        units: To score.
-        gone: Units that went before: the others are scored on the pruned network.
-        batches: Calibration batches as the user gave them, labels included.
-        loss: `loss(model, batch) -> scalar`.
-        seed: Of everything random.
+        gone: Units that went before: `model` is the network without them.
+        applied: How its parameters were cut then.
+        stuck: Names of units that were found not to go.
     """
 
     variants: Variants
-    samples: Sequence[ModelInputs]
-    units: Sequence[Unit]
     gone: tuple[Unit, ...] = ()
-    batches: Sequence[Any] = ()
-    loss: Loss | None = None
-    seed: int = 0
+    applied: Applied = field(default_factory=Applied)
+    stuck: set[str] = field(default_factory=set)
+    _leaving: dict[str, Leaving] = field(default_factory=dict, init=False, repr=False)
 
-    def without(self, *more: Unit) -> tuple[nn.Module, Applied]:
-        """Return a copy without the units that are gone and some more, which shares its tensors, and what was cut.
+    @classmethod
+    def of(
+        cls, variants: Variants, units: Sequence[Unit], gone: tuple[Unit, ...], batches: Sequence[Any], **how: Any
+    ) -> GraphContext:
+        """Return the context of units on top of those that are gone.
 
-        Raises:
-            NotRemovable: If they cannot go.
+        Args:
+            variants: Judge sets of units.
+            units: To score.
+            gone: That went before.
+            batches: Calibration batches as the user gave them, labels included.
+            how: The loss and the seed.
         """
-        removals = self.variants.removals
-        network, edits = share_copy(removals.model), removals.edits([*self.gone, *more], in_place=True)
-        return network, apply_edits(network, edits, tensors_of(edits, removals.maps))
+        network, applied = _without(variants, gone)
+        return cls(
+            variants=variants,
+            units=units,
+            gone=gone,
+            model=network,
+            applied=applied,
+            batches=batches,
+            **how,
+        )
 
-    def score_each(self, score: Callable[[Unit], float]) -> Scores:
-        """Return the score of each unit; infinite for those that cannot go."""
-        return {unit.name: self._or_infinite(score, unit) for unit in self.units}
+    def cannot_go(self, name: str) -> bool:
+        """Whether a unit was found not to go, on top of what is gone."""
+        return name in self.stuck
+
+    @property
+    def weights(self) -> Sequence[Parameter]:
+        """All parameters: sections of layers anywhere may leave with a unit."""
+        return list(self.model.parameters())
+
+    def sum_weights(self, values: ValuesOf) -> Scores:
+        """Return the sum over the parameters of each unit and the sections of others that are narrowed with it."""
+
+        def part(parameter: Parameter, cuts: Cuts | None) -> float:
+            value = values(parameter)
+            if value is None or cuts is None:
+                return sum_of(value)
+            value = kept = self._spread(value, parameter)
+            for cut in cuts:
+                kept = cut.of(kept)
+            return sum_of(value) - sum_of(kept)
+
+        def leaving(unit: Unit) -> float:
+            return math.fsum(part(*one) for one in self._leaving_with(unit))
+
+        return self._by_name(lambda unit: self._or_infinite(leaving, unit))
+
+    def divergences(self) -> Scores:
+        """Return how far the output is from the dense network's without each unit, on all samples."""
+        scores = self.variants.scores(self.gone, [(unit,) for unit in self.units])
+        found = dict(zip((unit.name for unit in self.units), scores, strict=True))
+        self.stuck.update(name for name, score in found.items() if score == math.inf)
+        return self._by_name(lambda unit: found[unit.name])
+
+    def each_without(self, score: Callable[[nn.Module, Unit], float]) -> Scores:
+        """Return, by unit, the score of the network without it; infinite of those that cannot go."""
+
+        def without(unit: Unit) -> float:
+            network, _ = _without(self.variants, [*self.gone, unit])
+            with evaluating(network):
+                return score(network, unit)
+
+        return self._by_name(lambda unit: self._or_infinite(without, unit))
 
     def _or_infinite(self, score: Callable[[Unit], float], unit: Unit) -> float:
         try:
@@ -63,4 +115,43 @@ class GraphContext:
                 return score(unit)
         except NotRemovable as error:
             self.variants.refused = f"{error} "
+            self.stuck.add(unit.name)
             return math.inf
+
+    def _leaving_with(self, unit: Unit) -> Leaving:
+        """Return the parameters that leave with a unit, wholly (None) or but for what cuts keep."""
+        if unit.name in self._leaving:
+            return self._leaving[unit.name]
+        network, cut = _without(self.variants, [*self.gone, unit])
+        around = set(unit_parameters(network, unit)) if unit.kind == "activation" else set()
+        left = {id(cut.origin(p)[0]): cut.origin(p)[1] for p in network.parameters() if p not in around}
+        found = self._leaving[unit.name] = list[tuple[Parameter, Cuts | None]]()
+        dense = {id(p) for p in self.variants.removals.model.parameters()}  # not what gone units have left
+        for parameter in self.model.parameters():
+            old = id(self.applied.origin(parameter)[0])
+            cuts = left.get(old)
+            if old in dense and (cuts is None or cuts):
+                found.append((parameter, cuts))
+        return found
+
+    def _spread(self, value: Tensor, parameter: Parameter) -> Tensor:
+        """Put the values of a narrowed parameter where its entries were in the dense one; 0 elsewhere."""
+        old, cuts = self.applied.origin(parameter)
+        shape = list(value.shape)
+        for cut in reversed(cuts):
+            shape[cut.dim] = old.shape[cut.dim]
+            value = torch.zeros(shape, dtype=value.dtype, device=value.device).index_copy(
+                cut.dim, cut.kept.to(value.device), value
+            )
+        return value
+
+
+def _without(variants: Variants, units: Sequence[Unit]) -> tuple[nn.Module, Applied]:
+    """Return a copy without some units, which shares its tensors, and what was cut.
+
+    Raises:
+        NotRemovable: If they cannot go.
+    """
+    removals = variants.removals
+    network, edits = share_copy(removals.model), removals.edits(units, in_place=True)
+    return network, apply_edits(network, edits, tensors_of(edits, removals.maps))

@@ -18,7 +18,7 @@ from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.search.objectives import Objective
 from prunerecover.depth.search.search_store import SearchStore
-from prunerecover.importance.registry import check_unit_scores
+from prunerecover.importance.registry import check_finite
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
 from prunerecover.model.replacements import Affine
@@ -149,7 +149,7 @@ class Variants:
                 self.refused = f"{error} "
                 found.append(math.inf)
         named = {", ".join(unit.name for unit in move): one for move, one in zip(moves, found, strict=True)}
-        check_unit_scores({name: one for name, one in named.items() if one != math.inf}, self.objective.name)
+        check_finite({name: one for name, one in named.items() if one != math.inf}, self.objective.name)
         return found
 
     @contextmanager

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from prunerecover.calibration.kept_outputs import KeptOutputs
 from prunerecover.divergence.measure import mean_divergence
 from prunerecover.divergence.outputs import Outputs, compared
-from prunerecover.importance.context import Loss
-from prunerecover.importance.losses import check_loss
+from prunerecover.importance.measuring.losses import Loss, check_loss
 from prunerecover.model.batches import CalibrationSet, as_inputs, call, on_device
 
 PART = 4  # of so many batches, a rough score reads one

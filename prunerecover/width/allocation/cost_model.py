@@ -26,12 +26,12 @@ from torch import Tensor, nn
 
 from prunerecover.cost.macs import macs_by_module
 from prunerecover.display.progress import progress
+from prunerecover.importance.measuring.unit_slices import check_names, tensor_named
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.narrow.freeing import uncalled_weights
 from prunerecover.model.paths import parent_path, unwrap
 from prunerecover.plan.groups import Group, Slice
 from prunerecover.width.allocation.out_of_reach import OutOfReach
-from prunerecover.width.groups.unit_slices import check_names, tensor_named
 
 
 class Cost(NamedTuple):

@@ -9,57 +9,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import ToleranceEvidence, UniformComparison
 from prunerecover.plan.groups import Group
-from prunerecover.width.allocation.by_saliency import uniform
+from prunerecover.width.allocation.by_importance import uniform
 from prunerecover.width.allocation.cost_model import CostModel
+from prunerecover.width.allocation.removal_order import removal_positions
 from prunerecover.width.allocation.tolerance import exchange, protected_mass
 from prunerecover.width.allocation.tolerance_allocation import MOST, Solver, ToleranceAllocation
-from prunerecover.width.groups.unit_slices import Scores, removal_positions
 
 TOLERANCES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 
 def tolerance_evidence(
-    groups: Sequence[Group], removal: Scores, protection: Scores, found: ToleranceAllocation, costs: CostModel
+    groups: Sequence[Group], low: Scores, high: Scores, found: ToleranceAllocation, costs: CostModel
 ) -> dict[str, Any]:
     """Return the diagnostics, as they stand in a plan's evidence: see `ToleranceEvidence`.
 
     Args:
         groups: That were allocated.
-        removal: The removal signal.
-        protection: The protection signal.
+        low: The first importance.
+        high: The second importance.
         found: What goes.
         costs: Of the groups.
     """
-    removal = removal_positions(groups, removal)
+    low = removal_positions(groups, low)
     depth = {name: len(units) for name, units in found.removed.items()}
     total = sum(group.size for group in groups)
-    solver = Solver(groups, removal, protection)
+    solver = Solver(groups, low, high)
     cost: Literal["macs", "params"] = "params" if all(group.kind == "expert" for group in groups) else "macs"
-    masses = {g.name: protected_mass(removal[g.name], protection[g.name], depth[g.name]) for g in groups}
+    masses = {g.name: protected_mass(low[g.name], high[g.name], depth[g.name]) for g in groups}
     return ToleranceEvidence(
         tolerance=found.tolerance,
         share=found.share,
         protected_mass={name: (mass.entered, mass.bound) for name, mass in masses.items()},
-        exchange=_against_uniform(groups, removal, protection, depth, costs, cost),
+        exchange=_against_uniform(groups, low, high, depth, costs, cost),
         compared_by=cost,
         kept_by_tolerance={str(t): 1 - sum(solver.depths(t).values()) / total for t in TOLERANCES},
     ).to_dict()
 
 
 def _against_uniform(
-    groups: Sequence[Group], removal: Scores, protection: Scores, depth: dict[str, int], costs: CostModel, cost: str
+    groups: Sequence[Group], low: Scores, high: Scores, depth: dict[str, int], costs: CostModel, cost: str
 ) -> UniformComparison | None:
     kept = {group.name: group.size - depth[group.name] for group in groups}
     share = 1 - getattr(costs.total(kept), cost) / getattr(costs.full, cost)
     if share <= 0:
         return None
     try:
-        even = uniform(groups, removal, costs, Budget(**{cost: share}), most=MOST)
+        even = uniform(groups, low, costs, Budget(**{cost: share}), most=MOST)
     except ValueError:  # groups that must keep some units cannot all give the same share
         return None
     other = {name: len(units) for name, units in even.items()}
-    result = exchange(removal, protection, depth, other)
+    result = exchange(low, high, depth, other)
     return UniformComparison(taken=result.taken, spared=result.spared)

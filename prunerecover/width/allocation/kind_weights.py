@@ -13,15 +13,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.plan.groups import Group
-from prunerecover.width.groups.unit_slices import Scores
 
 FACTORS = (0.25, 4.0, 16.0), (0.5, 2.0)  # of a rate: first far, then near what was best
 
 
 @dataclass(frozen=True)
 class KindWeights:
-    """How saliencies count.
+    """How scores count.
 
     Attributes:
         rates: A factor by kind; kinds that are not named count as they are.
@@ -71,15 +71,15 @@ def number_of_trials(kinds: Sequence[str]) -> int:
     return 2 + sum(map(len, FACTORS)) * (len(kinds) - 1)
 
 
-def weighted(groups: Sequence[Group], saliency: Scores, rates: Mapping[str, float]) -> Scores:
-    """Return saliencies times the rate of their group's kind; kinds without one count as they are.
+def weighted(groups: Sequence[Group], scores: Scores, rates: Mapping[str, float]) -> Scores:
+    """Return scores times the rate of their group's kind; kinds without one count as they are.
 
     Args:
-        groups: Whose saliencies they are.
-        saliency: `(size,)` by group name.
+        groups: Whose scores they are.
+        scores: `(size,)` by group name.
         rates: By kind.
     """
-    return {group.name: saliency[group.name] * rates.get(group.kind, 1.0) for group in groups}
+    return {group.name: scores[group.name] * rates.get(group.kind, 1.0) for group in groups}
 
 
 def _at_another_rate(weighing: KindWeights, kind: str, factor: float) -> KindWeights:

@@ -2,7 +2,7 @@
 
 Processors compute in blocks, so that widths which fill them are faster at the same MACs, or as fast with more units.
 How much that brings depends on the machine, so both are tried: units one by one, and in blocks. The way stays by which
-less saliency goes.
+less importance goes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Choices(Generic[Way]):
     Attributes:
         removed: Returns what goes by a way and a budget of MACs; a ValueError says that so much cannot go.
         edits: Returns the edits that take it out.
-        lost: Returns its saliency.
+        lost: Returns the sum of its scores.
     """
 
     removed: Callable[[Way, Budget], Removed]
@@ -58,7 +58,7 @@ class Met(Generic[Way]):
 
 
 def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: Choices[Way]) -> Met[Way]:
-    """Return the way by which the least saliency goes for a share of the latency, and its budget of MACs.
+    """Return the way by which the least importance goes for a share of the latency, and its budget of MACs.
 
     Budgets are compared on few samples; what the one that is found saves is measured on the whole batch, and another
     share is planned for if that is not enough, or clearly too much. Where few samples say too little of the whole batch
@@ -91,12 +91,12 @@ def met_latency(dense: DenseCost, latency: float, ways: Sequence[Way], choices: 
 
 
 def _met(dense: DenseCost, latency: float, way: Way, choices: Choices[Way], less_than: float) -> Met[Way]:
-    """Meet a latency by one way, with less saliency than a number."""
+    """Meet a latency by one way, with less importance than a number."""
 
     def edits_at(budget: Budget) -> Sequence[Edit]:
         removed = choices.removed(way, budget)
         if (lost := choices.lost(removed)) >= less_than:
-            raise ValueError(f"Expected less saliency than {less_than} to go, but got {lost}.")
+            raise ValueError(f"Expected less importance than {less_than} to go, but got {lost}.")
         return choices.edits(removed)
 
     macs = macs_for_latency(dense, latency, edits_at)
@@ -104,11 +104,11 @@ def _met(dense: DenseCost, latency: float, way: Way, choices: Choices[Way], less
 
 
 def cheapest(ways: Sequence[Way], meet: Callable[[Way, float], Met[Way]]) -> Met[Way]:
-    """Return the way by which the least saliency goes.
+    """Return the way by which the least importance goes.
 
     Args:
         ways: To choose units; the first one stays if others are no better.
-        meet: Meets the latency by a way, with less saliency than a number: what loses more need not be measured. A
+        meet: Meets the latency by a way, with less importance than a number: what loses more need not be measured. A
             ValueError says that it cannot be met so.
 
     Raises:

@@ -1,6 +1,6 @@
 """The registry of allocations: by the names that `plan_width` takes, or the caller's own callables.
 
-An allocation decides which units go within a budget: any callable `(groups, saliency, costs, budget) -> {group name:
+An allocation decides which units go within a budget: any callable `(groups, scores, costs, budget) -> {group name:
 numbers of the units that go}`. What it returns is checked; whether it meets the budget is its own affair.
 """
 
@@ -13,30 +13,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prunerecover.importance.registry import check_new, kind_of_thing, name_of
+from prunerecover.importance.measuring.names import check_new, kind_of_thing, name_of
+from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.groups import Group
-from prunerecover.width.allocation.by_saliency import global_ranking, per_cost, uniform
+from prunerecover.width.allocation.by_importance import global_ranking, per_cost, uniform
 from prunerecover.width.allocation.cost_model import CostModel
 from prunerecover.width.allocation.greedy_fill import Removed, allowed
-from prunerecover.width.groups.unit_slices import Scores
 
 AllocationRule = Callable[[Sequence[Group], Scores, CostModel, Budget], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class RegisteredAllocation:
-    """An allocation by saliency.
+    """An allocation by scores.
 
     Attributes:
         name: As plans and messages state it.
-        rule: Returns which units go; None: Tolerance of Difference, which weighs two signals.
+        rule: Returns which units go; None: Tolerance of Difference, which weighs two importances.
     """
 
     name: str
     rule: AllocationRule | None
 
-    def __call__(self, groups: Sequence[Group], saliency: Scores, costs: CostModel, budget: Budget) -> Removed:
+    def __call__(self, groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget) -> Removed:
         """Return which units go, by the name of every group, ascending.
 
         Raises:
@@ -44,7 +44,7 @@ class RegisteredAllocation:
             TypeError: If it returns no mapping of integers.
         """
         assert self.rule is not None, "Tolerance of Difference is computed by `tolerance_allocation`"
-        found = self.rule(groups, saliency, costs, budget)
+        found = self.rule(groups, scores, costs, budget)
         if not isinstance(found, Mapping):
             raise TypeError(
                 f"Expected allocation '{self.name}' to return {{group name: units that go}}, but got "
@@ -90,7 +90,7 @@ class RegisteredAllocation:
         if int(counts.min()) != int(counts.max()):
             raise ValueError(
                 f"Expected allocation '{self.name}' to take equally many units of '{group.name}' out of each of its "
-                f"{group.strata} strata, but got {counts.tolist()}. Use by_saliency.lowest(groups, saliency, counts)."
+                f"{group.strata} strata, but got {counts.tolist()}. Use by_importance.lowest(groups, scores, counts)."
             )
         return units
 
@@ -111,8 +111,8 @@ def register_allocation(name: str, rule: AllocationRule) -> RegisteredAllocation
 
     Args:
         name: That it goes by from now on.
-        rule: `(groups, saliency, costs, budget) -> {group name: numbers of the units that go}`, a tensor of integers
-            per group, ascending; groups that are not named keep all. `saliency` is the protection signal, `(size,)` by
+        rule: `(groups, scores, costs, budget) -> {group name: numbers of the units that go}`, a tensor of integers
+            per group, ascending; groups that are not named keep all. `scores` are those of the importance, `(size,)` by
             group name; `costs` says what units save; see `per_cost`.
 
     Raises:
@@ -138,13 +138,13 @@ def allocation_of(allocation: str | AllocationRule) -> RegisteredAllocation:
     if isinstance(allocation, str):
         if allocation not in ALLOCATIONS:
             raise ValueError(
-                f"Expected allocation among {', '.join(ALLOCATIONS)}, or a callable (groups, saliency, costs, budget) "
+                f"Expected allocation among {', '.join(ALLOCATIONS)}, or a callable (groups, scores, costs, budget) "
                 f"-> {{group name: units that go}}, but got '{allocation}'."
             )
         return ALLOCATIONS[allocation]
     if not callable(allocation) or isinstance(allocation, type):
         raise TypeError(
-            "Expected allocation to be a name or a callable (groups, saliency, costs, budget) -> {group name: units "
+            "Expected allocation to be a name or a callable (groups, scores, costs, budget) -> {group name: units "
             f"that go}}, but got {kind_of_thing(allocation)}."
         )
     return RegisteredAllocation(name_of(allocation), allocation)

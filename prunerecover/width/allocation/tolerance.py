@@ -1,9 +1,9 @@
 """Tolerance of Difference (ToD): how deep a group can be pruned before what goes is what matters (arXiv 2508.02291).
 
-A removal signal proposes the m lowest units, a protection signal the m highest ones to keep. ToD(m) is the share of
+One importance proposes the m lowest units, another one the m highest ones to keep. ToD(m) is the share of
 the m that both name, and a group loses the largest m <= floor(0.99 n) with ToD(m) <= tolerance. Facts that the tests
 hold: ToD is not monotone in m; the depth is monotone in the tolerance; the overlap is at least 2m - n, so the depth is
-at most n / (2 - tolerance); independent signals have E[ToD(m)] = m / n.
+at most n / (2 - tolerance); independent importances have E[ToD(m)] = m / n.
 
 The bounds on what is lost are our own derivation from ranks; the exchange condition follows the paper's abstract.
 """
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prunerecover.width.groups.unit_slices import Scores
+from prunerecover.importance.measuring.unit_slices import Scores
 
 
-def tolerance_of_difference(removal: Tensor, protection: Tensor) -> Tensor:
+def tolerance_of_difference(low: Tensor, high: Tensor) -> Tensor:
     """Return ToD(1), ..., ToD(n) in O(n) once the ranks are there.
 
-    A unit is in both sets of size m if both its rank by removal (lowest first) and by protection (highest first) are
+    A unit is in both sets of size m if both its ranks (by `low`, lowest first; by `high`, highest first) are
     below m; counting the larger of the two and adding up gives all overlaps at once. Ties go to the lower index.
 
     Args:
-        removal: `(n,)`, low goes first.
-        protection: `(n,)`, high is protected first.
+        low: `(n,)`, low goes first.
+        high: `(n,)`, high is protected first.
 
     Returns:
         `(n,)`, float64; entry m - 1 is ToD(m).
@@ -38,19 +38,16 @@ def tolerance_of_difference(removal: Tensor, protection: Tensor) -> Tensor:
     >>> tolerance_of_difference(torch.tensor([1.0, 2, 3, 4]), torch.tensor([4.0, 1, 3, 2]))
     tensor([1.0000, 0.5000, 0.6667, 1.0000], dtype=torch.float64)
     """
-    if removal.ndim != 1 or removal.shape != protection.shape:
-        raise ValueError(
-            "Expected one removal and one protection score per unit, but got shapes "
-            f"{tuple(removal.shape)} and {tuple(protection.shape)}."
-        )
-    enters = torch.maximum(_ranks(removal), _ranks(protection, descending=True))
-    sizes = torch.arange(1, len(removal) + 1, dtype=torch.float64)
-    return torch.bincount(enters, minlength=len(removal)).cumsum(0) / sizes
+    if low.ndim != 1 or low.shape != high.shape:
+        raise ValueError(f"Expected two scores per unit, but got shapes {tuple(low.shape)} and {tuple(high.shape)}.")
+    enters = torch.maximum(_ranks(low), _ranks(high, descending=True))
+    sizes = torch.arange(1, len(low) + 1, dtype=torch.float64)
+    return torch.bincount(enters, minlength=len(low)).cumsum(0) / sizes
 
 
-def curves(removal: Scores, protection: Scores) -> Scores:
+def curves(low: Scores, high: Scores) -> Scores:
     """Return the ToD of every group: everything that depths need, for any tolerance."""
-    return {name: tolerance_of_difference(removal[name], protection[name]) for name in removal}
+    return {name: tolerance_of_difference(low[name], high[name]) for name in low}
 
 
 def depths(tolerances_of_difference: Mapping[str, Tensor], tolerance: float) -> dict[str, int]:
@@ -58,7 +55,7 @@ def depths(tolerances_of_difference: Mapping[str, Tensor], tolerance: float) -> 
 
     Args:
         tolerances_of_difference: As `curves` gives them.
-        tolerance: 0 removes everything up to the first unit that both signals name.
+        tolerance: 0 removes everything up to the first unit that both importances name.
 
     Raises:
         ValueError: If the tolerance is outside [0, 1].
@@ -85,7 +82,7 @@ def check_tolerance(tolerance: float) -> None:
 
 @dataclass(frozen=True)
 class ProtectedMass:
-    """How much protection score a group loses, against what the ranks alone allow.
+    """How much of `high` a group loses, against what the ranks alone allow.
 
     Attributes:
         overlap: Removed units that are among the equally many most protected ones.
@@ -98,29 +95,27 @@ class ProtectedMass:
     bound: float
 
 
-def protected_mass(removal: Tensor, protection: Tensor, m: int) -> ProtectedMass:
-    """Say what the `m` lowest units by removal take along of the protection score.
+def protected_mass(low: Tensor, high: Tensor, m: int) -> ProtectedMass:
+    """Say what the `m` lowest units by `low` take along of `high`.
 
     With overlap c, the ranks allow c of the m highest scores to go, at worst the c highest. At ToD(m) <= tolerance, c
     is at most tolerance * m.
 
     Args:
-        removal: `(size,)`, low goes first.
-        protection: `(size,)`, high stays.
+        low: `(size,)`, low goes first.
+        high: `(size,)`, high stays.
         m: Units that go.
     """
-    by_removal, by_protection = removal.argsort(stable=True), protection.argsort(descending=True, stable=True)
-    gone, ranked = by_removal[:m], protection[by_protection].double()
-    both = gone[torch.isin(gone, by_protection[:m])]
+    by_low, by_high = low.argsort(stable=True), high.argsort(descending=True, stable=True)
+    gone, ranked = by_low[:m], high[by_high].double()
+    both = gone[torch.isin(gone, by_high[:m])]
     overlap = len(both)
-    return ProtectedMass(
-        overlap=overlap, entered=float(protection[both].double().sum()), bound=float(ranked[:overlap].sum())
-    )
+    return ProtectedMass(overlap=overlap, entered=float(high[both].double().sum()), bound=float(ranked[:overlap].sum()))
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one choice of depths takes and spares against another, in protection score.
+    """What one choice of depths takes and spares against another, in scores of `high`.
 
     Attributes:
         taken: The scores of units that only the first choice removes.
@@ -136,22 +131,22 @@ class Exchange:
         return self.taken <= self.spared
 
 
-def exchange(removal: Scores, protection: Scores, depth: Mapping[str, int], other: Mapping[str, int]) -> Exchange:
+def exchange(low: Scores, high: Scores, depth: Mapping[str, int], other: Mapping[str, int]) -> Exchange:
     """Compare two choices of depths, such as ToD's and uniform ones at the same budget.
 
-    Both remove the lowest units by the same signal, so they differ in a stretch of each group's ranking: where the
+    Both remove the lowest units by the same importance, so they differ in a stretch of each group's ranking: where the
     first goes deeper it takes the stretch, where it stays above it spares it. The first is better if what it takes
-    matters less, additively, than what it spares. Every choice passes or fails by the protection score alone.
+    matters less, additively, than what it spares. Every choice passes or fails by these scores alone.
 
     Args:
-        removal: `(size,)` by group name, low goes first.
-        protection: `(size,)` by group name, high stays.
+        low: `(size,)` by group name, low goes first.
+        high: `(size,)` by group name, high stays.
         depth: Units that the first choice removes, by group name.
         other: Units that the second one removes.
     """
     taken = spared = 0.0
-    for name, scores in removal.items():
-        mass = protection[name].double()[scores.argsort(stable=True)]
+    for name, scores in low.items():
+        mass = high[name].double()[scores.argsort(stable=True)]
         taken += float(mass[other[name] : depth[name]].sum())
         spared += float(mass[depth[name] : other[name]].sum())
     return Exchange(taken, spared)

@@ -2,12 +2,12 @@
 
 By the book the tolerance is given. With a budget it is searched, and two things make every budget reachable:
 
-- Even tolerance 0 removes everything up to the first unit that both signals name, which can be half a model. A lighter
-  budget takes a share of those depths, the same for every group.
+- Even tolerance 0 removes everything up to the first unit that both importances name, which can be half a model. A
+  lighter budget takes a share of those depths, the same for every group.
 - Depths jump: one group's depth may double from one tolerance to the next. Between the two, every group goes the same
   share of its way. Rounding is to half a unit, then unit by unit in the order of the groups.
 
-A depth is at most n / (2 - tolerance), so heavy budgets need a tolerance near 1, where the signals no longer say
+A depth is at most n / (2 - tolerance), so heavy budgets need a tolerance near 1, where the importances no longer say
 anything: `plan_width(rounds=...)` then solves ToD anew, on new scores of the units that are left.
 """
 
@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.groups import Group
-from prunerecover.width.allocation.by_saliency import check_scores, lowest
+from prunerecover.width.allocation.by_importance import check_scores, lowest
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 from prunerecover.width.allocation.greedy_fill import RemovalTarget, Removed, allowed, fill, max_removable, saved_by
+from prunerecover.width.allocation.removal_order import removal_positions
 from prunerecover.width.allocation.tolerance import curves, depths
-from prunerecover.width.groups.unit_slices import Scores, removal_positions
 
 PRECISION = 1e-8  # two values of ToD with up to 10,000 units differ by more
 MOST = 0.99  # of a group
@@ -45,20 +46,20 @@ class ToleranceAllocation:
 
 def tolerance_allocation(
     groups: Sequence[Group],
-    removal: Scores,
-    protection: Scores,
+    low: Scores,
+    high: Scores,
     *,
     tolerance: float | None = None,
     budget: Budget | None = None,
     costs: CostModel | None = None,
     most: float = MOST,
 ) -> ToleranceAllocation:
-    """Remove each group's lowest units by `removal`, as deep as ToD against `protection` allows.
+    """Remove each group's lowest units by `low`, as deep as ToD against `high` allows.
 
     Args:
         groups: To choose from.
-        removal: `(size,)` by group name, such as `u_score`; low goes first.
-        protection: `(size,)` by group name, such as `r_score`; high is protected.
+        low: `(size,)` by group name, such as `u_score`; low goes first.
+        high: `(size,)` by group name, such as `r_score`; high is protected.
         tolerance: Between 0 and 1; or give a budget.
         budget: A share of MACs or of parameters, or units of one kind; needs `costs`.
         costs: Of these groups.
@@ -70,16 +71,16 @@ def tolerance_allocation(
     if (tolerance is None) == (budget is None) or (budget is not None and costs is None):
         raise ValueError("Expected either a tolerance, or a budget with costs. Use tolerance=0.1 to go by the book.")
     for group in groups:
-        check_scores(group, removal)
-        check_scores(group, protection)
-    removal = removal_positions(groups, removal)
+        check_scores(group, low)
+        check_scores(group, high)
+    low = removal_positions(groups, low)
     if budget is not None and costs is not None:
         target = RemovalTarget.of(budget, groups, costs)
-        counts, tolerance, share = _for_budget(Solver(target.groups, removal, protection, most), costs, target)
-        return ToleranceAllocation(lowest(groups, removal, counts), tolerance, share)
+        counts, tolerance, share = _for_budget(Solver(target.groups, low, high, most), costs, target)
+        return ToleranceAllocation(lowest(groups, low, counts), tolerance, share)
     assert tolerance is not None, "checked above"
-    found = Solver(groups, removal, protection, most).depths(tolerance)
-    return ToleranceAllocation(lowest(groups, removal, found), tolerance, 1.0)
+    found = Solver(groups, low, high, most).depths(tolerance)
+    return ToleranceAllocation(lowest(groups, low, found), tolerance, 1.0)
 
 
 def _for_budget(solver: Solver, costs: CostModel, target: RemovalTarget) -> tuple[dict[str, int], float, float]:
@@ -119,10 +120,10 @@ def _bracket(solver: Solver, costs: CostModel, target: RemovalTarget) -> tuple[d
 class Solver:
     """Depths for any tolerance, within what each group may lose; arguments as of `tolerance_allocation`."""
 
-    def __init__(self, groups: Sequence[Group], removal: Scores, protection: Scores, most: float = MOST) -> None:
+    def __init__(self, groups: Sequence[Group], low: Scores, high: Scores, most: float = MOST) -> None:
         self.groups = groups
         self.rooms = {group.name: max_removable(group, most) for group in groups}
-        self.curves = curves({group.name: removal[group.name] for group in groups}, protection)
+        self.curves = curves({group.name: low[group.name] for group in groups}, high)
 
     def depths(self, tolerance: float) -> dict[str, int]:
         """Return how many units of each group go."""

@@ -17,7 +17,7 @@ def with_a_gate(groups: Sequence[Group]) -> tuple[Group, ...]:
     more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
     warnings.warn(
         f"{', '.join(left_out[:3])}{more} stay as they are: their units have no place where 'gate_taylor' could gate "
-        "them. Use protection='magnitude' to narrow them, too, or name them in ignore=.",
+        "them. Use importance='magnitude' to narrow them, too, or name them in ignore=.",
         stacklevel=2,
     )
     return kept

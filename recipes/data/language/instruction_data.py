@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from prunerecover.importance.losses import IGNORED
+from prunerecover.importance.measuring.losses import IGNORED
 from prunerecover.language.likelihood import TokenRow, labelled
 from prunerecover.language.responses import chat_row, instruction_messages, instruction_row
 from prunerecover.recipes.data.image_source import find_column

@@ -21,7 +21,7 @@ from prunerecover.callbacks import DepthPrune, WidthPrune
         ({}, "Expected exactly one of budget, tolerance and plan"),
         ({"budget": HALF, "plan": Plan()}, "Expected exactly one of budget, tolerance and plan"),
         ({"budget": Budget(remove={"head": 1})}, "Expected WidthPrune's budget in a share of cost or in experts"),
-        ({"tolerance": 0.2}, "Expected removal and tolerance with allocation='tolerance' only"),
+        ({"tolerance": 0.2}, "Expected a tolerance with allocation='tolerance' only"),
         (
             {"budget": HALF, "schedule": {"every": 1}},
             "Expected argument times, and no step, in a schedule with every=1",
@@ -107,7 +107,7 @@ def test_manual_optimization_without_a_loss(tmp_path: Path) -> None:
             optimizer.step()
 
     module = Manual()
-    trainer(tmp_path, prune(protection="magnitude"), epochs=2).fit(module, rows(), rows(False))
+    trainer(tmp_path, prune(importance="magnitude"), epochs=2).fit(module, rows(), rows(False))
     assert left(module) <= 0.5
-    with pytest.raises(ValueError, match=r"Expected argument loss=.* protection='magnitude' in width"):
+    with pytest.raises(ValueError, match=r"Expected argument loss=.* 'magnitude' in width"):
         trainer(tmp_path / "again", prune(), epochs=2).fit(Manual(), rows(), rows(False))

@@ -11,9 +11,9 @@ from cases.width.oracle import Keep, rewritten, thirty_percent
 from cases.width.round_trip import RoundTrip
 from torch import Tensor, nn
 
+from prunerecover.importance.measuring.unit_slices import tensor_named
 from prunerecover.model.paths import get_module, parent_path, set_module
 from prunerecover.width.groups.discovery import FoundGroups
-from prunerecover.width.groups.unit_slices import tensor_named
 
 
 class NormOverKept(nn.Module):

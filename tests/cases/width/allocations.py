@@ -11,7 +11,7 @@ from torch import Tensor
 
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.groups import Group
-from prunerecover.width.allocation.by_saliency import global_ranking, per_cost, uniform
+from prunerecover.width.allocation.by_importance import global_ranking, per_cost, uniform
 from prunerecover.width.allocation.cost_model import CostModel, cost_model
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
 

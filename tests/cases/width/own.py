@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from prunerecover.importance.context import WidthContext
+from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.groups import Group
 from prunerecover.width.allocation.cost_model import CostModel
-from prunerecover.width.groups.unit_slices import Scores
-from prunerecover.width.signals.context import WidthContext
 
 
 def first_stay(context: WidthContext) -> dict[str, Tensor]:
@@ -29,6 +29,6 @@ class Favourites:
         return {g.name: (torch.arange(g.size) % self.every == 0).float() for g in context.groups}
 
 
-def least_of_each(groups: Sequence[Group], saliency: Scores, costs: CostModel, budget: Budget) -> dict[str, Tensor]:
-    """The unit of least saliency goes, from every group."""
-    return {group.name: saliency[group.name].argmin()[None] for group in groups}
+def least_of_each(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget) -> dict[str, Tensor]:
+    """The unit of least scores goes, from every group."""
+    return {group.name: scores[group.name].argmin()[None] for group in groups}

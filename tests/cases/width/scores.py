@@ -11,12 +11,12 @@ from cases.models.hand_made_groups import CLASSES, reads
 from scipy.stats import wasserstein_distance
 from torch import Tensor, nn
 
-from prunerecover.importance.context import Loss
+from prunerecover.importance.context import WidthContext
+from prunerecover.importance.measuring.losses import Loss
+from prunerecover.importance.measuring.unit_slices import Scores
+from prunerecover.importance.registry import compute_importances
 from prunerecover.plan.groups import Group, Site, Slice
 from prunerecover.width.allocation.tolerance import curves, depths
-from prunerecover.width.groups.unit_slices import Scores
-from prunerecover.width.signals.context import WidthContext
-from prunerecover.width.signals.registry import compute_signals
 
 Batch = tuple[Tensor, Tensor]
 
@@ -34,7 +34,7 @@ def context(
 
 def computed(scored: WidthContext, names: Sequence[str]) -> dict[str, Scores]:
     """Signals that are computed together, by name."""
-    return dict(zip(names, compute_signals(scored, names), strict=True))
+    return dict(zip(names, compute_importances(scored, names), strict=True))
 
 
 def removable(removal: Tensor, protection: Tensor, tolerance: float) -> int:

@@ -63,16 +63,16 @@ def test_by_divergence_it_takes_the_layer_that_is_missed_least_of_those_left(see
     assert order(plan) == in_rounds(units, 4, lambda gone: divergence(model, without(model, gone)))
 
 
-def squares(model: nn.Module) -> float:
-    return sum(float(parameter.detach().double().square().sum()) for parameter in model.parameters())
+def absolute(model: nn.Module) -> float:
+    return sum(float(parameter.detach().double().abs().sum()) for parameter in model.parameters())
 
 
 def lost_per_cost(removals: Removals) -> Callable[[list[Unit]], float]:
-    """Squares of the weights that leave with the last unit, by the parameters that go with it alone."""
+    """Absolute values of the weights that leave with the last unit, by the parameters that go with it alone."""
 
     def score(gone: list[Unit]) -> float:
         *before, last = gone
-        lost = squares(pruned(removals, before)) - squares(pruned(removals, gone))
+        lost = absolute(pruned(removals, before)) - absolute(pruned(removals, gone))
         return lost / (size(removals.model) - size(pruned(removals, [last])))
 
     return score

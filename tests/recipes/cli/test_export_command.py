@@ -155,7 +155,7 @@ def test_a_wrong_class_path_is_one_line(
 
 def test_a_folder_of_an_own_network(tmp_path: Path) -> None:
     network = OwnNetwork().eval()
-    plan = plan_width(network, Budget(params=0.3), batches=[images()], protection="magnitude")
+    plan = plan_width(network, Budget(params=0.3), batches=[images()], importance="magnitude")
     apply_plan(network, plan)
     save_pruned(network, plan, tmp_path / "pruned")
     exported = open_for_export(tmp_path / "pruned", model=f"{HERE}OwnNetwork")

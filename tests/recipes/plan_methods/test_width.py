@@ -42,20 +42,20 @@ def test_per_cost_meets_the_budget_and_says_so(tmp_path: Path, capsys: pytest.Ca
     page = (tmp_path / "deep" / "plan.md").read_text()
     assert f"{gone} of {size} units go. MACs per sample: {before:,} before, {plan.result.macs:,} after (-3" in page
     assert "Tolerance" not in page
-    assert "with `budget={'macs': 0.3}, protection='gate_taylor', replace='calibrated'`, seed 0" in page
+    assert "with `budget={'macs': 0.3}, importance='gate_taylor', replace='calibrated'`, seed 0" in page
     assert (tmp_path / "deep" / "plan.kept.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
 def test_fair_meets_a_budget(tmp_path: Path) -> None:
-    options = ["--method.macs=0.5", "--method.removal=gate_taylor", "--method.replace=zero"]
+    options = ["--method.macs=0.5", "--method.importance=[gate_taylor, r_score]", "--method.replace=zero"]
     plan = run(tmp_path, "--method=fair", *options)
     assert not plan.tensors
     assert 0.47 < plan.result.macs / count_macs(dense().model, IMAGE) <= 0.5
     page = (tmp_path / "plan.md").read_text()
     assert f"Tolerance of Difference: {plan.evidence['tolerance']:.4g}" in page
-    signals = {name.partition("/")[0] for name in load_file(tmp_path / "plan.scores.safetensors")}
-    assert signals == {"gate_taylor", "r_score"}
+    found = {name.partition("/")[0] for name in load_file(tmp_path / "plan.scores.safetensors")}
+    assert found == {"gate_taylor", "r_score"}
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_heads_and_neurons(tmp_path: Path) -> None:
     plan = run(tmp_path, "--method=per_cost", "--method.params=0.3", "--method.ignore=['blocks.0.*']", recipe=recipe)
     assert set(plan.removed) <= {"head", "neuron"}
     rate, damping = plan.evidence["rates"]["head"], plan.evidence["damping"]
-    told = f"Beside the saliency of neurons counts that of heads {rate:g} times, with damping {damping:g}"
+    told = f"Beside the importance of neurons counts that of heads {rate:g} times, with damping {damping:g}"
     assert told in (tmp_path / "plan.md").read_text()
     only = run(tmp_path, "--method=per_cost", "--method.params=0.2", "--method.kinds=[neuron]", recipe=recipe)
     assert set(only.removed) == {"neuron"}
@@ -146,7 +146,10 @@ def test_the_plan_is_fitted_with(tmp_path: Path) -> None:
         (["--method=fair"], "Expected a budget or a tolerance, and not both"),
         (["--method=fair", "--method.macs=0.3", "--method.tolerance=0.1"], "Expected a budget or a tolerance"),
         (["--method=fair", "--method.tolerance=1.2"], "Expected a tolerance between 0 and 1, but got 1.2"),
-        (["--method=fair", "--method.macs=0.3", "--method.removal=taylor"], "Expected argument removal among u_score"),
+        (
+            ["--method=fair", "--method.macs=0.3", "--method.importance=[luck, fisher]"],
+            "Expected argument importance of .*luck",
+        ),
         (["--method=per_cost", "--method.macs=0"], "Expected a budget or a tolerance by which something goes"),
         (["--method=per_cost", "--method.macs=0.99"], "at most .* can go"),
         (["--method=per_cost", "--method.macs=0.3", "--method.ignore=['layer9.*']"], "'layer9.*' matches none"),

@@ -62,7 +62,7 @@ def test_the_page_of_a_tolerance_holds_its_diagnostics(fair: Path) -> None:
     assert masses == {n: [f"{e:.3g}", f"{b:.3g}"] for n, (e, b) in plan.evidence["protected_mass"].items() if b > 0}
     exchange = plan.evidence["exchange"]
     verdict = "holds" if exchange["taken"] <= exchange["spared"] else "fails"
-    assert f"protection score of {exchange['taken']:.3g}" in page
+    assert f"a score of {exchange['taken']:.3g}" in page
     assert f"The exchange condition {verdict}" in page
     assert "At the same MACs, " in page
     assert "![The two rankings](plan.ranks.png)" in page
@@ -89,7 +89,7 @@ def test_rankings_of_strata_are_those_in_which_their_experts_go(
     ids = [torch.randint(3, 61, (4, 9), generator=torch.Generator().manual_seed(i)) for i in range(4)]
     batches = [{"input_ids": rows, "labels": rows} for rows in ids]
     planner = WidthPlanner(tiny_mixture("deepseek_v3"), batches=batches, config=WidthConfig(kinds=("expert",)))
-    method = FairPlan(remove={"expert": 8}, removal="random", protection="gate_taylor", replace="zero")
+    method = FairPlan(remove={"expert": 8}, importance=("random", "gate_taylor"), replace="zero")
     plan = method._plan(planner)
     drawn: list[Any] = []
     monkeypatch.setattr(width_plan, "plot_rankings", lambda *args, **names: drawn.append(args) or Figure())

@@ -160,16 +160,16 @@ def test_routed_experts_save_parameters_and_the_routers_macs() -> None:
 
 def test_greedy_on_a_large_network_takes_less_than_a_second() -> None:
     from prunerecover.plan.budget import Budget
-    from prunerecover.width.allocation.by_saliency import per_cost
+    from prunerecover.width.allocation.by_importance import per_cost
 
     with torch.device("meta"):
         model = ResNet((512, 1024, 2048), blocks=7)  # 28,672 channels, as a ResNet-50 has
     groups = resnet_groups(model)
     costs = cost_model(model, groups, torch.zeros(1, 3, 32, 32, device="meta"))
     generator = torch.Generator().manual_seed(0)
-    saliency = {g.name: torch.rand(g.size, generator=generator) for g in groups}
+    scores = {g.name: torch.rand(g.size, generator=generator) for g in groups}
     start = time.process_time()
-    removed = per_cost(groups, saliency, costs, Budget(macs=0.8))  # more than half of them go
+    removed = per_cost(groups, scores, costs, Budget(macs=0.8))  # more than half of them go
     assert time.process_time() - start < 1.0
     kept = {g.name: g.size - len(removed[g.name]) for g in groups}
     assert 0.8 <= 1 - costs.total(kept).macs / costs.full.macs < 0.801

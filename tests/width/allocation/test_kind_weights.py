@@ -26,7 +26,7 @@ from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import DenseCost
-from prunerecover.width.allocation.by_saliency import per_cost
+from prunerecover.width.allocation.by_importance import per_cost
 from prunerecover.width.allocation.kind_weights import KindWeights, best_kind_weights, number_of_trials
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.compensation import fit_compensation, with_compensation

@@ -14,7 +14,7 @@ from prunerecover import Budget, Plan, apply_plan, plan_width
 from prunerecover.model.copies import share_copy
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import TIMED, DenseCost
-from prunerecover.width.allocation.by_saliency import uniform
+from prunerecover.width.allocation.by_importance import uniform
 from prunerecover.width.allocation.latency_budget import STEPS, cheapest
 from prunerecover.width.groups.rounding import BLOCK
 from prunerecover.width.planner import WidthPlanner
@@ -48,7 +48,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def planned(**how: Any) -> Plan:
-    how = {"batches": labelled_batches(), "protection": "magnitude", "replace": "zero", **how}
+    how = {"batches": labelled_batches(), "importance": "magnitude", "replace": "zero", **how}
     return plan_width(network(), Budget(latency=0.4), **how)
 
 
@@ -63,18 +63,18 @@ def test_multiples_are_taken_where_they_are_faster(allocation: str, processor: A
 def test_the_signal_loses_less_than_by_single_units(processor: Any) -> None:
     processor(8)
     planner = WidthPlanner(network(), batches=labelled_batches())
-    (saliency,) = planner.scores("magnitude")
+    (scores,) = planner.scores("magnitude")
 
     def lost(plan: Plan) -> float:
         gone = {edit.unit: list(edit.gone) for edit in plan.edits if edit.op == "narrow"}
-        return sum(float(saliency[name][units].sum()) for name, units in gone.items())
+        return sum(float(scores[name][units].sum()) for name, units in gone.items())
 
     assert lost(planned()) < lost(planned(round_to=1))
 
 
 def test_tolerances_may_be_rounded_too(processor: Any) -> None:
     processor(8)
-    plan = planned(allocation="tolerance", removal="magnitude", protection="fisher")
+    plan = planned(allocation="tolerance", importance=["magnitude", "fisher"])
     assert plan.made_by.arguments.get("round_to", 8) == 8
     assert plan.removed["channel"]
 

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from prunerecover import Budget, Plan, plan_width
 from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.plan.groups import Group
 from prunerecover.recipes.plan_methods.width import PerCostPlan
-from prunerecover.width.allocation.by_saliency import global_ranking, lowest, per_cost, uniform
+from prunerecover.width.allocation.by_importance import global_ranking, lowest, per_cost, uniform
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 from prunerecover.width.allocation.registry import ALLOCATIONS, RegisteredAllocation, register_allocation
 from prunerecover.width.arguments import WidthRule
-from prunerecover.width.groups.unit_slices import Scores
 from prunerecover.width.planner import WidthPlanner
 
 
@@ -35,10 +35,10 @@ def planned(model: Any = None, **arguments: Any) -> Plan:
 def test_a_callable_decides_what_goes() -> None:
     model = cnn()
     planner = WidthPlanner(model, batches=labelled_batches())
-    (saliency,) = planner.scores("gate_taylor")
+    (scores,) = planner.scores("gate_taylor")
     plan = planner.plan(Budget(macs=0.1), WidthRule(allocation=least_of_each))
     narrowed = {edit.unit: list(edit.gone) for edit in plan.edits if edit.op == "narrow"}
-    assert narrowed == {group.name: [int(saliency[group.name].argmin())] for group in planner.groups}
+    assert narrowed == {group.name: [int(scores[group.name].argmin())] for group in planner.groups}
     assert plan.made_by.method == "width/least_of_each"
 
 
@@ -54,16 +54,16 @@ def test_our_own_rules_as_callables_plan_as_their_names_do(rule: Any, name: str,
     assert planned(make(), allocation=rule).edits == planned(make(), allocation=name).edits
 
 
-def test_it_is_given_groups_saliency_costs_and_budget() -> None:
+def test_it_is_given_groups_scores_costs_and_budget() -> None:
     given: list[Any] = []
 
-    def look(groups: Sequence[Group], saliency: Scores, costs: CostModel, budget: Budget) -> dict[str, Tensor]:
-        given.extend((groups, saliency, costs, budget))
+    def look(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget) -> dict[str, Tensor]:
+        given.extend((groups, scores, costs, budget))
         return {}
 
-    assert not planned(allocation=look, protection="magnitude").edits
-    groups, saliency, costs, budget = given
-    assert all(saliency[group.name].shape == (group.size,) for group in groups)
+    assert not planned(allocation=look, importance="magnitude").edits
+    groups, scores, costs, budget = given
+    assert all(scores[group.name].shape == (group.size,) for group in groups)
     assert costs.saving(groups[0].name, {}).macs > 0
     assert budget == Budget(macs=0.3)
 
@@ -72,9 +72,9 @@ def test_it_is_given_groups_saliency_costs_and_budget() -> None:
 def test_latency_budgets_are_asked_for_in_macs() -> None:
     asked: list[Budget] = []
 
-    def look(groups: Sequence[Group], saliency: Scores, costs: CostModel, budget: Budget) -> dict[str, Tensor]:
+    def look(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget) -> dict[str, Tensor]:
         asked.append(budget)
-        return uniform(groups, saliency, costs, budget)
+        return uniform(groups, scores, costs, budget)
 
     small = [(images[:1], labels[:1]) for images, labels in labelled_batches()]
     planned(allocation=look, budget=Budget(latency=0.01), batches=small)
@@ -125,7 +125,7 @@ COSTS = CostModel(Cost(80, 80), {"a": 8}, {"a": (10, 10)}, {"a": ()})
 
 
 def allocated(returned: Any, group: Group = GROUP) -> Tensor:
-    rule = RegisteredAllocation("mine", lambda groups, saliency, costs, budget: returned)
+    rule = RegisteredAllocation("mine", lambda groups, scores, costs, budget: returned)
     return rule([group], {"a": torch.arange(8.0)}, COSTS, Budget(macs=0.3))["a"]
 
 
@@ -182,7 +182,7 @@ def test_experts_of_strata_that_go_unevenly() -> None:
     batches = [{"input_ids": ids, "labels": ids}]
     arguments = {"budget": Budget(params=0.1), "batches": batches, "kinds": ("expert",)}
 
-    def first_two(groups: Sequence[Group], saliency: Scores, costs: CostModel, budget: Budget) -> dict[str, Tensor]:
+    def first_two(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget) -> dict[str, Tensor]:
         return {group.name: torch.arange(2) for group in groups}
 
     with pytest.raises(ValueError, match="strata"):
@@ -194,5 +194,5 @@ def test_what_is_no_allocation() -> None:
         planned(allocation="best")
     with pytest.raises(TypeError, match="Expected allocation to be a name or a callable .*, but got int"):
         planned(allocation=3)
-    with pytest.raises(ValueError, match="with allocation='tolerance' only, but got allocation='least_of_each'"):
-        planned(allocation=least_of_each, removal="u_score")
+    with pytest.raises(ValueError, match="one importance for allocation='least_of_each', but got u_score, r_score"):
+        planned(allocation=least_of_each, importance=["u_score", "r_score"])

@@ -162,5 +162,5 @@ def test_tolerance_is_a_share(tolerance: float) -> None:
 
 
 def test_scores_of_different_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"Expected one removal and one protection score per unit.*\(3,\) and \(4,\)"):
+    with pytest.raises(ValueError, match=r"Expected two scores per unit.*\(3,\) and \(4,\)"):
         tolerance_of_difference(torch.zeros(3), torch.zeros(4))

@@ -9,7 +9,7 @@ from cases.width.scores import removable
 
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.groups import Group
-from prunerecover.width.allocation.by_saliency import lowest
+from prunerecover.width.allocation.by_importance import lowest
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 from prunerecover.width.allocation.diagnostics import tolerance_evidence
 from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation

@@ -166,7 +166,7 @@ def test_groups_of_separate_matrices_of_one_module_have_names_of_their_own(liste
     torch.manual_seed(0)
     model, x = nn.Sequential(Chain(listed)), torch.rand(16, 3)
     assert [group.name for group in find_groups(model, x).groups] == names
-    apply_plan(model, plan_width(model, Budget(params=0.4), batches=[x], protection="magnitude"))
+    apply_plan(model, plan_width(model, Budget(params=0.4), batches=[x], importance="magnitude"))
     assert sum(p.numel() for p in model.parameters()) <= 0.6 * (24 + 48 + 48 + 16)
 
 

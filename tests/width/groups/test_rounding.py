@@ -26,7 +26,7 @@ from prunerecover.width.planner import WidthPlanner
 
 IDS = torch.randint(3, 61, (8, 9), generator=torch.Generator().manual_seed(0))
 TEXT = [{"input_ids": IDS, "labels": IDS}]
-QUICK: dict[str, Any] = {"protection": "magnitude", "replace": "zero"}
+QUICK: dict[str, Any] = {"importance": "magnitude", "replace": "zero"}
 ALLOCATIONS = ("per_cost", "uniform", "global", "tolerance")
 
 
@@ -39,9 +39,9 @@ def wide() -> nn.Module:
     return nn.Sequential(*(module for layer in layers for module in layer), *head).eval()
 
 
-def signals(allocation: str) -> dict[str, Any]:
-    removal = {"removal": "magnitude"} if allocation == "tolerance" else {}
-    return {"allocation": allocation, "protection": "fisher" if removal else "magnitude", "replace": "zero", **removal}
+def settings(allocation: str) -> dict[str, Any]:
+    importance = ["magnitude", "fisher"] if allocation == "tolerance" else "magnitude"
+    return {"allocation": allocation, "importance": importance, "replace": "zero"}
 
 
 def saved(planner: WidthPlanner, plan: Plan, cost: str, change: dict[str, int] | None = None) -> float:
@@ -53,7 +53,7 @@ def saved(planner: WidthPlanner, plan: Plan, cost: str, change: dict[str, int] |
 @pytest.mark.parametrize(("allocation", "cost"), one_in(3, itertools.product(ALLOCATIONS, ["macs", "params"])))
 def test_widths_are_multiples_and_the_budget_is_met(allocation: str, cost: str) -> None:
     model = wide()
-    plan = plan_width(model, Budget(**{cost: 0.37}), batches=labelled_batches(), round_to=8, **signals(allocation))
+    plan = plan_width(model, Budget(**{cost: 0.37}), batches=labelled_batches(), round_to=8, **settings(allocation))
     assert any(group.kept < group.size for group in plan.kept_groups)
     assert all(group.kept % 8 == 0 for group in plan.kept_groups)
     assert 0.37 <= removed_share(model, plan, cost) < 0.39
@@ -64,7 +64,7 @@ def test_widths_are_multiples_and_the_budget_is_met(allocation: str, cost: str) 
 @pytest.mark.parametrize("allocation", ["per_cost", "global"])
 def test_no_step_goes_that_the_budget_does_not_need(allocation: str) -> None:
     planner = WidthPlanner(wide(), batches=labelled_batches())
-    plan = planner.plan(Budget(macs=0.4), WidthRule(round_to=16, **signals(allocation)))
+    plan = planner.plan(Budget(macs=0.4), WidthRule(round_to=16, **settings(allocation)))
     assert saved(planner, plan, "macs") >= 0.4
     for group in plan.kept_groups:
         if group.kept < group.size:
@@ -143,7 +143,7 @@ def test_equal_layers_are_multiples_too() -> None:
 
 
 def test_a_tolerance_is_kept_by_multiples() -> None:
-    how: dict[str, Any] = {"tolerance": 0.3, **signals("tolerance")}
+    how: dict[str, Any] = {"tolerance": 0.3, **settings("tolerance")}
     free, steps = (plan_width(cnn(), batches=labelled_batches(), round_to=n, **how) for n in (None, 4))
     before = {group.name: group.kept for group in free.kept_groups}
     for group in steps.kept_groups:

@@ -36,6 +36,6 @@ def test_attentions_that_share_a_position_bias_are_not_separate_groups(heads: in
 @pytest.mark.parametrize(("heads", "share"), one_in(3, [(4, 0.2), (2, 0.4), (3, 0.4)]))
 def test_plans_of_few_heads_run(heads: int, share: float) -> None:
     model = t5(heads)
-    settings: Any = {"protection": "magnitude", "replace": "zero"}
+    settings: Any = {"importance": "magnitude", "replace": "zero"}
     apply_plan(model, plan_width(model, Budget(ratio={"head": share}), batches=[TEXT], **settings))
     assert model(**TEXT).logits.isfinite().all()

@@ -102,7 +102,7 @@ def test_plan_scores_heads_and_lets_projections_take_over() -> None:
 
 @pytest.mark.parametrize("signal", ["u_score", "r_score", "fisher", "magnitude", "random"])
 def test_heads_are_scored_by_every_signal(signal: str) -> None:
-    plan = plan_width(vision_transformer(), Budget(remove={"head": 2}), batches=BATCHES, protection=signal)
+    plan = plan_width(vision_transformer(), Budget(remove={"head": 2}), batches=BATCHES, importance=signal)
     assert len(plan.removed["head"]) == 2
 
 

@@ -1,0 +1,268 @@
+"""Stream the activations of a model's units, and gradients of a loss, to whoever counts something on them.
+
+One batch at a time: consumers are called inside the forward pass, while an activation is there, and keep what they
+need. Each site can carry gates, factors of 1 per sample and unit, which change no value; the gradient with respect to
+one is the sum over the unit's positions of o dL/do, also where the next layer writes into o. A head is several
+channels, and has a gate for each.
+
+The model is in evaluation mode, and bit-identical afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from prunerecover.display.progress import progress
+from prunerecover.importance.measuring.losses import Loss, loss_of, trainable
+from prunerecover.importance.measuring.routed import Routed, read_call
+from prunerecover.importance.measuring.unit_slices import spread, units_of
+from prunerecover.model.batches import ModelInputs, as_inputs, call, is_padding, without_labels
+from prunerecover.model.checks import check_differentiable
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.hooks import removed_after
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.plan.groups import Group, Site
+
+
+@dataclass(frozen=True)
+class SiteCall:
+    """A group's site in one call of its module: modules that are shared are called several times."""
+
+    group: str
+    site: Site
+    call: int = 0
+
+
+class Consumer:
+    """What `stream` calls for each batch; a subclass overrides what it needs.
+
+    Attributes:
+        gated: Whether it needs the gradients of the gates.
+        parameters: The parameters whose gradients it needs.
+    """
+
+    gated: bool = False
+    parameters: Sequence[Parameter] = ()
+
+    def watches(self, group: Group, site: Site) -> bool:
+        """Whether it wants to see the activations at a site."""
+        return False
+
+    def begin(self, batch: Any, n: int) -> None:
+        """Take note of a batch of `n` samples, as the user gave it, before the model runs."""
+
+    def see(self, site_call: SiteCall, values: Tensor) -> None:
+        """Read activations, `(n, size, entries per unit)`; they may be overwritten as soon as this returns."""
+
+    def route(self, site_call: SiteCall, routed: Routed) -> None:
+        """Read what a router chose, at a site of routed experts."""
+
+    def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
+        """Read gradients of the batch's mean loss: of the gates, `(n, size * channels per unit)`, and of parameters.
+
+        Args:
+            n: Samples in the batch.
+            gates: `(n, size * channels per unit)` by site.
+            gradients: Those of `parameters` that the loss depends on.
+        """
+
+
+def stream(
+    model: nn.Module,
+    groups: Sequence[Group],
+    batches: Iterable[Any],
+    consumers: Sequence[Consumer],
+    loss: Loss | None = None,
+) -> None:
+    """Run every batch through the model once and hand what is seen to the consumers.
+
+    Args:
+        model: In any mode; run in evaluation mode. No `.grad` is written.
+        groups: Their sites are watched.
+        batches: As `loss` takes them; without a consumer of gradients, as the model takes them (labels are left out).
+        consumers: Called in order.
+        loss: `loss(model, batch) -> scalar`, a mean over the batch; needed if a consumer wants gradients.
+
+    Raises:
+        ValueError: If there is no batch, a gradient is wanted without a loss, no gradient arrives, a site's module
+            is not called or its activations do not have the units or samples that the group says.
+    """
+    model = unwrap(model)
+    parameters = list(dict.fromkeys(p for consumer in consumers for p in consumer.parameters))
+    backward = bool(parameters) or any(consumer.gated for consumer in consumers)
+    if backward and loss is None:
+        raise ValueError(
+            "Expected a loss, loss(model, batch) -> scalar, for a score that needs gradients, but got None."
+        )
+    if backward:
+        check_differentiable(model)
+    taps = _Taps(model, groups, consumers)
+    seen = False
+    shown = progress("scoring units", len(batches) if isinstance(batches, Sized) else None)
+    eager = uncompiled(recurrent=any(isinstance(module, nn.RNNBase) for module in model.modules()))
+    with ordinary_arithmetic(), evaluating(model), eager, trainable(parameters), taps.attached(), shown as done:
+        for batch in batches:
+            seen = True
+            taps.start(as_inputs(batch))
+            for consumer in consumers:
+                consumer.begin(batch, taps.n)
+            gates, gradients = _run(model, batch, loss if backward else None, taps, parameters)
+            taps.check_all_called()
+            for consumer in consumers:
+                consumer.end(taps.n, gates, gradients)
+            done()
+    if not seen:
+        raise ValueError("Expected at least one batch, but there was none. Was a generator consumed before?")
+
+
+def _run(
+    model: nn.Module, batch: Any, loss: Loss | None, taps: _Taps, parameters: Sequence[Parameter]
+) -> tuple[dict[SiteCall, Tensor], dict[Parameter, Tensor]]:
+    if loss is not None:
+        return _gradients(model, batch, loss, taps, parameters)
+    call(model, as_inputs(without_labels(batch, model)).to(device_of(model)))
+    return {}, {}
+
+
+def _gradients(
+    model: nn.Module, batch: Any, loss: Loss, taps: _Taps, parameters: Sequence[Parameter]
+) -> tuple[dict[SiteCall, Tensor], dict[Parameter, Tensor]]:
+    with torch.enable_grad():
+        value = loss_of(model, batch, loss)
+        sources = [*taps.gates.values(), *parameters]
+        found = torch.autograd.grad(value, sources, allow_unused=True)
+    if all(gradient is None for gradient in found):
+        raise ValueError(
+            "Expected a loss that depends on the units, but no gradient reached any. "
+            "Does loss(model, batch) run the model that it is given?"
+        )
+    n_gates = len(taps.gates)
+    gates = {
+        site_call: _per_sample(torch.zeros_like(gate) if gradient is None else gradient, site_call.site, taps.n)
+        for (site_call, gate), gradient in zip(taps.gates.items(), found[:n_gates], strict=True)
+    }
+    reached = zip(parameters, found[n_gates:], strict=True)
+    return gates, {p: gradient for p, gradient in reached if gradient is not None}
+
+
+class _Taps:
+    """Hooks on the sites, and what they saw of the current batch."""
+
+    def __init__(self, model: nn.Module, groups: Sequence[Group], consumers: Sequence[Consumer]) -> None:
+        self.n = 0
+        self.inputs = ModelInputs()
+        self.gates: dict[SiteCall, Tensor] = {}
+        self.calls: dict[tuple[str, Site], int] = {}
+        self.gated = any(consumer.gated for consumer in consumers)
+        self.sites: list[tuple[nn.Module, Group, Site, list[Consumer]]] = []
+        for group in groups:
+            for site in group.sites:
+                watching = [consumer for consumer in consumers if consumer.watches(group, site)]
+                if watching or self.gated:
+                    self.sites.append((get_module(model, site.module), group, site, watching))
+
+    def start(self, inputs: ModelInputs) -> None:
+        """Forget the last batch."""
+        self.n, self.inputs = inputs.n_samples, inputs
+        self.gates.clear()
+        self.calls.clear()
+
+    def check_all_called(self) -> None:
+        for _, group, site, _ in self.sites:
+            if (group.name, site) not in self.calls:
+                raise ValueError(
+                    f"Expected '{site.module}', where the units of '{group.name}' are seen, to be called in the "
+                    "forward pass, but it was not. Leave the group out, or pass batches that use it."
+                )
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Have the hooks on the modules inside a `with` block."""
+        with ExitStack() as stack:
+            for module, group, site, watching in self.sites:
+                if site.of == "output":
+                    handle = module.register_forward_hook(self._after(group, site, watching))
+                else:
+                    before = self._routing if site.of == "routing" else self._before
+                    handle = module.register_forward_pre_hook(before(group, site, watching), with_kwargs=True)
+                stack.enter_context(removed_after(handle))
+            yield
+
+    def _after(self, group: Group, site: Site, watching: list[Consumer]) -> Any:
+        def hook(_: nn.Module, __: Any, output: Any) -> Any:
+            if isinstance(output, tuple):
+                return (self._tap(output[0], group, site, watching), *output[1:])
+            return self._tap(output, group, site, watching)
+
+        return hook
+
+    def _before(self, group: Group, site: Site, watching: list[Consumer]) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if args:
+                return (self._tap(args[0], group, site, watching), *args[1:]), kwargs
+            first = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+            return args, {**kwargs, first: self._tap(kwargs[first], group, site, watching)}
+
+        return hook
+
+    def _routing(self, group: Group, site: Site, watching: list[Consumer]) -> Any:
+        def hook(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            routed = read_call(site.module, experts, args, kwargs, group.size, self.n)
+            routed = replace(routed, padding=is_padding(self.inputs, routed.padding))
+            site_call = self._next_call(group, site)
+            for consumer in watching:
+                consumer.route(site_call, routed)
+            return (
+                routed.gated(self._gate(site_call, self.n, group.size, routed.chosen_weights)) if self._gating else None
+            )
+
+        return hook
+
+    def _tap(self, tensor: Tensor, group: Group, site: Site, watching: list[Consumer]) -> Tensor:
+        site_call = self._next_call(group, site)
+        self._check(tensor, group, site)
+        if watching:
+            values = units_of(tensor.detach(), site, group.size, self.n)
+            for consumer in watching:
+                consumer.see(site_call, values)
+        if not self._gating:
+            return tensor
+        gates = group.size * (site.span if group.kind == "head" else 1)
+        gate = self._gate(site_call, tensor.shape[site.samples], gates, tensor)
+        return tensor * spread(gate, tensor, site, group.size)
+
+    @property
+    def _gating(self) -> bool:
+        return self.gated and torch.is_grad_enabled()
+
+    def _next_call(self, group: Group, site: Site) -> SiteCall:
+        number = self.calls.get((group.name, site), 0)
+        self.calls[group.name, site] = number + 1
+        return SiteCall(group.name, site, number)
+
+    def _gate(self, site_call: SiteCall, rows: int, gates: int, like: Tensor) -> Tensor:
+        gate = torch.ones(rows, gates, dtype=like.dtype, device=like.device, requires_grad=True)
+        self.gates[site_call] = gate
+        return gate
+
+    def _check(self, tensor: Tensor, group: Group, site: Site) -> None:
+        width = tensor.shape[site.dim] if -tensor.ndim <= site.dim < tensor.ndim else 0
+        rows = tensor.shape[site.samples] if site.samples < tensor.ndim else 1
+        if site.offset + group.size * site.span > width or rows % self.n:
+            raise ValueError(
+                f"Expected the {site.of} of '{site.module}' to hold {group.size} units of {site.span} entries along "
+                f"dimension {site.dim} and a multiple of {self.n} samples along dimension {site.samples}, but got "
+                f"shape {tuple(tensor.shape)}. Were the groups found in another model? Where samples have different "
+                "numbers of rows, as the boxes of a detector, pass one sample per batch."
+            )
+
+
+def _per_sample(gradient: Tensor, site: Site, n: int) -> Tensor:
+    return torch.unflatten(gradient, 0, (-1, n) if site.apart else (n, -1)).sum(0 if site.apart else 1)

@@ -1,0 +1,141 @@
+"""Call a user's loss, and say what is wrong with what it returns; the loss of labelled batches when there is none."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn import functional as F
+
+from prunerecover.model.batches import as_inputs, call, on_device, predictions_of, split_labels
+from prunerecover.model.evaluation import device_of
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+IGNORED = -100  # the label that cross-entropy leaves out
+
+
+def loss_of(model: nn.Module, batch: Any, loss: Loss) -> Tensor:
+    """Return the loss of one batch.
+
+    Args:
+        model: What the loss is called with.
+        batch: Of any form that the loss takes; its tensors are moved to the model's device.
+        loss: `loss(model, batch) -> scalar`.
+
+    Raises:
+        TypeError: If it is no tensor.
+        ValueError: If it is not a scalar, or no gradient flows from it.
+    """
+    return check_loss(loss(model, on_device(batch, device_of(model))), gradients=True)
+
+
+def check_loss(value: object, *, gradients: bool = False) -> Tensor:
+    """Return what a loss has returned.
+
+    Args:
+        value: Of one batch.
+        gradients: Whether they have to flow from it.
+
+    Raises:
+        TypeError: If it is no tensor.
+        ValueError: If it is not a scalar, or no gradient flows from it.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"Expected loss(model, batch) to return a scalar tensor, but got {type(value).__name__}.")
+    if value.numel() != 1 or (gradients and not value.requires_grad):
+        raise ValueError(
+            "Expected loss(model, batch) to return a scalar that gradients flow from, but got shape "
+            f"{tuple(value.shape)} with requires_grad={value.requires_grad}. Average over the batch, and do not detach."
+        )
+    return value
+
+
+def mean_loss(model: nn.Module, batches: Iterable[Any], loss: Loss) -> float:
+    """Return the mean loss over the samples of all batches.
+
+    Args:
+        model: In the mode that it is judged in.
+        batches: As of `loss_of`.
+        loss: `loss(model, batch) -> scalar`.
+    """
+    total, samples = 0.0, 0
+    with torch.enable_grad():  # a loss that gradients flow from is what `loss_of` takes
+        for batch in batches:
+            n = as_inputs(batch).n_samples
+            total += n * float(loss_of(model, batch, loss).detach())
+            samples += n
+    return total / samples
+
+
+@contextmanager
+def trainable(parameters: Sequence[Parameter]) -> Iterator[None]:
+    """Have gradients flow to parameters, also frozen ones, inside a `with` block."""
+    flags = [p.requires_grad for p in parameters]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter, flag in zip(parameters, flags, strict=True):
+            parameter.requires_grad_(flag)
+
+
+def supervised_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Return the cross-entropy of a labelled batch, or the loss that a transformers model itself returns.
+
+    Args:
+        model: Returns logits, `(N, classes)` or `(N, classes, ...)`.
+        batch: A tuple (input, labels, ...), labels as integers or as probabilities, or a mapping with `labels`.
+
+    Raises:
+        ValueError: If there are no labels, or they do not fit the logits.
+    """
+    if isinstance(batch, Mapping) and "labels" in batch and _takes_labels(model):
+        output = model(**batch)
+        if isinstance(getattr(output, "loss", None), Tensor):
+            return output.loss  # type: ignore[no-any-return]
+    try:
+        inputs, labels = split_labels(batch)
+    except TypeError:
+        raise ValueError(
+            f"Expected labelled batches, tuples (input, labels) or mappings with 'labels', but got "
+            f"{type(batch).__name__}. Pass loss=f(model, batch) if the loss is computed otherwise."
+        ) from None
+    logits = predictions_of(call(model, as_inputs(inputs)))
+    fits = labels.shape == logits.shape or labels.shape == (logits.shape[0], *logits.shape[2:])
+    if not fits:
+        raise ValueError(
+            f"Expected labels that fit logits of shape {tuple(logits.shape)}, but got shape {tuple(labels.shape)}. "
+            "Pass loss=f(model, batch)."
+        )
+    return F.cross_entropy(logits, _checked(labels, logits))
+
+
+def _checked(labels: Tensor, logits: Tensor) -> Tensor:
+    """Return labels of the type that cross-entropy takes, or say which one is wrong."""
+    if labels.shape == logits.shape:
+        return labels.to(logits.dtype)
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(
+            f"Expected labels as integers, but got {labels.dtype}. Convert them in your loader, or pass "
+            "loss=f(model, batch)."
+        )
+    labels, classes = labels.long(), logits.shape[1]
+    wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= classes))]
+    if wrong.numel():
+        raise ValueError(
+            f"Expected labels from 0 to {classes - 1}, as the model has {classes} outputs, but got {int(wrong[0])}. Is "
+            "it the model of this task?"
+        )
+    return labels
+
+
+def _takes_labels(model: nn.Module) -> bool:
+    parameters = inspect.signature(model.forward).parameters.values()
+    return any(parameter.name == "labels" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

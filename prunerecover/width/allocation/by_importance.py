@@ -1,0 +1,178 @@
+"""Allocations by importance: per cost, globally, or the same share of every group.
+
+A unit's score says how much it matters: `gate_taylor`, `magnitude` and so on. The best rule that we
+measured is `per_cost` on `gate_taylor`; the others are what it has to beat.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+import torch
+
+from prunerecover.importance.measuring.unit_slices import Scores
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.groups import Group
+from prunerecover.width.allocation.cost_model import Cost, CostModel
+from prunerecover.width.allocation.equal_layers import equal_counts, even_layers
+from prunerecover.width.allocation.greedy_fill import NEVER, PriorityKey, RemovalTarget, Removed, fill, max_removable
+from prunerecover.width.allocation.removal_order import removal_order
+
+Per = Literal["macs", "params", "both", "units"]
+
+
+def per_cost(
+    groups: Sequence[Group],
+    scores: Scores,
+    costs: CostModel,
+    budget: Budget,
+    *,
+    per: Per | None = None,
+    damping: float = 0.0,
+    most: float = 0.9,
+) -> Removed:
+    """Remove the units that matter least for what they save: the next one has the lowest score / share saved.
+
+    What a unit saves is computed anew as its neighbours shrink. With `per="both"` the share saved is the mean of the
+    shares of MACs and of parameters, (dMACs / MACs + dparams / params) / 2, all relative to the whole model.
+
+    Args:
+        groups: To choose from.
+        scores: `(size,)` by group name, not negative and comparable between groups; low goes first.
+        costs: Of these groups.
+        budget: A share of MACs or of parameters, or a number or ratio of units of one kind, in all groups together.
+        per: What scores are divided by; None: "macs" for a budget of MACs, "both" for one of parameters, "units"
+            for one in units.
+        damping: Scores are divided by (the share of the group that is left)^damping: a unit is the dearer the fewer
+            are left. `plan_width` tries 1 and 0 where it weighs kinds, and takes 0 elsewhere.
+        most: Share of a group that may go.
+
+    Returns:
+        Indices of the units that go, by group name. The budget is met, and by less than one unit more.
+
+    Raises:
+        ValueError: If the groups cannot meet the budget, scores do not fit the groups or are negative, or an
+            argument is out of range.
+    """
+    target = RemovalTarget.of(budget, groups, costs)
+    per = per or ("units" if target.in_units else "macs" if target.what == "macs" else "both")
+    if not 0 <= damping < math.inf:
+        raise ValueError(f"Expected damping to be finite and at least 0, but got {damping}.")
+    if per not in get_args(Per):
+        raise ValueError(f"Expected per among {', '.join(get_args(Per))}, but got '{per}'.")
+    ranked, sizes = _ranked(groups, scores), {group.name: group.size for group in groups}
+
+    def key(name: str, gone: int, units: int, saving: Cost) -> float:
+        share = units if per == "units" else share_saved(saving, costs.full, per)
+        left = 1 - gone / sizes[name]
+        return sum(ranked[name][gone : gone + units]) / (share * math.pow(left, damping)) if share else NEVER
+
+    return _allocate(groups, scores, costs, target, key, most)
+
+
+def global_ranking(
+    groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget, *, most: float = 0.9
+) -> Removed:
+    """Remove the units of lowest score wherever they are, whatever they save.
+
+    Args:
+        groups: To choose from.
+        scores: `(size,)` by group name, not negative and comparable between groups; low goes first.
+        costs: Of these groups.
+        budget: See `per_cost`.
+        most: Share of a group that may go.
+    """
+    ranked = _ranked(groups, scores)
+
+    def key(name: str, gone: int, units: int, saving: Cost) -> float:
+        return sum(ranked[name][gone : gone + units]) / units
+
+    return _allocate(groups, scores, costs, RemovalTarget.of(budget, groups, costs), key, most)
+
+
+def uniform(groups: Sequence[Group], scores: Scores, costs: CostModel, budget: Budget, *, most: float = 0.9) -> Removed:
+    """Remove the same share of every group, to half a unit; within a group the lowest score goes first.
+
+    Groups of one kind and size keep one number, and a budget of cost is met by less than one unit of each, or than one
+    step where they keep multiples. A budget in units that this cannot meet takes what is missing one by one, from the
+    first groups in order.
+
+    Args:
+        groups: To choose from.
+        scores: `(size,)` by group name; low goes first within its group.
+        costs: Of these groups.
+        budget: See `per_cost`.
+        most: Share of a group that may go.
+    """
+    _ranked(groups, scores)
+    target = RemovalTarget.of(budget, groups, costs)
+    counts = equal_counts(even_layers(target.groups, most), costs, target, beyond=not target.in_units)
+    if target.in_units:
+        sizes = {group.name: group.size for group in groups}
+
+        def key(name: str, gone: int, units: int, saving: Cost) -> float:
+            return (gone + units / 2) / sizes[name]
+
+        end = {group.name: max_removable(group, most) for group in target.groups}
+        counts = fill(costs, target, key, end, start=counts)
+    return lowest(groups, scores, counts)
+
+
+def share_saved(saving: Cost, full: Cost, per: Literal["macs", "params", "both"]) -> float:
+    """Return the share of the model's cost that goes.
+
+    Args:
+        saving: MACs and parameters that go.
+        full: Those of the dense model.
+        per: Which share; "both": the mean of the two.
+
+    >>> share_saved(Cost(10, 30), Cost(100, 100), "both")
+    0.2
+    """
+    macs = saving.macs / full.macs if full.macs else 0.0
+    params = saving.params / full.params
+    return {"macs": macs, "params": params, "both": (macs + params) / 2}[per]
+
+
+def lowest(groups: Sequence[Group], scores: Scores, counts: Mapping[str, int]) -> Removed:
+    """Return the units of lowest score, so many of each group, 0 if it is not named; ties go by index.
+
+    Args:
+        groups: To choose from.
+        scores: `(size,)` by group name.
+        counts: Units that go, by group name.
+    """
+    return {g.name: removal_order(g, scores[g.name])[: counts.get(g.name, 0)].sort().values for g in groups}
+
+
+def _allocate(
+    groups: Sequence[Group], scores: Scores, costs: CostModel, target: RemovalTarget, key: PriorityKey, most: float
+) -> Removed:
+    counts = fill(costs, target, key, end={group.name: max_removable(group, most) for group in target.groups})
+    return lowest(groups, scores, counts)
+
+
+def _ranked(groups: Sequence[Group], scores: Scores) -> dict[str, list[float]]:
+    """Return scores in the order in which units go, checked."""
+    for group in groups:
+        check_scores(group, scores)
+        if scores[group.name].min() < 0:
+            raise ValueError(
+                f"Expected scores that are not negative, but '{group.name}' has {scores[group.name].min():.3g}. "
+                "Use magnitudes, squares or absolute values."
+            )
+    scores = {group.name: scores[group.name].double() for group in groups}
+    return {g.name: scores[g.name][removal_order(g, scores[g.name])].tolist() for g in groups}
+
+
+def check_scores(group: Group, scores: Scores) -> None:
+    """Raise ValueError unless a group has one finite score per unit."""
+    values = scores.get(group.name)
+    if values is None or values.shape != (group.size,) or not torch.isfinite(values).all():
+        found = "none" if values is None else f"shape {tuple(values.shape)}, finite: {bool(values.isfinite().all())}"
+        raise ValueError(
+            f"Expected one finite score per unit of '{group.name}', shape ({group.size},), but got {found}. "
+            "Score the groups that are allocated."
+        )

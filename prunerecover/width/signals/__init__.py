@@ -1,1 +1,0 @@
-"""Score units of width: by activations, gradients, weights or routing."""

@@ -1,0 +1,292 @@
+"""Signals of routed experts against finite differences, loops over tokens and experts, and scipy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases.models.tiny import MIXTURES, tiny_llama, tiny_mixture
+from cases.sampling import one_in
+from cases.width.scores import computed, context
+from scipy.stats import wasserstein_distance
+from torch import Tensor, nn
+
+from prunerecover import find_groups
+from prunerecover.importance.data_free import l2_norm
+from prunerecover.importance.experts import routing
+from prunerecover.importance.first_order import gate_taylor, r_score
+from prunerecover.importance.measuring.token_classes import TOKEN_CLASSES, observations, with_few_classes
+from prunerecover.importance.u_score import u_score
+from prunerecover.plan.groups import Group, Site
+from prunerecover.width.groups.experts import find_experts
+
+SAMPLES, LENGTH = 6, 7
+OF_EXPERTS = ("u_score", "r_score", "gate_taylor", "fisher", "routing", "reap", "magnitude", "random")
+Call = tuple[Tensor, Tensor, Tensor]
+
+
+def batch(samples: int = SAMPLES, seed: int = 0) -> dict[str, Tensor]:
+    ids = torch.randint(3, 61, (samples, LENGTH), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "labels": ids}
+
+
+def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    loss: Tensor = model(**batch).loss
+    return loss
+
+
+def calls(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Call]:
+    """What the experts of each layer are called with: tokens, choices, weights."""
+    seen: dict[str, Call] = {}
+    groups = find_experts(model)
+    handles = [
+        model.get_submodule(g.name).register_forward_pre_hook(
+            lambda _, args, name=g.name: seen.__setitem__(name, tuple(t.detach() for t in args))
+        )
+        for g in groups
+    ]
+    with torch.no_grad():
+        model(**inputs)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def added_by(experts: Any, call: Call, expert: int) -> Tensor:
+    """What one expert adds to each token, `(tokens, C)`, by its formula."""
+    hidden, index, weights = call
+    gate, up = (hidden @ experts.gate_up_proj[expert].T).chunk(2, dim=-1)
+    out = (experts.act_fn(gate) * up) @ experts.down_proj[expert].T
+    return (out * (weights * (index == expert)).sum(1, keepdim=True)).detach()
+
+
+def rows_of(inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    return [{key: value[i : i + 1] for key, value in inputs.items()} for i in range(len(inputs["input_ids"]))]
+
+
+@pytest.mark.parametrize("name", one_in(3, MIXTURES))
+def test_gate_taylor_is_the_effect_of_scaling_an_expert(name: str) -> None:
+    """By central differences, sample by sample: an expert's output is linear in its last matrix.
+
+    In the last layer, behind which no choice of a router jumps; norms compute in float32, which limits the agreement.
+    """
+    model: Any = tiny_mixture(name)
+    inputs, step, group = batch(3), 1e-2, find_experts(model)[-1]
+    scores = gate_taylor(context(model, [group], [inputs], loss_of))[group.name]
+    down = model.get_submodule(group.name).down_proj.data
+    for expert in range(group.size):
+        original, slopes = down[expert].clone(), []
+        for one in rows_of(inputs):
+            values = []
+            for factor in (1 + step, 1 - step):
+                down[expert] = original * factor
+                values.append(float(loss_of(model, one).detach()))
+            down[expert] = original
+            slopes.append((values[0] - values[1]) / (2 * step))
+        assert float(scores[expert]) == pytest.approx(sum(abs(slope) for slope in slopes) / 3, rel=1e-2, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", one_in(3, MIXTURES))
+def test_gate_taylor_is_the_slope_along_the_last_matrix(name: str) -> None:
+    """In all layers: the gradient of a gate is the sum of w dL/dw over the expert's last matrix."""
+    model: Any = tiny_mixture(name)
+    scores = gate_taylor(context(model, find_experts(model), [batch(3), batch(1, seed=1)], loss_of))
+    for group in find_experts(model):
+        down = model.get_submodule(group.name).down_proj
+        slopes = []
+        for one in (*rows_of(batch(3)), *rows_of(batch(1, seed=1))):
+            (gradient,) = torch.autograd.grad(loss_of(model, one), down)
+            slopes.append((gradient * down.detach()).double().sum((1, 2)))
+        expected = torch.stack(slopes).abs().mean(0)
+        torch.testing.assert_close(scores[group.name], expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_routing_is_counted_by_hand(name: str) -> None:
+    model, batches = tiny_mixture(name), [batch(4), batch(2, seed=1)]
+    shares = routing(context(model, find_experts(model), batches))
+    for group in find_experts(model):
+        visits = torch.zeros(group.size, dtype=torch.float64)
+        for inputs in batches:
+            for chosen in calls(model, inputs)[group.name][1].tolist():
+                for expert in chosen:
+                    visits[expert] += 1
+        torch.testing.assert_close(shares[group.name], visits / (6 * LENGTH))
+        assert float(shares[group.name].sum()) == pytest.approx(2)
+
+
+def test_padding_is_not_counted() -> None:
+    model, inputs = tiny_mixture("mixtral"), batch(2)
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    mask[1, 3:] = 0
+    shares = routing(context(model, find_experts(model), [{**inputs, "attention_mask": mask}]))
+    for name, (_, index, _) in calls(model, {**inputs, "attention_mask": mask}).items():
+        visits = torch.bincount(index[mask.flatten() == 1].flatten(), minlength=6)
+        torch.testing.assert_close(shares[name], visits / (LENGTH + 3), check_dtype=False)
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+def test_u_score_is_the_distance_of_what_experts_add(name: str, by_token: bool) -> None:
+    """Averages over tokens by loops, their projections' distances by scipy."""
+    model, inputs = tiny_mixture(name), batch()
+    classes = inputs["input_ids"] % 3 if by_token else torch.arange(SAMPLES) % 2
+    if by_token:
+        classes = torch.where(inputs["input_ids"] < 10, -100, classes)
+    scores = u_score(context(model, find_experts(model), [inputs], labels=lambda _: classes, directions=5, seed=4))
+    drawn = torch.randn(5, 32, generator=torch.Generator().manual_seed(4))
+    directions = drawn / drawn.norm(dim=1, keepdim=True)
+    of_token = classes if by_token else classes[:, None].expand(-1, LENGTH)
+    for path, call in calls(model, inputs).items():
+        for expert in range(len(scores[path])):
+            added = added_by(model.get_submodule(path), call, expert).view(SAMPLES, LENGTH, -1) @ directions.T
+            seen: dict[int, list[Tensor]] = {}
+            for sample in range(SAMPLES):
+                for label in of_token[sample].unique().tolist():
+                    if label >= 0:
+                        seen.setdefault(label, []).append(added[sample][of_token[sample] == label].mean(0))
+            stacked = [torch.stack(rows) for rows in seen.values()]
+            distances = [
+                sum(wasserstein_distance(a[:, d], b[:, d]) for d in range(5)) / 5
+                for i, a in enumerate(stacked)
+                for b in stacked[i + 1 :]
+            ]
+            assert float(scores[path][expert]) == pytest.approx(max(distances), rel=1e-4, abs=1e-6)
+
+
+def test_padding_is_not_averaged() -> None:
+    """What padded tokens hold does not matter to the U-Score of samples."""
+    model, inputs = tiny_mixture("mixtral"), batch()
+    mask = torch.ones(SAMPLES, LENGTH, dtype=torch.long)
+    mask[:, 4:] = 0
+    other = {"input_ids": torch.where(mask == 1, inputs["input_ids"], 7), "attention_mask": mask}
+    both = [
+        u_score(context(model, find_experts(model), [b], labels=lambda _: torch.arange(SAMPLES) % 2))
+        for b in ({"input_ids": inputs["input_ids"], "attention_mask": mask}, other)
+    ]
+    for name, scores in both[0].items():
+        torch.testing.assert_close(scores, both[1][name])
+
+
+def test_samples_per_class_are_limited_for_experts() -> None:
+    model, inputs = tiny_mixture("mixtral"), batch()
+    classes = torch.tensor([0, 0, 0, 1, 1, 1])
+    limited = u_score(context(model, find_experts(model), [inputs], labels=lambda _: classes, per_class=2))
+    few = {key: value[[0, 1, 3, 4]] for key, value in inputs.items()}
+    alone = u_score(context(model, find_experts(model), [few], labels=lambda _: classes[[0, 1, 3, 4]]))
+    for name, scores in limited.items():
+        torch.testing.assert_close(scores, alone[name])
+
+
+def test_weights_of_experts_are_scored_without_the_router() -> None:
+    model, inputs = tiny_mixture("mixtral"), batch()
+    model.requires_grad_(False)
+    groups = find_experts(model)
+    sizes, sensitive = l2_norm(context(model, groups)), r_score(context(model, groups, [inputs], loss_of))
+    model.requires_grad_(True)
+    loss_of(model, inputs).backward()
+    for group in groups:
+        experts: Any = model.get_submodule(group.name)
+        weights = (experts.gate_up_proj, experts.down_proj)
+        squares = sum(w.detach().double().square().sum((1, 2)) for w in weights)
+        torch.testing.assert_close(sizes[group.name], squares.sqrt())
+        first_order = sum((w.detach() * w.grad).double().sum((1, 2)) for w in weights).abs()
+        torch.testing.assert_close(sensitive[group.name], first_order, rtol=1e-3, atol=1e-7)
+
+
+def test_all_signals_in_one_pass_leave_no_trace() -> None:
+    model, batches = tiny_mixture("deepseek_v3"), [batch(), batch(seed=1)]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    runs: list[int] = []
+    handle = model.register_forward_hook(lambda *_: runs.append(1))
+    together = computed(context(model, find_experts(model), batches, loss=loss_of), OF_EXPERTS)
+    assert len(runs) == len(batches)
+    handle.remove()
+    for name in OF_EXPERTS:
+        (alone,) = computed(context(model, find_experts(model), batches, loss=loss_of), [name]).values()
+        for path, scores in alone.items():
+            torch.testing.assert_close(scores, together[name][path], rtol=1e-5, atol=1e-10)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+# Classes of tokens
+
+
+def test_tokens_of_a_vocabulary_become_equally_frequent_classes() -> None:
+    ids = torch.randint(0, 1000, (4, 80), generator=torch.Generator().manual_seed(0))
+    ids[0, :5] = -100
+    joined = with_few_classes(lambda rows: rows, [ids[:2], ids[2:]])
+    labels = torch.cat([joined(ids[:2]), joined(ids[2:])])
+    assert (labels[0, :5] == -1).all()
+    counts = labels[labels >= 0].bincount()
+    assert len(counts) == TOKEN_CLASSES
+    assert counts.max() - counts.min() <= 4
+    order = ids[labels >= 0].argsort()
+    assert (labels[labels >= 0][order].diff() >= 0).all()
+
+
+def test_few_classes_stay_what_they_are() -> None:
+    rows = torch.tensor([[5, 9, -100], [9, 9, 30]])
+    assert torch.equal(with_few_classes(lambda batch: batch, [rows])(rows), rows)
+    assert torch.equal(with_few_classes(lambda batch: batch[:, 0], [rows])(rows), rows[:, 0])
+
+
+def test_observations_are_samples_or_the_tokens_of_a_class_in_a_sample() -> None:
+    classes = torch.tensor([4, 4, 2])
+    assert observations(classes).of_token is None
+    assert torch.equal(observations(classes).classes, classes)
+    labels = torch.tensor([[1, 0, 1], [-100, 1, 1]])
+    found = observations(labels)
+    assert found.of_token is not None
+    for token, label in enumerate(labels.flatten().tolist()):
+        number = int(found.of_token[token])
+        assert (number == -1) if label < 0 else (int(found.classes[number]) == label)
+    assert len(found.classes) == 3
+
+
+# What is refused
+
+
+def test_routing_is_for_experts_only() -> None:
+    model = tiny_llama()
+    groups = find_groups(model, batch(1)).groups
+    with pytest.raises(ValueError, match="Expected routed experts for 'routing', but 'model.* is a group of kind"):
+        routing(context(model, groups, [batch()]))
+
+
+def test_labels_that_do_not_fit_the_tokens() -> None:
+    model = tiny_mixture("mixtral")
+    with pytest.raises(ValueError, match="for each of the 42 tokens that reach 'model.layers.0.mlp.experts', but got"):
+        u_score(context(model, find_experts(model), [batch()], labels=lambda _: torch.zeros(SAMPLES, 3).long()))
+    with pytest.raises(ValueError, match="Expected one integer class per sample"):
+        u_score(context(model, find_experts(model), [batch()], labels=lambda _: torch.zeros(SAMPLES, 3)))
+
+
+def test_token_labels_of_a_single_class() -> None:
+    model = tiny_mixture("mixtral")
+    with pytest.raises(ValueError, match="Expected samples of at least two classes, but got 1"):
+        u_score(context(model, find_experts(model), [batch()], labels=lambda b: torch.zeros_like(b["input_ids"])))
+
+
+def test_experts_that_are_called_otherwise() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Parameter(torch.zeros(3, 2, 2)), nn.Parameter(torch.zeros(3, 2, 2))
+
+        def forward(self, x: Tensor, index: Any, weights: Any) -> Tensor:
+            return x
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = Odd()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.experts(x, None, None)
+            return out
+
+    group = Group("experts", "expert", 3, (), sites=(Site("experts", of="routing", dim=-1),))
+    with pytest.raises(ValueError, match=r"'experts' to be called with tokens, .* but got x \(4, 2\)"):
+        routing(context(Model(), [group], [torch.zeros(4, 2)]))

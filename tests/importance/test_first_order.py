@@ -1,0 +1,155 @@
+"""R-Score, gate-Taylor and Fisher against finite differences and loops."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from cases.models.hand_made_groups import cross_entropy, images, resnet_groups, small_resnet, vit_groups
+from cases.width.scores import Batch, context, perceptron, same
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunerecover.importance.data_free import l2_norm, magnitude, random
+from prunerecover.importance.first_order import fisher, gate_taylor, r_score
+from prunerecover.plan.groups import Group, Site, Slice
+
+
+def test_r_equals_the_finite_difference_of_shrinking_a_unit() -> None:
+    """d/dt of the mean loss with the unit's weights times 1 - t."""
+    model, batches = small_resnet().double(), [(x.double(), y) for x, y in images()]
+    groups = resnet_groups(model)
+    scores = r_score(context(model, groups, batches, cross_entropy))
+    tensors = dict(model.named_parameters())
+    step = 2**-16
+    for group in groups:
+        for unit in (0, group.size - 1):
+            ends = []
+            for factor in (1 - step, 1 + step):
+                changed = copy.deepcopy(model)
+                with torch.no_grad():
+                    for part in group.slices:
+                        if part.makes and part.tensor in tensors:
+                            changed.get_parameter(part.tensor)[unit] *= factor
+                    ends.append(sum(len(b[1]) * cross_entropy(changed, b).item() for b in batches) / 24)
+            assert scores[group.name][unit].item() == pytest.approx(abs(ends[1] - ends[0]) / (2 * step), rel=1e-3)
+
+
+def test_r_in_training_mode_would_be_rounding_noise() -> None:
+    """The weights in front of a BatchNorm are free of scale there: why R is taken in evaluation mode."""
+    model, batches = small_resnet(), images()
+    convs = Slice(tensor="layer1.0.conv1.weight", dim=0)
+    group = Group("layer1.0.conv1", "channel", 5, (convs,))
+    score = r_score(context(model.train(), [group], batches, cross_entropy))[group.name]
+    loss = cross_entropy(model, batches[0])
+    weight = model.layer1[0].conv1.weight
+    (gradient,) = torch.autograd.grad(loss, weight)
+    products = (weight * gradient).detach()
+    size = products.abs().sum((1, 2, 3))
+    assert (products.sum((1, 2, 3)).abs() / size).max() < 1e-5
+    assert (score / size).min() > 5e-4
+
+
+@pytest.mark.parametrize("score", [r_score, gate_taylor])
+def test_first_order_scores_do_not_depend_on_how_samples_are_batched(score: Callable[..., Any]) -> None:
+    model = small_resnet()
+    groups = resnet_groups(model)
+    found = [score(context(model, groups, images(batch=n), cross_entropy)) for n in (24, 7, 1)]
+    assert same(found[1], found[0], rel=1e-3)
+    assert same(found[2], found[0], rel=1e-3)
+
+
+def gate_taylor_by_loop(model: nn.Module, group: Group, batches: list[Batch]) -> Tensor:
+    """One backward pass per sample, with the output kept by a hook; needs layers that do not write into it."""
+    total = torch.zeros(group.size, dtype=torch.float64)
+    count = 0
+    for pixels, labels in batches:
+        for x, y in zip(pixels, labels, strict=True):
+            for site in group.sites:
+                kept: list[Tensor] = []
+                module = model.get_submodule(site.module)
+                if site.of == "output":
+                    handle = module.register_forward_hook(lambda _, __, output, kept=kept: kept.append(output))
+                else:
+                    handle = module.register_forward_pre_hook(lambda _, args, kept=kept: kept.append(args[0]))
+                loss = cross_entropy(model, (x[None], y[None]))
+                handle.remove()
+                (gradient,) = torch.autograd.grad(loss, kept[0])
+                effect = (kept[0] * gradient).detach()[0].transpose(0, site.dim if site.dim < 0 else 0)
+                channels = effect.flatten(1).sum(1).view(group.size, site.span).double()
+                total += channels.abs().sum(1) if group.kind == "head" else channels.sum(1).abs()
+            count += 1
+    return total / count
+
+
+def out_of_place(model: nn.Module) -> nn.Module:
+    changed = copy.deepcopy(model)
+    for module in changed.modules():
+        if hasattr(module, "inplace"):
+            module.inplace = False
+    return changed
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.SiLU])
+def test_gate_taylor_equals_one_backward_pass_per_sample(act: type[nn.Module]) -> None:
+    """Also where the next layer writes into the output."""
+    model, batches = small_resnet(act=act), images(10)
+    scores = gate_taylor(context(model, resnet_groups(model), batches, cross_entropy))
+    for group in resnet_groups(model):
+        expected = gate_taylor_by_loop(out_of_place(model), group, batches)
+        assert torch.allclose(scores[group.name], expected, rtol=1e-3, atol=1e-12)
+
+
+def test_gate_taylor_of_heads_and_neurons(make_vit: Callable[..., nn.Module]) -> None:
+    model, batches = make_vit(), images(10, channels=1)
+    groups = vit_groups(model)
+    scores = gate_taylor(context(model, groups, batches, cross_entropy))
+    for group in groups[:2]:
+        expected = gate_taylor_by_loop(model, group, batches)
+        assert torch.allclose(scores[group.name], expected, rtol=1e-3, atol=1e-14)
+
+
+def test_gates_leave_entries_of_no_unit_alone() -> None:
+    """A site in the middle of a width: the gate on it is the gate on those entries."""
+    model, groups, batches = perceptron()
+    middle = replace(groups[0], size=2, sites=(Site("first", dim=-1, offset=1, span=2),))
+    found = gate_taylor(context(model, [middle], batches, cross_entropy))["first"]
+    expected = torch.zeros(2, dtype=torch.float64)
+    for x, y in ((x[None], y[None]) for b in batches for x, y in zip(*b, strict=True)):
+        hidden = model.first(x)
+        (gradient,) = torch.autograd.grad(F.cross_entropy(model.second(hidden.relu()), y), hidden)
+        expected += (hidden * gradient).detach()[0, 1:5].view(2, 2).sum(1).abs() / 13
+    assert torch.allclose(found, expected)
+
+
+def test_fisher_of_single_samples_equals_the_loop() -> None:
+    model, groups, batches = perceptron()
+    single = [(x[None], y[None]) for b in batches for x, y in zip(*b, strict=True)]
+    weights = [model.first.weight, model.first.bias]
+    expected = torch.zeros(5, dtype=torch.float64)
+    for batch in single:
+        gradients = torch.autograd.grad(cross_entropy(model, batch), weights)
+        for w, g in zip(weights, gradients, strict=True):
+            expected += (w.detach() * g).square().reshape(5, -1).sum(1) / 13
+    assert torch.allclose(fisher(context(model, groups, single, cross_entropy))["first"], expected)
+
+
+def test_magnitude_is_the_norm_of_what_makes_a_unit(make_vit: Callable[..., nn.Module]) -> None:
+    model = make_vit()
+    head = vit_groups(model)[0]
+    qkv, span = model.blocks[0].attn.qkv, head.sites[0].span
+    own = torch.cat([qkv.weight, qkv.bias[:, None]], 1).detach().double().view(3, head.size, span, -1)
+    assert torch.allclose(l2_norm(context(model, [head]))[head.name], own.square().sum((0, 2, 3)).sqrt())
+    assert torch.allclose(magnitude(context(model, [head]))[head.name], own.abs().sum((0, 2, 3)))
+
+
+def test_random_is_seeded() -> None:
+    groups = resnet_groups(small_resnet())
+    assert same(random(context(None, groups, seed=1)), random(context(None, groups, seed=1)))
+    assert not torch.equal(
+        random(context(None, groups, seed=1))["conv1"], random(context(None, groups, seed=2))["conv1"]
+    )

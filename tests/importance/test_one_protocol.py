@@ -1,0 +1,147 @@
+"""One importance of a name: the same function and the same number, whatever plans."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cases.files.every_kind import dense, inputs, loss, rows
+from cases.paths import ROOT
+from torch import Tensor, nn
+
+import prunerecover
+from prunerecover import find_groups, find_units, plan_depth, plan_width
+from prunerecover.calibration.calibrator import Calibrator
+from prunerecover.depth.layers.removals import Removals
+from prunerecover.depth.layers.scoring import GraphContext
+from prunerecover.depth.layers.variants import Variants
+from prunerecover.depth.search.objectives import OutputDivergence
+from prunerecover.importance.context import DepthContext, WidthContext
+from prunerecover.importance.registry import IMPORTANCES, compute_importances
+from prunerecover.model.batches import CalibrationSet, as_inputs
+from prunerecover.model.evaluation import evaluating
+from prunerecover.plan.budget import Budget
+
+PARTS = ("block", "attention", "mlp", "activation")
+OF_DEPTH = tuple(name for name, entry in IMPORTANCES.items() if entry.of != "width")
+OF_STREAMS = ("block_influence", "angular_distance")
+HOW: dict[str, Any] = {"batches": rows("vit"), "loss": loss}
+Entries = list[tuple[Tensor, Tensor]]  # weights that go with a unit, and gradients of the mean loss
+BOTH: dict[str, Callable[[Entries], Tensor]] = {
+    "magnitude": lambda own: sum(w.abs().sum() for w, _ in own),
+    "l2_norm": lambda own: sum(w.square().sum() for w, _ in own).sqrt(),
+    "taylor": lambda own: sum((w * g).abs().sum() for w, g in own),
+    "squared_taylor": lambda own: sum((w * g).square().sum() for w, g in own),
+    "r_score": lambda own: sum((w * g).sum() for w, g in own).abs(),
+    "fisher": lambda own: sum((w * g).square().sum() for w, g in own),  # of a single batch
+}
+
+
+def kinds_for(name: str) -> tuple[str, ...]:
+    return PARTS[:3] if name in OF_STREAMS else PARTS
+
+
+def samples() -> CalibrationSet:
+    """Samples that are all held out, and fitted to by nothing: every context judges on the same ones."""
+    batches = tuple(as_inputs(batch[0]) for batch in rows("vit"))
+    return CalibrationSet((), batches, 0, batches)
+
+
+def by_parts(model: nn.Module, name: str) -> dict[str, Tensor]:
+    """Scores of units that leave what they leave on the graph: activations their input, branches nothing."""
+    found = {}
+    for kind in kinds_for(name):
+        units, replace = find_units(model, (kind,)), "identity" if kind == "activation" else "zero"
+        with evaluating(model):
+            calibrator = Calibrator(model, samples(), units, replace)
+        found |= IMPORTANCES[name](DepthContext(model=model, units=units, shared_calibrator=calibrator, **HOW))
+    return found
+
+
+def on_the_graph(model: nn.Module, name: str) -> dict[str, Tensor]:
+    removals = Removals(model, as_inputs(inputs()["images"][:1]), kinds_for(name))
+    variants = Variants(removals, OutputDivergence(samples()))
+    return IMPORTANCES[name](GraphContext.of(variants, removals.units, (), **HOW))
+
+
+@pytest.mark.parametrize("name", sorted({*OF_DEPTH} - {"random"}))
+def test_a_unit_has_one_number_by_parts_and_on_the_graph(name: str) -> None:
+    parts, graph = by_parts(dense("vit"), name), on_the_graph(dense("vit"), name)
+    assert len(parts) >= 9
+    for unit, number in parts.items():
+        assert number.item() == pytest.approx(graph[unit].item(), rel=1e-4, abs=1e-7), unit
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_formula_of_weights_is_the_same_in_depth_and_in_width(name: str) -> None:
+    model, batch = dense("residual"), rows("residual")[0]
+    blocks, groups = find_units(model, ("block",), batch[0]), find_groups(model, batch[0]).groups
+    in_depth = DepthContext(model=model, units=blocks, batches=[batch], loss=loss)
+    in_width = WidthContext(model=model, groups=groups, batches=[batch], loss=loss)
+    (of_blocks,), (of_channels,) = (compute_importances(context, [name]) for context in (in_depth, in_width))
+    loss(model, batch).backward()
+    block = model.blocks[1]
+    whole = [(p.detach().double(), p.grad.double()) for p in block.parameters()]
+    assert of_blocks["blocks.1"].item() == pytest.approx(BOTH[name](whole).item(), rel=1e-4)
+    made = (block.conv1.weight, block.bn1.weight, block.bn1.bias)
+    for number, score in enumerate(of_channels["blocks.1.conv1"].tolist()):
+        part = [(p.detach()[number].double(), p.grad[number].double()) for p in made]
+        assert score == pytest.approx(BOTH[name](part).item(), rel=1e-4)
+
+
+def test_no_name_has_two_functions() -> None:
+    defined: Counter[str] = Counter()
+    for folder in ("prunerecover", "callbacks", "recipes"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if path.is_relative_to(ROOT / "prunerecover/callbacks") or path.is_relative_to(
+                ROOT / "prunerecover/recipes"
+            ):
+                continue  # links to the others
+            functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+            defined.update(f.name for f in functions if f.args.args and f.args.args[0].arg == "context")
+    assert [name for name in IMPORTANCES if defined[name] > 1] == []
+    assert defined["magnitude"] == defined["taylor"] == defined["random"] == 1
+    assert len({id(entry.compute) for entry in IMPORTANCES.values()}) == len(IMPORTANCES)
+
+
+def test_names_are_at_the_top() -> None:
+    assert prunerecover.importances["taylor"] is IMPORTANCES["taylor"]
+    prunerecover.register_importance("by_name", by_name)
+    try:
+        assert "by_name" in prunerecover.importances
+        vit, cnn = dense("vit"), dense("residual")
+        assert plan_depth(vit, remove={"mlp": 1}, replace="zero", importance="by_name", batches=rows("vit")).removed
+        assert plan_width(cnn, Budget(macs=0.2), importance="by_name", batches=rows("residual")).removed
+    finally:
+        del IMPORTANCES["by_name"]
+
+
+def by_name(context: DepthContext | WidthContext) -> dict[str, Tensor]:
+    """One function for both."""
+    return {name: torch.full(shape, float(len(name))) for name, shape in context.shapes.items()}
+
+
+@pytest.mark.parametrize(("name", "context"), [("u_score", "depth"), ("angular_distance", "width")])
+def test_what_a_context_cannot_answer_says_so(name: str, context: str) -> None:
+    scored = {
+        "depth": DepthContext(model=dense("vit"), units=(), **HOW),
+        "width": WidthContext(model=dense("vit"), groups=(), **HOW),
+    }[context]
+    with pytest.raises(ValueError, match=rf"Expected .* for importance='{name}', but got .* of {context}\. Use '"):
+        IMPORTANCES[name].compute(scored)
+    with pytest.raises(ValueError, match=rf"importances .*'{name}', which scores units of"):
+        compute_importances(scored, [name])
+
+
+def test_ends_of_branches_are_known_in_families_alone() -> None:
+    model, batch = dense("residual"), rows("residual")[0]
+    blocks, others = (find_units(model, kinds, batch[0]) for kinds in (("block",), ("mlp",)))
+    scores = compute_importances(DepthContext(model=model, units=blocks, **HOW), ["block_influence", "gate_gradient"])
+    assert all(found.keys() == {unit.name for unit in blocks} for found in scores)
+    for name in ("block_influence", "gate_gradient"):
+        with pytest.raises(ValueError, match=rf"Expected whole blocks for importance='{name}' in ResidualCnn"):
+            IMPORTANCES[name](DepthContext(model=model, units=others, **HOW))

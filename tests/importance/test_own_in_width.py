@@ -1,0 +1,286 @@
+"""An importance of the user's own: passed, by the name that it was registered with, and by import path."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from cases.models.hand_made_groups import cross_entropy, images, resnet_groups, small_resnet
+from cases.sampling import one_in
+from cases.width.own import Favourites, first_stay
+from cases.width.plan_width import cnn, labelled_batches, vit
+from cases.width.scores import context
+from cases.width.width_prune import fit, prune
+from torch import Tensor
+
+from prunerecover import Budget, Plan, plan_width
+from prunerecover.callbacks import WidthPrune
+from prunerecover.callbacks.ledger.ledger import Ledger
+from prunerecover.importance.context import WidthContext
+from prunerecover.importance.first_order import GateTaylor, gate_taylor
+from prunerecover.importance.registry import IMPORTANCES, compute_importances, register_importance
+from prunerecover.importance.saved_scores import SavedScores
+from prunerecover.importance.streaming import StreamedImportance
+from prunerecover.recipes.cli.main import main
+from prunerecover.width.arguments import WidthConfig, WidthRule
+from prunerecover.width.planner import WidthPlanner
+
+
+def planned(**arguments: Any) -> Plan:
+    return plan_width(cnn(), **{"budget": Budget(macs=0.3), "batches": labelled_batches(), **arguments})
+
+
+def test_a_callable_decides_what_goes() -> None:
+    plan = planned(importance=first_stay, allocation="uniform")
+    assert plan.made_by.arguments["importance"] == "first_stay"
+    for edit in plan.edits:
+        if edit.op == "narrow":
+            assert list(edit.keep) == list(range(len(edit.keep)))
+
+
+def test_an_object_decides_what_goes() -> None:
+    plan = planned(importance=Favourites(2), allocation="uniform")
+    assert plan.made_by.arguments["importance"] == "Favourites"
+    assert all(unit % 2 for edit in plan.edits if edit.op == "narrow" for unit in edit.gone)
+
+
+@pytest.mark.slow
+def test_low_goes_first_by_the_first_and_high_stays_by_the_second() -> None:
+    """The same callable in both roles: at a tolerance of 0 the lowest go, up to the first that is also protected."""
+
+    def by_number(context: WidthContext) -> dict[str, Tensor]:
+        return {group.name: torch.arange(group.size) - 3.0 for group in context.groups}
+
+    def opposite(context: WidthContext) -> dict[str, Tensor]:
+        return {group.name: -scores for group, scores in zip(context.groups, by_number(context).values(), strict=True)}
+
+    plan = planned(budget=None, allocation="tolerance", tolerance=0.0, importance=[by_number, by_number])
+    assert plan.made_by.arguments["importance"] == ["by_number", "by_number"]
+    for edit in plan.edits:
+        if edit.op == "narrow":
+            assert list(edit.gone) == list(range(edit.of // 2))
+    none = planned(budget=None, allocation="tolerance", tolerance=0.0, importance=[by_number, opposite])
+    assert not none.edits
+
+
+@pytest.mark.slow
+def test_one_of_ours_called_by_hand_plans_as_its_name_does() -> None:
+    assert planned(importance=lambda context: gate_taylor(context)).edits == planned().edits
+    assert planned(importance=gate_taylor).edits == planned().edits
+
+
+@pytest.mark.slow
+def test_a_name_means_the_callable_that_is_registered() -> None:
+    register_importance("stay", first_stay)
+    try:
+        assert planned(importance="stay").edits == planned(importance=first_stay).edits
+        assert planned(importance="stay").made_by.arguments["importance"] == "stay"
+        assert register_importance("stay", first_stay).name == "stay"
+        with pytest.raises(ValueError, match="Expected a name that no importance has, but 'stay' is taken"):
+            register_importance("stay", Favourites(2))
+    finally:
+        del IMPORTANCES["stay"]
+    with pytest.raises(ValueError, match="name that no importance has, but 'magnitude' is taken"):
+        register_importance("magnitude", first_stay)
+
+
+def test_the_context_is_what_planning_was_given() -> None:
+    seen: list[WidthContext] = []
+
+    def look(context: WidthContext) -> dict[str, Tensor]:
+        assert not context.model.training
+        assert not torch.is_grad_enabled()
+        torch.rand(3)
+        seen.append(context)
+        return first_stay(context)
+
+    def labels(batch: Any) -> Tensor:
+        return batch[1] % 2
+
+    model, batches = cnn().train(), labelled_batches()
+    state = torch.get_rng_state()
+    options = {"loss": cross_entropy, "labels": labels, "seed": 3, "ignore": "layer1.*"}
+    plan_width(model, Budget(macs=0.1), batches=batches, importance=look, **options)
+    (given,) = seen
+    assert (given.loss, given.labels, given.seed) == (cross_entropy, labels, 3)
+    assert given.model is model
+    assert len(given.batches) == len(batches)
+    assert {group.name for group in given.groups}.isdisjoint({"layer1.0.conv1"})
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_planner_calls_a_callable_once() -> None:
+    calls = []
+
+    def counted(context: WidthContext) -> dict[str, Tensor]:
+        calls.append(context)
+        return first_stay(context)
+
+    planner = WidthPlanner(vit(), batches=labelled_batches(), config=WidthConfig(kinds=("neuron",)))
+    for share in (0.1, 0.2):
+        planner.plan(Budget(macs=share), WidthRule(importance=counted))
+    assert len(calls) == 1
+    assert planner.scores(counted, first_stay)[0].keys() == {group.name for group in planner.groups}
+    assert len(calls) == 1
+
+
+def test_a_streamed_signal_of_the_users_own_shares_the_pass() -> None:
+    @StreamedImportance
+    def doubled(context: WidthContext) -> GateTaylor:
+        """Counts as gate-Taylor does."""
+        return GateTaylor(context.groups)
+
+    model, batches, runs = small_resnet(), images(), []
+    groups = resnet_groups(model)
+    handle = model.register_forward_hook(lambda *_: runs.append(1))
+    found = compute_importances(context(model, groups, batches, cross_entropy), ["r_score", doubled, "u_score"])
+    assert len(runs) == len(batches)
+    handle.remove()
+    expected = gate_taylor(context(model, groups, batches, cross_entropy))
+    assert all(torch.equal(found[1][name], expected[name]) for name in expected)
+    assert doubled.__name__ == "doubled"
+
+
+def test_scores_of_any_kind_of_number_become_float64() -> None:
+    model = small_resnet()
+    (found,) = compute_importances(context(model, resnet_groups(model)), [first_stay])
+    assert {scores.dtype for scores in found.values()} == {torch.float64}
+
+
+# In a fit
+
+
+@pytest.mark.slow
+def test_a_callable_decides_in_a_fit_and_a_resumed_run_knows_it(tmp_path: Path) -> None:
+    steps = {"schedule": {"start": 0, "every": 1, "times": 2}, "allocation": "uniform"}
+    module = fit(tmp_path, prune(**steps, importance=first_stay), epochs=2)
+    for plan in Ledger.of(module).plans.values():
+        assert plan.made_by.arguments["importance"] == "first_stay"
+        assert all(max(e.keep) < min(e.gone) for e in plan.edits if e.op == "narrow" and e.gone)
+    file = tmp_path / "files" / "epoch=0.ckpt"
+    with pytest.raises(ValueError, match="with the arguments of the run that is resumed .*first_stay.*Favourites"):
+        fit(tmp_path, prune(**steps, importance=Favourites(2)), epochs=3, ckpt=file)
+    again = fit(tmp_path, prune(**steps, importance=first_stay), epochs=2, ckpt=file)
+    assert Ledger.of(again).plans.values()
+
+
+def test_the_signature_of_names_is_as_it_was() -> None:
+    """Old checkpoints hold it."""
+    assert prune(kinds=["head"], ignore="layer4.*")._signature()["planning"] == {
+        "allocation": "per_cost",
+        "removal": "None",
+        "protection": "None",
+        "tolerance": "None",
+        "kinds": "('head',)",
+        "replace": "calibrated",
+        "ignore": "('layer4.*',)",
+    }
+
+
+# On the command line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("importance", "name"),
+    one_in(
+        2,
+        [
+            ("cases.width.own.first_stay", "first_stay"),
+            ('{"class_path": "cases.width.own.Favourites", "init_args": {"every": 2}}', "Favourites"),
+            ("fpgm", "fpgm"),
+        ],
+    ),
+)
+def test_an_import_path_or_a_class_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, importance: str, name: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["prunerecover"])
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    recipe = {
+        "trainer": {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "limit_train_batches": 1, **quiet},
+        "model": {"class_path": "DigitsClassifier", "init_args": {"depth": 2, "embed_dim": 16}},
+        "data": {"class_path": "DigitsData"},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    plan_file = tmp_path / "plan.json"
+    command = ["plan", "--config", str(tmp_path / "recipe.yaml"), "--calibration", "32", "--output", str(plan_file)]
+    assert main([*command, "--method=per_cost", "--method.macs=0.2", f"--method.importance={importance}"]) == 0
+    assert Plan.load(plan_file).made_by.arguments["importance"] == name
+    assert f"importance='{name}'" in (tmp_path / "plan.md").read_text()
+    assert (tmp_path / "plan.scores.safetensors").is_file()
+
+
+def test_scores_of_two_importances_of_one_name_are_both_kept(tmp_path: Path) -> None:
+    from prunerecover.recipes.plan_methods.width import FairPlan
+
+    method = FairPlan(tolerance=0.5, importance=(Favourites(2), Favourites(3)))
+    method._plan(WidthPlanner(vit(), batches=labelled_batches()))
+    assert list(method._scores) == ["Favourites, low goes", "Favourites, high stays"]
+    SavedScores("", method._scores).save(tmp_path / "scores.safetensors")
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        ([1.0], TypeError, r"Expected '.*' to return \{name: score\}, but got list"),
+        (None, TypeError, "but got NoneType"),
+        ({}, ValueError, r"a score for each of 6, but conv1, .* have none. Return \{name: score\}"),
+        (lambda group: torch.zeros(3), ValueError, r"shape \(16,\), one number .* 'conv1', but got shape \(3,\)"),
+        (lambda group: ["high"] * group.size, TypeError, r"to return \{name: score\}, but got conv1: list"),
+    ],
+)
+def test_bad_returns(returned: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        planned(
+            importance=lambda context: {g.name: returned(g) for g in context.groups} if callable(returned) else returned
+        )
+
+
+def test_scores_that_are_not_finite() -> None:
+    with pytest.raises(
+        ValueError, match=r"Expected finite importances from '<lambda>', but 6 of 6 are not \(conv1: shape"
+    ):
+        planned(importance=lambda context: {g.name: torch.full((g.size,), torch.nan) for g in context.groups})
+
+
+def test_negative_scores_are_for_tolerances() -> None:
+    def negative(context: WidthContext) -> dict[str, Tensor]:
+        return {name: -scores for name, scores in first_stay(context).items()}
+
+    with pytest.raises(ValueError, match="Expected scores that are not negative, but 'conv1' has -16"):
+        planned(importance=negative)
+    assert planned(allocation="tolerance", importance=[first_stay, negative]).removed
+
+
+def test_what_is_no_importance() -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"Expected argument importance to be one of taylor, .* or a callable .*'mine'",
+    ):
+        planned(importance="mine")
+    with pytest.raises(TypeError, match="Expected argument importance to be a name or a callable .*, but got int"):
+        WidthPrune(Budget(macs=0.3), importance=3)
+    with pytest.raises(TypeError, match=r"but got the class Favourites\. Pass Favourites\(\.\.\.\)"):
+        planned(importance=Favourites)
+
+
+def test_a_loss_that_an_own_importance_needs() -> None:
+    def needy(context: WidthContext) -> dict[str, Tensor]:
+        context.require_loss("needy")
+        return first_stay(context)
+
+    model = small_resnet()
+    with pytest.raises(
+        ValueError, match=r"Expected argument loss=f\(model, batch\) for importance='needy', but got none"
+    ):
+        compute_importances(context(model, resnet_groups(model)), [needy])
+    assert planned(importance=needy).removed

@@ -1,0 +1,169 @@
+"""Signals of width pruning against scipy, finite differences and loops, and the model as it was afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from cases.models.hand_made_groups import CLASSES, cross_entropy, images, resnet_groups, small_resnet, vit_groups
+from cases.width.scores import Batch, computed, context, directions_of, largest_distance, perceptron, same
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from prunerecover.importance.measuring.unit_slices import units_of
+from prunerecover.importance.measuring.wasserstein import class_separation
+from prunerecover.importance.u_score import u_score
+from prunerecover.plan.groups import Site
+
+
+def seen(model: nn.Module, batches: list[Batch], site: Site) -> Tensor:
+    """What a site sees, `(N, ...)`, by a plain hook."""
+    module = model.get_submodule(site.module)
+    parts: list[Tensor] = []
+
+    def keep(_: nn.Module, args: Any, output: Tensor) -> None:
+        parts.append((output if site.of == "output" else args[0]).detach().clone())
+
+    handle = module.register_forward_hook(keep)
+    with torch.no_grad():
+        for batch in batches:
+            model(batch[0])
+    handle.remove()
+    return torch.cat(parts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(0, 99))
+def test_separation_of_scalars_equals_scipy_for_any_class_sizes(sizes: list[int], seed: int) -> None:
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    generator = torch.Generator().manual_seed(seed)
+    labels = labels[torch.randperm(len(labels), generator=generator)]
+    values = torch.randn(len(labels), 3, 1, dtype=torch.float64, generator=generator)
+    expected = [largest_distance(values[:, unit], labels) for unit in range(3)]
+    assert class_separation(values, labels).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_separation_is_the_same_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values, labels = torch.randn(30, 7, 5, generator=generator), torch.arange(30) % 4
+    whole = class_separation(values, labels)
+    monkeypatch.setattr("prunerecover.importance.measuring.wasserstein.ENTRIES", 400)
+    assert torch.allclose(class_separation(values, labels), whole)
+
+
+def test_separation_leaves_its_input_as_it_is() -> None:
+    values = torch.randn(1, 3, 10).permute(2, 0, 1)
+    before = values.clone()
+    class_separation(values, torch.arange(10) % 2)
+    assert torch.equal(values, before)
+
+
+def test_shifted_classes_are_as_far_apart_as_the_shift() -> None:
+    values = torch.randn(8, 1, 1).repeat(2, 1, 1)
+    values[8:] += 3
+    assert class_separation(values, torch.arange(2).repeat_interleave(8)).item() == pytest.approx(3, rel=1e-6)
+
+
+def test_u_of_scalars_equals_scipy() -> None:
+    model, groups, batches = perceptron()
+    outputs = seen(model, batches, groups[0].sites[0])
+    labels = torch.cat([y for _, y in batches])
+    expected = [largest_distance(outputs[:, [j]], labels) for j in range(5)]
+    assert u_score(context(model, groups, batches))["first"].tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_u_of_maps_equals_scipy_along_the_same_directions() -> None:
+    model, batches = small_resnet(), images()
+    group = next(g for g in resnet_groups(model) if g.name == "layer1.0.conv1")
+    maps = seen(model, batches, group.sites[0]).flatten(2)
+    labels = torch.cat([y for _, y in batches])
+    basis = directions_of(64, 128, seed=3)
+    expected = [largest_distance(maps[:, c] @ basis.T, labels) for c in range(group.size)]
+    assert u_score(context(model, [group], batches, seed=3))[group.name].tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_u_of_heads_is_that_of_tokens_times_head_dimension(make_vit: Callable[..., nn.Module]) -> None:
+    model, batches = make_vit(), images(size=8, channels=1)
+    group = vit_groups(model)[0]
+    span = group.sites[0].span
+    tokens = seen(model, batches, group.sites[0])
+    labels = torch.cat([y for _, y in batches])
+    basis = directions_of(tokens.shape[1] * span, 64, seed=0)
+    heads = [tokens[:, :, h * span : (h + 1) * span].flatten(1) @ basis.T for h in range(group.size)]
+    expected = [largest_distance(values, labels) for values in heads]
+    assert u_score(context(model, [group], batches))[group.name].tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_u_of_several_sites_is_the_largest() -> None:
+    model, batches = small_resnet(), images()
+    group = resnet_groups(model)[1]
+    assert len(group.sites) == 2
+    alone = [u_score(context(model, [replace(group, sites=(site,))], batches))[group.name] for site in group.sites]
+    assert torch.equal(u_score(context(model, [group], batches))[group.name], torch.maximum(*alone))
+
+
+def test_u_does_not_depend_on_how_samples_are_batched() -> None:
+    model = small_resnet()
+    groups = resnet_groups(model)
+    assert same(
+        u_score(context(model, groups, images(batch=24))), u_score(context(model, groups, images(batch=7))), rel=1e-4
+    )
+
+
+def test_u_in_several_passes_equals_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batches = small_resnet(), images()
+    groups = resnet_groups(model)
+    whole = computed(context(model, groups, batches, loss=cross_entropy), ["u_score", "gate_taylor"])
+    monkeypatch.setattr("prunerecover.importance.u_score.PROJECTIONS", 4 * 128 * 24 * 12)
+    runs = []
+    handle = model.register_forward_hook(lambda *_: runs.append(1))
+    parts = computed(context(model, groups, batches, loss=cross_entropy), ["u_score", "gate_taylor"])
+    handle.remove()
+    assert len(runs) > len(batches)
+    assert same(parts["u_score"], whole["u_score"])
+    assert same(parts["gate_taylor"], whole["gate_taylor"])
+
+
+def test_u_with_a_number_per_class_equals_u_of_the_first_samples() -> None:
+    model, batches = small_resnet(), images(48)
+    groups = resnet_groups(model)
+    pixels, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    first = torch.cat([(labels == c).nonzero().flatten()[:3] for c in range(CLASSES)]).sort().values
+    assert same(
+        u_score(context(model, groups, batches, per_class=3)),
+        u_score(context(model, groups, [(pixels[first], labels[first])])),
+        rel=1e-4,
+    )
+
+
+def test_labels_may_come_from_a_mapping_or_a_function() -> None:
+    model, groups, batches = perceptron()
+    expected = u_score(context(model, groups, batches))
+    assert same(u_score(context(model, groups, [{"x": x, "label": y} for x, y in batches])), expected)
+    label_of = {float(x[0, 0]): y for x, y in batches}
+    assert same(
+        u_score(context(model, groups, [x for x, _ in batches], labels=lambda x: label_of[float(x[0, 0])])), expected
+    )
+
+
+def test_a_silent_unit_has_u_zero_and_a_louder_one_more() -> None:
+    model, groups, batches = perceptron()
+    before = u_score(context(model, groups, batches))["first"]
+    with torch.no_grad():
+        model.first.weight[0] = 0
+        model.first.weight[1] *= 3
+    after = u_score(context(model, groups, batches))["first"]
+    assert after[0] == 0
+    assert after[1].item() == pytest.approx(3 * before[1].item())
+
+
+def test_rows_of_one_sample_are_parts_of_its_vector() -> None:
+    """Windows: a site with two rows per sample sees what a site with one row of both sees."""
+    whole = torch.randn(6, 4, 3)
+    rows = whole.view(6, 2, 2, 3).flatten(0, 1)
+    site = Site("", dim=-1)
+    assert torch.equal(units_of(rows, site, 3, n=6), units_of(whole, site, 3, n=6))

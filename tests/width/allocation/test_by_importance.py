@@ -1,0 +1,232 @@
+"""Allocations against exhaustive search and plain loops, and the budgets that they promise to meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from cases.width.allocations import RULES, SHARES, Network, agreeing, allocate, drawn, gone, resnet20, share_gone, small
+from torch import Tensor
+
+from prunerecover.plan.budget import Budget
+from prunerecover.plan.groups import Group
+from prunerecover.width.allocation.by_importance import global_ranking, per_cost, share_saved, uniform
+from prunerecover.width.allocation.cost_model import Cost
+from prunerecover.width.allocation.tolerance_allocation import tolerance_allocation
+
+
+@pytest.mark.parametrize("what", ["macs", "params"])
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("rule", RULES)
+def test_every_budget_is_met_within_a_point(rule: str, share: float, what: str) -> None:
+    groups, costs = resnet20()
+    removed = RULES[rule](groups, drawn(groups), costs, Budget(**{what: share}))
+    assert share <= share_gone(resnet20(), removed, what) < share + 0.01
+    for group in groups:
+        assert len(removed[group.name]) <= 0.9 * group.size
+        assert removed[group.name].tolist() == sorted(set(removed[group.name].tolist()))
+
+
+def greedy_by_loop(
+    network: Network, scores: Mapping[str, Tensor], amount: float, weight: Callable[[Cost], float], damping: float
+) -> Any:
+    """Compute every key of every group anew for every unit; nothing is given back."""
+    groups, costs = network
+    counts = {g.name: 0 for g in groups}
+    order = {name: scores.sort().values for name, scores in scores.items()}
+    while True:
+        kept = {g.name: g.size - counts[g.name] for g in groups}
+        if costs.full.macs - costs.total(kept).macs >= amount:
+            return counts
+        keys = {}
+        for g in groups:
+            if counts[g.name] < int(0.9 * g.size):
+                less = costs.total({**kept, g.name: kept[g.name] - 1})
+                saving = Cost(costs.total(kept).macs - less.macs, costs.total(kept).params - less.params)
+                keys[g.name] = float(order[g.name][counts[g.name]]) / weight(saving)
+                keys[g.name] /= (kept[g.name] / g.size) ** damping
+        counts[min(keys, key=lambda name: keys[name])] += 1
+
+
+@pytest.mark.parametrize(("per", "damping"), [("macs", 0.0), ("macs", 1.0), ("params", 0.0), ("both", 0.5)])
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_late_updates_find_what_a_plain_loop_finds(share: float, per: Any, damping: float) -> None:
+    """Up to units that are given back, none of which could stay away with the budget met."""
+    groups, costs = resnet20()
+    scores = drawn(groups)
+    removed = gone(per_cost(groups, scores, costs, Budget(macs=share), per=per, damping=damping))
+    expected = greedy_by_loop(
+        resnet20(), scores, share * costs.full.macs, lambda saving: share_saved(saving, costs.full, per), damping
+    )
+    assert all(removed[name] <= expected[name] for name in expected)
+    assert sum(expected.values()) - sum(removed.values()) < 12
+    kept = {g.name: g.size - removed[g.name] for g in groups}
+    for name, count in removed.items():
+        if count:
+            back = costs.total({**kept, name: kept[name] + 1})
+            assert costs.full.macs - back.macs < share * costs.full.macs
+
+
+def test_per_cost_is_close_to_the_best_of_all_choices() -> None:
+    """Of all ways to meet the budget, the least scores that goes; greedy is within one unit's worth."""
+    groups, costs = small()
+    scores = drawn(groups, seed=3)
+    mass = {name: torch.cat([torch.zeros(1), scores.sort().values.cumsum(0)]) for name, scores in scores.items()}
+    best = float("inf")
+    for counts in product(*(range(int(0.9 * g.size) + 1) for g in groups)):
+        kept = {g.name: g.size - count for g, count in zip(groups, counts, strict=True)}
+        if costs.total(kept).macs <= 0.6 * costs.full.macs:
+            best = min(best, sum(float(mass[g.name][count]) for g, count in zip(groups, counts, strict=True)))
+    removed = gone(per_cost(groups, scores, costs, Budget(macs=0.4)))
+    lost = sum(float(mass[name][count]) for name, count in removed.items())
+    assert best <= lost <= best * 1.25
+
+
+def test_units_go_in_the_order_of_their_scores() -> None:
+    groups, costs = resnet20()
+    scores = drawn(groups)
+    for rule in RULES.values():
+        for name, units in rule(groups, scores, costs, Budget(macs=0.4)).items():
+            kept = torch.ones(len(scores[name]), dtype=torch.bool)
+            kept[units] = False
+            assert not len(units) or scores[name][units].max() <= scores[name][kept].min()
+
+
+def test_global_ranking_has_one_threshold() -> None:
+    """Up to units given back, and groups that have given all they may."""
+    groups, costs = resnet20()
+    scores = drawn(groups)
+    removed = global_ranking(groups, scores, costs, Budget(macs=0.4), most=1.0)
+    highest = max(float(scores[name][units].max()) for name, units in removed.items() if len(units))
+    below = sum(int((scores <= highest).sum()) for scores in scores.values())
+    assert 0 <= below - sum(map(len, removed.values())) < 12
+
+
+def test_uniform_takes_the_same_share_to_a_unit() -> None:
+    groups, costs = resnet20()
+    removed = uniform(groups, drawn(groups), costs, Budget(macs=0.4))
+    shares = [(len(removed[g.name]) / g.size, 1 / g.size) for g in groups]
+    assert max(s - unit for s, unit in shares) <= min(s + unit for s, unit in shares)
+
+
+def test_both_costs_is_the_mean_of_the_shares_and_the_default_for_parameters() -> None:
+    groups, costs = resnet20()
+    scores = drawn(groups)
+    assert share_saved(Cost(30, 10), Cost(100, 1000), "both") == pytest.approx((0.3 + 0.01) / 2)
+    by_default, both, params, macs = (
+        gone(per_cost(groups, scores, costs, Budget(params=0.4), per=per)) for per in (None, "both", "params", "macs")
+    )
+    assert by_default == both
+    assert both not in (params, macs)
+    assert gone(per_cost(groups, scores, costs, Budget(macs=0.4))) == gone(
+        per_cost(groups, scores, costs, Budget(macs=0.4), per="macs")
+    )
+
+
+def test_scale_of_scores_does_not_matter() -> None:
+    groups, costs = resnet20()
+    scores = drawn(groups)
+    louder = {name: 1000 * scores for name, scores in scores.items()}
+    for rule in RULES.values():
+        assert gone(rule(groups, scores, costs, Budget(macs=0.3))) == gone(
+            rule(groups, louder, costs, Budget(macs=0.3))
+        )
+
+
+@pytest.mark.parametrize("rule", [*RULES, "tolerance"])
+def test_rules_of_the_groups_hold(rule: str) -> None:
+    """At least 5 stay, in multiples of 4; sizes that are no multiple are brought to one first."""
+    groups, costs = resnet20()
+    strict = tuple(replace(g, at_least=5, multiple=4) for g in groups)
+    for share in (0.2, 0.6):
+        removed = allocate(rule, strict, costs, Budget(macs=share))
+        assert share <= share_gone(resnet20(), removed, "macs")
+        assert all((g.size - len(removed[g.name])) % 4 == 0 for g in groups)
+        assert all(g.size - len(removed[g.name]) >= 8 for g in groups)
+    few, few_costs = small()
+    odd = tuple(replace(g, multiple=4) for g in few)
+    removed = uniform(odd, drawn(few), few_costs, Budget(macs=0.01))
+    assert all(len(units) in (0, g.size % 4 or 4) for g, units in zip(odd, removed.values(), strict=True))
+
+
+def test_a_budget_of_nothing_removes_nothing() -> None:
+    groups, costs = resnet20()
+    for rule in RULES.values():
+        assert not any(map(len, rule(groups, drawn(groups), costs, Budget(macs=0.0)).values()))
+    found = tolerance_allocation(groups, *agreeing(groups), budget=Budget(macs=0.0), costs=costs)
+    assert not any(map(len, found.removed.values()))
+
+
+def test_units_that_save_nothing_stay() -> None:
+    """Experts save no MACs: dividing by nothing must not put them first, or last."""
+    groups, costs = small()
+    idle = Group("experts", "expert", 8, ())
+    wider = replace(costs, sizes={**costs.sizes, "experts": 8}, linear={**costs.linear, "experts": (0, 5)})
+    wider = replace(wider, blocks={**costs.blocks, "experts": ()})
+    removed = per_cost((*groups, idle), {**drawn(groups), "experts": torch.zeros(8)}, wider, Budget(macs=0.4))
+    assert not len(removed["experts"])
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("rule", [*RULES, "tolerance"])
+def test_impossible_budgets_say_what_is_possible(rule: str) -> None:
+    groups, costs = resnet20()
+    held = tuple(replace(g, at_least=g.size - 2) for g in groups)
+    message = r"Expected a budget that the groups can meet, 90.0% of the macs, but at most \d+\.\d% can go"
+    with pytest.raises(ValueError, match=message):
+        allocate(rule, held, costs, Budget(macs=0.9))
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (
+            Budget(remove={"attention": 3}),
+            "Expected a budget in a share of macs, params or latency, or in units of one",
+        ),
+        (Budget(remove={"expert": 1}), "Expected at most 0 units of kind 'expert'"),
+        (Budget(latency=0.3), "Expected a budget of MACs, parameters or units, but got {'latency'"),
+    ],
+)
+def test_other_budgets_are_refused(budget: Budget, message: str) -> None:
+    groups, costs = small()
+    with pytest.raises(ValueError, match=message):
+        per_cost(groups, drawn(groups), costs, budget)
+
+
+def test_scores_that_do_not_fit_are_refused() -> None:
+    groups, costs = small()
+    scores = drawn(groups)
+    for wrong in (torch.zeros(3), torch.full((6,), torch.nan)):
+        with pytest.raises(
+            ValueError, match=r"Expected one finite score per unit of 'conv1', shape \(6,\), but got shape"
+        ):
+            uniform(groups, {**scores, "conv1": wrong}, costs, Budget(macs=0.3))
+    with pytest.raises(ValueError, match=r"Expected one finite score per unit of 'conv1'.*but got none"):
+        tolerance_allocation(groups, {n: s for n, s in scores.items() if n != "conv1"}, scores, tolerance=0.1)
+    with pytest.raises(ValueError, match="Expected scores that are not negative, but 'conv1' has -1"):
+        per_cost(groups, {**scores, "conv1": torch.full((6,), -1.0)}, costs, Budget(macs=0.3))
+
+
+def test_arguments_out_of_range_are_refused() -> None:
+    groups, costs = small()
+    scores = drawn(groups)
+    with pytest.raises(ValueError, match="Expected per among macs, params, both, units, but got 'watts'"):
+        per_cost(groups, scores, costs, Budget(macs=0.3), per="watts")  # type: ignore[arg-type]
+    for damping in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="Expected damping to be finite and at least 0, but got"):
+            per_cost(groups, scores, costs, Budget(macs=0.3), damping=damping)
+    with pytest.raises(ValueError, match=r"the most that a group may lose as a share in \(0, 1\], but got 1.5"):
+        uniform(groups, scores, costs, Budget(macs=0.3), most=1.5)
+    with pytest.raises(ValueError, match="Expected a tolerance between 0 and 1, but got 1.5"):
+        tolerance_allocation(groups, scores, scores, tolerance=1.5)
+    with pytest.raises(ValueError, match="Expected either a tolerance, or a budget with costs"):
+        tolerance_allocation(groups, scores, scores)
+    with pytest.raises(ValueError, match="Expected either a tolerance, or a budget with costs"):
+        tolerance_allocation(groups, scores, scores, budget=Budget(macs=0.3))
