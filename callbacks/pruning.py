@@ -64,8 +64,10 @@ class PruningCallback(ScheduledCallback):
 
     def after_surgery(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
-    ) -> None:
-        """Called on every rank once the network at `target` has changed in a fit, random state isolated.
+    ) -> str:
+        """Change the network further, on every rank, once it has been pruned in a fit; return what was done, in words.
+
+        The random state is isolated.
 
         Args:
             trainer: In the middle of the fit.
@@ -74,6 +76,7 @@ class PruningCallback(ScheduledCallback):
             plan: What was done.
             before: What `keep` returned.
         """
+        return ""
 
     def after_surgery_without_data(self, network: nn.Module) -> None:
         """Called once a given plan has changed the network before test, validate or predict, or before it is sharded.
@@ -179,11 +182,10 @@ class PruningCallback(ScheduledCallback):
                 taken = trainer.strategy.broadcast(self._taken(trainer, pl_module, target, plan))
                 before = self.keep(unwrap(get_module(pl_module, target)), plan)
             apply_in_trainer(trainer, pl_module, target, plan)
-            if plan.edits:
-                self.after_surgery(trainer, pl_module, target, plan, before)
+            kept = self.after_surgery(trainer, pl_module, target, plan, before) if plan.edits else ""
             if plan.edits and self.merge == "at_surgery":
                 merge_in_trainer(trainer, pl_module, target)
-        announce(trainer, Ledger.of(pl_module), self._key(trainer), target, plan, seconds, taken)
+        announce(trainer, Ledger.of(pl_module), self._key(trainer), target, plan, seconds, taken, kept)
 
     def _taken(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan) -> dict[str, float]:
         """Return what a plan takes of the budget, which surgeries to come need not take."""

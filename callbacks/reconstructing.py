@@ -61,10 +61,10 @@ class ReconstructingCallback(PruningCallback):
 
     def after_surgery(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
-    ) -> None:
+    ) -> str:
         """Reconstruct the network, or estimate BatchNorm statistics anew, if it comes nearer to what it was by that.
 
-        All ranks and averages take what the first has.
+        All ranks and averages take what the first has. Returned is which of these was kept, and how near each came.
 
         Args:
             trainer: In the middle of the fit.
@@ -74,7 +74,7 @@ class ReconstructingCallback(PruningCallback):
             before: What `keep` returned.
         """
         if before is None:
-            return
+            return ""
         network = unwrap(get_module(pl_module, target))
         inputs = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
         inputs = several_samples(inputs) or inputs
@@ -82,13 +82,15 @@ class ReconstructingCallback(PruningCallback):
             kept = self._reconstruct(trainer, pl_module, target, plan, before, inputs)
         else:
             kept = recalibrate_if_nearer(network, before, inputs, seed=self.seed)
-        rank_zero_info(f"prunerecover: after the surgery, kept: {kept}.")
+        said = str(trainer.strategy.broadcast(str(kept)))
+        rank_zero_info(f"prunerecover: after the surgery, kept: {said}.")
         statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
         _take_from_first(trainer, statistics)
         for average in averaged_copies(pl_module):  # an average of old statistics is one of other activations
             averaged = dict(unwrap(get_module(average, target)).named_buffers())
             for name, value in statistics.items():
                 averaged[name].copy_(value)
+        return said
 
     def _reconstruct(
         self,

@@ -25,6 +25,7 @@ def announce(
     plan: Plan,
     seconds: float | None = None,
     taken: Mapping[str, float] | None = None,
+    kept: str = "",
 ) -> None:
     """Record one surgery; within a fit also tell the loggers and the console, and write a plan file.
 
@@ -39,6 +40,7 @@ def announce(
         plan: What was done, before any merging.
         seconds: That it took to decide; None if that was done elsewhere.
         taken: Of the budget that surgeries share; see `budget_used`.
+        kept: Of what was tried on the pruned network; see `Kept`.
     """
     units = [name for names in plan.removed.values() for name in names]
     if not units:
@@ -62,6 +64,7 @@ def announce(
         taken=dict(taken or {}),
         removed={kind: len(names) for kind, names in plan.removed.items()},
         there=dict(there),
+        kept=kept,
     )
     ledger.events.append(event)
     if not units or trainer.state.fn != "fit":

@@ -46,6 +46,8 @@ class SurgeryEvent(_Record):
         taken: Of a budget that several surgeries share: units by kind, or by cost the share of what there was.
         removed: How many units of each kind went; empty: nothing did, or an earlier version wrote the event.
         there: How many units there were right before, for kinds of width.
+        kept: Of what was tried right after it: as it is, recalibrated or reconstructed, with the output divergence of
+            each on held-out samples; empty: nothing was tried.
     """
 
     by: str
@@ -59,11 +61,12 @@ class SurgeryEvent(_Record):
     taken: dict[str, int | float] = {}
     removed: dict[str, int] = {}
     there: dict[str, int] = {}
+    kept: str = ""
 
     @model_serializer(mode="wrap")
     def _as_it_was(self, rest: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what earlier versions did not say."""
-        unsaid = {name for name in ("removed", "there") if not getattr(self, name)}
+        unsaid = {name for name in ("removed", "there", "kept") if not getattr(self, name)}
         return {name: value for name, value in rest(self).items() if name not in unsaid}
 
     def to_dict(self) -> dict[str, Any]:

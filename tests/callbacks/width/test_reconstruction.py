@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
 from torch import Tensor
 
 from prunerecover import Plan, plan_width
+from prunerecover.callbacks.ledger.ledger import Ledger
 
 
 class Seen(pl.Callback):
@@ -34,7 +36,12 @@ def test_layers_are_reconstructed_after_the_surgery(tmp_path: Path) -> None:
     for reconstruct in (True, False):
         before, after = Seen(), Seen()
         narrow = prune(reconstruct=reconstruct, calibration=48, allocation="uniform", replace="zero")
-        fit(tmp_path / str(reconstruct), before, narrow, after, network="vit", epochs=2)
+        module = fit(tmp_path / str(reconstruct), before, narrow, after, network="vit", epochs=2)
+        (event,) = Ledger.of(module).events
+        way = r"reconstructed \(output divergence: as it is [\d.]+, reconstructed [\d.e-]+\)"
+        said = way if reconstruct else ""
+        assert re.fullmatch(said, event.kept)
+        assert event.to_dict().get("kept", "") == event.kept
         errors[reconstruct] = float((before.outputs[1] - after.outputs[1]).square().mean())
     assert errors[True] < 0.8 * errors[False]
 
