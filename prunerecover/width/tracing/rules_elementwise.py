@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -16,7 +17,24 @@ def pointwise(trace: Trace, operation: Operation) -> None:
     """What meets is tied."""
     out = operation.outputs[0]
     maps = unify(trace.ids, [trace.operand(t, out.ndim) for t in operation.tensors if t.ndim])
+    note_sizes(trace, operation.tensors, maps)
     propagate(trace, operation, maps, out)
+
+
+def note_sizes(trace: Trace, tensors: Iterable[Tensor], maps: Maps) -> None:
+    """Note on tensors of one value which units their sizes follow: layers of T5 share one with their heads.
+
+    Args:
+        trace: Of the forward pass.
+        tensors: That have met.
+        maps: Of the result.
+    """
+    for tensor in tensors:
+        info = trace.info(tensor)
+        if info.blank and not info.maps:
+            met = (m for m in maps if m.ndim == tensor.ndim)
+            own = tuple(m for m in met if all(tensor.shape[d] == m.shape[d] for d in varying(m)))
+            trace.note(tensor, replace(info, maps=own))
 
 
 def multiplied(trace: Trace, operation: Operation) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from prunerecover.width.tracing.dimension_ids import Maps, Operand, aligned, unify, varying
 from prunerecover.width.tracing.operation import Operation, propagate, record_output, unknown
-from prunerecover.width.tracing.rules_elementwise import channels, vectors
+from prunerecover.width.tracing.rules_elementwise import channels, note_sizes, vectors
 from prunerecover.width.tracing.trace import Attention, Count, Info, Product, Trace
 
 NONE = torch.empty(0, dtype=torch.long)
@@ -150,6 +150,7 @@ def attention(trace: Trace, operation: Operation) -> None:
     _mark_streams(trace, query, key, value)
     bias = [t for t in (*operation.args[3:], *operation.kwargs.values()) if isinstance(t, Tensor) and t.ndim <= 4]
     maps = unify(trace.ids, [_by_head(trace, tensor, query.shape[1]) for tensor in (query, key, value, *bias)])
+    note_sizes(trace, bias, maps)
     macs = query.shape[0] * query.shape[2] * key.shape[2] * (query.shape[3] + value.shape[3])
     trace.attentions.extend(Attention(trace.path, m.flatten(), macs) for m in maps or (NONE,))
     record_output(trace, operation, maps)
