@@ -27,13 +27,16 @@ from torch.nn import functional as F  # noqa: N812  (the name everyone uses)
 from prunerecover.callbacks.distillation.sample_keys import fingerprint, sample_keys, text_lengths
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.surgery.artifacts import artifact_folder
+from prunerecover.families.transformers_layers import is_transformers_model
 from prunerecover.files.atomic import atomic_file
 from prunerecover.model.batches import ModelInputs, call, predictions_of
 from prunerecover.model.evaluation import device_of
 from prunerecover.model.paths import get_module
+from prunerecover.recovery.distillation import feature_loss
 
 SEEN_AGAIN = 0.1  # the least share of samples for which a cache is worth its files
 OPEN = 1024  # files at a time
+SAME = 0.01  # relative squared error within which two answers are one, of half precision, too
 
 
 class CachedTeacher:
@@ -88,11 +91,13 @@ class CachedTeacher:
         """Run the teacher, and keep its answers in a file."""
         assert self.folder is not None
         answer, kept, layer = short_answer(self.network, inputs)
-        if kept.ndim == 0 or len(kept) != len(keys):
+        if kept.ndim == 0 or len(kept) != len(keys) or inputs.undivided():
             raise ValueError(
                 f"Expected one answer per sample of a teacher whose answers are cached, but got shape "
-                f"{tuple(kept.shape)} for {len(keys)} samples. Pass DistillRecover(cache=False)."
+                f"{tuple(kept.shape)} for {len(keys)} samples.{inputs.undivided()} Pass DistillRecover(cache=False)."
             )
+        if not self._places:
+            check_samples(self.network, inputs, answer)
         path, lengths = self.folder / f"{keys[0]}.safetensors", text_lengths(inputs)
         of_tokens = lengths is not None and kept.shape[1:2] == inputs.kwargs["attention_mask"].shape[1:]
         parts = [row[:length] for row, length in zip(kept, lengths, strict=True)] if of_tokens and lengths else kept
@@ -136,6 +141,25 @@ class AnswerFolders:
             rmtree(self._temporary, ignore_errors=True)
 
 
+def check_samples(network: nn.Module, inputs: ModelInputs, answer: Tensor) -> None:
+    """Raise ValueError if samples are not in the first dimension, as in networks of sequences that have time there.
+
+    Args:
+        network: Teacher. One that could have them elsewhere answers the last sample again, alone.
+        inputs: One batch.
+        answer: Its predictions.
+    """
+    if answer.ndim != 3 or inputs.n_samples == 1 or is_transformers_model(network):
+        return
+    alone = predictions_of(call(network, inputs.select(torch.tensor([inputs.n_samples - 1]))))
+    if alone.shape[1:] != answer.shape[1:] or feature_loss(alone[0], answer[-1]) > SAME:
+        raise ValueError(
+            f"Expected a teacher whose answers are cached to have samples in the first dimension, but got "
+            f"{tuple(answer.shape)}, in which its last row is another without the rows before it. Pass "
+            "DistillRecover(cache=False)."
+        )
+
+
 def short_answer(network: nn.Module, inputs: ModelInputs) -> tuple[Tensor, Tensor, str]:
     """Return a network's predictions, the smallest tensor that they follow from, and the path of the layer in between.
 
@@ -146,7 +170,8 @@ def short_answer(network: nn.Module, inputs: ModelInputs) -> tuple[Tensor, Tenso
 
     def keep(name: str) -> Any:
         def hook(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            last[name] = (args[0], output)
+            if args:
+                last[name] = (args[0], output)
 
         return hook
 

@@ -13,7 +13,7 @@ from cases.models.tiny import tiny_llama
 from cases.trainers import assert_same, every_epoch, fit, prune
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from prunerecover import DistillRecover
 from prunerecover.callbacks.distillation.cached_teacher import CachedTeacher
@@ -124,17 +124,6 @@ def test_a_text_is_known_however_long_the_others_of_its_batch_are(tmp_path: Path
     torch.testing.assert_close(found[:, :6], wanted[:, :6])  # what follows is padding
 
 
-def test_padding_on_the_left_makes_another_sample() -> None:
-    """Where positions are counted from the first token, so are answers."""
-    ids = torch.arange(1, 7).view(1, 6)
-    masks = [torch.tensor([[0] * left + [1] * 4 + [0] * (2 - left)]) for left in range(3)]
-    keys = [
-        sample_keys(ModelInputs(kwargs={"input_ids": ids.roll(left, 1), "attention_mask": mask}))[0]
-        for left, mask in enumerate(masks)
-    ]
-    assert len(set(keys)) == 3
-
-
 def test_padding_is_no_part_of_the_loss(tmp_path: Path) -> None:
     batch, teacher = padded()[0], tiny_llama().eval()
     module, losses = Texts(), Losses()
@@ -194,27 +183,6 @@ def test_another_teacher_has_answers_of_its_own(tmp_path: Path) -> None:
     assert not torch.equal(*answers)
 
 
-def test_samples_differ_in_all_that_the_network_is_called_with() -> None:
-    x = torch.arange(6.0).view(2, 3)
-    calls = [
-        ModelInputs((x,)),
-        ModelInputs((x.double(),)),
-        ModelInputs((x[:, None],)),
-        ModelInputs((x, True)),
-        ModelInputs(kwargs={"x": x}),
-        ModelInputs((x,), {"mask": x > 2}),
-    ]
-    keys = [key for inputs in calls for key in sample_keys(inputs)]
-    assert len(set(keys)) == len(keys)
-    assert sample_keys(ModelInputs((x.flip(0),))) == sample_keys(calls[0])[::-1]
-
-
-def test_lists_of_images_are_samples() -> None:
-    images = [torch.randn(3, 4, 5), torch.randn(3, 6, 7)]
-    first, second = sample_keys(ModelInputs((images,)))
-    assert sample_keys(ModelInputs((images[::-1],))) == [second, first]
-
-
 def test_augmented_samples_end_the_cache(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"has seen 0 of this epoch's 48 samples before: the data are augmented"):
         cached, same = trained(tmp_path / "True", Plain, True)
@@ -270,9 +238,35 @@ def test_one_answer_for_all_samples_is_refused(tmp_path: Path) -> None:
         CachedTeacher(Mean().eval(), tmp_path)(ModelInputs((torch.randn(4, 6),)))
 
 
-def test_inputs_that_cannot_be_compared_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"called with tensors and plain values, but got TensorDataset"):
-        sample_keys(ModelInputs((torch.randn(4, 6),), {"data": TensorDataset(torch.zeros(4))}))
+class Recurrent(nn.Module):
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.GRU(6, 16, batch_first=batch_first), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.recurrent(x)[0])
+        return out
+
+
+def test_samples_in_the_second_dimension_are_refused(tmp_path: Path) -> None:
+    """Rows are steps in time there, which depend on those before."""
+    inputs, network = ModelInputs((torch.randn(4, 7, 6),)), Recurrent(batch_first=True).eval()
+    with torch.no_grad():
+        teacher = CachedTeacher(network, tmp_path)
+        assert torch.equal(teacher(inputs), network(*inputs.args))
+        assert torch.equal(teacher(inputs), network(*inputs.args))
+        with pytest.raises(ValueError, match=r"have samples in the first dimension, but got \(4, 7, 5\)"):
+            CachedTeacher(Recurrent(batch_first=False).eval(), tmp_path)(inputs)
+
+
+def test_rows_that_are_no_samples_are_refused(tmp_path: Path) -> None:
+    class Pictured(Counting):
+        def forward(self, x: Tensor, patches: Tensor) -> Tensor:
+            return super().forward(x) + patches.mean()
+
+    inputs = ModelInputs((torch.randn(4, 6),), {"patches": torch.randn(9, 3)})
+    with pytest.raises(ValueError, match=r"for 4 samples. Rows of 'patches' are no samples"):
+        CachedTeacher(Pictured().eval(), tmp_path)(inputs)
 
 
 def test_loaders_of_tuples_of_one_batch_are_known(tmp_path: Path) -> None:
