@@ -10,8 +10,7 @@ from functools import cached_property
 from torch import nn
 
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
-from prunerecover.graph.regions import common_module, head_layers
-from prunerecover.graph.streams import addends, branches_off, streams_behind
+from prunerecover.graph.regions import addends, branches_off, common_module, head_layers, streams_behind
 from prunerecover.model.paths import get_module, is_within, parent_path
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.kinds import Kind

@@ -10,7 +10,7 @@ from torch import nn
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node, NodeKind
 from prunerecover.graph.recorder import ModuleCall, Recorded, Recorder, Source
 from prunerecover.graph.watching import watch, watching_code
-from prunerecover.model.batches import as_inputs, without_labels
+from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.model.copies import CAPTURING, share_copy
 from prunerecover.model.evaluation import device_of
 from prunerecover.model.paths import unwrap
@@ -93,6 +93,19 @@ def trace_graph(model: nn.Module, example_inputs: Any) -> ComputationGraph:
     recorder = Recorder(model, inputs)
     with watching_code(model, recorder):
         recorder.finish(watch(model, inputs, recorder))
+    return graph_of(recorder)
+
+
+def trace_training(model: nn.Module, inputs: ModelInputs) -> ComputationGraph:
+    """Run a model once in training mode, and return what it computed as a graph.
+
+    Args:
+        model: Unwrapped, a copy that may be written.
+        inputs: One batch on its device.
+    """
+    recorder = Recorder(model, inputs)
+    with watching_code(model, recorder):
+        recorder.finish(watch(model, inputs, recorder, training=True))
     return graph_of(recorder)
 
 

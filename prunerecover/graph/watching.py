@@ -15,18 +15,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.evaluation import evaluating, uncompiled
+from prunerecover.model.evaluation import evaluating, train_but_for_statistics, uncompiled
 from prunerecover.model.hooks import removed_after
 
 
-class Observer(Protocol):
-    """What is told of a forward pass."""
+class CallObserver(Protocol):
+    """What is told of calls of modules."""
 
     def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take note that the module at `path` is called."""
 
     def leave(self, path: str, module: nn.Module, output: Any) -> None:
         """Take note that it returns."""
+
+
+class Observer(CallObserver, Protocol):
+    """What is told of a forward pass."""
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Take note of an ATen operator, its arguments, and what it returned."""
@@ -58,8 +62,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def watch(model: nn.Module, inputs: ModelInputs, *observers: Observer) -> Any:
-    """Run a model once in evaluation mode, and tell observers what happens.
+def watch(model: nn.Module, inputs: ModelInputs, *observers: Observer, training: bool = False) -> Any:
+    """Run a model once, and tell observers what happens.
 
     A module without submodules that returns its input as it is (dropout, an identity, what surgery left) is seen to
     return an alias of it, so that what reads its output can be told from what reads its input.
@@ -68,11 +72,14 @@ def watch(model: nn.Module, inputs: ModelInputs, *observers: Observer) -> Any:
         model: Is bit-identical afterwards.
         inputs: One batch.
         observers: Are told of each event in this order.
+        training: Whether it runs in training mode, not in evaluation mode.
 
     Returns:
         What the model returned.
     """
-    with evaluating(model), uncompiled(), _calls(model, observers), _Watch(observers):
+    with evaluating(model), uncompiled(), watching_calls(model, observers), _Watch(observers):
+        if training:
+            train_but_for_statistics(model)
         return call(model, inputs)
 
 
@@ -121,7 +128,13 @@ def watching_code(model: nn.Module, observer: CodeObserver) -> Iterator[None]:
 
 
 @contextmanager
-def _calls(model: nn.Module, observers: tuple[Observer, ...]) -> Iterator[None]:
+def watching_calls(model: nn.Module, observers: Sequence[CallObserver]) -> Iterator[None]:
+    """Tell observers inside a `with` block of the calls of a model's modules.
+
+    Args:
+        model: That is watched.
+        observers: Are told of each event in this order.
+    """
     handles = []
     running: list[str] = []
     for module, paths in _paths(model).items():

@@ -44,6 +44,21 @@ def share_copy(model: nn.Module) -> nn.Module:
     return _copy(model, lambda tensor: tensor)
 
 
+def apart_copy(model: nn.Module) -> nn.Module:
+    """Copy the structure and share values, in parameters of their own: gradients of the one leave the other alone.
+
+    >>> net = nn.Linear(2, 3)
+    >>> copied = apart_copy(net).weight
+    >>> copied is net.weight, copied.data_ptr() == net.weight.data_ptr()
+    (False, True)
+    """
+
+    def own(tensor: Tensor) -> Tensor:
+        return nn.Parameter(tensor.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else tensor
+
+    return _copy(model, own)
+
+
 def deep_copy(model: nn.Module) -> nn.Module:
     """Copy a model with its values: nothing that happens to the one is seen in the other."""
 

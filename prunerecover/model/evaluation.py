@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import checkpoint
 
 from prunerecover.model.key_values import caches_off
@@ -73,6 +74,18 @@ def _no_checkpoint(*_: Any, **__: Any) -> Iterator[None]:
 PASSING: dict[str, Any] = {"CheckpointFunction": _NoCheckpoint} | {
     name: _no_checkpoint for name in vars(checkpoint) if name.startswith("_checkpoint_without_reentrant_generator")
 }
+
+
+def train_but_for_statistics(model: nn.Module) -> None:
+    """Put a model into training mode, but for norms that would refuse a single sample and write their statistics.
+
+    Args:
+        model: Inside `evaluating`, which puts its mode back.
+    """
+    model.train()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from prunerecover.cost.macs import macs_by_module
 from prunerecover.depth.family.units import family_units
 from prunerecover.depth.layers.patching import Dropped, patches
 from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
-from prunerecover.depth.layers.trials import Companions, bypass, failure, joinable, merge, trying
+from prunerecover.depth.layers.trials import Companions, TrainingTrials, bypass, failure, joinable, merge, trying
 from prunerecover.depth.layers.widths import Widths
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.activations import LinearPair, find_linear_pairs
@@ -79,7 +79,7 @@ class Removals:
             blocks = [block.path for block in describe(model).blocks]
         else:
             finder = BranchFinder(model, self.graph)
-            found = [unit for unit in finder.find() if self._leaves_none_dead(unit) and self._runs_without(unit)]
+            found = [unit for unit in finder.find() if self._can_do_without(unit)]
             blocks = [unit.name for unit in found if unit.kind == "block"]
             self._branches = {unit.name: unit for unit in found if unit.kind in kinds}
             self.refused |= finder.refused
@@ -133,7 +133,7 @@ class Removals:
         alone = {
             path: one for path, one in self._companions.of(graph_units).items() if not _is_taken(path, own, finishing)
         }
-        finishing = (*finishing, *([Patch(modules=alone)] if alone else []))
+        finishing = (*finishing, *_patch(alone))
         removed = [self._family_edit(unit) for unit in family if unit.kind != "block"]
         if in_place:
             whole = [unit for unit in family if unit.kind == "block"]
@@ -227,15 +227,6 @@ class Removals:
         params = _parameters(self.model, targets) - out * (width + 1)
         return Unit(pair.activation, "activation", targets, params, both - merged_macs, _home(pair.first, blocks))
 
-    def _leaves_none_dead(self, unit: GraphUnit) -> bool:
-        """Whether all parameters that stay without a unit still get gradients, of those that do."""
-        try:
-            self._companions.of([unit])
-        except NotRemovable as error:
-            self.refused[unit.name] = str(error)
-            return False
-        return True
-
     def _bypass(self, unit: GraphUnit, before: Sequence[Edit]) -> Bypass:
         """Return the edit that takes a unit out; its map stands in for it, unless other layers change its widths."""
         narrowed = (part.tensor for edit in before if isinstance(edit, Narrow) for part in edit.group)
@@ -243,21 +234,32 @@ class Removals:
             return self.maps[unit.name].edit(unit.modules[unit.name].returns)
         return Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules)  # type: ignore[arg-type]
 
-    def _runs_without(self, unit: GraphUnit) -> bool:
-        """Try the network without a unit whose inner shapes only a run can tell."""
-        edits = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules)]  # type: ignore[arg-type]
-        reason = failure(self.model, self.example, edits) if unit.doubtful else ""
+    def _can_do_without(self, unit: GraphUnit) -> bool:
+        """Whether the network runs without a unit, as far as that is in doubt, and all that is left of it trains."""
+        edits: list[Edit] = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules)]  # type: ignore[arg-type]
+        try:
+            alone = self._companions.of([unit])
+            reason = failure(self.model, self.example, edits) if unit.doubtful else ""
+            reason = reason or self._training.why_not((*unit.modules, *alone), lambda: [*edits, *_patch(alone)])
+        except NotRemovable as error:
+            reason = str(error)
         self.refused |= {unit.name: reason} if reason else {}
         return not reason
 
+    @cached_property
+    def _training(self) -> TrainingTrials:
+        return TrainingTrials(self.model, self.example, self.graph)
+
     def _code_allows(self, path: str) -> bool:
-        """Whether what goes with a layer can be taken out of the code around it."""
+        """Whether what goes with a layer can be taken out of the code around it, and the network trains without."""
+        unit = Unit(path, "layer", (path,), 0)
         try:
             PrunedGraph(self.model, self.graph, Widths.of(self.model, ())).check_code(path)
+            reason = self._training.why_not((path,), lambda: self.edits([unit]))
         except NotRemovable as error:
-            self.refused[path] = str(error)
-            return False
-        return True
+            reason = str(error)
+        self.refused |= {path: reason} if reason else {}
+        return not reason
 
     def _order(self, unit: Unit) -> tuple[int, int]:
         """Units begin where the first node inside their targets is; larger ones come first."""
@@ -280,6 +282,10 @@ def _is_taken(path: str, *edits: Sequence[Edit]) -> bool:
     """Whether a module is taken out by some edits, or one around it is."""
     taken = (other for edit in chain(*edits) if isinstance(edit, Bypass | Patch) for other in edit.modules)
     return any(is_within(path, other) for other in taken)
+
+
+def _patch(modules: Mapping[str, StandIn]) -> list[Edit]:
+    return [Patch(modules=dict(modules))] if modules else []
 
 
 def _home(path: str, blocks: Sequence[str]) -> str:

@@ -17,8 +17,9 @@ from prunerecover.graph.activations import LinearPair
 from prunerecover.graph.branches import GraphUnit
 from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.graph.feeders import Feeders
+from prunerecover.graph.training import TrainingPass, train_once, training_pass
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.copies import share_copy
+from prunerecover.model.copies import apart_copy, share_copy
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass, Edit, Merge, Patch
@@ -113,8 +114,51 @@ class Companions:
         return Feeders(self.model, self.graph)
 
 
-def _told(error: Exception) -> str:
-    return f"the network does not run without it ({type(error).__name__}: {str(error)[:100]})"
+@dataclass(frozen=True)
+class TrainingTrials:
+    """Trials in training mode of what a network does otherwise there with the modules that go.
+
+    Attributes:
+        model: Unwrapped; it is not changed.
+        example: One batch on its device.
+        graph: Of a forward pass in evaluation mode.
+    """
+
+    model: nn.Module
+    example: ModelInputs
+    graph: ComputationGraph
+
+    def why_not(self, modules: Sequence[str], edits: Callable[[], Sequence[Edit]]) -> str:
+        """Return why the network does not train without some modules; empty if it does, or does not as it is.
+
+        Args:
+            modules: Paths of those that go.
+            edits: Returns the edits that take them out.
+        """
+        if self._pass is None or not any(map(self._pass.differs, modules)):
+            return ""
+        return self._failure(edits()) if self._trains else ""
+
+    @cached_property
+    def _pass(self) -> TrainingPass | None:
+        return training_pass(self.model, self.example, self.graph)
+
+    @cached_property
+    def _trains(self) -> bool:
+        return not self._failure([])
+
+    def _failure(self, edits: Sequence[Edit]) -> str:
+        trial = apart_copy(self.model)
+        apply_edits(trial, edits)
+        try:
+            train_once(trial, self.example)
+        except Exception as error:  # whatever the network's own code raises
+            return _told(error, "train")
+        return ""
+
+
+def _told(error: Exception, does: str = "run") -> str:
+    return f"the network does not {does} without it ({type(error).__name__}: {str(error)[:100]})"
 
 
 def bypass(pair: LinearPair) -> Bypass:

@@ -39,6 +39,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"chunk_size": 8, "num_mem_blocks": 1, "adapter_rank": 4},
     },
     "BigBirdForMaskedLM": {**TEXT, "attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1},
+    "ReformerForMaskedLM": {
+        **{**SPECIAL, "vocab_size": VOCABULARY, "hidden_size": 32, "num_attention_heads": 4, "attention_head_size": 8},
+        **{"feed_forward_size": 48, "attn_layers": ["local", "local"], "local_attn_chunk_length": 8},
+        **{"axial_pos_embds": False, "is_decoder": False},
+    },
     "FalconMambaForCausalLM": {
         **{**SPECIAL, "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "state_size": 4},
         **{"time_step_rank": 4},
