@@ -45,11 +45,11 @@ class Context(ABC):
     """A model and the data to score it on.
 
     Attributes:
-        model: Unwrapped.
+        model: Network, unwrapped.
         batches: Calibration batches as the user gave them, labels included.
         loss: `loss(model, batch) -> scalar`, a mean over the batch; None if there is none.
-        seed: Of everything random.
-        dimension: That units are of.
+        seed: Seed of everything random.
+        dimension: Dimension of the units, "depth" or "width".
     """
 
     dimension: ClassVar[Dimension]
@@ -73,14 +73,14 @@ class Context(ABC):
         """Return, by name, the sum over the weights that go with each unit.
 
         Args:
-            values: One number per entry of a parameter, `values(parameter) -> Tensor` of its shape; None: nothing.
+            values: Numbers of a parameter's entries, `values(parameter) -> Tensor` of its shape; None: nothing.
         """
 
     def require_loss(self, name: str) -> Loss:
         """Return the loss.
 
         Args:
-            name: Of the importance that needs it, for the message.
+            name: Name of the importance that needs it, for the message.
 
         Raises:
             ValueError: If there is none.
@@ -96,7 +96,7 @@ class Context(ABC):
         """Return the groups of width.
 
         Args:
-            name: Of the importance that reads the activations or modules of groups, for the message.
+            name: Name of the importance that reads activations or modules of groups, for the message.
 
         Raises:
             ValueError: If units of depth are scored.
@@ -110,7 +110,7 @@ class Context(ABC):
         """Return the context, of units of depth.
 
         Args:
-            name: Of the importance that asks for the network without a unit, for the message.
+            name: Name of the importance that asks for the network without a unit, for the message.
 
         Raises:
             ValueError: If groups of width are scored.
@@ -130,9 +130,9 @@ class DepthContext(Context):
     """Units of depth to score: blocks, attentions, MLPs and activations.
 
     Attributes:
-        units: To score, in order of depth.
-        replace: What removed units leave; see `plan_depth`.
-        shared_calibrator: One that is there already for these units; None: see `calibrator`.
+        units: Units to score, in order of depth.
+        replace: Replacement of removed units; see `plan_depth`.
+        shared_calibrator: Calibrator of these units, where there is one already; None: see `calibrator`.
     """
 
     dimension: ClassVar[Dimension] = "depth"
@@ -172,8 +172,8 @@ class DepthContext(Context):
         """Return the residual branch that a unit is; None of a block.
 
         Args:
-            unit: A block, an attention or an MLP.
-            name: Of the importance that reads its ends, for the message.
+            unit: Block, attention or MLP.
+            name: Name of the importance that reads the ends, for the message.
 
         Raises:
             ValueError: If no family tells the ends of branches.
@@ -197,7 +197,7 @@ class DepthContext(Context):
         """Return, by unit, the score of the network in which what the unit leaves stands in its place.
 
         Args:
-            score: `score(network, unit)`; the network is in evaluation mode.
+            score: Function of the network without the unit, in evaluation mode, and of the unit.
         """
         with evaluating(self.model):
             choices = self.calibrator.score(self.units)
@@ -222,8 +222,9 @@ class WidthContext(Context):
     """Groups whose units are to be scored.
 
     Attributes:
-        groups: Of different names.
-        labels: `labels(batch) -> (N,)` integer classes, for experts also `(N, T)`; None: those that the batches hold.
+        groups: Groups of different names.
+        labels: Classes of a batch, `labels(batch) -> (N,)` integers, for experts also `(N, T)`; None: those that the
+            batches hold.
         directions: Projections per site for the U-Score; None: 128 for maps, 64 for tokens.
         per_class: Samples of each class that the U-Score uses, the first ones; None: all.
     """

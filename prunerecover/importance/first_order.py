@@ -94,8 +94,8 @@ class MeanGradients(Consumer):
     """Averages the gradients of parameters over samples; those that none reaches are zero.
 
     Args:
-        parameters: Whose gradients are averaged.
-        dtype: Of the sums; None: that of each parameter.
+        parameters: Parameters whose gradients are averaged.
+        dtype: Dtype of the sums; None: that of each parameter.
     """
 
     def __init__(self, parameters: Sequence[Parameter], dtype: torch.dtype | None = None) -> None:

@@ -33,11 +33,11 @@ class RegisteredImportance:
     """An importance and what planning must know of it.
 
     Attributes:
-        name: As plans and messages state it.
-        compute: Returns the score of every name of a context; higher means keep.
+        name: Name in plans and messages.
+        compute: Function of a context that returns the score of every name; higher means keep.
         needs_loss: Whether it raises without a loss.
         comparable: Whether values compare across kinds of units of depth, which a budget in a share of cost needs.
-        of: "depth" or "width", where it scores units of one of them alone; None: it scores both.
+        of: Dimension, "depth" or "width", whose units alone it scores; None: both.
     """
 
     name: str
@@ -95,13 +95,13 @@ def register_importance(
     """Let `importance=name` mean a callable of your own, in plan functions, callbacks, recipes and the command line.
 
     Args:
-        name: That it goes by from now on.
-        compute: `(context) -> {name: score}`, higher means keep: a number of each unit of depth, a tensor `(size,)` of
-            each group of width; also a `StreamedImportance`, which shares its pass over the batches, or an importance
-            of torch-pruning.
+        name: Name from now on.
+        compute: Function `(context) -> {name: score}`, higher means keep: a number of each unit of depth, a tensor
+            `(size,)` of each group of width; also a `StreamedImportance`, which shares its pass over the batches, or
+            an importance of torch-pruning.
         needs_loss: Whether it reads `context.loss`.
         comparable: Whether its values compare across kinds of units of depth, which a budget in a share of cost needs.
-        of: "depth" or "width", if it scores units of one of them alone.
+        of: Dimension, "depth" or "width", if it scores units of one of them alone.
 
     Raises:
         ValueError: If another importance has the name.
@@ -120,9 +120,9 @@ def importance_of(
     """Return the entry of a name, or one for a callable, whose values are taken to compare across kinds.
 
     Args:
-        importance: A name, a callable, an importance of torch-pruning, or an entry of the registry.
-        of: What is planned; None: either.
-        role: What it is asked for as, for messages.
+        importance: Name, callable, importance of torch-pruning, or entry of the registry.
+        of: Dimension that is planned; None: either.
+        role: Name of the argument, for messages.
 
     Raises:
         ValueError: If no importance of these units has the name.
@@ -150,7 +150,7 @@ def compute_importances(context: Context, importances: Sequence[str | Importance
     """Compute several importances; those that are streamed share one forward (and backward) pass over the batches.
 
     Args:
-        context: What is scored, and on what. The model is judged in evaluation mode, and bit-identical afterwards.
+        context: Units, and data to score them on. The model is judged in evaluation mode, and bit-identical afterwards.
         importances: Names, or callables.
 
     Returns:
@@ -180,7 +180,7 @@ def check_finite(scores: Mapping[str, Any], importance: str) -> None:
 
     Args:
         scores: Numbers or tensors, by name.
-        importance: Name of what returned them, for the message.
+        importance: Name of the importance that returned them, for the message.
 
     >>> check_finite({"blocks.0": 1.0}, "magnitude")
     """

@@ -1,4 +1,4 @@
-"""Importances that are counted while batches run through the model, so that several of them share one pass.
+"""Streamed importances: counted while batches run through the model, so that several share one pass.
 
 A streamed importance is a callable as any other, `importance(context)`, which then runs the model alone. What it
 returns to those who know it, by `start`, are its consumers and, once these have seen all batches, its scores.
@@ -30,7 +30,7 @@ class StreamedImportance:
     """An importance that can share a pass over the batches with others.
 
     Args:
-        start: Returns the importance under way for a context.
+        start: Function of a context that returns the importance under way.
     """
 
     def __init__(self, start: Callable[..., Streamed]) -> None:
@@ -57,8 +57,8 @@ def run_together(context: Context, importances: Sequence[Streamed]) -> None:
     """Run the batches through the model, once for the first consumers of all, then for each further one.
 
     Args:
-        context: With a loss if a consumer wants gradients.
-        importances: Under way for this context.
+        context: Context, with a loss if a consumer wants gradients.
+        importances: Importances under way for this context.
 
     Raises:
         ValueError: See `stream`.

@@ -75,9 +75,9 @@ def _mean_over_tokens(context: Context, distance: Callable[[Tensor], Tensor], na
     """Average `distance(cosine)` of the residual stream before and after each unit over all tokens but padding.
 
     Args:
-        context: Its units are blocks, attentions and MLPs; the model is judged in evaluation mode.
-        distance: Maps cosines `(T,)` to distances.
-        name: Of the importance, for the message.
+        context: Context of blocks, attentions and MLPs; the model is judged in evaluation mode.
+        distance: Function from cosines `(T,)` to distances.
+        name: Name of the importance, for the message.
 
     Raises:
         ValueError: If a unit does not act on the residual stream, as activations and layers.

@@ -1,4 +1,4 @@
-"""The context in which units of the graph are scored: what leaves with one is what the surgery takes out."""
+"""Context of units on the graph: surgery on a copy says which weights leave with a unit, and how the rest runs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class GraphContext(DepthContext):
     """Units of the graph to score, on the network without those that went before; see `DepthContext`.
 
     Attributes:
-        variants: Judge sets of units.
+        variants: Judge of sets of units.
         gone: Units that went before: `model` is the network without them.
-        applied: How its parameters were cut then.
+        applied: Cuts of its parameters then.
         stuck: Names of units that were found not to go.
     """
 
@@ -49,11 +49,11 @@ class GraphContext(DepthContext):
         """Return the context of units on top of those that are gone.
 
         Args:
-            variants: Judge sets of units.
-            units: To score.
-            gone: That went before.
+            variants: Judge of sets of units.
+            units: Units to score.
+            gone: Units that went before.
             batches: Calibration batches as the user gave them, labels included.
-            how: The loss and the seed.
+            how: Loss and seed.
         """
         network, applied = _without(variants, gone)
         return cls(

@@ -1,1 +1,1 @@
-"""What importances are computed from: losses, activations, calls of experts, slices of tensors."""
+"""Ingredients of importances: losses, activations, calls of experts, slices of tensors."""

@@ -22,9 +22,9 @@ def check_new(what: str, name: object, compute: object) -> None:
     """Raise TypeError unless an entry of a registry has a name, and something to call.
 
     Args:
-        what: It is, for the message.
-        name: That it is to go by.
-        compute: What the name is to mean.
+        what: Noun for the entry, for the message.
+        name: Name of the entry.
+        compute: Callable of that name.
     """
     if not isinstance(name, str) or not name.strip():
         raise TypeError(f"Expected a word as the name of the {what}, but got {name!r}.")
