@@ -85,7 +85,7 @@ def foretold(dense: nn.Module, group: str, groups: list[str], batches: list[Tens
         dense,
         Budget(ratio={"channel": SHARE}),
         batches=batches[:1],
-        protection="magnitude",
+        importance="l2_norm",
         ignore=[other for other in groups if other != group],
         seed=SEED,
     )
