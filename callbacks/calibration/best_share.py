@@ -33,7 +33,7 @@ def best_share_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, targe
     (optimizer,) = trainer.optimizers
     inputs = capture_inputs(trainer, module, target, SAMPLES, seed, most=STEPS)
 
-    def loss(index: int, batch: CapturedInputs) -> Tensor:
+    def loss(index: int, batch: CapturedInputs) -> Tensor | None:
         seed_all(seed + index)  # noise of the step is the same at all rates
         return step_loss(network, batch)
 

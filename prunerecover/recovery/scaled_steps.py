@@ -83,7 +83,7 @@ class ScaledSteps:
 def best_share(
     module: nn.Module,
     optimizer: Optimizer,
-    losses: Sequence[Callable[[], Tensor]],
+    losses: Sequence[Callable[[], Tensor | None]],
     before_step: Callable[[], None] = lambda: None,
 ) -> float:
     """Return the share of the rates with the lowest loss after a few steps: 1, 1/2, 1/4, 1/8 or 1/16.
@@ -93,7 +93,8 @@ def best_share(
     Args:
         module: Holds the weights.
         optimizer: Of them, as it is now.
-        losses: Training losses, one per step, each of other samples and the same whenever it is called.
+        losses: Training losses, one per step, each of other samples and the same whenever it is called; None where a
+            step is left out.
         before_step: Called between the backward pass and the step, for example to clip gradients.
     """
     best, lowest, share = 1.0, math.inf, 1.0
@@ -109,29 +110,30 @@ def _loss_at(
     share: float,
     module: nn.Module,
     optimizer: Optimizer,
-    losses: Sequence[Callable[[], Tensor]],
+    losses: Sequence[Callable[[], Tensor | None]],
     before_step: Callable[[], None],
 ) -> float:
-    """Return the mean loss of the last steps; infinite if one is not finite."""
+    """Return the mean loss of the last steps; infinite if one is not finite, or all of them were left out."""
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     tensors = [(tensor, tensor.detach().clone()) for tensor in (*trained, *module.buffers())]
     state = {parameter: copy.deepcopy(own) for parameter, own in optimizer.state.items()}
-    scaled, found = ScaledSteps([optimizer], share), list[float]()
+    scaled, found = ScaledSteps([optimizer], share), list[float | None]()
 
-    def closure(loss_of: Callable[[], Tensor]) -> Tensor:
+    def closure(loss_of: Callable[[], Tensor | None]) -> Tensor | None:
         optimizer.zero_grad()
         loss = loss_of()
-        loss.backward()  # type: ignore[no-untyped-call]
-        before_step()
-        seen.append(loss.item())
+        seen.append(None if loss is None else loss.item())
+        if loss is not None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            before_step()
         return loss
 
     try:
         for loss_of in losses:
-            seen = list[float]()
+            seen = list[float | None]()
             optimizer.step(partial(closure, loss_of))  # type: ignore[arg-type]
             found.append(seen[0])  # before the step
-            if not math.isfinite(found[-1]):
+            if seen[0] is not None and not math.isfinite(seen[0]):
                 return math.inf
     finally:
         scaled.detach()
@@ -141,4 +143,5 @@ def _loss_at(
         with torch.no_grad():
             for tensor, value in tensors:
                 tensor.copy_(value)
-    return sum(found[-JUDGED:]) / len(found[-JUDGED:])
+    judged = [loss for loss in found[-JUDGED:] if loss is not None]
+    return sum(judged) / len(judged) if judged else math.inf

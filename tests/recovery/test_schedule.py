@@ -207,6 +207,18 @@ def test_the_best_share_is_that_of_trainings_by_hand(kind: Callable[..., Optimiz
     assert best_share(module, optimizer, losses) == expected
 
 
+@pytest.mark.parametrize("rate", [1e-4, 1e20])
+def test_steps_that_are_left_out_say_nothing_but_the_last_ones(rate: float) -> None:
+    """Whoever leaves out losses that are not finite leaves out all that follow a rate that is too high."""
+    module, optimizer, losses = problem(SGD, rate)
+
+    def guarded(index: int) -> torch.Tensor | None:
+        loss = losses[index]()
+        return None if index % 2 or not torch.isfinite(loss) else loss
+
+    assert best_share(module, optimizer, [partial(guarded, i) for i in range(16)]) == (1 if rate < 1 else 1 / 16)
+
+
 def test_shares_that_diverge_are_not_taken() -> None:
     assert best_share(*problem(SGD, 1e20)) == 1 / 16
     assert best_share(*problem(SGD, 1e-4)) == 1
