@@ -32,6 +32,7 @@ SUBJECTS = {"resnet20": RESNET20, "deit_33": deit(0.33), "deit_50": deit(0.5)}
 SCHEDULES: dict[str, Callable[[], list[pl.Callback]]] = {
     CONSTANT: list,
     DEFAULT: lambda: [RecoverySchedule()],
+    "`RecoverySchedule(decay=1.0)`": lambda: [RecoverySchedule(decay=1.0)],
     "warm-up of 10%, then constant": lambda: [RecoverySchedule(0.1, decay=0.0, lr=None)],
     "warm-up of 10%, linear to zero in the last 30%": lambda: [RecoverySchedule(0.1, decay=0.3, lr=None)],
     "linear to zero": lambda: [RecoverySchedule(0, decay=1.0, lr=None)],

@@ -92,7 +92,7 @@ class Curve(pl.Callback):
         with torch.no_grad():
             right = [network(batch).argmax(1) for batch in images.split(100)]  # type: ignore[operator]
         network.train()
-        self.points.append((trainer.global_step, 100 * torch.cat(right).eq(labels).double().mean().item()))
+        self.points.append((trainer.global_step, round(100 * torch.cat(right).eq(labels).double().mean().item(), 2)))
 
 
 RESNET20 = Subject(

@@ -8,7 +8,7 @@ from itertools import cycle, islice
 import lightning.pytorch as pl
 from torch import Tensor
 
-from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
+from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs, undisturbed
 from prunerecover.callbacks.calibration.training_loss import training_loss
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
 from prunerecover.model.evaluation import uncompiled
@@ -37,7 +37,11 @@ def best_share_in_trainer(trainer: pl.Trainer, module: pl.LightningModule, targe
         seed_all(seed + index)  # noise of the step is the same at all rates
         return step_loss(network, batch)
 
+    def clip() -> None:
+        with undisturbed(trainer, module):
+            module.configure_gradient_clipping(optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
+
     losses = [partial(loss, index, batch) for index, batch in enumerate(islice(cycle(inputs), STEPS))]
     with isolated(), uncompiled():
-        found = best_share(module, optimizer, losses, partial(module.clip_gradients, optimizer))
+        found = best_share(module, optimizer, losses, before_step=clip)
     return trainer.strategy.broadcast(found)

@@ -100,7 +100,7 @@ def best_share(
     best, lowest, share = 1.0, math.inf, 1.0
     while share >= LOWEST:
         found = _loss_at(share, module, optimizer, losses, before_step)
-        if found > lowest:
+        if found >= lowest < math.inf:
             break
         best, lowest, share = share, found, share / 2
     return best

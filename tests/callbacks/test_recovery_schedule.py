@@ -183,6 +183,21 @@ def test_a_test_leaves_the_fit_as_it_was(tmp_path: Path, monkeypatch: pytest.Mon
     assert_same(left, right)
 
 
+def test_gradients_are_clipped_in_a_test_as_in_the_fit(tmp_path: Path) -> None:
+    """A module that lets nothing through learns at no share, so that the whole rate stays, and logs once a step."""
+
+    class Clipped(Plain):
+        def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+            assert (gradient_clip_val, gradient_clip_algorithm) == (0.5, "value")
+            self.log("clipped", 1.0, reduce_fx="sum", on_step=False, on_epoch=True)
+            optimizer.zero_grad()
+
+    schedule, module = RecoverySchedule(), Clipped("sgd")
+    runner = fit(tmp_path, module, prune(), schedule, epochs=3, gradient_clip_val=0.5, gradient_clip_algorithm="value")
+    assert schedule.state_dict()["shares"] == {1: 1.0}
+    assert runner.callback_metrics["clipped"] == PER_EPOCH
+
+
 def test_nothing_is_tested_by_hand_or_in_a_dry_run(tmp_path: Path) -> None:
     for name, module, settings in (("hand", Manual(), {}), ("dry", Plain("sgd"), {"fast_dev_run": True})):
         schedule = RecoverySchedule()

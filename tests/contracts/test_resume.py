@@ -164,7 +164,7 @@ SLOW_CASES = {
         lambda: averaged(RecoverySchedule(shape="cosine"), depth(**STEPWISE)), files=(0, 1, 2)
     ),
     "rates after a surgery, gradients of four batches": Case(
-        lambda: [depth(), RecoverySchedule(3)],
+        lambda: [depth(), RecoverySchedule(3, lr=None)],
         partial(Plain, "sgd", "onecycle"),
         settings={"accumulate_grad_batches": 4},
     ),
