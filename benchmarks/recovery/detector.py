@@ -4,7 +4,7 @@
 
 FastestDet was trained elsewhere, with strong augmentation: its BatchNorm statistics are not those of plain images, and
 nothing here has labels that say how good it is. Each group of `find_groups` loses a quarter of its channels, those of
-least magnitude, in turn. Before that, on training images alone: which divergence foretells what mAP50 is lost, as
+least norm, in turn. Before that, on training images alone: which divergence foretells what mAP50 is lost, as
 planned from a few images and with BatchNorm statistics estimated anew. Resumable group by group; ten minutes on a core.
 """
 
@@ -38,7 +38,7 @@ FORETOLD = (
     "{found}."
 )
 TEXT = (
-    "FastestDet without a quarter of the channels of one group at a time, those of least magnitude. mAP50 on {n} "
+    "FastestDet without a quarter of the channels of one group at a time, those of least norm. mAP50 on {n} "
     "images of COCO's val2017 that the network has not seen; dense {dense:.1f}. Planned and reconstructed on "
     f"{IMAGES} training images without labels; output divergence: of objects, boxes and classes together, on every 4th "
     f"of them, with the others to fit to. A way is kept if it is nearer, and no part further off, beyond its standard "

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -57,7 +58,7 @@ class FrontToBack:
     def __init__(self, network: nn.Module, batches: Sequence[ModelInputs]) -> None:
         self.network = network
         self._numbers = {id(inputs): number for number, inputs in enumerate(batches)}
-        self._modules = dict(network.named_modules())
+        self._modules = {n: m for n, m in network.named_modules() if not isinstance(m, torch.jit.ScriptModule)}
         self._begins, self._ends = self._traced(batches[0])
         self._kept: dict[Key, _Output] = {}
         self._complete: tuple[str, list[str]] = ("", [])

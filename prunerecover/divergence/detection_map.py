@@ -18,6 +18,7 @@ from prunerecover.divergence.detections import Detections, by_part
 from prunerecover.refusal import Refusal
 
 COORDINATES = 4
+PLACES = 16  # of fewer, values tell nothing
 NEAR = 1e-3  # of 1, for sums of probabilities
 
 
@@ -65,14 +66,16 @@ def detection_map(dense: Tensor, pruned: Tensor) -> dict[str, Tensor]:
 
 def layout_of(output: Tensor) -> MapLayout | None:
     """Return where the parts of a detection map are; None if a tensor is no such map."""
-    if output.ndim < 3 or not output.numel():
+    if output.ndim < 3 or not output.is_floating_point():
         return None
     return next((found for dim in (1, output.ndim - 1) if (found := _along(output, dim)) is not None), None)
 
 
 def _along(output: Tensor, dim: int) -> MapLayout | None:
     channels = output.shape[dim]
-    if channels <= COORDINATES or len(_no_probabilities(output[:1], dim)) > COORDINATES:  # one image is soon read
+    if output.numel() < PLACES * channels or channels <= COORDINATES:
+        return None
+    if len(_no_probabilities(output[:1], dim)) > COORDINATES:  # one image is soon read
         return None
     boxes = _no_probabilities(output, dim)
     if len(boxes) != COORDINATES or boxes[-1] - boxes[0] != COORDINATES - 1:

@@ -46,7 +46,9 @@ def test_layouts_are_told_by_values() -> None:
     assert layout_of(places().transpose(1, 2)) == MapLayout(2, 0, None, (4, 4 + CLASSES))
     swapped = torch.cat([cells()[:, 5:], cells()[:, 1:5], cells()[:, :1]], 1)
     assert layout_of(swapped) == MapLayout(1, CLASSES, CLASSES + 4, (0, CLASSES))
-    for other in (torch.randn(2, 9, 4, 4), torch.rand(2, 9, 4, 4), torch.randn(2, 9), torch.rand(2, 3, 50)):
+    tokens = torch.cat([3 + torch.rand(1, 4, 3), torch.rand(1, 1, 3)], 1)  # of five the last one is sure of nothing
+    others = torch.randn(2, 9, 4, 4), torch.rand(2, 9, 4, 4), torch.randn(2, 9), torch.rand(2, 3, 50), tokens
+    for other in (*others, cells().to(torch.complex64)):
         assert layout_of(other) is None
     with pytest.raises(ValueError, match=r"a detection map, .* but got an output of shape \(2, 9\) that is none"):
         detection_map(torch.randn(2, 9), torch.randn(2, 9))
