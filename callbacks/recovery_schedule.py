@@ -30,12 +30,12 @@ class RecoverySchedule(LedgerCallback):
     without surgery, of a model that was pruned before, the recovery begins with the fit. Under manual optimization a
     batch counts as one step, however many it takes.
 
-    Without Lightning: `recovery_schedule`.
-
     Rates that were set for a dense network are often too high for a damaged one. So right after each surgery a few
     training steps are tried at the rates as they are, at half of them, and so on down to a sixteenth, and taken back;
     the share with the lowest loss is multiplied with all that follows. Under manual optimization, which does not say
     its loss, and with sharded strategies nothing is tested.
+
+    Without Lightning: `recovery_schedule`, which tests nothing.
 
     Args:
         warmup: Steps of the warm-up (a whole number), or their share of the steps until the next surgery or the end (a

@@ -18,6 +18,7 @@ from prunerecover import Budget, DepthPrune, Plan, plan_depth
 
 PLANNED_ON, TRAINED, HELD_OUT, TESTED = 32, 1000, 1500, 1500
 RATES = (2e-5, 1e-4, 5e-4)
+KINDS = {0.33: None, 0.5: "block"}  # by share of the MACs
 
 
 class Classifier(pl.LightningModule):
@@ -43,7 +44,7 @@ def plan(share: float) -> Plan:
     def made() -> Plan:
         network, batches = tiny_imagenet.unfused(deit_tiny()), tiny_imagenet.calibration(PLANNED_ON)
         with autocast():
-            return plan_depth(network, Budget(macs=share), batches=batches)
+            return plan_depth(network, Budget(macs=share), batches=batches, kinds=KINDS[share])
 
     return kept_plan(PLANS / f"deit_{round(100 * share)}_of_macs.json", made)
 
@@ -75,11 +76,12 @@ def tested(network: nn.Module) -> Hits:
 
 def deit(share: float) -> Subject:
     """Return DeiT-Tiny without a share of its MACs."""
+    what = "" if KINDS[share] is None else " in whole blocks"
     return Subject(
-        f"DeiT-Tiny, {share:.0%} of the MACs",
-        f"DeiT-Tiny without {share:.0%} of its MACs by `plan_depth`, planned on {PLANNED_ON} images, then one epoch of "
-        f"{TRAINED:,} images of tiny_imagenet: AdamW, weight decay 0.05, batches of 16, augmented. Top-1 in percent on "
-        f"{TESTED:,} validation images.",
+        f"DeiT-Tiny, {share:.0%} of the MACs{what}",
+        f"DeiT-Tiny without {share:.0%} of its MACs{what} by `plan_depth`, planned on {PLANNED_ON} images, then one "
+        f"epoch of {TRAINED:,} images of tiny_imagenet: AdamW, weight decay 0.05, batches of 16, augmented. Top-1 in "
+        f"percent on {TESTED:,} validation images.",
         RATES,
         partial(recovered, share),
         held_out,
