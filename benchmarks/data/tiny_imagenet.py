@@ -89,13 +89,13 @@ def recover(network: nn.Module, images: int, seed: int, epochs: int = 1, rate: f
         images: How many to train on.
         seed: Of their order and augmentation.
         epochs: Of these images.
-        rate: The learning rate under `RecoverySchedule`; None: the recipe's, under its cosine.
+        rate: The learning rate under `RecoverySchedule`, which tests no other; None: the recipe's, under its cosine.
     """
     pl.seed_everything(seed, verbose=False)
     constant = {} if rate is None else {"learning_rate": rate, "min_learning_rate": rate, "warmup_epochs": 0.0}
     made = module(unfused(network), **constant)
     callbacks: list[pl.Callback] = [DistillRecover(teacher=unfused(deit_tiny()))]
-    callbacks += [] if rate is None else [RecoverySchedule()]
+    callbacks += [] if rate is None else [RecoverySchedule(lr=None)]
     trainer = pl.Trainer(max_epochs=epochs, callbacks=callbacks, **QUIET, **PRECISION)
     source = data(images)
     source.setup("fit")
