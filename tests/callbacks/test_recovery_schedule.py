@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 import torch
 from cases.models.habits import Manual, Plain, TwoOptimizers, dataset, loader
-from cases.trainers import assert_same, fit, prune
+from cases.trainers import assert_same, fit, prune, sharded
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.utils.data import DataLoader, IterableDataset
 
 from prunerecover import LoRARecover, RecoverySchedule, apply_plan, plan_depth
 from prunerecover.callbacks import recovery_schedule
-from prunerecover.callbacks.recovery_schedule import _check_optimizers
+from prunerecover.callbacks.recovery_schedule import _check_optimizers, _is_testable
 
 PER_EPOCH = 6  # 48 samples, batches of 8
 WHOLE = {"decay": 1.0, "lr": None}  # a decay of all steps, from the user's own rate
@@ -203,6 +204,11 @@ def test_nothing_is_tested_by_hand_or_in_a_dry_run(tmp_path: Path) -> None:
         schedule = RecoverySchedule()
         fit(tmp_path / name, module, prune(schedule=0), schedule, **settings)
         assert "shares" not in schedule.state_dict()
+
+
+def test_nothing_is_tested_where_weights_are_in_parts() -> None:
+    strategies = FSDPStrategy(), SingleDeviceStrategy("cpu")
+    assert [_is_testable(sharded(strategy), Plain()) for strategy in strategies] == [False, True]
 
 
 def test_the_start_is_auto_or_the_users_own() -> None:
