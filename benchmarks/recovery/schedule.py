@@ -1,11 +1,11 @@
 """The learning rate after surgery: as the user has it, and with RecoverySchedule beside the pruning callback.
 
     PRUNERECOVER_DATA=... python -m benchmarks.recovery.schedule --subject resnet20 --seeds 0 1 2
-    PRUNERECOVER_DATA=... python -m benchmarks.recovery.schedule --subject deit_33 --seeds 0
+    PRUNERECOVER_DATA=... python -m benchmarks.recovery.schedule --subject deit_33 deit_50 --seeds 0
     PRUNERECOVER_DATA=... python -m benchmarks.recovery.schedule --choose --curve
 
-ResNet-20 without half of its MACs and DeiT-Tiny without a third train on in the fit that prunes them, at three constant
-rates. `--choose` compares schedules on training images that were left out; the default is what it
+ResNet-20 without half of its MACs and DeiT-Tiny without a third or half train on in the fit that prunes them, at three
+constant rates. `--choose` compares schedules on training images that were left out; the default is what it
 finds, and the page's other tables are of test images. `--curve` notes top-1 over the steps, for the picture.
 Resumable: rows that are there are not made again. A minute a fit on a core; the plan of DeiT-Tiny takes two.
 """
