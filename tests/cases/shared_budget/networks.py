@@ -39,3 +39,15 @@ def left(dense: nn.Module, pruned: nn.Module) -> float:
     """Return the share of the MACs that the merged network has; it is merged in place."""
     merge(pruned)
     return count_macs(pruned, IMAGE) / count_macs(dense, IMAGE)
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.norms[1](self.second(self.norms[0](self.first(x)).relu()))).relu()

@@ -1,0 +1,43 @@
+"""Splits of a budget over depth and width are compared on detectors, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases.shared_budget.networks import Residual, images
+from torch import nn
+
+from prunerecover import Budget, plan_pruning
+from prunerecover.plan.evidence import SplitEvidence
+
+
+class Picking(nn.Module):
+    """A detector that picks the likely ones of the boxes at each place, so that images have their own numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2), *(Residual(8) for _ in range(2)))
+        self.head = nn.Conv2d(8, 7, 1)
+
+    def forward(self, x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        found = []
+        for places in self.head(self.body(x)).flatten(2).transpose(1, 2):
+            scores, labels = places[:, 4:].sigmoid().max(-1)
+            kept = scores > 0.55
+            found.append({"boxes": places[kept, :4], "scores": scores[kept], "labels": labels[kept]})
+        return found
+
+
+@pytest.mark.slow
+def test_splits_of_a_detector_are_compared_by_what_it_detects() -> None:
+    torch.manual_seed(0)
+    model = Picking().eval()
+    assert len({len(one["scores"]) for one in model(images()[0][0])}) > 1
+
+    def loss(network: nn.Module, batch: Any) -> torch.Tensor:
+        return torch.stack([one["scores"].sum() for one in network(batch[0])]).mean()
+
+    splits = SplitEvidence.of(plan_pruning(model, Budget(macs=0.3), batches=images(), loss=loss).evidence).splits
+    assert len({one.depth for one in splits if one.divergence is not None}) >= 3
