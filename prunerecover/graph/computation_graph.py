@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from prunerecover.display.summary import Summarised, Summary
 from prunerecover.graph.figure import DrawnLayer, Status, plot_layers
 from prunerecover.graph.recorder import ModuleCall, PartRead
-from prunerecover.model.paths import is_within
+from prunerecover.model.paths import is_within, parent_path
 from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Remove
 
 NodeKind = Literal[
@@ -110,6 +110,17 @@ class ComputationGraph(Summarised):
         for node in self.nodes:
             if node.whole:
                 found[node.module] = (*found.get(node.module, ()), node)
+        return found
+
+    @cached_property
+    def first_in(self) -> dict[str, int]:
+        """Index of the first node in each module, by its path."""
+        found: dict[str, int] = {}
+        for node in self.nodes:
+            path = node.module
+            while path and path not in found:
+                found[path] = node.index
+                path = parent_path(path)
         return found
 
     @cached_property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from itertools import chain
 
 from torch import Tensor, nn
 
@@ -25,10 +24,11 @@ from prunerecover.graph.coupling import coupled_nodes
 from prunerecover.graph.layers import list_layers
 from prunerecover.graph.own_calls import whole_modules
 from prunerecover.model.batches import ModelInputs
+from prunerecover.model.copies import share_copy
 from prunerecover.model.linears import linear_shape
 from prunerecover.model.paths import get_module, is_within
 from prunerecover.plan.edit_parts import StandIn
-from prunerecover.plan.edits import Bypass, Edit, Narrow, Patch, Remove, Replace, Rewrite
+from prunerecover.plan.edits import Bypass, Edit, Narrow, Remove, Replace, Rewrite
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
 from prunerecover.width.groups.discovery import FoundGroups, find_groups
@@ -70,7 +70,8 @@ class Removals:
         self.maps: dict[str, BlockMap] = {}
         self._branches: dict[str, GraphUnit] = {}
         self._pairs: dict[str, LinearPair] = {}
-        self._companions = Companions(model, example, self.graph)
+        self._twin = share_copy(model)
+        self._companions = Companions(self._twin, example, self.graph)
         self._pruned: dict[tuple[tuple[str, ...], tuple[str, ...]], PrunedGraph] = {}
         macs = macs_by_module(model, example)
         units: list[Unit] = []
@@ -85,7 +86,7 @@ class Removals:
             self.refused |= finder.refused
             units += [self._unit(unit, macs) for unit in self._branches.values()]
             if "activation" in kinds:
-                self._pairs, apart = joinable(model, example, find_linear_pairs(model, self.graph))
+                self._pairs, apart = joinable(self._twin, example, find_linear_pairs(model, self.graph))
                 self.refused |= apart
             units += [self._activation(pair, blocks, macs) for pair in self._pairs.values()]
         self.block_lists = block_lists(model, self.graph, blocks)
@@ -130,10 +131,7 @@ class Removals:
         taken_out += tuple(f"{unit.name}." for unit in family if unit.kind == "block")
         dropped = Dropped.of(self.graph, graph_units)
         own, finishing = state.edits, state.finishing(dropped, taken_out)
-        alone = {
-            path: one for path, one in self._companions.of(graph_units).items() if not _is_taken(path, own, finishing)
-        }
-        finishing = (*finishing, *_patch(alone))
+        finishing = (*finishing, *self._companions.patch(graph_units, (*own, *finishing)))
         removed = [self._family_edit(unit) for unit in family if unit.kind != "block"]
         if in_place:
             whole = [unit for unit in family if unit.kind == "block"]
@@ -162,12 +160,12 @@ class Removals:
             edits = self.edits(units)
         except NotRemovable as error:
             return str(error)
-        reason = failure(self.model, self.example, edits) if run else ""
+        reason = failure(self._twin, self.example, edits) if run else ""
         return f"Expected units that can go together, but {reason}." if reason else ""
 
     def trying(self, units: Sequence[Unit]) -> AbstractContextManager[None]:
         """Make an error inside a `with` block NotRemovable if the network does not run without these units."""
-        return trying(self.model, self.example, lambda: self.edits(units, in_place=True))
+        return trying(self._twin, self.example, lambda: self.edits(units, in_place=True))
 
     def after(self, layers: tuple[str, ...], blocks: tuple[str, ...] = ()) -> PrunedGraph:
         """Return the network's graph without some layers, taken out in this order.
@@ -239,12 +237,18 @@ class Removals:
         edits: list[Edit] = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules)]  # type: ignore[arg-type]
         try:
             alone = self._companions.of([unit])
-            reason = failure(self.model, self.example, edits) if unit.doubtful else ""
-            reason = reason or self._training.why_not((*unit.modules, *alone), lambda: [*edits, *_patch(alone)])
+            reason = failure(self._twin, self.example, edits) if unit.doubtful else ""
+            edits += self._companions.patch([unit], edits)
+            reason = reason or self._training.why_not((*unit.modules, *alone), lambda: edits)
         except NotRemovable as error:
             reason = str(error)
         self.refused |= {unit.name: reason} if reason else {}
         return not reason
+
+    @cached_property
+    def _whole(self) -> PrunedGraph:
+        """The network before anything is known of its widths."""
+        return PrunedGraph(self.model, self.graph, Widths.of(self.model, ()))
 
     @cached_property
     def _training(self) -> TrainingTrials:
@@ -254,7 +258,7 @@ class Removals:
         """Whether what goes with a layer can be taken out of the code around it, and the network trains without."""
         unit = Unit(path, "layer", (path,), 0)
         try:
-            PrunedGraph(self.model, self.graph, Widths.of(self.model, ())).check_code(path)
+            self._whole.check_code(path)
             reason = self._training.why_not((path,), lambda: self.edits([unit]))
         except NotRemovable as error:
             reason = str(error)
@@ -263,10 +267,9 @@ class Removals:
 
     def _order(self, unit: Unit) -> tuple[int, int]:
         """Units begin where the first node inside their targets is; larger ones come first."""
-        first = (node.index for node in self.graph.nodes for target in unit.targets if is_within(node.module, target))
-        return min(first, default=len(self.graph.nodes)), ("block", "attention", "mlp", "layer", "activation").index(
-            unit.kind
-        )
+        first, last = self.graph.first_in, len(self.graph.nodes)
+        kinds = ("block", "attention", "mlp", "layer", "activation")
+        return min((first.get(target, last) for target in unit.targets), default=last), kinds.index(unit.kind)
 
     def _identity(self, block: str) -> dict[str, StandIn]:
         returns = next(call.returns for call in self.graph.calls if call.path == block)
@@ -276,16 +279,6 @@ class Removals:
         if unit.kind == "activation":
             return Replace(unit=unit.name, kind="activation", leaves="identity")
         return Remove(unit=unit.name, kind=unit.kind)  # type: ignore[arg-type]
-
-
-def _is_taken(path: str, *edits: Sequence[Edit]) -> bool:
-    """Whether a module is taken out by some edits, or one around it is."""
-    taken = (other for edit in chain(*edits) if isinstance(edit, Bypass | Patch) for other in edit.modules)
-    return any(is_within(path, other) for other in taken)
-
-
-def _patch(modules: Mapping[str, StandIn]) -> list[Edit]:
-    return [Patch(modules=dict(modules))] if modules else []
 
 
 def _home(path: str, blocks: Sequence[str]) -> str:

@@ -19,43 +19,47 @@ from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.graph.feeders import Feeders
 from prunerecover.graph.training import TrainingPass, train_once, training_pass
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.copies import apart_copy, share_copy
+from prunerecover.model.copies import apart_copy
 from prunerecover.model.evaluation import evaluating
+from prunerecover.model.paths import is_within
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass, Edit, Merge, Patch
 from prunerecover.refusal import Refusal
-from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.surgery.apply_edits import apply_edits, edited
 
 ROUNDING = 100  # machine epsilons, relative to the largest output
 
 
-def outputs_after(model: nn.Module, example: ModelInputs, edits: Sequence[Edit]) -> list[Tensor]:
-    """Return all tensors that a network puts out for an example after some edits; it is not changed.
+def outputs_after(twin: nn.Module, example: ModelInputs, edits: Sequence[Edit]) -> list[Tensor]:
+    """Return all tensors that a network puts out for an example after some edits.
+
+    Args:
+        twin: A copy of the network that takes edits, and is as it was again afterwards.
+        example: One batch on its device.
+        edits: In order.
 
     Raises:
         NotImplementedError: Or whatever else the network's own code raises.
     """
-    trial = share_copy(model)
-    apply_edits(trial, edits)
-    with evaluating(trial):
-        return [leaf for leaf in tree_leaves(call(trial, example)) if isinstance(leaf, Tensor)]
+    with edited(twin, edits), evaluating(twin):
+        return [leaf for leaf in tree_leaves(call(twin, example)) if isinstance(leaf, Tensor)]
 
 
-def failure(model: nn.Module, example: ModelInputs, edits: Sequence[Edit]) -> str:
-    """Return why the network does not run on the example after some edits; empty if it does."""
+def failure(twin: nn.Module, example: ModelInputs, edits: Sequence[Edit]) -> str:
+    """Return why the network does not run on the example after some edits; empty if it does. See `outputs_after`."""
     try:
-        outputs_after(model, example, edits)
+        outputs_after(twin, example, edits)
     except Exception as error:  # whatever the network's own code raises
         return _told(error)
     return ""
 
 
 @contextmanager
-def trying(model: nn.Module, example: ModelInputs, edits: Callable[[], Sequence[Edit]]) -> Iterator[None]:
+def trying(twin: nn.Module, example: ModelInputs, edits: Callable[[], Sequence[Edit]]) -> Iterator[None]:
     """Raise NotRemovable in the place of an error inside a `with` block if the network does not run after some edits.
 
     Args:
-        model: Unwrapped; it is not changed.
+        twin: See `outputs_after`.
         example: One batch on its device.
         edits: Returns the edits of the network that the block runs.
     """
@@ -64,7 +68,7 @@ def trying(model: nn.Module, example: ModelInputs, edits: Callable[[], Sequence[
     except (NotRemovable, Refusal, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever the network's own code raises
-        reason = failure(model, example, edits())
+        reason = failure(twin, example, edits())
         if not reason:
             raise
         raise NotRemovable(f"Expected units that can go, but {reason}.") from error
@@ -75,12 +79,12 @@ class Companions:
     """Modules that serve units alone, and go with them: nothing would read them any more, and they would not train.
 
     Attributes:
-        model: Unwrapped; it is not changed.
+        twin: See `outputs_after`.
         example: One batch on its device.
         graph: Of one forward pass.
     """
 
-    model: nn.Module
+    twin: nn.Module
     example: ModelInputs
     graph: ComputationGraph
     _known: dict[frozenset[str], tuple[dict[str, StandIn], list[str]]] = field(default_factory=dict)
@@ -100,18 +104,28 @@ class Companions:
             raise NotRemovable(f"'{dead[0]}'{others} would get no gradient any more, for only what goes reads it.")
         return found
 
+    def patch(self, units: Sequence[GraphUnit], edits: Sequence[Edit]) -> list[Edit]:
+        """Return the edit that takes them out beside edits that take units out; none if these reach them all.
+
+        Raises:
+            NotRemovable: If parameters would stay without gradients all the same.
+        """
+        taken = [path for edit in edits if isinstance(edit, Bypass | Patch) for path in edit.modules]
+        left = {path: one for path, one in self.of(units).items() if not any(is_within(path, own) for own in taken)}
+        return [Patch(modules=left)] if left else []
+
     def _found(self, units: Sequence[GraphUnit]) -> tuple[dict[str, StandIn], list[str]]:
         taken_out = [path for unit in units for path in unit.modules]
         taken_out += patches(self.graph, frozenset(), Dropped.of(self.graph, units))
         serving = self._feeders.serving(units, taken_out)
         found = {path: StandIn() for path in serving.values() if path}
         edits: list[Edit] = [Bypass(unit=one.name, kind=one.kind, modules=one.modules) for one in units]  # type: ignore[arg-type]
-        runs = not found or not failure(self.model, self.example, [*edits, Patch(modules=found)])
+        runs = not found or not failure(self.twin, self.example, [*edits, Patch(modules=found)])
         return found, [name for name, path in serving.items() if not path or not runs]
 
     @cached_property
     def _feeders(self) -> Feeders:
-        return Feeders(self.model, self.graph)
+        return Feeders(self.twin, self.graph)
 
 
 @dataclass(frozen=True)
@@ -172,31 +186,31 @@ def merge(pair: LinearPair) -> Merge:
 
 
 def joinable(
-    model: nn.Module, example: ModelInputs, pairs: Mapping[str, LinearPair]
+    twin: nn.Module, example: ModelInputs, pairs: Mapping[str, LinearPair]
 ) -> tuple[dict[str, LinearPair], dict[str, str]]:
     """Leave out pairs of linears that the network's code does not only call: it may look at their weights or sizes.
 
     Args:
-        model: Unwrapped; it is not changed.
+        twin: See `outputs_after`.
         example: One batch on its device.
         pairs: By activation.
 
     Returns:
         The pairs that may become one linear, and why the others may not.
     """
-    if not pairs or not _why_two(model, example, list(pairs.values())):
+    if not pairs or not _why_two(twin, example, list(pairs.values())):
         return dict(pairs), {}
-    reasons = {path: _why_two(model, example, [pair]) for path, pair in pairs.items()}
+    reasons = {path: _why_two(twin, example, [pair]) for path, pair in pairs.items()}
     refused = {path: reason for path, reason in reasons.items() if reason}
     return {path: pair for path, pair in pairs.items() if path not in refused}, refused
 
 
-def _why_two(model: nn.Module, example: ModelInputs, pairs: Sequence[LinearPair]) -> str:
+def _why_two(twin: nn.Module, example: ModelInputs, pairs: Sequence[LinearPair]) -> str:
     """Return why pairs of linears with nothing between them must stay two; empty if they may become one."""
     bypassed: list[Edit] = [bypass(pair) for pair in pairs]
     merged: list[Edit] = [*bypassed, *(merge(pair) for pair in pairs)]
     try:
-        one, two = (outputs_after(model, example, edits) for edits in (merged, bypassed))
+        one, two = (outputs_after(twin, example, edits) for edits in (merged, bypassed))
     except Exception as error:  # whatever the network's own code raises
         return _told(error)
     if all(map(_same, two, one)):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
+import pickle
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -195,7 +196,8 @@ def _random_states_watched() -> Iterator[None]:
     try:
         yield
         after = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-        if str(before[:2]) != str(after[:2]) or not torch.equal(before[2], after[2]):
+        kept, found = (pickle.dumps(states[:2]) for states in (before, after))
+        if kept != found or not torch.equal(before[2], after[2]):
             raise TraceError("it draws random numbers that do not depend on its input")
     finally:
         random.setstate(before[0])
