@@ -101,3 +101,10 @@ def test_statistics_are_estimated_anew_if_that_helps(way: str) -> None:
     before = copy.deepcopy(network)
     assert recalibrate_if_nearer(network, dense, [ModelInputs((x,))]).way == way
     assert torch.equal(network[1].running_var, before[1].running_var) == (way == "as it is")
+
+
+def test_of_ways_that_come_close_the_one_that_changes_less_is_kept() -> None:
+    samples = np.linspace(0.9, 1.1, 8)[:, None]
+    found = {"as it is": samples, "recalibrated": 0.019 * samples, "reconstructed": 0.001 * samples}
+    assert nearest(found) == "recalibrated"
+    assert nearest(found | {"recalibrated": 0.03 * samples}) == "reconstructed"
