@@ -171,7 +171,7 @@ def test_what_was_pruned_after_use_opens_alone(name: str, tmp_path: Path) -> Non
     torch.manual_seed(0)
     model, batch = HARDER[name].build().eval(), HARDER[name].batch(torch.Generator().manual_seed(0))
     outputs(model, batch)
-    kind = {"Mamba2ForCausalLM": "block", "NemotronHForCausalLM": "attention"}.get(name, "layer")
+    kind = "block" if name in ("Mamba2ForCausalLM", "NemotronHForCausalLM") else "layer"
     plan = plan_depth(model, remove={kind: 1}, batches=[batch], importance="magnitude")
     apply_plan(model, plan)
     folder = save_pruned(model, plan, tmp_path / "pruned")
