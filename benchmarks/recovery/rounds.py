@@ -178,8 +178,8 @@ HEAD = ("MACs out", "seeds", "MACs left: once, in three steps", "once", "in thre
 TEXT = (
     f"`WidthPrune` with `RecoverySchedule(lr=None)`, {EPOCHS} epochs. Once: all of the budget goes before the first "
     f"epoch. In three steps: `PruneSchedule(every=1, times={TIMES})`, a third of it before each epoch, planned anew "
-    f"each time, and a warm-up and a decay to zero in each epoch. Top-1 in percent on {TESTED:,} test images; ahead: on the "
-    "same images, with the paired 95% interval over images, which says nothing of other seeds."
+    f"each time, and a warm-up and a decay to zero in each epoch. Top-1 in percent on {TESTED:,} test images; ahead: "
+    "on the same images, with the paired 95% interval over images, which says nothing of other seeds."
 )
 
 
