@@ -182,10 +182,10 @@ class PruningCallback(ScheduledCallback):
                 taken = trainer.strategy.broadcast(self._taken(trainer, pl_module, target, plan))
                 before = self.keep(unwrap(get_module(pl_module, target)), plan)
             apply_in_trainer(trainer, pl_module, target, plan)
-            kept = self.after_surgery(trainer, pl_module, target, plan, before) if plan.edits else ""
+            kept = self.after_surgery(trainer, pl_module, target, plan, before) if plan.edits else None
             if plan.edits and self.merge == "at_surgery":
                 merge_in_trainer(trainer, pl_module, target)
-        announce(trainer, Ledger.of(pl_module), self._key(trainer), target, plan, seconds, taken, kept)
+        announce(trainer, Ledger.of(pl_module), self._key(trainer), target, plan, seconds, taken, kept or "")
 
     def _taken(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan) -> dict[str, float]:
         """Return what a plan takes of the budget, which surgeries to come need not take."""

@@ -147,8 +147,8 @@ def commands_so_far(name: str) -> list[str]:
     return [*(other for other in earlier if other != command()), command()]
 
 
-def write(name: str, result: dict[str, Any], markdown: str, folder: Path = RESULTS) -> None:
-    """Write JSON and Markdown results into a folder, with what they were measured with."""
+def write(name: str, result: dict[str, Any], markdown: str, folder: Path | None = None) -> None:
+    """Write JSON and Markdown results into a folder, `RESULTS` unless given, with what they were measured with."""
     record = {
         "command": command(),
         "cpu": cpu_name(),
@@ -156,4 +156,4 @@ def write(name: str, result: dict[str, Any], markdown: str, folder: Path = RESUL
         **result,
     }
     for file, text in ((f"{name}.json", json.dumps(record, indent=2) + "\n"), (f"{name}.md", markdown.rstrip() + "\n")):
-        write_text(folder / file, text)  # a run that is killed leaves the results of before
+        write_text((folder or RESULTS) / file, text)  # a run that is killed leaves the results of before

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.data.fastestdet import Scenes, fastestdet, map50, scenes
 from benchmarks.data.real import made_by, parser, stored, write
-from benchmarks.recovery.fastestdet import Scenes, fastestdet, map50, scenes
 from prunerecover import Budget, apply_plan, find_groups, plan_width, recalibrate_batchnorm, reconstruct
 from prunerecover.display.markdown import table
 from prunerecover.divergence.measure import mean_divergence

@@ -92,12 +92,12 @@ def judged(before: tuple[int, int], after: tuple[int, int], plan: Plan) -> list[
 def _units(model: nn.Module, batch: Any) -> tuple[Unit, ...]:
     try:
         found = find_units(model, DEPTH_KINDS, batch)
+        if not found:  # planning says the cause and the way out
+            plan_depth(model, remove=dict.fromkeys(DEPTH_KINDS, 1), batches=[batch], importance="random", seed=SEED)
     except ValueError as error:
         raise _ended("find_units", error) from error
     except Exception as error:
         raise Ended("failed", f"find_units: {type(error).__name__}: {error}") from error
-    if not found:
-        raise Ended("nothing", str(found))
     return found
 
 

@@ -50,7 +50,7 @@ def test_activation_stands_for_its_linears() -> None:
     model = build("opt")
     (unit,) = (u for u in find_units(model, ("activation",)) if ".2." in u.name)
     layer = model.model.decoder.layers[2]
-    assert unit_parameters(model, [unit])[unit.name] == [*layer.fc1.parameters(), *layer.fc2.parameters()]
+    assert unit_parameters(model, unit) == [*layer.fc1.parameters(), *layer.fc2.parameters()]
 
 
 class Residual(nn.Module):

@@ -187,9 +187,8 @@ def test_spectral_norm_is_left_as_it_was(normed: Any) -> None:
         plan_width(model, Budget(macs=0.1), batches=[X], importance="magnitude", replace="zero")
 
 
-def test_blocks_deleted_by_hand_are_named_by_their_place_in_the_cache() -> None:
+def test_blocks_deleted_by_hand_are_no_matter_where_nothing_is_cached() -> None:
     model = tiny_llama()
     del model.model.layers[1]
     model.config.num_hidden_layers = len(model.model.layers)
-    with pytest.raises(ValueError, match=r"layer_idx in 'model\.layers\.1' is 2, .* Set layer_idx to the place"):
-        plan_depth(model, remove={"attention": 1}, batches=[tiny_inputs("text")])
+    assert plan_depth(model, remove={"attention": 1}, batches=[tiny_inputs("text")]).removed
