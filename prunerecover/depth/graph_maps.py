@@ -48,23 +48,26 @@ def fit_alone(variants: Variants, samples: CalibrationSet) -> None:
         removals.maps |= {path: best} if best is not None else {}
 
 
-def refit_together(variants: Variants, samples: CalibrationSet, units: Sequence[Unit]) -> None:
-    """Fit the maps of some blocks anew, each behind the others, if that brings the output nearer to the dense one's.
+def refit_together(variants: Variants, samples: CalibrationSet, units: Sequence[Unit]) -> dict[str, BlockMap]:
+    """Return maps by path, fitted anew behind each other where that brings the output nearer to the dense one's.
 
     Args:
-        variants: Judges networks; its removals get the maps.
+        variants: Judges networks; its removals have the maps that were fitted alone, and keep them.
         samples: As of `fit_alone`.
         units: All that goes.
     """
-    removals = variants.removals
+    removals, alone = variants.removals, variants.removals.maps
     edits = removals.edits(units, in_place=True)
-    ridges = {path: one.ridge for path, one in removals.maps.items()}
-    if len(units) < 2 or not tensors_of(edits, removals.maps):
-        return
-    before, alone = variants.held_out(units), dict(removals.maps)
-    removals.maps |= refit_in_order(removals.model, edits, samples.fit, ridges)
-    if variants.held_out(units) > before:
-        removals.maps |= alone
+    if len(units) < 2 or not tensors_of(edits, alone):
+        return alone
+    ridges = {path: one.ridge for path, one in alone.items()}
+    together = alone | refit_in_order(removals.model, edits, samples.fit, ridges)
+    before = variants.held_out(units)
+    try:
+        removals.maps = together
+        return together if variants.held_out(units) <= before else alone
+    finally:
+        removals.maps = alone
 
 
 def _place(removals: Removals, unit: GraphUnit) -> MapPlace | None:

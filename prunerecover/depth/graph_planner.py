@@ -73,9 +73,9 @@ class GraphPlanner(DepthPlanner):
     def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
         scores, chosen = self._choose(budget, units)
         divergence = self._divergence(chosen)
-        refit_together(self.variants, self.samples, chosen)
+        maps = refit_together(self.variants, self.samples, chosen)
         edits = with_blocks_taken_out(self.model, self.example, self.removals.edits(chosen))
-        edits, tensors = numbered(edits, self.removals.maps)
+        edits, tensors = numbered(edits, maps)
         finite = {name: value for name, value in scores.items() if math.isfinite(value)}
         return Decision(edits, finite, divergence, chosen, tensors)
 

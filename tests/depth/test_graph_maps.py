@@ -20,6 +20,8 @@ from prunerecover import (
     update_optimizer,
 )
 from prunerecover.apply import refit_plan
+from prunerecover.depth.arguments import DepthConfig
+from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.model.replacements import Affine
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass
@@ -137,6 +139,34 @@ def test_maps_train_in_the_group_of_the_block(bent: tuple[nn.Module, Plan]) -> N
     copied(samples()[0]).square().mean().backward()
     optimizer.step()
     assert not torch.equal(maps[0].weight, before)
+
+
+def test_an_earlier_budget_changes_no_later_plan() -> None:
+    dense, config = network(Bent), DepthConfig(search="joint")
+    planner = GraphPlanner(dense, ("block",), batches=samples(), config=config)
+    planner.plan(Budget(remove={"block": 3}))
+    later = planner.plan(Budget(remove={"block": 2}))
+    alone = GraphPlanner(dense, ("block",), batches=samples(), config=config).plan(Budget(remove={"block": 2}))
+    assert later == alone
+    assert all(torch.equal(later.tensors[key], value) for key, value in alone.tensors.items())
+
+
+def test_outputs_of_other_shapes_leave_identities() -> None:
+    class Picking(nn.Module):
+        """Returns as many rows as are above zero, as detectors do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Sequential(*(Bent(6, True) for _ in range(3))), nn.Conv2d(6, 5, 1)
+            self.stem = nn.Conv2d(3, 6, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = self.head(self.body(self.stem(x))).movedim(1, -1).flatten(0, -2)
+            return rows[rows[:, 0] > 0]  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    plan = plan_depth(Picking().eval(), remove={"block": 1}, batches=samples(), importance="magnitude")
+    assert [edit.leaves for edit in plan.edits if isinstance(edit, Bypass)] == ["identity"]
 
 
 def test_a_share_counts_what_maps_cost() -> None:

@@ -18,6 +18,7 @@ from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.search.objectives import Objective
 from prunerecover.depth.search.search_store import SearchStore
+from prunerecover.divergence.outputs import OtherShape
 from prunerecover.importance.registry import check_finite
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
@@ -74,10 +75,13 @@ class Variants:
         return self._divergence(units, None)
 
     def held_out(self, units: Sequence[Unit]) -> float:
-        """Return the divergence without some units on the samples that nothing is fitted to; infinite if they stay."""
+        """Return the divergence without some units on the samples that nothing is fitted to.
+
+        It is infinite if they cannot go, or if the output has another shape then, as that of detections may have.
+        """
         try:
             return self._measured(units, self.objective.few, None)
-        except NotRemovable:
+        except (NotRemovable, OtherShape):
             return math.inf
 
     def rough(self, moves: Sequence[Move]) -> list[float]:
