@@ -21,6 +21,7 @@ from prunerecover.importance.context import Context
 from prunerecover.importance.measuring.activations import Consumer, SiteCall
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.importance.streaming import OnePass, StreamedImportance
+from prunerecover.model.checks import check_differentiable
 from prunerecover.plan.groups import Group
 
 
@@ -125,6 +126,7 @@ class MeanTaylor(MeanGradients, OnePass):
 
     def __init__(self, context: Context, name: str, of: Callable[[Tensor], Tensor]) -> None:
         context.require_loss(name)
+        check_differentiable(context.model)
         super().__init__(context.weights, torch.float64)
         self.context, self.of = context, of
 

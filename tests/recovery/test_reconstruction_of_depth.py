@@ -12,21 +12,26 @@ from cases.models.tiny import tiny_inputs, tiny_llama
 from torch import nn
 
 from prunerecover import Budget, apply_plan, plan_depth, plan_width, recalibrate_batchnorm, reconstruct
-from prunerecover.model.batches import as_inputs
+from prunerecover.model.batches import ModelInputs, as_inputs
 from prunerecover.recovery.reconstruction import fit_layers, made_for
+
+
+def images(*how: int) -> list[ModelInputs]:
+    return [ModelInputs((batch,)) for batch, _ in labelled(*how)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remove", [{"block": 1}, {"layer": 1}])
 def test_after_units_of_depth_went_outputs_come_nearer_to_the_dense_ones(remove: dict[str, int]) -> None:
     dense = blocks()
-    plan = plan_depth(dense, remove=remove, batches=labelled(), ignore=("blocks.3*",))  # behind it comes nothing
+    ignore = ("blocks.3*",)  # behind it comes nothing
+    plan = plan_depth(dense, remove=remove, batches=labelled(), ignore=ignore, replace="identity")
     network = copy.deepcopy(dense)
     apply_plan(network, plan)
     recalibrated = copy.deepcopy(network)
     recalibrate_batchnorm(recalibrated, labelled(256))
     before = copy.deepcopy(dense.state_dict())
-    reconstruct(network, dense, plan, labelled(256))
+    fit_layers(network, dense, plan, images(256))
     assert error(network, dense) < 0.9 * error(recalibrated, dense)
     for name, value in before.items():
         assert torch.equal(dense.state_dict()[name], value), name
@@ -35,11 +40,11 @@ def test_after_units_of_depth_went_outputs_come_nearer_to_the_dense_ones(remove:
 @pytest.mark.slow
 def test_layers_before_the_first_block_that_went_stay_as_they_are() -> None:
     dense = blocks()
-    plan = plan_depth(dense, remove={"block": 1}, batches=labelled(), ignore=("blocks.[013]",))
+    plan = plan_depth(dense, remove={"block": 1}, batches=labelled(), ignore=("blocks.[013]",), replace="identity")
     assert plan.removed["block"] == ("blocks.2",)
     network = copy.deepcopy(dense)
     apply_plan(network, plan)
-    reconstruct(network, dense, plan, labelled())
+    fit_layers(network, dense, plan, images())
     weights = {name: value for name, value in network.named_parameters() if name.endswith("weight") and value.ndim > 1}
     changed = {name for name, value in weights.items() if not torch.equal(value, dense.get_parameter(name))}
     assert changed == {"blocks.3.first.weight", "blocks.3.second.weight"}
@@ -49,15 +54,15 @@ def test_layers_before_the_first_block_that_went_stay_as_they_are() -> None:
 def test_depth_and_width_are_made_good_together() -> None:
     """Towards the dense network's outputs, not towards those without the units of depth."""
     dense = blocks()
-    depth = plan_depth(dense, remove={"block": 1}, batches=labelled(), ignore=("blocks.[23]*",))
+    depth = plan_depth(dense, remove={"block": 1}, batches=labelled(), ignore=("blocks.[23]*",), replace="identity")
     between = copy.deepcopy(dense)
     apply_plan(between, depth)
     width = plan_width(between, Budget(macs=0.2), batches=labelled(), replace="zero")
     network = copy.deepcopy(between)
     apply_plan(network, width)
     in_part = copy.deepcopy(network)
-    reconstruct(in_part, between, width, labelled(256))
-    reconstruct(network, dense, depth + width, labelled(256))
+    fit_layers(in_part, between, width, images(256))
+    fit_layers(network, dense, depth + width, images(256))
     assert error(network, dense) < error(in_part, dense)
 
 

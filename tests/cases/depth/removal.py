@@ -77,7 +77,8 @@ def predicted(removals: Removals, units: Sequence[Unit]) -> int:
     blocks = tuple(unit.name for unit in found if unit.kind == "block")
     state = removals.after(tuple(unit.name for unit in units if unit.kind == "layer"), blocks)
     paths = [path for unit in branches for path in unit.targets]
-    gone = tuple(f"{path}." for path in (*paths, *shared_norms(removals.model, paths)))
+    companions = removals._companions.of(found) if found else {}
+    gone = tuple(f"{path}." for path in (*paths, *companions, *shared_norms(removals.model, paths)))
     return state.parameters(Dropped.of(removals.graph, found), gone)
 
 
