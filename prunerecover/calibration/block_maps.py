@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from prunerecover.calibration.regression import AffineRegression
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import share_copy
-from prunerecover.model.hooks import Reached, counting, removed_after, until_reached
+from prunerecover.model.hooks import Reached, counting, first_tensor, removed_after, until_reached
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass, Edit
@@ -128,7 +128,7 @@ def maps_alone(
             module = get_module(model, path)
 
             def enter(_: Any, args: Any, kwargs: Any, kept: list[Tensor] = before) -> None:
-                kept[:] = [_first(args, kwargs).clone()]  # the block may overwrite it
+                kept[:] = [first_tensor(args, kwargs).clone()]  # the block may overwrite it
 
             def leave(_: Any, __: Any, output: Any, own: _Sums = own, kept: list[Tensor] = before) -> None:
                 own.add(kept[0], output[0] if isinstance(output, tuple) else output)
@@ -181,7 +181,7 @@ def _until(network: nn.Module, path: str, batch: ModelInputs) -> tuple[Tensor, T
     seen: dict[str, Tensor] = {}
 
     def enter(_: Any, args: Any, kwargs: Any) -> None:
-        seen["in"] = _first(args, kwargs).clone()
+        seen["in"] = first_tensor(args, kwargs).clone()
 
     def leave(_: Any, __: Any, output: Any) -> None:
         seen["out"] = output[0] if isinstance(output, tuple) else output
@@ -191,8 +191,3 @@ def _until(network: nn.Module, path: str, batch: ModelInputs) -> tuple[Tensor, T
     with until_reached(module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)):
         call(network, batch)
     return seen["in"], seen["out"]
-
-
-def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    value: Tensor = args[0] if args else next(value for value in kwargs.values() if isinstance(value, Tensor))
-    return value

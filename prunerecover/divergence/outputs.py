@@ -1,4 +1,4 @@
-"""What of a network's output is compared: one tensor, or the parts of an output whose structure is known.
+"""Compared parts of a network's output: one tensor, or several where its structure is known.
 
 Known by the names that libraries give them: transformers' detectors, several heads, embeddings and dense predictions,
 torchvision's detectors and segmentation, and networks that return a plain dict or tuple of heads. All else is one

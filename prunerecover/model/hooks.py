@@ -71,8 +71,9 @@ def counting(modules: Mapping[str, nn.Module]) -> Iterator[Counter[str]]:
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Return the hidden state of a block's call."""
-    value = args[0] if args else kwargs["hidden_states"]
+    """Return the stream that a block is called with: its first argument, by whichever name."""
+    tensors = (value for value in kwargs.values() if isinstance(value, Tensor))
+    value = args[0] if args else kwargs.get("hidden_states", next(tensors, None))
     assert isinstance(value, Tensor)
     return value
 

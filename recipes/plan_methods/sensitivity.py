@@ -1,4 +1,4 @@
-"""`prunerecover plan --method sensitivity`: what each unit and group costs and matters, before anything is decided.
+"""Costs and importances of each unit and group, before anything is decided: `prunerecover plan --method sensitivity`.
 
 No plan is written. `<output>.md` is the table, `<output>.png` the picture, and `<output>.scores.safetensors` what later
 plans of the same network take: `--method depth --method.scores ...`, and the methods of width alike.
