@@ -225,7 +225,7 @@ class WidthContext(Context):
         groups: Groups of different names.
         labels: Classes of a batch, `labels(batch) -> (N,)` integers, for experts also `(N, T)`; None: those that the
             batches hold.
-        directions: Projections per site for the U-Score; None: 128 for maps, 64 for tokens.
+        directions: Projections per tap for the U-Score; None: 128 for maps, 64 for tokens.
         per_class: Samples of each class that the U-Score uses, the first ones; None: all.
     """
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from prunerecover.importance.context import Context
-from prunerecover.importance.measuring.activations import SiteCall
+from prunerecover.importance.measuring.activations import TapCall
 from prunerecover.importance.measuring.routed import Routed
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.importance.streaming import OnePass, StreamedImportance
-from prunerecover.plan.groups import Group, Site
+from prunerecover.plan.groups import Group, Tap
 
 
 @StreamedImportance
@@ -49,7 +49,7 @@ class RoutingShare(OnePass):
 
     def __init__(self, groups: Sequence[Group], importance: str) -> None:
         for group in groups:
-            if not any(site.of == "routing" for site in group.sites):
+            if not any(tap.of == "routing" for tap in group.taps):
                 raise ValueError(
                     f"Expected routed experts for '{importance}', but '{group.name}' is a group of kind "
                     f"'{group.kind}'. Pass kinds=('expert',), or choose another importance."
@@ -57,14 +57,14 @@ class RoutingShare(OnePass):
         self.visits = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in groups}
         self.tokens = dict.fromkeys(self.visits, 0)
 
-    def watches(self, group: Group, site: Site) -> bool:
-        """Whether a site shows what a router chooses."""
-        return site.of == "routing"
+    def watches(self, group: Group, tap: Tap) -> bool:
+        """Whether a tap shows what a router chooses."""
+        return tap.of == "routing"
 
-    def route(self, site_call: SiteCall, routed: Routed) -> None:
+    def route(self, tap_call: TapCall, routed: Routed) -> None:
         """Add a batch."""
-        self.visits[site_call.group] += routed.visits().cpu()
-        self.tokens[site_call.group] += int((~routed.padding).sum())
+        self.visits[tap_call.group] += routed.visits().cpu()
+        self.tokens[tap_call.group] += int((~routed.padding).sum())
 
     def scores(self) -> Scores:
         """Return the shares."""
@@ -78,10 +78,10 @@ class RouterWeightedActivation(RoutingShare):
         super().__init__(groups, importance)
         self.norms = {name: torch.zeros_like(visits) for name, visits in self.visits.items()}
 
-    def route(self, site_call: SiteCall, routed: Routed) -> None:
+    def route(self, tap_call: TapCall, routed: Routed) -> None:
         """Add a batch."""
-        super().route(site_call, routed)
-        self.norms[site_call.group] += routed.norms().cpu()
+        super().route(tap_call, routed)
+        self.norms[tap_call.group] += routed.norms().cpu()
 
     def scores(self) -> Scores:
         """Return the means over visits."""

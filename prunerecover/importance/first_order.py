@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from prunerecover.importance.context import Context
-from prunerecover.importance.measuring.activations import Consumer, SiteCall
+from prunerecover.importance.measuring.activations import Consumer, TapCall
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.importance.streaming import OnePass, StreamedImportance
 from prunerecover.model.checks import check_differentiable
@@ -77,16 +77,16 @@ def fisher(context: Context) -> FisherDiagonal:
 
 @StreamedImportance
 def gate_taylor(context: Context) -> GateTaylor:
-    """Score units by the mean over samples of |sum over positions of o dL/do|, o the output at the group's sites.
+    """Score units by the mean over samples of |sum over positions of o dL/do|, o the output at the group's taps.
 
     The inner sum is the gradient of a gate on the unit (Molchanov et al. 2019, arXiv 1906.10771, "Taylor-FO-BN" on
-    gates), one per sample; the absolute values are summed over the sites. High means keep. Molchanov et al. take
+    gates), one per sample; the absolute values are summed over the taps. High means keep. Molchanov et al. take
     squares; absolute values kept 1 to 2.5 points more of a ResNet-20's accuracy on training images, recalibrated.
     A head counts for as much as its channels together, each with a gate of its own. In the gradient of one gate for
     all they cancel, which ranks heads far too low beside neurons.
 
     Raises:
-        ValueError: If there is no loss, a group has no site, or the loss depends on no unit.
+        ValueError: If there is no loss, a group has no tap, or the loss depends on no unit.
     """
     return GateTaylor(context.require_groups("gate_taylor"))
 
@@ -103,7 +103,7 @@ class MeanGradients(Consumer):
         self.parameters, self.samples = parameters, 0
         self.sums = {p: torch.zeros_like(p, dtype=dtype, requires_grad=False) for p in parameters}
 
-    def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
+    def end(self, n: int, gates: dict[TapCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
         """Add a batch's.
 
         Args:
@@ -143,7 +143,7 @@ class WeightTaylor(OnePass):
         self.context, self.parameters, self.samples = context, context.weights, 0
         self.sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in context.shapes.items()}
 
-    def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
+    def end(self, n: int, gates: dict[TapCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
         """Add the products of a batch.
 
         Args:
@@ -178,24 +178,24 @@ class GateTaylor(OnePass):
 
     def __init__(self, groups: Sequence[Group]) -> None:
         for group in groups:
-            if not group.sites:
+            if not group.taps:
                 raise ValueError(
-                    f"Expected a site where the units of '{group.name}' can be gated, but the group has none. "
+                    f"Expected a tap where the units of '{group.name}' can be gated, but the group has none. "
                     "Leave it out, or score it by weights ('magnitude', 'r_score')."
                 )
         self.sums = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in groups}
         self.samples = 0
 
-    def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
+    def end(self, n: int, gates: dict[TapCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
         """Add a batch; `n` times the gradient of the mean loss is that of the sample's own loss.
 
         Args:
             n: Samples in the batch.
-            gates: `(n, size * channels per unit)`, gradients of the gates by site.
+            gates: `(n, size * channels per unit)`, gradients of the gates by tap.
             gradients: Not read.
         """
-        for site_call, gradient in gates.items():
-            own = self.sums[site_call.group]
+        for tap_call, gradient in gates.items():
+            own = self.sums[tap_call.group]
             own += (n * gradient).double().abs().sum(0).view(len(own), -1).sum(1).cpu()
         self.samples += n
 

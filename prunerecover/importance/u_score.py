@@ -3,11 +3,11 @@
 U is the largest 1-Wasserstein distance between the class-conditional outputs of a unit over all pairs of classes. A
 unit that puts out one number per sample has an exact distance. A unit that puts out a vector (a map of H x W, the
 tokens of a neuron, tokens x head dimension of a head) has a sliced one: all its numbers of one sample, in order, are
-one vector, and the distances along directions of length 1, the same for all units of a site, are averaged. A routed
+one vector, and the distances along directions of length 1, the same for all units of a tap, are averaged. A routed
 expert puts out, for a sample, the mean over its tokens of what the expert adds; where labels are those of tokens, one
 such vector per class in the sample (see `token_classes`).
 
-Kept from batch to batch are projections only. Where they would need more than `PROJECTIONS` bytes, the sites are seen
+Kept from batch to batch are projections only. Where they would need more than `PROJECTIONS` bytes, the taps are seen
 in several passes over the batches.
 """
 
@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from prunerecover.importance.context import ClassLabels, WidthContext
-from prunerecover.importance.measuring.activations import Consumer, SiteCall
+from prunerecover.importance.measuring.activations import Consumer, TapCall
 from prunerecover.importance.measuring.routed import Routed
 from prunerecover.importance.measuring.token_classes import TOKEN_CLASSES, Observations, observations, with_few_classes
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.importance.measuring.wasserstein import class_separation
 from prunerecover.importance.streaming import StreamedImportance
 from prunerecover.model.batches import as_inputs, split_labels
-from prunerecover.plan.groups import Group, Site
+from prunerecover.plan.groups import Group, Tap
 
 MAP_DIRECTIONS = 128
 TOKEN_DIRECTIONS = 64
@@ -39,7 +39,7 @@ PROJECTIONS = 2**31  # bytes
 def u_score(context: WidthContext) -> UScore:
     """Score units by how much their output depends on the class. Low means redundant.
 
-    Reads the context's groups, which need sites (the score of a group with several is the largest over its sites), its
+    Reads the context's groups, which need taps (the score of a group with several is the largest over its taps), its
     `labels`, `directions` and `per_class`, and as batches tuples (input, labels, ...), mappings with `labels` or
     `label`, or what `labels` can read. The model is seen in evaluation mode.
 
@@ -47,7 +47,7 @@ def u_score(context: WidthContext) -> UScore:
         `(size,)` distances by group name, in the units of the activations.
 
     Raises:
-        ValueError: If a group has no site, a batch has no labels, there are fewer than two classes, labels are not one
+        ValueError: If a group has no tap, a batch has no labels, there are fewer than two classes, labels are not one
             integer per sample or a unit's number of positions differs between batches.
     """
     return UScore(context)
@@ -63,13 +63,13 @@ class UScore:
     def __init__(self, context: WidthContext) -> None:
         self.groups = context.require_groups("u_score")
         for group in self.groups:
-            if not group.sites:
+            if not group.taps:
                 raise ValueError(
-                    f"Expected a site where the units of '{group.name}' are seen, but the group has none. "
+                    f"Expected a tap where the units of '{group.name}' are seen, but the group has none. "
                     "Leave it out, or score it by weights ('magnitude', 'r_score')."
                 )
         labels = context.labels or labels_in
-        if any(site.of == "routing" for group in self.groups for site in group.sites):
+        if any(tap.of == "routing" for group in self.groups for tap in group.taps):
             labels = with_few_classes(labels, context.batches)
         samples = sum(as_inputs(batch).n_samples for batch in context.batches)
         self.passes = [
@@ -78,11 +78,11 @@ class UScore:
         ]
 
     def scores(self) -> Scores:
-        """Return the largest distance of each unit over the sites of its group."""
+        """Return the largest distance of each unit over the taps of its group."""
         scores = {group.name: torch.zeros(group.size, dtype=torch.float64) for group in self.groups}
         for consumer in self.passes:
-            for site_call, distances in consumer.separations():
-                scores[site_call.group] = torch.maximum(scores[site_call.group], distances)
+            for tap_call, distances in consumer.separations():
+                scores[tap_call.group] = torch.maximum(scores[tap_call.group], distances)
         return scores
 
 
@@ -91,27 +91,27 @@ class Projections(Consumer):
 
     def __init__(
         self,
-        watched: Sequence[tuple[str, Site]],
+        watched: Sequence[tuple[str, Tap]],
         labels: ClassLabels,
         directions: int | None,
         seed: int,
         per_class: int | None,
     ) -> None:
         self.watched = set(watched)
-        self.by_token = all(site.of == "routing" for _, site in watched)
+        self.by_token = all(tap.of == "routing" for _, tap in watched)
         self.labels_of = labels
         self.directions, self.seed, self.per_class = directions, seed, per_class
         self.seen = Observations(torch.empty(0))  # of the current batch
         self.used: Tensor | None = None  # which of them; None: all
         self.classes: list[Tensor] = []
         self.counts: Counter[int] = Counter()
-        self.values: dict[SiteCall, list[Tensor]] = {}
+        self.values: dict[TapCall, list[Tensor]] = {}
         self.bases: dict[tuple[int, int], Tensor] = {}
-        self.entries: dict[SiteCall, int] = {}  # numbers per unit and sample
+        self.entries: dict[TapCall, int] = {}  # numbers per unit and sample
 
-    def watches(self, group: Group, site: Site) -> bool:
-        """Whether a site is among those of this pass."""
-        return (group.name, site) in self.watched
+    def watches(self, group: Group, tap: Tap) -> bool:
+        """Whether a tap is among those of this pass."""
+        return (group.name, tap) in self.watched
 
     def begin(self, batch: Any, n: int) -> None:
         """Note the classes, and which samples are used."""
@@ -129,44 +129,44 @@ class Projections(Consumer):
             classes = classes[self.used]
         self.classes.append(classes)
 
-    def see(self, site_call: SiteCall, values: Tensor) -> None:
-        """Project `(n, size, entries)` on the site's directions."""
+    def see(self, tap_call: TapCall, values: Tensor) -> None:
+        """Project `(n, size, entries)` on the tap's directions."""
         if self.used is not None:
             values = values[self.used.to(values.device)]
         if values.dtype not in (torch.float32, torch.float64):
             values = values.float()
         entries = values.shape[2]
-        if self.entries.setdefault(site_call, entries) != entries:
+        if self.entries.setdefault(tap_call, entries) != entries:
             raise ValueError(
-                f"Expected the same number of positions in every batch at '{site_call.site.module}', but got units of "
-                f"{self.entries[site_call]} and of {entries} numbers. Pad or resize the inputs to one size."
+                f"Expected the same number of positions in every batch at '{tap_call.tap.module}', but got units of "
+                f"{self.entries[tap_call]} and of {entries} numbers. Pad or resize the inputs to one size."
             )
-        projected = values.double() if entries == 1 else values @ self._basis(site_call.site, entries).to(values)
-        self.values.setdefault(site_call, []).append(projected)
+        projected = values.double() if entries == 1 else values @ self._basis(tap_call.tap, entries).to(values)
+        self.values.setdefault(tap_call, []).append(projected)
 
-    def route(self, site_call: SiteCall, routed: Routed) -> None:
-        """Average what experts add over the tokens of each observation, on the site's directions."""
+    def route(self, tap_call: TapCall, routed: Routed) -> None:
+        """Average what experts add over the tokens of each observation, on the tap's directions."""
         part_of = routed.sample_of if self.seen.of_token is None else self.seen.of_token
         if part_of.shape != routed.padding.shape:
             raise ValueError(
                 f"Expected labels for samples, or for each of the {routed.padding.numel()} tokens that reach "
-                f"'{site_call.site.module}', but got {part_of.numel()}. Pass labels=, a function batch -> (N,) classes."
+                f"'{tap_call.tap.module}', but got {part_of.numel()}. Pass labels=, a function batch -> (N,) classes."
             )
-        means = routed.means(part_of, len(self.seen.classes), self._basis(site_call.site, routed.width))
-        self.values.setdefault(site_call, []).append((means if self.used is None else means[self.used]).cpu())
+        means = routed.means(part_of, len(self.seen.classes), self._basis(tap_call.tap, routed.width))
+        self.values.setdefault(tap_call, []).append((means if self.used is None else means[self.used]).cpu())
 
-    def separations(self) -> list[tuple[SiteCall, Tensor]]:
-        """Return, per call of a site, the largest distances between classes, `(size,)`."""
+    def separations(self) -> list[tuple[TapCall, Tensor]]:
+        """Return, per call of a tap, the largest distances between classes, `(size,)`."""
         labels = torch.cat(self.classes)
-        return [(site_call, class_separation(torch.cat(parts), labels)) for site_call, parts in self.values.items()]
+        return [(tap_call, class_separation(torch.cat(parts), labels)) for tap_call, parts in self.values.items()]
 
     def _has_room(self, label: int) -> bool:
         self.counts[label] += 1
         return self.per_class is None or self.counts[label] <= self.per_class
 
-    def _basis(self, site: Site, entries: int) -> Tensor:
-        """Return `(entries, directions)`, columns of length 1, the same for every site of these sizes."""
-        number = self.directions or _default_directions(site)
+    def _basis(self, tap: Tap, entries: int) -> Tensor:
+        """Return `(entries, directions)`, columns of length 1, the same for every tap of these sizes."""
+        number = self.directions or _default_directions(tap)
         if (entries, number) not in self.bases:
             generator = torch.Generator().manual_seed(self.seed)
             drawn = torch.randn(number, entries, generator=generator)
@@ -189,21 +189,21 @@ def labels_in(batch: Any) -> Tensor:
         ) from error
 
 
-def _parts(groups: Sequence[Group], samples: int, directions: int | None) -> list[list[tuple[str, Site]]]:
-    """Divide the sites among passes, so that the projections of each need at most `PROJECTIONS` bytes."""
-    parts: list[list[tuple[str, Site]]] = [[]]
+def _parts(groups: Sequence[Group], samples: int, directions: int | None) -> list[list[tuple[str, Tap]]]:
+    """Divide the taps among passes, so that the projections of each need at most `PROJECTIONS` bytes."""
+    parts: list[list[tuple[str, Tap]]] = [[]]
     size = 0
     for group in groups:
-        for site in group.sites:
-            seen = samples * (TOKEN_CLASSES if site.of == "routing" else 1)
-            needed = 4 * group.size * seen * (directions or _default_directions(site))
+        for tap in group.taps:
+            seen = samples * (TOKEN_CLASSES if tap.of == "routing" else 1)
+            needed = 4 * group.size * seen * (directions or _default_directions(tap))
             if parts[-1] and size + needed > PROJECTIONS:
                 parts.append([])
                 size = 0
-            parts[-1].append((group.name, site))
+            parts[-1].append((group.name, tap))
             size += needed
     return parts
 
 
-def _default_directions(site: Site) -> int:
-    return MAP_DIRECTIONS if site.dim == 1 else TOKEN_DIRECTIONS
+def _default_directions(tap: Tap) -> int:
+    return MAP_DIRECTIONS if tap.dim == 1 else TOKEN_DIRECTIONS

@@ -70,7 +70,7 @@ Place = tuple[str, Literal["input", "output"]]  # path of a module, and which of
 
 
 @dataclass(frozen=True)
-class Site:
+class Tap:
     """Where the activations of a group's units are seen.
 
     Attributes:
@@ -103,7 +103,7 @@ class Group(Summarised):
         kind: What a unit is.
         size: How many units there are.
         slices: All tensors that lose entries.
-        sites: Where the units' activations are seen, one per sum or concatenation that they enter.
+        taps: Where the units' activations are seen, one per sum or concatenation that they enter.
         settings: Attributes that follow the number of units.
         at_least: How many units must stay.
         multiple: The number that stays is divisible by it.
@@ -116,7 +116,7 @@ class Group(Summarised):
     kind: WidthKind
     size: int
     slices: tuple[Slice, ...]
-    sites: tuple[Site, ...] = ()
+    taps: tuple[Tap, ...] = ()
     settings: tuple[Setting, ...] = ()
     at_least: int = 1
     multiple: int = 1

@@ -18,7 +18,7 @@ from prunerecover.importance.experts import routing
 from prunerecover.importance.first_order import gate_taylor, r_score
 from prunerecover.importance.measuring.token_classes import TOKEN_CLASSES, observations, with_few_classes
 from prunerecover.importance.u_score import u_score
-from prunerecover.plan.groups import Group, Site
+from prunerecover.plan.groups import Group, Tap
 from prunerecover.width.groups.experts import find_experts
 
 SAMPLES, LENGTH = 6, 7
@@ -287,6 +287,6 @@ def test_experts_that_are_called_otherwise() -> None:
             out: Tensor = self.experts(x, None, None)
             return out
 
-    group = Group("experts", "expert", 3, (), sites=(Site("experts", of="routing", dim=-1),))
+    group = Group("experts", "expert", 3, (), taps=(Tap("experts", of="routing", dim=-1),))
     with pytest.raises(ValueError, match=r"'experts' to be called with tokens, .* but got x \(4, 2\)"):
         routing(context(Model(), [group], [torch.zeros(4, 2)]))

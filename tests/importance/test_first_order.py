@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from prunerecover.importance.data_free import l2_norm, magnitude, random
 from prunerecover.importance.first_order import fisher, gate_taylor, r_score
-from prunerecover.plan.groups import Group, Site, Slice
+from prunerecover.plan.groups import Group, Slice, Tap
 
 
 def test_r_equals_the_finite_difference_of_shrinking_a_unit() -> None:
@@ -69,18 +69,18 @@ def gate_taylor_by_loop(model: nn.Module, group: Group, batches: list[Batch]) ->
     count = 0
     for pixels, labels in batches:
         for x, y in zip(pixels, labels, strict=True):
-            for site in group.sites:
+            for tap in group.taps:
                 kept: list[Tensor] = []
-                module = model.get_submodule(site.module)
-                if site.of == "output":
+                module = model.get_submodule(tap.module)
+                if tap.of == "output":
                     handle = module.register_forward_hook(lambda _, __, output, kept=kept: kept.append(output))
                 else:
                     handle = module.register_forward_pre_hook(lambda _, args, kept=kept: kept.append(args[0]))
                 loss = cross_entropy(model, (x[None], y[None]))
                 handle.remove()
                 (gradient,) = torch.autograd.grad(loss, kept[0])
-                effect = (kept[0] * gradient).detach()[0].transpose(0, site.dim if site.dim < 0 else 0)
-                channels = effect.flatten(1).sum(1).view(group.size, site.span).double()
+                effect = (kept[0] * gradient).detach()[0].transpose(0, tap.dim if tap.dim < 0 else 0)
+                channels = effect.flatten(1).sum(1).view(group.size, tap.span).double()
                 total += channels.abs().sum(1) if group.kind == "head" else channels.sum(1).abs()
             count += 1
     return total / count
@@ -114,9 +114,9 @@ def test_gate_taylor_of_heads_and_neurons(make_vit: Callable[..., nn.Module]) ->
 
 
 def test_gates_leave_entries_of_no_unit_alone() -> None:
-    """A site in the middle of a width: the gate on it is the gate on those entries."""
+    """A tap in the middle of a width: the gate on it is the gate on those entries."""
     model, groups, batches = perceptron()
-    middle = replace(groups[0], size=2, sites=(Site("first", dim=-1, offset=1, span=2),))
+    middle = replace(groups[0], size=2, taps=(Tap("first", dim=-1, offset=1, span=2),))
     found = gate_taylor(context(model, [middle], batches, cross_entropy))["first"]
     expected = torch.zeros(2, dtype=torch.float64)
     for x, y in ((x[None], y[None]) for b in batches for x, y in zip(*b, strict=True)):
@@ -141,7 +141,7 @@ def test_fisher_of_single_samples_equals_the_loop() -> None:
 def test_magnitude_is_the_norm_of_what_makes_a_unit(make_vit: Callable[..., nn.Module]) -> None:
     model = make_vit()
     head = vit_groups(model)[0]
-    qkv, span = model.blocks[0].attn.qkv, head.sites[0].span
+    qkv, span = model.blocks[0].attn.qkv, head.taps[0].span
     own = torch.cat([qkv.weight, qkv.bias[:, None]], 1).detach().double().view(3, head.size, span, -1)
     assert torch.allclose(l2_norm(context(model, [head]))[head.name], own.square().sum((0, 2, 3)).sqrt())
     assert torch.allclose(magnitude(context(model, [head]))[head.name], own.abs().sum((0, 2, 3)))

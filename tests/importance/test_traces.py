@@ -18,7 +18,7 @@ from prunerecover.importance.measuring.activations import Consumer, stream
 from prunerecover.importance.measuring.unit_slices import check_names
 from prunerecover.importance.registry import IMPORTANCES
 from prunerecover.importance.u_score import u_score
-from prunerecover.plan.groups import Group, Site, Slice
+from prunerecover.plan.groups import Group, Slice, Tap
 from prunerecover.width.groups.discovery import find_groups
 
 OF_EXPERTS = ("routing", "reap")  # see test_experts
@@ -45,7 +45,7 @@ def restless() -> tuple[Restless, tuple[Group, ...]]:
 
     def moved(group: Group) -> Group:
         slices = tuple(part.model_copy(update={"tensor": f"net.{part.tensor}"}) for part in group.slices)
-        return replace(group, slices=slices, sites=tuple(replace(s, module=f"net.{s.module}") for s in group.sites))
+        return replace(group, slices=slices, taps=tuple(replace(s, module=f"net.{s.module}") for s in group.taps))
 
     return model, tuple(moved(group) for group in resnet_groups(model.net))
 
@@ -127,16 +127,16 @@ def test_sites_of_keyword_inputs_and_of_tuples(score: str) -> None:
     model, labels = Attention(), torch.arange(12) % CLASSES
     batches = [(torch.randn(12, 3, 6), labels)]
     wrapped = nn.Sequential(nn.Identity(), model)
-    sites = {
-        "keyword": (model, Site("inner", of="input", dim=-1)),
-        "plain": (wrapped, Site("0", dim=-1)),
-        "tuple": (model, Site("mixed", dim=-1)),
+    taps = {
+        "keyword": (model, Tap("inner", of="input", dim=-1)),
+        "plain": (wrapped, Tap("0", dim=-1)),
+        "tuple": (model, Tap("mixed", dim=-1)),
     }
     found = {
-        name: computed(context(net, [Group("x", "channel", 6, (), (site,))], batches, loss=cross_entropy), [score])[
+        name: computed(context(net, [Group("x", "channel", 6, (), (tap,))], batches, loss=cross_entropy), [score])[
             score
         ]["x"]
-        for name, (net, site) in sites.items()
+        for name, (net, tap) in taps.items()
     }
     assert torch.allclose(found["keyword"], found["plain"], rtol=1e-4)
     hidden = model.inner(batches[0][0])
@@ -160,10 +160,10 @@ def test_streaming_keeps_no_activations() -> None:
         gated = True
         most = 0
 
-        def watches(self, group: Group, site: Site) -> bool:
+        def watches(self, group: Group, tap: Tap) -> bool:
             return True
 
-        def see(self, site_call: Any, values: Tensor) -> None:
+        def see(self, tap_call: Any, values: Tensor) -> None:
             alive.append(weakref.ref(values))
 
         def end(self, n: int, gates: Any, gradients: Any) -> None:
@@ -171,7 +171,7 @@ def test_streaming_keeps_no_activations() -> None:
 
     watcher = Watcher()
     stream(model, resnet_groups(model), images(40, batch=4), [watcher], cross_entropy)
-    assert len(alive) == 10 * sum(len(group.sites) for group in resnet_groups(model))
+    assert len(alive) == 10 * sum(len(group.taps) for group in resnet_groups(model))
     assert watcher.most == 0
 
 
@@ -202,8 +202,8 @@ def test_unusable_batches_are_refused(batches: list[Any], message: str) -> None:
 @pytest.mark.parametrize("name", ["u_score", "gate_taylor"])
 def test_groups_without_a_site_are_refused(name: str) -> None:
     model = small_resnet()
-    groups = [replace(resnet_groups(model)[0], sites=())]
-    with pytest.raises(ValueError, match=r"a site where the units of 'layer1.0.conv1' (are seen|can be gated)"):
+    groups = [replace(resnet_groups(model)[0], taps=())]
+    with pytest.raises(ValueError, match=r"a tap where the units of 'layer1.0.conv1' (are seen|can be gated)"):
         computed(context(model, groups, images(), loss=cross_entropy), [name])
 
 
@@ -214,7 +214,7 @@ def test_sites_that_do_not_fit_are_refused() -> None:
         u_score(context(model, [replace(group, size=50)], images()))
     model.unused = nn.Conv2d(1, 1, 1)
     with pytest.raises(ValueError, match=r"Expected 'unused', where the units of .* are seen, to be called"):
-        u_score(context(model, [replace(group, sites=(Site("unused"),))], images()))
+        u_score(context(model, [replace(group, taps=(Tap("unused"),))], images()))
 
 
 def test_samples_of_different_numbers_of_rows_are_refused_in_one_batch() -> None:

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from prunerecover.importance.measuring.unit_slices import units_of
 from prunerecover.importance.measuring.wasserstein import class_separation
 from prunerecover.importance.u_score import u_score
-from prunerecover.plan.groups import Site
+from prunerecover.plan.groups import Tap
 
 
-def seen(model: nn.Module, batches: list[Batch], site: Site) -> Tensor:
-    """What a site sees, `(N, ...)`, by a plain hook."""
-    module = model.get_submodule(site.module)
+def seen(model: nn.Module, batches: list[Batch], tap: Tap) -> Tensor:
+    """What a tap sees, `(N, ...)`, by a plain hook."""
+    module = model.get_submodule(tap.module)
     parts: list[Tensor] = []
 
     def keep(_: nn.Module, args: Any, output: Tensor) -> None:
-        parts.append((output if site.of == "output" else args[0]).detach().clone())
+        parts.append((output if tap.of == "output" else args[0]).detach().clone())
 
     handle = module.register_forward_hook(keep)
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_shifted_classes_are_as_far_apart_as_the_shift() -> None:
 
 def test_u_of_scalars_equals_scipy() -> None:
     model, groups, batches = perceptron()
-    outputs = seen(model, batches, groups[0].sites[0])
+    outputs = seen(model, batches, groups[0].taps[0])
     labels = torch.cat([y for _, y in batches])
     expected = [largest_distance(outputs[:, [j]], labels) for j in range(5)]
     assert u_score(context(model, groups, batches))["first"].tolist() == pytest.approx(expected, rel=1e-12)
@@ -79,7 +79,7 @@ def test_u_of_scalars_equals_scipy() -> None:
 def test_u_of_maps_equals_scipy_along_the_same_directions() -> None:
     model, batches = small_resnet(), images()
     group = next(g for g in resnet_groups(model) if g.name == "layer1.0.conv1")
-    maps = seen(model, batches, group.sites[0]).flatten(2)
+    maps = seen(model, batches, group.taps[0]).flatten(2)
     labels = torch.cat([y for _, y in batches])
     basis = directions_of(64, 128, seed=3)
     expected = [largest_distance(maps[:, c] @ basis.T, labels) for c in range(group.size)]
@@ -89,8 +89,8 @@ def test_u_of_maps_equals_scipy_along_the_same_directions() -> None:
 def test_u_of_heads_is_that_of_tokens_times_head_dimension(make_vit: Callable[..., nn.Module]) -> None:
     model, batches = make_vit(), images(size=8, channels=1)
     group = vit_groups(model)[0]
-    span = group.sites[0].span
-    tokens = seen(model, batches, group.sites[0])
+    span = group.taps[0].span
+    tokens = seen(model, batches, group.taps[0])
     labels = torch.cat([y for _, y in batches])
     basis = directions_of(tokens.shape[1] * span, 64, seed=0)
     heads = [tokens[:, :, h * span : (h + 1) * span].flatten(1) @ basis.T for h in range(group.size)]
@@ -101,8 +101,8 @@ def test_u_of_heads_is_that_of_tokens_times_head_dimension(make_vit: Callable[..
 def test_u_of_several_sites_is_the_largest() -> None:
     model, batches = small_resnet(), images()
     group = resnet_groups(model)[1]
-    assert len(group.sites) == 2
-    alone = [u_score(context(model, [replace(group, sites=(site,))], batches))[group.name] for site in group.sites]
+    assert len(group.taps) == 2
+    alone = [u_score(context(model, [replace(group, taps=(tap,))], batches))[group.name] for tap in group.taps]
     assert torch.equal(u_score(context(model, [group], batches))[group.name], torch.maximum(*alone))
 
 
@@ -162,8 +162,8 @@ def test_a_silent_unit_has_u_zero_and_a_louder_one_more() -> None:
 
 
 def test_rows_of_one_sample_are_parts_of_its_vector() -> None:
-    """Windows: a site with two rows per sample sees what a site with one row of both sees."""
+    """Windows: a tap with two rows per sample sees what a tap with one row of both sees."""
     whole = torch.randn(6, 4, 3)
     rows = whole.view(6, 2, 2, 3).flatten(0, 1)
-    site = Site("", dim=-1)
-    assert torch.equal(units_of(rows, site, 3, n=6), units_of(whole, site, 3, n=6))
+    tap = Tap("", dim=-1)
+    assert torch.equal(units_of(rows, tap, 3, n=6), units_of(whole, tap, 3, n=6))

@@ -139,7 +139,7 @@ def test_what_was_narrowed_once_can_be_narrowed_again(batches: Batches) -> None:
     """Rewritten shortcuts go on tying the residual channels, and let them go."""
 
     def ties(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-        return {g.name: (g.kind, g.sites, [s.tensor for s in g.slices]) for g in find_groups(model, IMAGE).groups}
+        return {g.name: (g.kind, g.taps, [s.tensor for s in g.slices]) for g in find_groups(model, IMAGE).groups}
 
     model = cnn()
     before = ties(model)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from prunerecover import Budget, apply_plan, find_groups, plan_width
 from prunerecover.importance.measuring.unit_slices import units_of
 from prunerecover.model.batches import ModelInputs, is_padding
-from prunerecover.plan.groups import Site
+from prunerecover.plan.groups import Tap
 from prunerecover.width.tracing.samples import SampleLayout, sample_layouts
 
 N = 8
@@ -83,7 +83,7 @@ def test_a_network_of_one_batch_size_keeps_samples_first() -> None:
             return self.b(self.a(x).view(N, -1).relu())  # type: ignore[no-any-return]
 
     (group,) = find_groups(Fixed(), torch.randn(N, 4)).groups
-    assert [(site.samples, site.apart) for site in group.sites] == [(0, False)]
+    assert [(tap.samples, tap.apart) for tap in group.taps] == [(0, False)]
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -94,9 +94,9 @@ def test_units_of_any_layout_are_those_of_samples_first(samples: int, dim: int, 
     rows = (units.transpose(0, 1) if apart else units).reshape(n * k, 6, size * span)
     first = units.reshape(n * k, 6, size * span)
     laid = rows.permute(*_order(samples, dim))
-    site = Site("x", dim=dim, span=span, samples=samples, apart=apart)
-    wanted = units_of(first, Site("x", dim=-1, span=span), size, n)
-    torch.testing.assert_close(units_of(laid, site, size, n).sort(-1).values, wanted.sort(-1).values, rtol=0, atol=0)
+    tap = Tap("x", dim=dim, span=span, samples=samples, apart=apart)
+    wanted = units_of(first, Tap("x", dim=-1, span=span), size, n)
+    torch.testing.assert_close(units_of(laid, tap, size, n).sort(-1).values, wanted.sort(-1).values, rtol=0, atol=0)
 
 
 def _order(samples: int, dim: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Stream the activations of a model's units, and gradients of a loss, to whoever counts something on them.
 
 One batch at a time: consumers are called inside the forward pass, while an activation is there, and keep what they
-need. Each site can carry gates, factors of 1 per sample and unit, which change no value; the gradient with respect to
+need. Each tap can carry gates, factors of 1 per sample and unit, which change no value; the gradient with respect to
 one is the sum over the unit's positions of o dL/do, also where the next layer writes into o. A head is several
 channels, and has a gate for each.
 
@@ -28,15 +28,15 @@ from prunerecover.model.checks import check_differentiable
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.hooks import removed_after
 from prunerecover.model.paths import get_module, unwrap
-from prunerecover.plan.groups import Group, Site
+from prunerecover.plan.groups import Group, Tap
 
 
 @dataclass(frozen=True)
-class SiteCall:
-    """A group's site in one call of its module: modules that are shared are called several times."""
+class TapCall:
+    """A group's tap in one call of its module: modules that are shared are called several times."""
 
     group: str
-    site: Site
+    tap: Tap
     call: int = 0
 
 
@@ -51,25 +51,25 @@ class Consumer:
     gated: bool = False
     parameters: Sequence[Parameter] = ()
 
-    def watches(self, group: Group, site: Site) -> bool:
-        """Whether it wants to see the activations at a site."""
+    def watches(self, group: Group, tap: Tap) -> bool:
+        """Whether it wants to see the activations at a tap."""
         return False
 
     def begin(self, batch: Any, n: int) -> None:
         """Take note of a batch of `n` samples, as the user gave it, before the model runs."""
 
-    def see(self, site_call: SiteCall, values: Tensor) -> None:
+    def see(self, tap_call: TapCall, values: Tensor) -> None:
         """Read activations, `(n, size, entries per unit)`; they may be overwritten as soon as this returns."""
 
-    def route(self, site_call: SiteCall, routed: Routed) -> None:
-        """Read what a router chose, at a site of routed experts."""
+    def route(self, tap_call: TapCall, routed: Routed) -> None:
+        """Read what a router chose, at a tap of routed experts."""
 
-    def end(self, n: int, gates: dict[SiteCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
+    def end(self, n: int, gates: dict[TapCall, Tensor], gradients: dict[Parameter, Tensor]) -> None:
         """Read gradients of the batch's mean loss: of the gates, `(n, size * channels per unit)`, and of parameters.
 
         Args:
             n: Samples in the batch.
-            gates: `(n, size * channels per unit)` by site.
+            gates: `(n, size * channels per unit)` by tap.
             gradients: Those of `parameters` that the loss depends on.
         """
 
@@ -85,13 +85,13 @@ def stream(
 
     Args:
         model: In any mode; run in evaluation mode. No `.grad` is written.
-        groups: Their sites are watched.
+        groups: Their taps are watched.
         batches: As `loss` takes them; without a consumer of gradients, as the model takes them (labels are left out).
         consumers: Called in order.
         loss: `loss(model, batch) -> scalar`, a mean over the batch; needed if a consumer wants gradients.
 
     Raises:
-        ValueError: If there is no batch, a gradient is wanted without a loss, no gradient arrives, a site's module
+        ValueError: If there is no batch, a gradient is wanted without a loss, no gradient arrives, a tap's module
             is not called or its activations do not have the units or samples that the group says.
     """
     model = unwrap(model)
@@ -124,7 +124,7 @@ def stream(
 
 def _run(
     model: nn.Module, batch: Any, loss: Loss | None, taps: _Taps, parameters: Sequence[Parameter]
-) -> tuple[dict[SiteCall, Tensor], dict[Parameter, Tensor]]:
+) -> tuple[dict[TapCall, Tensor], dict[Parameter, Tensor]]:
     if loss is not None:
         return _gradients(model, batch, loss, taps, parameters)
     call(model, as_inputs(without_labels(batch, model)).to(device_of(model)))
@@ -133,7 +133,7 @@ def _run(
 
 def _gradients(
     model: nn.Module, batch: Any, loss: Loss, taps: _Taps, parameters: Sequence[Parameter]
-) -> tuple[dict[SiteCall, Tensor], dict[Parameter, Tensor]]:
+) -> tuple[dict[TapCall, Tensor], dict[Parameter, Tensor]]:
     with torch.enable_grad():
         value = loss_of(model, batch, loss)
         sources = [*taps.gates.values(), *parameters]
@@ -145,28 +145,28 @@ def _gradients(
         )
     n_gates = len(taps.gates)
     gates = {
-        site_call: _per_sample(torch.zeros_like(gate) if gradient is None else gradient, site_call.site, taps.n)
-        for (site_call, gate), gradient in zip(taps.gates.items(), found[:n_gates], strict=True)
+        tap_call: _per_sample(torch.zeros_like(gate) if gradient is None else gradient, tap_call.tap, taps.n)
+        for (tap_call, gate), gradient in zip(taps.gates.items(), found[:n_gates], strict=True)
     }
     reached = zip(parameters, found[n_gates:], strict=True)
     return gates, {p: gradient for p, gradient in reached if gradient is not None}
 
 
 class _Taps:
-    """Hooks on the sites, and what they saw of the current batch."""
+    """Hooks on the taps, and what they saw of the current batch."""
 
     def __init__(self, model: nn.Module, groups: Sequence[Group], consumers: Sequence[Consumer]) -> None:
         self.n = 0
         self.inputs = ModelInputs()
-        self.gates: dict[SiteCall, Tensor] = {}
-        self.calls: dict[tuple[str, Site], int] = {}
+        self.gates: dict[TapCall, Tensor] = {}
+        self.calls: dict[tuple[str, Tap], int] = {}
         self.gated = any(consumer.gated for consumer in consumers)
-        self.sites: list[tuple[nn.Module, Group, Site, list[Consumer]]] = []
+        self.taps: list[tuple[nn.Module, Group, Tap, list[Consumer]]] = []
         for group in groups:
-            for site in group.sites:
-                watching = [consumer for consumer in consumers if consumer.watches(group, site)]
+            for tap in group.taps:
+                watching = [consumer for consumer in consumers if consumer.watches(group, tap)]
                 if watching or self.gated:
-                    self.sites.append((get_module(model, site.module), group, site, watching))
+                    self.taps.append((get_module(model, tap.module), group, tap, watching))
 
     def start(self, inputs: ModelInputs) -> None:
         """Forget the last batch."""
@@ -175,10 +175,10 @@ class _Taps:
         self.calls.clear()
 
     def check_all_called(self) -> None:
-        for _, group, site, _ in self.sites:
-            if (group.name, site) not in self.calls:
+        for _, group, tap, _ in self.taps:
+            if (group.name, tap) not in self.calls:
                 raise ValueError(
-                    f"Expected '{site.module}', where the units of '{group.name}' are seen, to be called in the "
+                    f"Expected '{tap.module}', where the units of '{group.name}' are seen, to be called in the "
                     "forward pass, but it was not. Leave the group out, or pass batches that use it."
                 )
 
@@ -186,83 +186,83 @@ class _Taps:
     def attached(self) -> Iterator[None]:
         """Have the hooks on the modules inside a `with` block."""
         with ExitStack() as stack:
-            for module, group, site, watching in self.sites:
-                if site.of == "output":
-                    handle = module.register_forward_hook(self._after(group, site, watching))
+            for module, group, tap, watching in self.taps:
+                if tap.of == "output":
+                    handle = module.register_forward_hook(self._after(group, tap, watching))
                 else:
-                    before = self._routing if site.of == "routing" else self._before
-                    handle = module.register_forward_pre_hook(before(group, site, watching), with_kwargs=True)
+                    before = self._routing if tap.of == "routing" else self._before
+                    handle = module.register_forward_pre_hook(before(group, tap, watching), with_kwargs=True)
                 stack.enter_context(removed_after(handle))
             yield
 
-    def _after(self, group: Group, site: Site, watching: list[Consumer]) -> Any:
+    def _after(self, group: Group, tap: Tap, watching: list[Consumer]) -> Any:
         def hook(_: nn.Module, __: Any, output: Any) -> Any:
             if isinstance(output, tuple):
-                return (self._tap(output[0], group, site, watching), *output[1:])
-            return self._tap(output, group, site, watching)
+                return (self._tap(output[0], group, tap, watching), *output[1:])
+            return self._tap(output, group, tap, watching)
 
         return hook
 
-    def _before(self, group: Group, site: Site, watching: list[Consumer]) -> Any:
+    def _before(self, group: Group, tap: Tap, watching: list[Consumer]) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if args:
-                return (self._tap(args[0], group, site, watching), *args[1:]), kwargs
+                return (self._tap(args[0], group, tap, watching), *args[1:]), kwargs
             first = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
-            return args, {**kwargs, first: self._tap(kwargs[first], group, site, watching)}
+            return args, {**kwargs, first: self._tap(kwargs[first], group, tap, watching)}
 
         return hook
 
-    def _routing(self, group: Group, site: Site, watching: list[Consumer]) -> Any:
+    def _routing(self, group: Group, tap: Tap, watching: list[Consumer]) -> Any:
         def hook(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            routed = read_call(site.module, experts, args, kwargs, group.size, self.n)
+            routed = read_call(tap.module, experts, args, kwargs, group.size, self.n)
             routed = replace(routed, padding=is_padding(self.inputs, routed.padding))
-            site_call = self._next_call(group, site)
+            tap_call = self._next_call(group, tap)
             for consumer in watching:
-                consumer.route(site_call, routed)
+                consumer.route(tap_call, routed)
             return (
-                routed.gated(self._gate(site_call, self.n, group.size, routed.chosen_weights)) if self._gating else None
+                routed.gated(self._gate(tap_call, self.n, group.size, routed.chosen_weights)) if self._gating else None
             )
 
         return hook
 
-    def _tap(self, tensor: Tensor, group: Group, site: Site, watching: list[Consumer]) -> Tensor:
-        site_call = self._next_call(group, site)
-        self._check(tensor, group, site)
+    def _tap(self, tensor: Tensor, group: Group, tap: Tap, watching: list[Consumer]) -> Tensor:
+        tap_call = self._next_call(group, tap)
+        self._check(tensor, group, tap)
         if watching:
-            values = units_of(tensor.detach(), site, group.size, self.n)
+            values = units_of(tensor.detach(), tap, group.size, self.n)
             for consumer in watching:
-                consumer.see(site_call, values)
+                consumer.see(tap_call, values)
         if not self._gating:
             return tensor
-        gates = group.size * (site.span if group.kind == "head" else 1)
-        gate = self._gate(site_call, tensor.shape[site.samples], gates, tensor)
-        return tensor * spread(gate, tensor, site, group.size)
+        gates = group.size * (tap.span if group.kind == "head" else 1)
+        gate = self._gate(tap_call, tensor.shape[tap.samples], gates, tensor)
+        return tensor * spread(gate, tensor, tap, group.size)
 
     @property
     def _gating(self) -> bool:
         return self.gated and torch.is_grad_enabled()
 
-    def _next_call(self, group: Group, site: Site) -> SiteCall:
-        number = self.calls.get((group.name, site), 0)
-        self.calls[group.name, site] = number + 1
-        return SiteCall(group.name, site, number)
+    def _next_call(self, group: Group, tap: Tap) -> TapCall:
+        number = self.calls.get((group.name, tap), 0)
+        self.calls[group.name, tap] = number + 1
+        return TapCall(group.name, tap, number)
 
-    def _gate(self, site_call: SiteCall, rows: int, gates: int, like: Tensor) -> Tensor:
+    def _gate(self, tap_call: TapCall, rows: int, gates: int, like: Tensor) -> Tensor:
         gate = torch.ones(rows, gates, dtype=like.dtype, device=like.device, requires_grad=True)
-        self.gates[site_call] = gate
+        self.gates[tap_call] = gate
         return gate
 
-    def _check(self, tensor: Tensor, group: Group, site: Site) -> None:
-        width = tensor.shape[site.dim] if -tensor.ndim <= site.dim < tensor.ndim else 0
-        rows = tensor.shape[site.samples] if site.samples < tensor.ndim else 1
-        if site.offset + group.size * site.span > width or rows % self.n:
+    def _check(self, tensor: Tensor, group: Group, tap: Tap) -> None:
+        width = tensor.shape[tap.dim] if -tensor.ndim <= tap.dim < tensor.ndim else 0
+        rows = tensor.shape[tap.samples] if tap.samples < tensor.ndim else 1
+        if tap.offset + group.size * tap.span > width or rows % self.n:
             raise ValueError(
-                f"Expected the {site.of} of '{site.module}' to hold {group.size} units of {site.span} entries along "
-                f"dimension {site.dim} and a multiple of {self.n} samples along dimension {site.samples}, but got "
+                f"Expected the {tap.of} of '{tap.module}' to hold {group.size} units of {tap.span} entries along "
+                f"dimension {tap.dim} and a multiple of {self.n} samples along dimension {tap.samples}, but got "
                 f"shape {tuple(tensor.shape)}. Were the groups found in another model? Where samples have different "
                 "numbers of rows, as the boxes of a detector, pass one sample per batch."
             )
 
 
-def _per_sample(gradient: Tensor, site: Site, n: int) -> Tensor:
-    return torch.unflatten(gradient, 0, (-1, n) if site.apart else (n, -1)).sum(0 if site.apart else 1)
+def _per_sample(gradient: Tensor, tap: Tap, n: int) -> Tensor:
+    return torch.unflatten(gradient, 0, (-1, n) if tap.apart else (n, -1)).sum(0 if tap.apart else 1)

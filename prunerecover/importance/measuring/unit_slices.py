@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from prunerecover.model.paths import get_module
-from prunerecover.plan.groups import Group, Site, Slice
+from prunerecover.plan.groups import Group, Slice, Tap
 
 Scores = dict[str, Tensor]  # by group name: `(size,)`, float64, on the CPU
 
@@ -79,35 +79,35 @@ def check_names(groups: Sequence[Group]) -> None:
             )
 
 
-def units_of(tensor: Tensor, site: Site, size: int, n: int) -> Tensor:
+def units_of(tensor: Tensor, tap: Tap, size: int, n: int) -> Tensor:
     """Arrange activations as `(n, size, entries per unit)`; rows of one sample, such as windows, are its entries.
 
     Args:
-        tensor: Activations at a site.
-        site: Where the units and the samples lie in it.
+        tensor: Activations at a tap.
+        tap: Where the units and the samples lie in it.
         size: Number of units.
         n: Number of samples.
 
-    >>> units_of(torch.zeros(2, 5, 12), Site("qkv", dim=-1, offset=4, span=2), size=3, n=2).shape
+    >>> units_of(torch.zeros(2, 5, 12), Tap("qkv", dim=-1, offset=4, span=2), size=3, n=2).shape
     torch.Size([2, 3, 10])
     """
-    dim = site.dim % tensor.ndim
-    units = torch.unflatten(tensor.narrow(dim, site.offset, size * site.span), dim, (size, site.span))
-    rows = units.movedim(site.samples + (site.samples > dim), 0)
-    dim += site.samples > dim
-    apart = torch.unflatten(rows, 0, (-1, n)).transpose(0, 1) if site.apart else torch.unflatten(rows, 0, (n, -1))
+    dim = tap.dim % tensor.ndim
+    units = torch.unflatten(tensor.narrow(dim, tap.offset, size * tap.span), dim, (size, tap.span))
+    rows = units.movedim(tap.samples + (tap.samples > dim), 0)
+    dim += tap.samples > dim
+    apart = torch.unflatten(rows, 0, (-1, n)).transpose(0, 1) if tap.apart else torch.unflatten(rows, 0, (n, -1))
     return apart.movedim(dim + 1, 1).flatten(2)
 
 
-def spread(gate: Tensor, tensor: Tensor, site: Site, size: int) -> Tensor:
+def spread(gate: Tensor, tensor: Tensor, tap: Tap, size: int) -> Tensor:
     """Lay gates, `(rows, one or more per unit)`, over the units' entries of `tensor`, with ones for all others."""
-    dim = site.dim % tensor.ndim
-    after = tensor.shape[dim] - site.offset - size * site.span
-    entries = size * site.span // gate.shape[1]
+    dim = tap.dim % tensor.ndim
+    after = tensor.shape[dim] - tap.offset - size * tap.span
+    entries = size * tap.span // gate.shape[1]
     inside = gate if entries == 1 else gate.repeat_interleave(entries, 1)
-    if site.offset or after:
+    if tap.offset or after:
         rows = gate.shape[0]
-        inside = torch.cat([gate.new_ones(rows, site.offset), inside, gate.new_ones(rows, after)], 1)
+        inside = torch.cat([gate.new_ones(rows, tap.offset), inside, gate.new_ones(rows, after)], 1)
     shape = [1] * tensor.ndim
-    shape[site.samples], shape[dim] = inside.shape
-    return (inside if site.samples < dim else inside.t()).reshape(shape)
+    shape[tap.samples], shape[dim] = inside.shape
+    return (inside if tap.samples < dim else inside.t()).reshape(shape)

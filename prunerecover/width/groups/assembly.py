@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from prunerecover.model.narrow.freeing import sizes_heads
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS, SHORT_HEADS, alone
-from prunerecover.plan.groups import Group, Setting, Site, Slice
+from prunerecover.plan.groups import Group, Setting, Slice, Tap
 from prunerecover.plan.kinds import WidthKind
 from prunerecover.width.groups.alike import AlikeUnits, alike_units
 from prunerecover.width.groups.counted import CountedGroup, named_operation
@@ -139,7 +139,7 @@ def _group(
         kind=kind,
         size=units.size,
         slices=slices,
-        sites=tuple(_seen_by_sample(trace, site) for site in _sites(trace, kind, units)),
+        taps=tuple(_seen_by_sample(trace, tap) for tap in _taps(trace, kind, units)),
         settings=(*_settings(model, trace, units), *_repeated(model, trace, kind, slices, units.size)),
         products=_macs_per_unit(trace, units, samples),
     )
@@ -183,7 +183,7 @@ def _slices(trace: Trace, units: AlikeUnits) -> tuple[Slice, ...] | None:
     return tuple(slices)
 
 
-def _sites(trace: Trace, kind: WidthKind, units: AlikeUnits) -> tuple[Site, ...]:
+def _taps(trace: Trace, kind: WidthKind, units: AlikeUnits) -> tuple[Tap, ...]:
     """Where units are seen: heads and neurons in what the only module that reads them is given, others as addends.
 
     Features of a stream are seen where norms hand them on, which is what is read of them.
@@ -196,19 +196,19 @@ def _sites(trace: Trace, kind: WidthKind, units: AlikeUnits) -> tuple[Site, ...]
         seen = readers[:1]
     elif kind == "hidden" and normed:
         seen = normed
-    return tuple(dict.fromkeys(site for location in seen for site in _sites_at(location, units)))
+    return tuple(dict.fromkeys(tap for location in seen for tap in _taps_at(location, units)))
 
 
-def _sites_at(seen: Location, units: AlikeUnits) -> list[Site]:
+def _taps_at(seen: Location, units: AlikeUnits) -> list[Tap]:
     """One per stretch of units: both directions of a recurrent layer lie one after the other."""
     form = linear_form(units.at(seen.ids), units.size)
     offsets, span = ((), 1) if form is None else form
-    return [Site(module=seen.path, of=seen.of, dim=seen.dim, offset=offset, span=span) for offset in offsets]
+    return [Tap(module=seen.path, of=seen.of, dim=seen.dim, offset=offset, span=span) for offset in offsets]
 
 
-def _seen_by_sample(trace: Trace, site: Site) -> Site:
-    layout = trace.layouts.get((site.module, "input" if site.of == "input" else "output"), SampleLayout())
-    return replace(site, samples=layout.dim, apart=layout.apart)
+def _seen_by_sample(trace: Trace, tap: Tap) -> Tap:
+    layout = trace.layouts.get((tap.module, "input" if tap.of == "input" else "output"), SampleLayout())
+    return replace(tap, samples=layout.dim, apart=layout.apart)
 
 
 def _settings(model: nn.Module, trace: Trace, units: AlikeUnits) -> tuple[Setting, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from prunerecover.families.experts import Mixture, expert_counts, mixtures
 from prunerecover.model.paths import unwrap
-from prunerecover.plan.groups import Group, Setting, Site, Slice
+from prunerecover.plan.groups import Group, Setting, Slice, Tap
 
 
 def find_experts(model: nn.Module) -> tuple[Group, ...]:
@@ -39,7 +39,7 @@ def _group(network: nn.Module, mixture: Mixture) -> Group:
         kind="expert",
         size=mixture.size,
         slices=(*own, *choice),
-        sites=(Site(module=mixture.experts, of="routing", dim=-1),),
+        taps=(Tap(module=mixture.experts, of="routing", dim=-1),),
         settings=tuple(settings),
         at_least=mixture.at_least,
         multiple=mixture.strata,

@@ -10,8 +10,8 @@ from prunerecover.plan.groups import Group
 
 def with_a_gate(groups: Sequence[Group]) -> tuple[Group, ...]:
     """Return the groups that have a place for gates, and warn of others; all of them if none has."""
-    kept = tuple(group for group in groups if group.sites)
-    left_out = [group.name for group in groups if not group.sites]
+    kept = tuple(group for group in groups if group.taps)
+    left_out = [group.name for group in groups if not group.taps]
     if not kept or not left_out:
         return tuple(groups)
     more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunerecover.plan.groups import Group, Setting, Site, Slice
+from prunerecover.plan.groups import Group, Setting, Slice, Tap
 
 CLASSES = 4
 
@@ -79,18 +79,18 @@ def resnet_groups(model: ResNet) -> tuple[Group, ...]:
         for path, block in zip(own, blocks, strict=True):
             slices = (*normed(f"{path}.conv1", f"{path}.bn1"), *reads(f"{path}.conv2"))
             size = block.conv1.out_channels
-            groups.append(Group(f"{path}.conv1", "channel", size, slices, (Site(f"{path}.bn1"),)))
+            groups.append(Group(f"{path}.conv1", "channel", size, slices, (Tap(f"{path}.bn1"),)))
         first = () if stage > 1 else normed("conv1", "bn1")
         rewritten = (Slice(tensor=f"layer{stage}.0.shortcut.weight", dim=0),) if stage > 1 else ()
         readers = [f"{path}.conv1" for path in own[stage > 1 :]]
         last = stage == model.stages
         readers += ["linear"] if last else [f"layer{stage + 1}.0.conv1", f"layer{stage + 1}.0.shortcut"]
         makers = [part for path in own for part in normed(f"{path}.conv2", f"{path}.bn2")]
-        sites = [Site(f"{path}.bn2") for path in own] + [Site("bn1" if stage == 1 else f"layer{stage}.0.shortcut")]
+        taps = [Tap(f"{path}.bn2") for path in own] + [Tap("bn1" if stage == 1 else f"layer{stage}.0.shortcut")]
         name = "conv1" if stage == 1 else f"layer{stage}.0.conv2"
         size = blocks[0].conv2.out_channels
         slices = (*first, *makers, *rewritten, *reads(*readers))
-        groups.append(Group(name, "channel", size, slices, tuple(sites)))
+        groups.append(Group(name, "channel", size, slices, tuple(taps)))
     return tuple(groups)
 
 
@@ -153,8 +153,8 @@ def separable_groups(inner: int = 6, outer: int = 4) -> tuple[Group, ...]:
     projected = (Slice(tensor="project.weight", dim=0), Slice(tensor="project.bias", dim=0))
     flattened = Slice(tensor="linear.weight", dim=1, span=16, makes=False)
     return (
-        Group("expand", "channel", inner, (*made, *reads("project")), (Site("depthwise"),), settings),
-        Group("project", "channel", outer, (*projected, flattened), (Site("linear", of="input", dim=-1, span=16),)),
+        Group("expand", "channel", inner, (*made, *reads("project")), (Tap("depthwise"),), settings),
+        Group("project", "channel", outer, (*projected, flattened), (Tap("linear", of="input", dim=-1, span=16),)),
     )
 
 
@@ -168,14 +168,14 @@ def vit_groups(model: nn.Module) -> tuple[Group, ...]:
         fused = {"offsets": tuple(j * heads * span for j in range(3)), "span": span}
         made = (Slice(tensor=f"{path}.attn.qkv.{t}", dim=0, **fused) for t in ("weight", "bias"))
         read = Slice(tensor=f"{path}.attn.proj.weight", dim=1, span=span, makes=False)
-        site = Site(f"{path}.attn.proj", of="input", dim=-1, span=span)
+        tap = Tap(f"{path}.attn.proj", of="input", dim=-1, span=span)
         setting = Setting(module=f"{path}.attn", attribute="num_heads")
         products = 2 * tokens * tokens * span
-        head = Group(f"{path}.attn.qkv", "head", heads, (*made, read), (site,), (setting,), products=products)
+        head = Group(f"{path}.attn.qkv", "head", heads, (*made, read), (tap,), (setting,), products=products)
         hidden = (Slice(tensor=f"{path}.mlp.fc1.{t}", dim=0) for t in ("weight", "bias"))
         neurons = (*hidden, *reads(f"{path}.mlp.fc2"))
-        sites = (Site(f"{path}.mlp.act", dim=-1),)
-        groups += [head, Group(f"{path}.mlp.fc1", "neuron", block.mlp.fc1.out_features, neurons, sites)]
+        taps = (Tap(f"{path}.mlp.act", dim=-1),)
+        groups += [head, Group(f"{path}.mlp.fc1", "neuron", block.mlp.fc1.out_features, neurons, taps)]
     return tuple(groups)
 
 

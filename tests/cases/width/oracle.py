@@ -77,17 +77,17 @@ def silenced(model: nn.Module, keep: Keep) -> Iterator[None]:
     handles = []
     for group, units in keep.items():
         gone = torch.tensor([u for u in range(group.size) if u not in units.tolist()])
-        for site in group.sites:
-            index = site.offset + (gone[:, None] * site.span + torch.arange(site.span)).flatten()
-            module = get_module(model, site.module)
+        for tap in group.taps:
+            index = tap.offset + (gone[:, None] * tap.span + torch.arange(tap.span)).flatten()
+            module = get_module(model, tap.module)
 
-            def before(_, args, dim=site.dim, index=index):
+            def before(_, args, dim=tap.dim, index=index):
                 return (args[0].index_fill(dim, index, 0), *args[1:])
 
-            def after(_, args, output, dim=site.dim, index=index):
+            def after(_, args, output, dim=tap.dim, index=index):
                 return output.index_fill(dim, index, 0)
 
-            if site.of == "input":
+            if tap.of == "input":
                 handles.append(module.register_forward_pre_hook(before))
             else:
                 handles.append(module.register_forward_hook(after))

@@ -15,7 +15,7 @@ from prunerecover.importance.context import WidthContext
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.importance.registry import compute_importances
-from prunerecover.plan.groups import Group, Site, Slice
+from prunerecover.plan.groups import Group, Slice, Tap
 from prunerecover.width.allocation.tolerance import curves, depths
 
 Batch = tuple[Tensor, Tensor]
@@ -68,7 +68,7 @@ class Perceptron(nn.Module):
 def perceptron() -> tuple[nn.Module, tuple[Group, ...], list[Batch]]:
     torch.manual_seed(0)
     slices = (Slice(tensor="first.weight", dim=0), Slice(tensor="first.bias", dim=0), *reads("second"))
-    group = Group("first", "neuron", 5, slices, (Site("first", dim=-1),))
+    group = Group("first", "neuron", 5, slices, (Tap("first", dim=-1),))
     labels = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3, 3, 3, 0, 2, 1])
     inputs = torch.randn(13, 6, dtype=torch.float64) + labels[:, None]
     return Perceptron().double(), (group,), list(zip(inputs.split(5), labels.split(5), strict=True))

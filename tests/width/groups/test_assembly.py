@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from prunerecover import Budget, apply_plan, plan_width
 from prunerecover.model.batches import ModelInputs
-from prunerecover.plan.groups import Group, Setting, Site, Slice
+from prunerecover.plan.groups import Group, Setting, Slice, Tap
 from prunerecover.width.groups.assembly import named_apart
 from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.rewrites.padded_shortcuts import PaddedShortcut, find_padded_shortcuts
@@ -58,7 +58,7 @@ def test_a_unit_of_grouped_query_attention_is_a_key_value_head_with_its_queries(
         f"{path}.v_proj.weight": (0, (0,), 8, True),
         f"{path}.o_proj.weight": (1, (0,), 16, False),
     }
-    assert group.sites == (Site(f"{path}.o_proj", "input", -1, 0, 16),)
+    assert group.taps == (Tap(f"{path}.o_proj", "input", -1, 0, 16),)
     assert group.settings == ()
 
 
@@ -97,13 +97,13 @@ def test_gate_up_and_down_are_one_group_seen_before_down() -> None:
         "up_proj": (0, True),
         "down_proj": (1, False),
     }
-    assert group.sites == (Site("model.layers.0.mlp.down_proj", "input", -1),)
+    assert group.taps == (Tap("model.layers.0.mlp.down_proj", "input", -1),)
 
 
 @pytest.mark.slow
 def test_neurons_with_two_readers_are_seen_where_they_are_made() -> None:
     group = group_named("roi_heads.box_head.fc7", "faster_rcnn")
-    assert group.sites == (Site("roi_heads.box_head.fc7", "output", -1),)
+    assert group.taps == (Tap("roi_heads.box_head.fc7", "output", -1),)
 
 
 def test_shared_experts_are_neurons_and_routed_ones_are_not() -> None:
@@ -120,18 +120,18 @@ def test_a_flattened_map_has_a_span_of_its_positions() -> None:
 def test_concatenated_channels_have_offsets() -> None:
     group = group_named("features.denseblock1.denselayer2.conv2", "densenet")
     assert parts(group)["features.transition1.conv.weight"] == (1, (8 + 6,), 1, False)
-    assert group.sites == (Site("features.denseblock1.denselayer2.conv2"),)
+    assert group.taps == (Tap("features.denseblock1.denselayer2.conv2"),)
 
 
 def test_residual_channels_are_seen_at_the_norm_of_every_addend() -> None:
     group = group_named("layer2.0.conv3", "bottlenecks")
-    assert [site.module for site in group.sites] == ["layer2.0.bn3", "layer2.0.downsample.1", "layer2.1.bn3"]
+    assert [tap.module for tap in group.taps] == ["layer2.0.bn3", "layer2.0.downsample.1", "layer2.1.bn3"]
 
 
 def test_depthwise_channels_are_seen_last_and_gates_not_at_all() -> None:
     group = group_named("features.2.0.block.0.0", "efficientnet")
     assert "features.2.0.block.2.fc2.weight" in parts(group)
-    assert [site.module for site in group.sites] == ["features.2.0.block.1.1"]
+    assert [tap.module for tap in group.taps] == ["features.2.0.block.1.1"]
 
 
 def test_a_unit_of_a_grouped_convolution_is_a_group() -> None:
@@ -190,7 +190,7 @@ def test_padded_shortcuts_are_rewritten() -> None:
     wide = group_named("layer2.0.conv2", "option_a_resnet20")
     assert parts(wide)["layer2.0.shortcut.weight"] == (0, (0,), 1, True)
     assert parts(wide)["layer3.0.shortcut.weight"] == (1, (0,), 1, False)
-    assert any("shortcut" in site.module for site in wide.sites)  # they carry units on, past the sum they enter
+    assert any("shortcut" in tap.module for tap in wide.taps)  # they carry units on, past the sum they enter
 
 
 @pytest.mark.data

@@ -102,7 +102,7 @@ def test_sliced_equals_masked(name: str) -> None:
 @pytest.mark.parametrize("name", one_in(4, families(*HEARD)))
 def test_sliced_equals_silenced_where_units_are_seen(name: str) -> None:
     (model, inputs), found = built(name), without_normed_channels(name)
-    keep = {group: units for group, units in thirty_percent(found).items() if group.sites}
+    keep = {group: units for group, units in thirty_percent(found).items() if group.taps}
     whole = rewritten(model, found)
     with torch.no_grad(), silenced(whole, keep):
         hushed = outputs(whole, inputs)

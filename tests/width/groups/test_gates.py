@@ -12,12 +12,12 @@ from prunerecover.width.groups.gates import with_a_gate
 
 def test_units_without_a_place_for_gates_stay_out_of_the_plan() -> None:
     first, second = separable_groups()
-    hidden = dataclasses.replace(first, sites=())
-    gated = second if second.sites else dataclasses.replace(second, sites=first.sites)
+    hidden = dataclasses.replace(first, taps=())
+    gated = second if second.taps else dataclasses.replace(second, taps=first.taps)
     with pytest.warns(UserWarning, match=rf"{first.name} stay as they are: their units have no place where"):
         assert with_a_gate([hidden, gated]) == (gated,)
 
 
 def test_where_none_has_a_place_all_stay_in() -> None:
-    hidden = tuple(dataclasses.replace(group, sites=()) for group in separable_groups())
+    hidden = tuple(dataclasses.replace(group, taps=()) for group in separable_groups())
     assert with_a_gate(hidden) == hidden

@@ -84,8 +84,8 @@ def test_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
 
 def test_units_are_scored_behind_a_norm_without_weights() -> None:
     """In front of it the norm takes their scale away, and so what a gradient along them says."""
-    sites = [site.module for group in NETWORKS["CycleGAN"].found.groups for site in group.sites]
-    assert sites == ["2", "5", "7.body.6", "7.body.2", "9"]
+    taps = [tap.module for group in NETWORKS["CycleGAN"].found.groups for tap in group.taps]
+    assert taps == ["2", "5", "7.body.6", "7.body.2", "9"]
 
 
 def test_channel_that_the_next_layer_hardly_reads_goes_first() -> None:
