@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunerecover.calibration.front_to_back import FrontToBack
 from prunerecover.calibration.regression import AffineRegression
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import share_copy
-from prunerecover.model.hooks import Reached, counting, first_tensor, removed_after, until_reached
+from prunerecover.model.hooks import first_tensor, removed_after
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass, Edit
@@ -161,33 +162,15 @@ def refit_in_order(
     }
     pruned = share_copy(model)
     apply_edits(pruned, edits)
-    with counting({path: get_module(model, path) for path in places}) as calls:
-        call(model, batches[0])
+    passes, dense = FrontToBack(pruned, batches), FrontToBack(model, batches)
     found = {}
-    for path in calls:
+    for path in dense.in_order(places):
         sums = _Sums(places[path])
         for batch in batches:
-            (x, _), (_, y) = (_until(network, path, batch) for network in (pruned, model))
-            sums.add(x, y)
+            for (x, _), (_, y) in zip(passes.seen_at(path, batch), dense.seen_at(path, batch), strict=False):
+                sums.add(x, y)
         found[path] = sums.solve(RIDGES[0] if ridges is None else ridges[path])
         affine = get_module(pruned, path)
         affine.get_parameter("weight").copy_(found[path].weight)
         affine.get_parameter("bias").copy_(found[path].bias)
     return found
-
-
-def _until(network: nn.Module, path: str, batch: ModelInputs) -> tuple[Tensor, Tensor]:
-    """Return the first tensors that a module takes and gives, and end the pass there."""
-    seen: dict[str, Tensor] = {}
-
-    def enter(_: Any, args: Any, kwargs: Any) -> None:
-        seen["in"] = first_tensor(args, kwargs).clone()
-
-    def leave(_: Any, __: Any, output: Any) -> None:
-        seen["out"] = output[0] if isinstance(output, tuple) else output
-        raise Reached
-
-    module = get_module(network, path)
-    with until_reached(module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)):
-        call(network, batch)
-    return seen["in"], seen["out"]

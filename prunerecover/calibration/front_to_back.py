@@ -10,7 +10,7 @@ return something else than tensors, or whose output is written to by what follow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from prunerecover.calibration.kept_outputs import MOST_KEPT
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.hooks import Reached, removed_after, users_hooks
+from prunerecover.model.hooks import Reached, first_tensor, removed_after, until_reached, users_hooks
 
 Key = tuple[int, str]  # number of a batch, path of a module
 
@@ -91,6 +91,35 @@ class FrontToBack:
             for path, output in (handed_on | seen).items():
                 if not output.unwritten:
                     self._leave_out(path)
+
+    def seen_at(self, path: str, inputs: ModelInputs, calls: int = 1) -> list[tuple[Tensor, Tensor]]:
+        """Return copies of the first tensors that a module takes and gives at each call, and end the pass there.
+
+        Args:
+            path: Path of the module, which may change after this pass.
+            inputs: One of the batches.
+            calls: Number of calls after which the pass ends.
+        """
+        taken, given = list[Tensor](), list[Tensor]()
+
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            taken.append(first_tensor(args, kwargs).clone())  # the module may overwrite it
+
+        def leave(_: nn.Module, __: Any, output: Any) -> None:
+            given.append((output[0] if isinstance(output, tuple) else output).clone())
+            if len(given) == calls:
+                raise Reached
+
+        module = self._modules[path]
+        with until_reached(
+            module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)
+        ):
+            self.run(inputs, path)
+        return list(zip(taken, given, strict=True))
+
+    def in_order(self, paths: Iterable[str]) -> list[str]:
+        """Return those of some modules that the first batch calls, in the order of their first calls."""
+        return sorted((path for path in paths if path in self._begins), key=self._begins.__getitem__)
 
     def _traced(self, inputs: ModelInputs) -> tuple[dict[str, int], dict[str, int]]:
         """Return when modules begin for the first time, and when those that may be skipped end."""

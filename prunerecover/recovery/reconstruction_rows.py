@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,6 @@ from torch.nn import functional as F
 
 from prunerecover.calibration.front_to_back import FrontToBack
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.hooks import Reached, until_reached
 from prunerecover.model.paths import get_module
 from prunerecover.recovery.branch_ends import at_end
 
@@ -50,7 +48,7 @@ def missing_outputs(
         if fitted.end is not None:
             run = partial(passes.run, before=fitted.path)
             return at_end(passes.network, fitted.path, fitted.end, inputs, run)
-        return _watched(passes, fitted.path, inputs, fitted.calls)
+        return passes.seen_at(fitted.path, inputs, fitted.calls)
 
     now, then = seen(network), seen(dense)
     if len(now) == len(then):  # else the batch makes them compute something else
@@ -89,17 +87,3 @@ def _patches(layer: nn.Conv2d, x: Tensor) -> Tensor:
 
 def _drawn(n: int, wanted: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(n, generator=generator)[:wanted] if n > wanted else torch.arange(n)
-
-
-def _watched(passes: FrontToBack, path: str, inputs: ModelInputs, calls: int) -> list[tuple[Tensor, Tensor]]:
-    """Return what enters and leaves a layer at each of its calls, and stop there."""
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        seen.append((args[0] if args else kwargs["input"], output.clone()))  # what follows may change it in place
-        if len(seen) == calls:
-            raise Reached
-
-    with until_reached(get_module(passes.network, path).register_forward_hook(note, with_kwargs=True)):
-        passes.run(inputs, path)
-    return seen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 from prunerecover.calibration import front_to_back
 from prunerecover.calibration.front_to_back import FrontToBack
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.hooks import Reached, until_reached
+from prunerecover.model.hooks import removed_after
 
 
 class Counted(nn.Linear):
@@ -62,15 +61,15 @@ LAYERS = ("first.0", "first.2", "twice", "written", "pair.layer", "last")
 BATCHES = [ModelInputs((torch.randn(n, 4),)) for n in (3, 2)]
 
 
-def entering(network: nn.Module, path: str, inputs: ModelInputs, run: Callable[[ModelInputs], Any]) -> Tensor:
-    seen: list[Tensor] = []
+def seen_from_the_front(network: nn.Module, path: str, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+    """Return what a module takes and gives at its first call in a whole pass."""
+    seen: list[tuple[Tensor, Tensor]] = []
 
-    def note(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen.append(args[0].clone())
-        raise Reached
+    def note(_: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
+        seen.append((args[0].clone(), output.clone()))
 
-    with until_reached(network.get_submodule(path).register_forward_pre_hook(note)):
-        run(inputs)
+    with removed_after(network.get_submodule(path).register_forward_hook(note)):
+        call(network, inputs)
     return seen[0]
 
 
@@ -83,8 +82,8 @@ def test_passes_equal_whole_ones_while_layers_change(room: int, monkeypatch: pyt
         for path in LAYERS:
             for _ in range(2):
                 for inputs in BATCHES:
-                    found = entering(network, path, inputs, lambda inputs, path=path: passes.run(inputs, path))
-                    assert torch.equal(found, entering(network, path, inputs, lambda inputs: call(network, inputs)))
+                    (found,) = passes.seen_at(path, inputs)
+                    assert all(map(torch.equal, found, seen_from_the_front(network, path, inputs)))
             network.get_submodule(path).weight.add_(torch.randn(()))
         assert all("forward" not in vars(module) for module in network.modules())
 
@@ -95,9 +94,19 @@ def test_what_is_complete_is_computed_once() -> None:
         passes = FrontToBack(network, BATCHES[:1])
         Counted.calls.clear()
         for _ in range(5):
-            entering(network, "last", BATCHES[0], lambda inputs: passes.run(inputs, "last"))
+            passes.seen_at("last", BATCHES[0])
     calls = {path: Counted.calls[id(network.get_submodule(path))] for path in LAYERS}
-    assert calls == {"first.0": 1, "first.2": 1, "twice": 10, "written": 5, "pair.layer": 1, "last": 0}
+    assert calls == {"first.0": 1, "first.2": 1, "twice": 10, "written": 5, "pair.layer": 1, "last": 5}
+
+
+def test_every_call_of_a_module_is_seen_and_order_is_that_of_the_first() -> None:
+    network = Net().eval()
+    with torch.no_grad():
+        passes = FrontToBack(network, BATCHES)
+        (_, first), (second, last) = passes.seen_at("twice", BATCHES[0], calls=2)
+        assert torch.equal(first, second)
+        assert torch.equal(last, network.twice(second))
+    assert passes.in_order(reversed((*LAYERS, "nowhere"))) == list(LAYERS)
 
 
 def test_modules_that_others_watch_are_computed_in_every_pass() -> None:
@@ -106,7 +115,7 @@ def test_modules_that_others_watch_are_computed_in_every_pass() -> None:
     with torch.no_grad():
         passes = FrontToBack(network, BATCHES[:1])
         for _ in range(3):
-            entering(network, "last", BATCHES[0], lambda inputs: passes.run(inputs, "last"))
+            passes.seen_at("last", BATCHES[0])
     assert len(seen) == 1 + 3
 
 
