@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from prunerecover.cost.measurement import measure as measure
     from prunerecover.depth.plan_depth import plan_depth as plan_depth
     from prunerecover.depth.units import find_units as find_units
-    from prunerecover.graph.build import trace_graph as trace_graph
     from prunerecover.graph.computation_graph import ComputationGraph as ComputationGraph
+    from prunerecover.graph.trace import trace_graph as trace_graph
     from prunerecover.importance.registry import importances as importances
     from prunerecover.importance.registry import register_importance as register_importance
     from prunerecover.model.narrow.attention import NarrowAttention as NarrowAttention
@@ -109,7 +109,7 @@ _HOME = {
     "save_model_card": "prunerecover.report.model_card",
     "save_pruned": "prunerecover.checkpoint.pruned_folder",
     "save_routed": "prunerecover.routing.routed_folder",
-    "trace_graph": "prunerecover.graph.build",
+    "trace_graph": "prunerecover.graph.trace",
     "sensitivity": "prunerecover.sensitivity_table.sensitivity",
     "update_optimizer": "prunerecover.surgery.optimizer_update",
 }

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
-
 from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node, NodeKind
 from prunerecover.graph.recorder import ModuleCall, Recorded, Recorder, Source
-from prunerecover.graph.watching import watch, watching_code
-from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
-from prunerecover.model.copies import CAPTURING, share_copy
-from prunerecover.model.evaluation import device_of
-from prunerecover.model.paths import unwrap
 
 WEIGHED = frozenset(["convolution", "_convolution", "addmm", "mm", "bmm", "baddbmm", "linear", "_grouped_mm"])
 ROUTED = "_grouped_mm"  # of rows with the weights of the experts that they were sent to
@@ -73,40 +66,6 @@ MOVEMENTS = frozenset(
         "col2im",
     ]
 )
-
-
-def trace_graph(model: nn.Module, example_inputs: Any) -> ComputationGraph:
-    """Run a model once, and return what it computed as a graph.
-
-    Args:
-        model: Any module, wrapped or not, on any device; it is bit-identical afterwards.
-        example_inputs: One batch, as calibration batches are.
-
-    >>> import torch
-    >>> graph = trace_graph(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4))
-    >>> [node.kind for node in graph.nodes]
-    ['input', 'layer', 'activation', 'layer', 'output']
-    """
-    model = unwrap(model)
-    inputs = as_inputs(without_labels(example_inputs, model)).to(device_of(model))
-    model = share_copy(model) if any(CAPTURING in vars(module) for module in model.modules()) else model
-    recorder = Recorder(model, inputs)
-    with watching_code(model, recorder):
-        recorder.finish(watch(model, inputs, recorder))
-    return graph_of(recorder)
-
-
-def trace_training(model: nn.Module, inputs: ModelInputs) -> ComputationGraph:
-    """Run a model once in training mode, and return what it computed as a graph.
-
-    Args:
-        model: Unwrapped, a copy that may be written.
-        inputs: One batch on its device.
-    """
-    recorder = Recorder(model, inputs)
-    with watching_code(model, recorder):
-        recorder.finish(watch(model, inputs, recorder, training=True))
-    return graph_of(recorder)
 
 
 def graph_of(recorder: Recorder) -> ComputationGraph:

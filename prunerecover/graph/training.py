@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from prunerecover.graph.build import trace_training
 from prunerecover.graph.computation_graph import ComputationGraph
+from prunerecover.graph.trace import trace_training
 from prunerecover.graph.watching import watching_calls, watching_code
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import apart_copy

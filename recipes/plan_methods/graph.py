@@ -16,7 +16,7 @@ from prunerecover.callbacks.calibration.capture import capture_inputs
 from prunerecover.callbacks.depth_prune import DepthPrune
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.display.style import save_figure
-from prunerecover.graph.build import trace_graph
+from prunerecover.graph.trace import trace_graph
 from prunerecover.importance.context import Importance
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.paths import get_module, unwrap

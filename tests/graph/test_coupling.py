@@ -7,8 +7,8 @@ import torch
 from cases.depth.hand_made import PostNorm
 from torch import Tensor, nn
 
-from prunerecover.graph.build import trace_graph
 from prunerecover.graph.coupling import coupled_nodes
+from prunerecover.graph.trace import trace_graph
 from prunerecover.model.batches import as_inputs
 
 

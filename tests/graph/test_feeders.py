@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from prunerecover import apply_plan, plan_depth
 from prunerecover.depth.layers.pruned_graph import NotRemovable
-from prunerecover.graph.build import trace_graph
+from prunerecover.graph.trace import trace_graph
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import evaluating
 from prunerecover.surgery.apply_edits import apply_edits

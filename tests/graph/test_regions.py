@@ -10,8 +10,8 @@ from cases.depth.removal import removals_of
 from cases.detection.networks import tiny_detr, tiny_rtdetr
 from torch import Tensor, nn
 
-from prunerecover.graph.build import trace_graph
 from prunerecover.graph.regions import find_attentions, head_layers
+from prunerecover.graph.trace import trace_graph
 from prunerecover.model.batches import as_inputs
 from prunerecover.recipes.networks.detectors.build import detector_of
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from prunerecover import find_units, plan_depth
-from prunerecover.graph.build import trace_graph
+from prunerecover.graph.trace import trace_graph
 from prunerecover.graph.training import training_pass
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.copies import apart_copy

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover import Budget, apply_plan, find_groups, plan_width
+from prunerecover.graph.dimensions.samples import SampleLayout
+from prunerecover.graph.trace import trace
 from prunerecover.importance.measuring.unit_slices import units_of
 from prunerecover.model.batches import ModelInputs, is_padding
 from prunerecover.plan.groups import Tap
-from prunerecover.width.tracing.samples import SampleLayout, sample_layouts
 
 N = 8
 WAYS = ("first", "second", "in one", "in one, second")
@@ -54,7 +55,7 @@ def tokens(length: int) -> Tensor:
 def test_two_passes_tell_where_samples_lie(way: str, length: int) -> None:
     batch = tokens(length)
     for some in (batch, batch[:1]):
-        layouts = sample_layouts(Encoder(way).eval(), ModelInputs((some,)))
+        layouts = trace(Encoder(way).eval(), ModelInputs((some,))).layouts
         assert layouts["up", "input"] == layouts["down", "output"] == EXPECTED[way]
         assert layouts["head", "input"] == SampleLayout()
 

@@ -27,9 +27,8 @@ from prunerecover.depth.layers.widths import FIXED, Units, Widths, importance_pe
 from prunerecover.graph.branches import GraphUnit
 from prunerecover.graph.build import JOINS
 from prunerecover.graph.computation_graph import ComputationGraph, Node
-from prunerecover.graph.coupling import coupled_nodes
+from prunerecover.graph.coupling import coupled_nodes, own_call, whole_modules
 from prunerecover.graph.layers import is_layer, is_resizing
-from prunerecover.graph.own_calls import own_call, whole_modules
 from prunerecover.model.linears import is_transposed
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edit_parts import StandIn

@@ -19,10 +19,9 @@ from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.activations import LinearPair, find_linear_pairs
 from prunerecover.graph.block_lists import block_lists, why_emptied
 from prunerecover.graph.branches import BranchFinder, GraphUnit
-from prunerecover.graph.build import trace_graph
-from prunerecover.graph.coupling import coupled_nodes
+from prunerecover.graph.coupling import coupled_nodes, whole_modules
 from prunerecover.graph.layers import list_layers
-from prunerecover.graph.own_calls import whole_modules
+from prunerecover.graph.trace import trace_graph
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
 from prunerecover.model.linears import linear_shape

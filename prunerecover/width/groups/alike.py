@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from prunerecover.width.tracing.dimension_ids import DimensionIds
+from prunerecover.graph.dimensions.dimension_ids import DimensionIds
 
 MARKS = ("read", "stream", "normalised")  # by a product; of attentions; that is normed over
 

@@ -7,24 +7,25 @@ lie evenly (`Slice`), some product with weights makes them and another reads the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from prunerecover.graph.dimensions.dimension_ids import Owner
+from prunerecover.graph.dimensions.samples import SampleLayout
+from prunerecover.graph.dimensions.ties import PART, Count, Location, Product, Statistic, Ties
+from prunerecover.graph.trace import Traced
 from prunerecover.model.narrow.freeing import sizes_heads
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.model.settings import HEADS, KEY_VALUE_HEADS, SHORT_HEADS, alone
-from prunerecover.plan.groups import Group, Setting, Slice, Tap
+from prunerecover.plan.groups import Group, Place, Setting, Slice, Tap
 from prunerecover.plan.kinds import WidthKind
 from prunerecover.width.groups.alike import AlikeUnits, alike_units
 from prunerecover.width.groups.counted import CountedGroup, named_operation
 from prunerecover.width.groups.equal_parts import balance
-from prunerecover.width.tracing.dimension_ids import Owner
-from prunerecover.width.tracing.samples import SampleLayout
-from prunerecover.width.tracing.trace import PART, Count, Location, Product, Statistic, Trace
 
 Form = tuple[tuple[int, ...], int]
 
@@ -51,18 +52,16 @@ class Assembled:
     counted: tuple[CountedGroup, ...]
 
 
-def assemble(model: nn.Module, trace: Trace, samples: int, *, hidden: bool = False) -> Assembled:
+def assemble(traced: Traced, *, hidden: bool = False) -> Assembled:
     """List all groups of a traced model.
 
     Args:
-        model: What was traced.
-        trace: What was noted.
-        samples: How many samples the traced batch had.
+        traced: What a forward pass showed of it.
         hidden: Whether residual streams are among them.
     """
     units, found = [], []
-    for own in alike_units(trace.ids):
-        group = _group(model, trace, own, samples)
+    for own in alike_units(traced.ties.ids):
+        group = _group(traced, own)
         if group is not None and (hidden or group[1].kind != "hidden"):
             units.append(own)
             found.append(group)
@@ -70,7 +69,7 @@ def assemble(model: nn.Module, trace: Trace, samples: int, *, hidden: bool = Fal
     groups = named_apart([found[i][1] for i in order])
     over = [found[i][2] for i in order]
     free = [i for i, statistic in enumerate(over) if statistic is None]
-    even = balance([units[order[i]] for i in free], trace.splits)
+    even = balance([units[order[i]] for i in free], traced.ties.splits)
     parted = [_in_strata(groups[i], number) for i, number in zip(free, even.strata, strict=True)]
     linked = {i for one in even.linked for i in one}
     return Assembled(
@@ -119,46 +118,45 @@ def linear_form(units: np.ndarray, size: int) -> Form | None:
     return tuple(parts[:, 0].tolist()), span
 
 
-def _group(
-    model: nn.Module, trace: Trace, units: AlikeUnits, samples: int
-) -> tuple[int, Group, Statistic | None] | None:
+def _group(traced: Traced, units: AlikeUnits) -> tuple[int, Group, Statistic | None] | None:
     """Describe one group, named by the weight that makes it; None: it is none.
 
     Returns:
         The number of its first product, the group, and the first statistic that is taken over its units.
     """
-    dense = [(i, p) for i, p in enumerate(trace.products) if p.op != "depthwise" and units.touch(p.made)]
-    if not dense or not any(units.touch(p.read) for p in trace.products):
+    model, ties = traced.model, traced.ties
+    dense = [(i, p) for i, p in enumerate(ties.products) if p.op != "depthwise" and units.touch(p.made)]
+    if not dense or not any(units.touch(p.read) for p in ties.products):
         return None
-    kind = _kind(model, trace, units, [p for _, p in dense])
-    slices = _slices(trace, units)
+    kind = _kind(model, ties, units, [p for _, p in dense])
+    slices = _slices(ties, units)
     if kind is None or slices is None:
         return None
     group = Group(
-        name=_tensor_of(trace, units, dense[0][1].made),
+        name=_tensor_of(ties, units, dense[0][1].made),
         kind=kind,
         size=units.size,
         slices=slices,
-        taps=tuple(_seen_by_sample(trace, tap) for tap in _taps(trace, kind, units)),
-        settings=(*_settings(model, trace, units), *_repeated(model, trace, kind, slices, units.size)),
-        products=_macs_per_unit(trace, units, samples),
+        taps=tuple(_seen_by_sample(traced.layouts, tap) for tap in _taps(ties, kind, units)),
+        settings=(*_settings(model, ties, units), *_repeated(model, ties, kind, slices, units.size)),
+        products=_macs_per_unit(traced, units),
     )
-    over = next((statistic for statistic in trace.statistics if units.touch(statistic.ids)), None)
+    over = next((statistic for statistic in ties.statistics if units.touch(statistic.ids)), None)
     return dense[0][0], group, over
 
 
-def _tensor_of(trace: Trace, units: AlikeUnits, ids: Tensor) -> str:
+def _tensor_of(ties: Ties, units: AlikeUnits, ids: Tensor) -> str:
     """The tensor that ids of one dimension belong to."""
-    owner: Owner = trace.ids.owners[units.among.owner[int(ids[0])]]
+    owner: Owner = ties.ids.owners[units.among.owner[int(ids[0])]]
     return owner.tensor
 
 
-def _kind(model: nn.Module, trace: Trace, units: AlikeUnits, dense: list[Product]) -> WidthKind | None:
+def _kind(model: nn.Module, ties: Ties, units: AlikeUnits, dense: list[Product]) -> WidthKind | None:
     """Tell kinds apart; features of a stream are those that several products add to, and attention reads or norms do.
 
     What a single product makes for attention, such as DeepSeek's latent vectors, is of no kind.
     """
-    attentions = [a for a in trace.attentions if units.touch(a.ids)]
+    attentions = [a for a in ties.attentions if units.touch(a.ids)]
     if attentions:
         return None if any(sizes_heads(get_module(model, a.path)) for a in attentions) else "head"
     if units.marked("stream"):
@@ -168,8 +166,8 @@ def _kind(model: nn.Module, trace: Trace, units: AlikeUnits, dense: list[Product
     return "hidden" if units.marked("normalised") and len(dense) > 1 else "neuron"
 
 
-def _slices(trace: Trace, units: AlikeUnits) -> tuple[Slice, ...] | None:
-    owners: list[Owner] = trace.ids.owners
+def _slices(ties: Ties, units: AlikeUnits) -> tuple[Slice, ...] | None:
+    owners: list[Owner] = ties.ids.owners
     slices = []
     for index in np.unique(units.among.owner[units.own]).tolist():
         owner = owners[index]
@@ -183,15 +181,15 @@ def _slices(trace: Trace, units: AlikeUnits) -> tuple[Slice, ...] | None:
     return tuple(slices)
 
 
-def _taps(trace: Trace, kind: WidthKind, units: AlikeUnits) -> tuple[Tap, ...]:
+def _taps(ties: Ties, kind: WidthKind, units: AlikeUnits) -> tuple[Tap, ...]:
     """Where units are seen: heads and neurons in what the only module that reads them is given, others as addends.
 
     Features of a stream are seen where norms hand them on, which is what is read of them.
     """
-    normed = [location for location in trace.normed if units.touch(location.ids)]
-    readers = [seen for seen, read in trace.readers if units.touch(read) and units.touch(seen.ids)]
+    normed = [location for location in ties.normed if units.touch(location.ids)]
+    readers = [seen for seen, read in ties.readers if units.touch(read) and units.touch(seen.ids)]
     alone = len({seen.path for seen in readers}) == 1
-    seen: Iterable[Location] = trace.addends
+    seen: Iterable[Location] = ties.addends
     if kind == "head" or (kind == "neuron" and alone):
         seen = readers[:1]
     elif kind == "hidden" and normed:
@@ -206,22 +204,22 @@ def _taps_at(seen: Location, units: AlikeUnits) -> list[Tap]:
     return [Tap(module=seen.path, of=seen.of, dim=seen.dim, offset=offset, span=span) for offset in offsets]
 
 
-def _seen_by_sample(trace: Trace, tap: Tap) -> Tap:
-    layout = trace.layouts.get((tap.module, "input" if tap.of == "input" else "output"), SampleLayout())
+def _seen_by_sample(layouts: Mapping[Place, SampleLayout], tap: Tap) -> Tap:
+    layout = layouts.get((tap.module, "input" if tap.of == "input" else "output"), SampleLayout())
     return replace(tap, samples=layout.dim, apart=layout.apart)
 
 
-def _settings(model: nn.Module, trace: Trace, units: AlikeUnits) -> tuple[Setting, ...]:
+def _settings(model: nn.Module, ties: Ties, units: AlikeUnits) -> tuple[Setting, ...]:
     """Find the attributes that count the group's units."""
     settings = []
-    for count in trace.counts:
+    for count in ties.counts:
         value = _counted(get_module(model, count.path), count)
         unit_of = units.at(count.ids)
         among = np.bincount(unit_of[unit_of >= 0], minlength=units.size) * value  # others may be counted, too
         if among.any() and (among == among[0]).all() and among[0] % len(unit_of) == 0:
             each = int(among[0]) // len(unit_of)
             settings.append(Setting(module=count.path, attribute=count.attribute, per_unit=each))
-    for attention in trace.attentions:
+    for attention in ties.attentions:
         if not units.touch(attention.ids):
             continue
         for name, value in vars(get_module(model, attention.path)).items():
@@ -242,7 +240,7 @@ def _counted(module: nn.Module, count: Count) -> int:
 
 
 def _repeated(
-    model: nn.Module, trace: Trace, kind: WidthKind, slices: tuple[Slice, ...], size: int
+    model: nn.Module, ties: Ties, kind: WidthKind, slices: tuple[Slice, ...], size: int
 ) -> tuple[Setting, ...]:
     """Find the attributes of MLPs that repeat how many neurons they have, and of what is around a stream its width.
 
@@ -251,7 +249,7 @@ def _repeated(
     holders = dict.fromkeys(parent_path(parent_path(part.tensor)) for part in slices)
     names = {"neuron": NEURONS, "hidden": STREAMS}.get(kind, ())
     if kind == "hidden":
-        attentions = {attention.path for attention in trace.attentions}
+        attentions = {attention.path for attention in ties.attentions}
         holders = {path: None for path in _all_above(holders) if path not in attentions}
     return tuple(
         Setting(module=path, attribute=name)
@@ -271,11 +269,9 @@ def _all_above(paths: Iterable[str]) -> Iterator[str]:
             path = parent_path(path)
 
 
-def _macs_per_unit(trace: Trace, units: AlikeUnits, samples: int) -> int:
-    total = 0
-    for attention in trace.attentions:
-        total += attention.macs * int((units.at(attention.ids) == 0).sum())
-    return total // samples
+def _macs_per_unit(traced: Traced, units: AlikeUnits) -> int:
+    macs = (own.macs * int((units.at(own.ids) == 0).sum()) for own in traced.ties.attentions)
+    return sum(macs) // traced.inputs.n_samples
 
 
 def named_apart(groups: Sequence[Group]) -> tuple[Group, ...]:

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prunerecover.graph.dimensions.ties import Arithmetic, Statistic
 from prunerecover.plan.groups import Group
-from prunerecover.width.tracing.trace import Arithmetic, Statistic
 
 NAMED = 3
 

@@ -1,8 +1,8 @@
 """Find what can be narrowed in nearly any model: channels, heads, neurons and routed experts, as groups.
 
-One forward pass is watched operation by operation (`trace`). Indices of parameters that it ties together are units;
-units with the same shape are a group (`assembly`), which is tried out on a copy (`dry_run`). Nothing depends on class
-names; attributes that count heads are known by theirs.
+One forward pass is traced (`graph.trace`). Indices of parameters that it ties together are units; units with the same
+shape are a group (`assembly`), which is tried out on a copy (`dry_run`). Nothing depends on class names; attributes
+that count heads are known by theirs.
 
 That units come in coupled groups, and where from, is DepGraph's idea (arXiv 2301.12900). Its graph joins layers, and
 takes unknown operations for element-wise ones; here single indices are tied, so that concatenations, flattened maps,
@@ -32,6 +32,7 @@ from torch import nn
 
 from prunerecover.display.progress import progress
 from prunerecover.display.summary import Summarised, Summary
+from prunerecover.graph.trace import trace
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.model.checks import called_with
 from prunerecover.model.copies import share_copy
@@ -47,8 +48,6 @@ from prunerecover.width.groups.dry_run import try_out
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.groups.refusals import counting, nothing_found, reasons
 from prunerecover.width.rewrites.padded_shortcuts import PaddedShortcut, as_convolutions, find_padded_shortcuts
-from prunerecover.width.tracing.samples import sample_layouts
-from prunerecover.width.tracing.tracer import trace_model
 
 FOUND_KINDS = ("channel", "head", "neuron")
 FREEING = ("head", "hidden")  # kinds whose number is part of the size of a head in some attentions
@@ -189,14 +188,13 @@ def _watch(model: nn.Module, inputs: ModelInputs, *, hidden: bool) -> _Watched:
         as_convolutions(twin, rewrites)
         attentions = attentions_in(twin)
         free_heads(twin, attentions)
-        trace = trace_model(twin, inputs)
-        trace.layouts |= sample_layouts(twin, inputs)
-        found = assemble(twin, trace, inputs.n_samples, hidden=hidden)
+        traced = trace(twin, inputs)
+        found = assemble(traced, hidden=hidden)
         linked = tuple(together for together in found.linked if all(map(_is_plain, together)))
-        tried = try_out(twin, inputs, tuple(filter(_is_plain, found.groups)), linked, trace)
+        tried = try_out(traced, tuple(filter(_is_plain, found.groups)), linked)
     counted = (*found.counted, *tried.counted)
     return _Watched(
-        tried.groups, rewrites, partial(reasons, twin, trace, failed=tried.failed), counted, tried.linked, attentions
+        tried.groups, rewrites, partial(reasons, traced, failed=tried.failed), counted, tried.linked, attentions
     )
 
 

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from prunerecover.graph.dimensions.ties import Arithmetic, Ties
+from prunerecover.graph.trace import Traced, trace_ties
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import evaluating
 from prunerecover.model.paths import get_module, parent_path
@@ -42,8 +44,6 @@ from prunerecover.width.groups.trial_sizes import (
     trial_sizes,
     units_left,
 )
-from prunerecover.width.tracing.trace import Arithmetic, Trace
-from prunerecover.width.tracing.tracer import trace_model
 
 LONGEST = 100  # characters of an error
 
@@ -65,21 +65,17 @@ class Tried:
     failed: Mapping[Group, str] = field(default_factory=dict)
 
 
-def try_out(
-    model: nn.Module, inputs: ModelInputs, groups: Sequence[Group], linked: Sequence[tuple[Group, ...]], dense: Trace
-) -> Tried:
+def try_out(dense: Traced, groups: Sequence[Group], linked: Sequence[tuple[Group, ...]]) -> Tried:
     """Tell which groups can be narrowed together, each by a number of its own, and which by equal numbers.
 
     If not all can, they are tried by families: those of one kind in modules of one class.
 
     Args:
-        model: A copy whose shortcuts are rewritten; it is left as it was.
-        inputs: One batch.
+        dense: What a forward pass showed of a copy whose shortcuts are rewritten; the copy is left as it was.
         groups: All groups found in the model that are not linked.
         linked: Groups that must lose equally many units.
-        dense: What was noted of the model.
     """
-    trials = _Trials(model, inputs, dense)
+    trials = _Trials(dense.model, dense.inputs, dense.ties)
     kept = trials.that_narrow(groups)
     counted = tuple(CountedGroup(g, trials.counted[g]) for g in groups if g in trials.counted and g not in kept)
     return Tried(kept, trials.that_narrow_linked(linked, kept), counted, trials.failed)
@@ -97,7 +93,7 @@ class _Trials:
 
     model: nn.Module
     inputs: ModelInputs
-    dense: Trace
+    dense: Ties
     counted: dict[Group, str] = field(default_factory=dict)
     failed: dict[Group, str] = field(default_factory=dict)
     found: dict[tuple[Group, ...], tuple[Group, ...] | None] = field(default_factory=dict)
@@ -205,24 +201,24 @@ class _Trials:
         stays = positions_that_stay(self.model, kept)
         try:
             narrowed = narrow_copy(self.model, kept, stays)
-            trace = trace_model(narrowed, self.inputs)
+            ties = trace_ties(narrowed, self.inputs)
         except Exception as error:  # whatever code raises when its sizes do not fit
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"
             self.failed |= dict.fromkeys(kept, why) if len(kept) == 1 else {}
             return None
         if not _trains(narrowed, self.inputs) and self._model_trains:
             return None
-        counting = self._counting(trace.arithmetic, stays)
+        counting = self._counting(ties.arithmetic, stays)
         if counting is not None:
             self.counted |= dict.fromkeys(kept, named_operation(counting)) if len(kept) == 1 else {}
             return None
-        component = trace.ids.components()
+        component = ties.ids.components()
         sizes = np.bincount(component)
-        starts = {(owner.tensor, owner.dim): owner.start for owner in trace.ids.owners}
-        moved = self._that_moved(kept, trace, stays)
+        starts = {(owner.tensor, owner.dim): owner.start for owner in ties.ids.owners}
+        moved = self._that_moved(kept, ties, stays)
         return {g for g in kept if g not in moved and _intact(g, kept[g], stays, component, sizes, starts)}
 
-    def _that_moved(self, groups: Iterable[Group], narrowed: Trace, stays: Stays) -> set[Group]:
+    def _that_moved(self, groups: Iterable[Group], narrowed: Ties, stays: Stays) -> set[Group]:
         """Return groups whose units lie where a narrowed copy cuts a tensor at another unit than the model."""
         if not self.dense.splits:
             return set()

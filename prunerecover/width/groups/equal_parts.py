@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prunerecover.graph.dimensions.ties import Split, Ties
 from prunerecover.width.groups.alike import AlikeUnits
-from prunerecover.width.tracing.trace import Split, Trace
 
 TensorDim = tuple[str, int]
 Counts = dict[int, np.ndarray]  # by number of the split: `(parts, units)`, how many indices each unit has in each part
@@ -50,7 +50,7 @@ def balance(groups: Sequence[AlikeUnits], splits: Sequence[Split]) -> Balance:
 
 
 def units_that_moved(
-    dense: Trace, component: np.ndarray, narrowed: Trace, stays: Mapping[TensorDim, np.ndarray]
+    dense: Ties, component: np.ndarray, narrowed: Ties, stays: Mapping[TensorDim, np.ndarray]
 ) -> np.ndarray:
     """List units that lie in a split of a narrowed network whose parts are not those of the dense one.
 

@@ -13,9 +13,9 @@ from difflib import SequenceMatcher
 import numpy as np
 from torch import nn
 
+from prunerecover.graph.dimensions.ties import Arithmetic
+from prunerecover.graph.trace import trace_ties
 from prunerecover.model.batches import ModelInputs
-from prunerecover.width.tracing.trace import Arithmetic
-from prunerecover.width.tracing.tracer import trace_model
 
 Kind = tuple[str, str, int]
 SAME = 1e-5  # relative: numbers that data give, such as a largest value, are rounded
@@ -60,7 +60,7 @@ def arithmetic_of(model: nn.Module, inputs: ModelInputs) -> Sequence[Arithmetic]
         inputs: One batch.
     """
     try:
-        return trace_model(model, inputs).arithmetic
+        return trace_ties(model, inputs).arithmetic
     except Exception:  # whatever code raises
         return ()
 

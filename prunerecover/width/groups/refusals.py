@@ -8,15 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from torch import Tensor, nn
 
+from prunerecover.graph.dimensions.dimension_ids import RIGID
+from prunerecover.graph.dimensions.follower import OUTPUT
+from prunerecover.graph.dimensions.ties import Pin, Ties
+from prunerecover.graph.trace import Traced
 from prunerecover.model.checks import NAMED, computed_in, listed
 from prunerecover.model.narrow.freeing import sizes_heads
 from prunerecover.model.paths import get_module
 from prunerecover.plan.groups import Group
 from prunerecover.refusal import Refusal
 from prunerecover.width.groups.counted import CountedGroup
-from prunerecover.width.tracing.dimension_ids import RIGID
-from prunerecover.width.tracing.trace import Pin, Trace
-from prunerecover.width.tracing.tracer import OUTPUT
 
 KINDS = {"conv": "channel", "linear": "neuron"}
 
@@ -61,12 +62,11 @@ def counting(counted: Sequence[CountedGroup]) -> str:
     return f" Operations that count units: {', '.join(sorted({one.operation for one in counted}))}."
 
 
-def reasons(model: nn.Module, trace: Trace, kinds: Sequence[str], failed: Mapping[Group, str]) -> tuple[str, ...]:
+def reasons(traced: Traced, kinds: Sequence[str], failed: Mapping[Group, str]) -> tuple[str, ...]:
     """Say what keeps units of some kinds, a few reasons at most, with the modules that would make them.
 
     Args:
-        model: What was traced.
-        trace: Of the model.
+        traced: What a forward pass showed of the model.
         kinds: That were asked for.
         failed: Groups that cannot be narrowed, and why their code fails then.
     """
@@ -74,28 +74,28 @@ def reasons(model: nn.Module, trace: Trace, kinds: Sequence[str], failed: Mappin
     for group, error in failed.items():
         if group.kind in kinds:
             kept[f"code that fails with fewer of them ({error})"].append(group.name)
-    for attention in trace.attentions if "head" in kinds else ():
-        if sizes_heads(get_module(model, attention.path)):
+    for attention in traced.ties.attentions if "head" in kinds else ():
+        if sizes_heads(get_module(traced.model, attention.path)):
             kept["a size of heads that is computed from their number"].append(attention.path)
-    for name, pin in _pinned(trace, kinds):
+    for name, pin in _pinned(traced.ties, kinds):
         kept[f"{pin.operation} (`{pin.line}`)" if pin.line else _named(pin)].append(name)
     inside = {why: names for why, names in kept.items() if why != OUTPUT} or kept
     most = sorted(inside.items(), key=lambda one: -len(one[1]))[:NAMED]
     return tuple(f"{listed(list(dict.fromkeys(names)))} by {why}" for why, names in most)
 
 
-def _pinned(trace: Trace, kinds: Sequence[str]) -> Iterator[tuple[str, Pin]]:
+def _pinned(ties: Ties, kinds: Sequence[str]) -> Iterator[tuple[str, Pin]]:
     """Yield what would make units of some kinds, and what pins it first; residual streams are of kind "hidden" alone.
 
     Where none is known as a stream, because nothing is left of what norms or attentions read, all products are looked
     at that could make one.
     """
-    tied, units = trace.ids.components(pinned=False), trace.ids.components()
-    streams = tied[trace.ids.marked("stream") | trace.ids.marked("normalised")]
-    pins = [(pin, np.unique(tied[pin.ids.numpy()])) for pin in trace.pins]
+    tied, units = ties.ids.components(pinned=False), ties.ids.components()
+    streams = tied[ties.ids.marked("stream") | ties.ids.marked("normalised")]
+    pins = [(pin, np.unique(tied[pin.ids.numpy()])) for pin in ties.pins]
     others = []
     known = False
-    for path, ids, hidden in _would_make(trace, kinds):
+    for path, ids, hidden in _would_make(ties, kinds):
         own = ids.numpy()
         stays = len(own) > 1 and ((units[own] == 0).any() or (units[own] == units[own[0]]).all())
         of_stream = bool(np.isin(tied[own], streams).any())
@@ -109,17 +109,17 @@ def _pinned(trace: Trace, kinds: Sequence[str]) -> Iterator[tuple[str, Pin]]:
     yield from () if known else others
 
 
-def _would_make(trace: Trace, kinds: Sequence[str]) -> Iterator[tuple[str, Tensor, bool]]:
+def _would_make(ties: Ties, kinds: Sequence[str]) -> Iterator[tuple[str, Tensor, bool]]:
     """Yield the modules that would make units of some kinds, the ids of these, and whether they must be of a stream."""
-    for product in trace.products:
+    for product in ties.products:
         if KINDS.get(product.op) in kinds:
             yield product.path, product.made, False
         if "hidden" in kinds and product.op != "depthwise":
             yield product.path, product.made, True
-    for attention in trace.attentions if "head" in kinds else ():
+    for attention in ties.attentions if "head" in kinds else ():
         if len(attention.ids):
             yield attention.path, attention.ids, False
-        for product in () if len(attention.ids) else trace.products:  # nothing is left of what projections make
+        for product in () if len(attention.ids) else ties.products:  # nothing is left of what projections make
             if product.path.startswith(f"{attention.path}."):
                 yield attention.path, product.made, False
 

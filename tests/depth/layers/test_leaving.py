@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from prunerecover.depth.layers.leaving import least_important
 from prunerecover.depth.layers.pruned_graph import NotRemovable, PrunedGraph
 from prunerecover.depth.layers.widths import FIXED, Widths
-from prunerecover.graph.build import trace_graph
 from prunerecover.graph.layers import list_layers
+from prunerecover.graph.trace import trace_graph
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.copies import deep_copy
 from prunerecover.plan.edits import Narrow

@@ -6,10 +6,10 @@ import torch
 from cases.models import tiny
 from torch import Tensor, nn
 
+from prunerecover.graph.dimensions.dimension_ids import RIGID, DimensionIds, Operand, compact, unify, varying
 from prunerecover.model.copies import share_copy
 from prunerecover.plan.groups import Slice
 from prunerecover.width.groups.assembly import linear_form
-from prunerecover.width.tracing.dimension_ids import RIGID, DimensionIds, Operand, compact, unify, varying
 
 
 def labelled(*shape: int) -> tuple[DimensionIds, Tensor]:

@@ -10,52 +10,52 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
-from prunerecover.width.tracing.dimension_ids import Maps, Operand, compact, unify, varying
-from prunerecover.width.tracing.operation import Operation, propagate, record_output, unknown
-from prunerecover.width.tracing.trace import PART, Count, Info, Split, Trace
+from prunerecover.graph.dimensions.dimension_ids import Maps, Operand, compact, unify, varying
+from prunerecover.graph.dimensions.operation import Operation, propagate, record_output, unknown
+from prunerecover.graph.dimensions.ties import PART, Count, Info, Split, Ties
 
 VIEWS = ("view", "_unsafe_view", "_reshape_alias")
 SPLITS = ("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
 
 
-def fill_constant(trace: Trace, operation: Operation) -> None:
+def fill_constant(ties: Ties, operation: Operation) -> None:
     """A tensor of one value."""
-    trace.note(operation.out, Info(constant=True, blank=True))
+    ties.note(operation.out, Info(constant=True, blank=True))
 
 
-def same(trace: Trace, operation: Operation) -> None:
+def same(ties: Ties, operation: Operation) -> None:
     """Copies, and tensors made in the likeness of another."""
-    trace.note(operation.outputs[0], trace.info(operation.args[0]))
+    ties.note(operation.outputs[0], ties.info(operation.args[0]))
 
 
-def move_elements(trace: Trace, operation: Operation) -> None:
+def move_elements(ties: Ties, operation: Operation) -> None:
     """Whatever happens to the elements happens to their ids."""
     data: Tensor = operation.args[0]
     if operation.in_place or not data.numel():  # the shape that it had before is lost; nothing to follow
-        unknown(trace, operation)
+        unknown(ties, operation)
         return
-    info = trace.info(data)
+    info = ties.info(data)
     if operation.name in SPLITS:
-        _note_parts(trace, operation, info.maps)
+        _note_parts(ties, operation, info.maps)
     found: list[list[Tensor]] = [[] for _ in operation.outputs]
     rest, kwargs = tree_map(_on_cpu, (operation.args[1:], operation.kwargs))
     move = torch.reshape if operation.name in VIEWS else operation.func  # ids have other strides
-    for ids in _kept_by_position(trace, operation, info.maps):
+    for ids in _kept_by_position(ties, operation, info.maps):
         results = tree_leaves(move(ids.expand(data.shape), *rest, **kwargs))
         for maps, result in zip(found, results, strict=True):
             if result.numel() and (new := compact(result)).numel() > 1:
                 maps.append(new)
     for out, maps in zip(operation.outputs, found, strict=True):
-        trace.note(out, replace(info, maps=tuple(maps)))
+        ties.note(out, replace(info, maps=tuple(maps)))
 
 
-def _note_parts(trace: Trace, operation: Operation, maps: Maps) -> None:
+def _note_parts(ties: Ties, operation: Operation, maps: Maps) -> None:
     """Note which ids lie in which part, and that the module around may know how long equal parts are."""
     dim = operation.argument(2, "dim", 0) % operation.args[0].ndim
     sizes = [part.shape[dim] for part in operation.outputs]
     splits = [Split(torch.split(ids.flatten(), sizes)) for ids in maps if varying(ids) == (dim,)]
-    trace.splits.extend(splits)
-    trace.counts.extend(Count(trace.path, PART, split.parts[0]) for split in splits if split.equal)
+    ties.splits.extend(splits)
+    ties.counts.extend(Count(ties.path, PART, split.parts[0]) for split in splits if split.equal)
 
 
 def _on_cpu(leaf: Any) -> Any:
@@ -63,7 +63,7 @@ def _on_cpu(leaf: Any) -> Any:
     return leaf.cpu() if isinstance(leaf, Tensor) else leaf
 
 
-def _kept_by_position(trace: Trace, operation: Operation, maps: Maps) -> Maps:
+def _kept_by_position(ties: Ties, operation: Operation, maps: Maps) -> Maps:
     """Fix what is picked by its position: `x[:, 3]`, `x[:, :8]`, `table[index]`.
 
     Splits are left: one into sizes that do not fit fails loudly, and what others cut apart is noted. One weight picked
@@ -77,47 +77,47 @@ def _kept_by_position(trace: Trace, operation: Operation, maps: Maps) -> Maps:
     elif operation.name == "index":
         dims = [d for d, index in enumerate(operation.args[1]) if index is not None]
     picked = [ids for ids in maps if any(ids.shape[d] > 1 for d in dims)]
-    if picked and operation.name == "select" and data.ndim > 2 and trace.info(data).static:
-        trace.ids.pin(*maps)
+    if picked and operation.name == "select" and data.ndim > 2 and ties.info(data).static:
+        ties.ids.pin(*maps)
         return ()
     alone = [ids for ids in picked if len(varying(ids)) == 1]
-    trace.ids.pin(*alone)
+    ties.ids.pin(*alone)
     return tuple(ids for ids in maps if not any(ids is other for other in alone))
 
 
-def restrided(trace: Trace, operation: Operation) -> None:
+def restrided(ties: Ties, operation: Operation) -> None:
     """`as_strided_` gives images of one position another memory format; anything else could not be followed."""
     shape = operation.out.shape
-    maps = trace.info(operation.args[0]).maps
+    maps = ties.info(operation.args[0]).maps
     fits = all(m.ndim == len(shape) and all(n in (1, shape[d]) for d, n in enumerate(m.shape)) for m in maps)
     if not operation.in_place or not fits:
-        unknown(trace, operation)
+        unknown(ties, operation)
 
 
-def padded(trace: Trace, operation: Operation) -> None:
+def padded(ties: Ties, operation: Operation) -> None:
     """Constants put around something are rigid, but only along the dimensions in which units lie."""
     data, pads = operation.args[:2]
     maps: list[Tensor] = []
-    for ids in trace.info(data).maps:
+    for ids in ties.info(data).maps:
         dims = [data.ndim - 1 - i // 2 for i in range(len(pads))]
         own = [pad if ids.shape[dim] > 1 else 0 for pad, dim in zip(pads, dims, strict=True)]
         if min(own) < 0:
-            trace.ids.pin(ids)
+            ties.ids.pin(ids)
         else:
             maps.append(F.pad(ids, own))
-    propagate(trace, operation, tuple(maps))
+    propagate(ties, operation, tuple(maps))
 
 
-def concatenated(trace: Trace, operation: Operation) -> None:
+def concatenated(ties: Ties, operation: Operation) -> None:
     """Along the dimension, ids follow each other; along all others, they meet."""
     out = operation.outputs[0]
     tensors = [t for t in operation.args[0] if t.numel() or t.ndim == out.ndim]
     dim = operation.argument(1, "dim", 0) % out.ndim
-    operands = [trace.operand(t, out.ndim) for t in tensors]
+    operands = [ties.operand(t, out.ndim) for t in tensors]
     beside = [
         Operand(tuple(m for m in o.maps if m.shape[dim] == 1), tuple(d for d in o.solid if d != dim)) for o in operands
     ]
-    maps = unify(trace.ids, beside)
+    maps = unify(ties.ids, beside)
     along = [next((m for m in o.maps if m.shape[dim] > 1), None) for o in operands]
     if any(m is not None for m in along):
         others = {varying(m)[0] for m in along if m is not None and len(varying(m)) > 1} - {dim}
@@ -126,9 +126,9 @@ def concatenated(trace: Trace, operation: Operation) -> None:
         ]
         shape = [max(p.shape[d] for p in parts) for d in range(out.ndim)]
         sized = [p.expand(*shape[:dim], t.shape[dim], *shape[dim + 1 :]) for p, t in zip(parts, tensors, strict=True)]
-        maps = unify(trace.ids, [Operand(maps), Operand((compact(torch.cat(sized, dim)),))])
-    trace.record_addends(*(trace.info(t).chain for t in tensors))
-    record_output(trace, operation, maps)
+        maps = unify(ties.ids, [Operand(maps), Operand((compact(torch.cat(sized, dim)),))])
+    ties.record_addends(*(ties.info(t).chain for t in tensors))
+    record_output(ties, operation, maps)
 
 
 def _without_units_along(operand: Operand, others: set[int], ndim: int) -> Tensor:
@@ -137,62 +137,62 @@ def _without_units_along(operand: Operand, others: set[int], ndim: int) -> Tenso
     return next(whole, torch.zeros((1,) * ndim, dtype=torch.long))
 
 
-def packed(trace: Trace, operation: Operation) -> None:
+def packed(ties: Ties, operation: Operation) -> None:
     """Sequences are laid one after the other, or apart again: features stay along the last dimension."""
     data, out = operation.args[0], operation.outputs[0]
     others = range(data.ndim - 1)
-    features = [left for m in trace.info(data).maps for left in trace.ids.fixed_along(m, *others)]
-    record = replace(trace.info(data), maps=tuple(m.flatten().view([1] * (out.ndim - 1) + [-1]) for m in features))
-    trace.note(out, record)
+    features = [left for m in ties.info(data).maps for left in ties.ids.fixed_along(m, *others)]
+    record = replace(ties.info(data), maps=tuple(m.flatten().view([1] * (out.ndim - 1) + [-1]) for m in features))
+    ties.note(out, record)
 
 
-def stacked(trace: Trace, operation: Operation) -> None:
+def stacked(ties: Ties, operation: Operation) -> None:
     """Everything meets; the new dimension has no units."""
     out = operation.outputs[0]
     dim = operation.argument(1, "dim", 0) % out.ndim
-    maps = unify(trace.ids, [trace.operand(t, out.ndim - 1) for t in operation.args[0]])
-    trace.record_addends(*(trace.info(t).chain for t in operation.args[0]))
-    record_output(trace, operation, tuple(m.unsqueeze(dim) for m in maps))
+    maps = unify(ties.ids, [ties.operand(t, out.ndim - 1) for t in operation.args[0]])
+    ties.record_addends(*(ties.info(t).chain for t in operation.args[0]))
+    record_output(ties, operation, tuple(m.unsqueeze(dim) for m in maps))
 
 
-def copied(trace: Trace, operation: Operation) -> None:
+def copied(ties: Ties, operation: Operation) -> None:
     """Written into a part of another tensor, ids could no longer be followed, but for features of new sequences."""
     target, source = operation.args[:2]
     whole = target._base
-    if whole is not None and _fills_features(trace, target, source):
-        unify(trace.ids, [trace.operand(source, whole.ndim, only=()), trace.operand(whole, whole.ndim, only=())])
-        features = (m.flatten().view([1] * (whole.ndim - 1) + [-1]) for m in trace.info(source).maps)
-        trace.note(whole, replace(trace.info(source), maps=tuple(features)))
-    elif trace.info(source).maps and not trace.info(target).maps:
-        trace.ids.pin(*trace.info(source).maps)
-    elif trace.info(target).maps:
-        maps = unify(trace.ids, [trace.operand(t, target.ndim) for t in (target, source)])
-        propagate(trace, operation, maps)
+    if whole is not None and _fills_features(ties, target, source):
+        unify(ties.ids, [ties.operand(source, whole.ndim, only=()), ties.operand(whole, whole.ndim, only=())])
+        features = (m.flatten().view([1] * (whole.ndim - 1) + [-1]) for m in ties.info(source).maps)
+        ties.note(whole, replace(ties.info(source), maps=tuple(features)))
+    elif ties.info(source).maps and not ties.info(target).maps:
+        ties.ids.pin(*ties.info(source).maps)
+    elif ties.info(target).maps:
+        maps = unify(ties.ids, [ties.operand(t, target.ndim) for t in (target, source)])
+        propagate(ties, operation, maps)
 
 
-def _fills_features(trace: Trace, target: Tensor, source: Tensor) -> bool:
+def _fills_features(ties: Ties, target: Tensor, source: Tensor) -> bool:
     """Whether features are written into a part of a tensor that was just made, along all of its last dimension.
 
     So sequences of different lengths are laid apart (`pad_packed_sequence`).
     """
-    whole, maps = target._base, trace.info(source).maps
-    if whole is None or not maps or not target.ndim or not (trace.info(whole).blank or trace.info(whole).maps):
+    whole, maps = target._base, ties.info(source).maps
+    if whole is None or not maps or not target.ndim or not (ties.info(whole).blank or ties.info(whole).maps):
         return False
-    lasts = ((source.ndim, maps), (whole.ndim, trace.info(whole).maps))
+    lasts = ((source.ndim, maps), (whole.ndim, ties.info(whole).maps))
     along = all(varying(m) == (ndim - 1,) for ndim, found in lasts for m in found)
     sizes = {t.shape[-1] for t in (source, target, whole)}
     return along and len(sizes) == 1 and target.stride(-1) == whole.stride(-1) and whole.ndim >= source.ndim
 
 
-def index_put(trace: Trace, operation: Operation) -> None:
+def index_put(ties: Ties, operation: Operation) -> None:
     """`result[rows] = values`: a result that was just made takes on what it is given."""
     target, indices, values = operation.args[:3]
-    info = trace.info(target)
+    info = ties.info(target)
     if len(indices) != 1 or values.ndim != target.ndim or not (info.blank or info.maps):
-        unknown(trace, operation)
+        unknown(ties, operation)
         return
-    own = tuple(left for m in trace.info(values).maps for left in trace.ids.fixed_along(m, 0))
-    maps = unify(trace.ids, [trace.operand(target, target.ndim, only=()), Operand(own)])
-    trace.record_addends(trace.info(values).chain)
+    own = tuple(left for m in ties.info(values).maps for left in ties.ids.fixed_along(m, 0))
+    maps = unify(ties.ids, [ties.operand(target, target.ndim, only=()), Operand(own)])
+    ties.record_addends(ties.info(values).chain)
     for tensor in {id(t): t for t in (target, operation.outputs[0])}.values():
-        trace.note(tensor, Info(maps, blank=info.blank and not maps))
+        ties.note(tensor, Info(maps, blank=info.blank and not maps))

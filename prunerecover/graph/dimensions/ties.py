@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from prunerecover.plan.groups import Place
-from prunerecover.width.tracing.dimension_ids import DimensionIds, Maps, Operand, aligned, varying
-from prunerecover.width.tracing.samples import SampleLayout
+from prunerecover.graph.dimensions.dimension_ids import DimensionIds, Maps, Operand, aligned, varying
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +32,7 @@ class Chain:
     """What computes a tensor unit by unit since a product with weights.
 
     Attributes:
-        product: Number of the product, in `Trace.products`.
+        product: Number of the product, in `Ties.products`.
         seen: The output of the last module on the way that has parameters of its own, or norms.
     """
 
@@ -142,7 +140,7 @@ class Pin:
 
 
 @dataclass
-class Trace:
+class Ties:
     """Everything noted during one forward pass.
 
     Attributes:
@@ -157,7 +155,6 @@ class Trace:
         arithmetic: With Python numbers, in order of execution.
         splits: Of tensors whose units lie along one dimension.
         pins: In order of execution.
-        layouts: Layouts of samples in tensors of modules, told by other passes.
     """
 
     ids: DimensionIds = field(default_factory=DimensionIds)
@@ -171,7 +168,6 @@ class Trace:
     arithmetic: list[Arithmetic] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
     pins: list[Pin] = field(default_factory=list)
-    layouts: dict[Place, SampleLayout] = field(default_factory=dict)
     _infos: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
     _modules: list[tuple[str, Any]] = field(default_factory=list)
     _norms: set[str] = field(default_factory=set)

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from prunerecover.width.tracing.dimension_ids import Maps
-from prunerecover.width.tracing.trace import Chain, Info, Trace
+from prunerecover.graph.dimensions.dimension_ids import Maps
+from prunerecover.graph.dimensions.ties import Chain, Info, Ties
 
 
 @dataclass(frozen=True)
@@ -51,51 +51,51 @@ class Operation:
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
 
-Rule = Callable[[Trace, Operation], None]
+Rule = Callable[[Ties, Operation], None]
 
 
 def record_output(
-    trace: Trace, operation: Operation, maps: Maps, chain: Chain | None = None, out: Tensor | None = None
+    ties: Ties, operation: Operation, maps: Maps, chain: Chain | None = None, out: Tensor | None = None
 ) -> None:
     """Note an output (the first, unless given), and whether it depends on the model's input.
 
     Args:
-        trace: Of the forward pass.
+        ties: Ties of the forward pass.
         operation: That was run.
         maps: Ids along the output's dimensions.
         chain: That goes on through the output; None: none does.
         out: The output; None: the first.
     """
-    infos = [trace.info(t) for t in operation.tensors]
+    infos = [ties.info(t) for t in operation.tensors]
     constant = all(info.constant for info in infos)
     static = not constant and all(info.static or info.constant for info in infos)
-    trace.note(operation.outputs[0] if out is None else out, Info(maps, static, constant, chain=chain))
+    ties.note(operation.outputs[0] if out is None else out, Info(maps, static, constant, chain=chain))
 
 
-def propagate(trace: Trace, operation: Operation, maps: Maps, out: Tensor | None = None) -> None:
+def propagate(ties: Ties, operation: Operation, maps: Maps, out: Tensor | None = None) -> None:
     """Note an output that follows from the operands unit by unit; several chains end in it, a single one goes on.
 
     Args:
-        trace: Of the forward pass.
+        ties: Ties of the forward pass.
         operation: That was run.
         maps: Ids along the output's dimensions.
         out: The output; None: the first.
     """
-    chains = list(dict.fromkeys(trace.info(t).chain for t in activations(trace, operation)))
+    chains = list(dict.fromkeys(ties.info(t).chain for t in activations(ties, operation)))
     if len(chains) > 1:
-        trace.record_addends(*chains)
-    record_output(trace, operation, maps, chains[0] if len(chains) == 1 else None, out)
+        ties.record_addends(*chains)
+    record_output(ties, operation, maps, chains[0] if len(chains) == 1 else None, out)
 
 
-def activations(trace: Trace, operation: Operation) -> list[Tensor]:
+def activations(ties: Ties, operation: Operation) -> list[Tensor]:
     """The operands that have ids and depend on the model's input."""
-    return [t for t in operation.tensors if trace.info(t).maps and not trace.info(t).static]
+    return [t for t in operation.tensors if ties.info(t).maps and not ties.info(t).static]
 
 
-def unknown(trace: Trace, operation: Operation) -> None:
+def unknown(ties: Ties, operation: Operation) -> None:
     """Fix everything that an operation without a rule touches."""
-    maps = [m for t in operation.tensors for m in trace.info(t).maps]
+    maps = [m for t in operation.tensors for m in ties.info(t).maps]
     if maps:
-        trace.ids.pin(*maps)
+        ties.ids.pin(*maps)
     for out in operation.outputs:
-        record_output(trace, operation, (), out=out)
+        record_output(ties, operation, (), out=out)

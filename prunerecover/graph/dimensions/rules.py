@@ -9,26 +9,26 @@ from typing import Any
 
 import torch
 
-from prunerecover.width.tracing import (
+from prunerecover.graph.dimensions import (
     rules_elementwise as elementwise,
 )
-from prunerecover.width.tracing import (
+from prunerecover.graph.dimensions import (
     rules_movement as moves,
 )
-from prunerecover.width.tracing import (
+from prunerecover.graph.dimensions import (
     rules_products as products,
 )
-from prunerecover.width.tracing.operation import Operation, Rule, unknown
-from prunerecover.width.tracing.running_line import running_line
-from prunerecover.width.tracing.statistics import follow_statistics, note_numbers, statistics_read
-from prunerecover.width.tracing.trace import Trace
+from prunerecover.graph.dimensions.operation import Operation, Rule, unknown
+from prunerecover.graph.dimensions.running_line import running_line
+from prunerecover.graph.dimensions.statistics import follow_statistics, note_numbers, statistics_read
+from prunerecover.graph.dimensions.ties import Ties
 
 
-def follow(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+def follow(ties: Ties, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     """Note what an operation did.
 
     Args:
-        trace: Of the forward pass.
+        ties: Ties of the forward pass.
         func: The ATen operator.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
@@ -39,12 +39,12 @@ def follow(trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     operation = Operation(func, plain, name != plain, args, kwargs, out)
     rule = RULES.get(plain) or (elementwise.pointwise if torch.Tag.pointwise in func.tags else unknown)
     rule = rule if operation.outputs else unknown  # such as torch.equal, which answers with a bool
-    before = statistics_read(trace, operation)  # operations in place overwrite what is known
-    rule(trace, operation)
-    if trace.ids.pinned:
-        trace.record_pins(plain, running_line())
-    follow_statistics(trace, operation, before, carries=rule in CARRYING)
-    note_numbers(trace, operation, elementwise=rule in ELEMENTWISE)
+    before = statistics_read(ties, operation)  # operations in place overwrite what is known
+    rule(ties, operation)
+    if ties.ids.pinned:
+        ties.record_pins(plain, running_line())
+    follow_statistics(ties, operation, before, carries=rule in CARRYING)
+    note_numbers(ties, operation, elementwise=rule in ELEMENTWISE)
 
 
 NAMES: dict[Rule, str] = {

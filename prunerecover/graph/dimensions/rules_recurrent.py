@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from prunerecover.width.tracing.dimension_ids import varying
-from prunerecover.width.tracing.trace import Chain, Info, Product, Trace
+from prunerecover.graph.dimensions.dimension_ids import varying
+from prunerecover.graph.dimensions.ties import Chain, Info, Product, Ties
 
 RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
 NONE = torch.empty(0, dtype=torch.long)
 
 
-def follow_recurrent(trace: Trace, module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+def follow_recurrent(ties: Ties, module: nn.RNNBase, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     """Note what a call of a recurrent layer did.
 
     Args:
-        trace: Of the forward pass, in which the layer is being called.
+        ties: Ties of the forward pass, in which the layer is being called.
         module: The layer.
         args: Its positional arguments: the input, and perhaps states.
         kwargs: Its keyword arguments.
@@ -34,68 +34,66 @@ def follow_recurrent(trace: Trace, module: nn.RNNBase, args: tuple[Any, ...], kw
     given, *states = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and _is_floating(leaf)]
     if module.proj_size:
         for tensor in (*module.parameters(), given, *states):
-            trace.ids.pin(*trace.info(tensor).maps)
-        trace.record_product(
-            Product(trace.path, "linear", _along(trace, module.get_parameter("weight_ih_l0"), 0), NONE)
-        )
-        trace.record_pins("proj_size")
+            ties.ids.pin(*ties.info(tensor).maps)
+        ties.record_product(Product(ties.path, "linear", _along(ties, module.get_parameter("weight_ih_l0"), 0), NONE))
+        ties.record_pins("proj_size")
         return
-    units, recurrent = _units(trace, module)
-    chain = _read_input(trace, module, given, units, recurrent)
+    units, recurrent = _units(ties, module)
+    chain = _read_input(ties, module, given, units, recurrent)
     for tensor in states:
-        _meet(trace, tensor, units)
+        _meet(ties, tensor, units)
     directions = 2 if module.bidirectional else 1
     for number, tensor in enumerate(t for t in tensors if _is_floating(t)):
         ids = units.repeat(directions) if number == 0 else units
         shape = (*[1] * (tensor.ndim - 1), len(ids))
-        trace.note(tensor, Info((ids.view(shape),) if len(ids) > 1 else (), chain=chain))
+        ties.note(tensor, Info((ids.view(shape),) if len(ids) > 1 else (), chain=chain))
 
 
-def _units(trace: Trace, module: nn.RNNBase) -> tuple[Tensor, Tensor]:
+def _units(ties: Ties, module: nn.RNNBase) -> tuple[Tensor, Tensor]:
     """Tie everything of a hidden unit; return the ids of the units, and those of the weights that read them."""
     size = module.hidden_size
-    units = _along(trace, module.get_parameter("weight_hh_l0"), 1)
+    units = _along(ties, module.get_parameter("weight_hh_l0"), 1)
     read = []
     for names in module._all_weights:
         for name in names:
             weight = getattr(module, name)
-            rows = _along(trace, weight, 0)
+            rows = _along(ties, weight, 0)
             if len(rows) and len(units):
-                trace.ids.tie(rows.view(-1, size), units)  # one row of each gate
-            columns = _along(trace, weight, 1) if weight.ndim > 1 else NONE
+                ties.ids.tie(rows.view(-1, size), units)  # one row of each gate
+            columns = _along(ties, weight, 1) if weight.ndim > 1 else NONE
             if len(columns) and not name.startswith("weight_ih_l0"):  # of both directions of the layer below
-                trace.ids.tie(columns.view(-1, size), units)
+                ties.ids.tie(columns.view(-1, size), units)
                 read.append(columns)
     return units, torch.cat([NONE, *read])
 
 
-def _read_input(trace: Trace, module: nn.RNNBase, given: Tensor, units: Tensor, recurrent: Tensor) -> Chain:
+def _read_input(ties: Ties, module: nn.RNNBase, given: Tensor, units: Tensor, recurrent: Tensor) -> Chain:
     """Note the products with the input and with hidden units; each direction reads all of the input."""
     firsts = [getattr(module, name) for names in module._all_weights for name in names if "weight_ih_l0" in name]
-    columns = [_along(trace, weight, 1) for weight in firsts]
+    columns = [_along(ties, weight, 1) for weight in firsts]
     for own in columns:
-        _meet(trace, given, own)
-    trace.record_addends(trace.info(given).chain)
-    trace.ids.mark("read", *columns, recurrent)
-    trace.record_product(Product(trace.path, "linear", NONE, recurrent))
-    return trace.record_product(Product(trace.path, "linear", units, torch.cat(columns)))
+        _meet(ties, given, own)
+    ties.record_addends(ties.info(given).chain)
+    ties.ids.mark("read", *columns, recurrent)
+    ties.record_product(Product(ties.path, "linear", NONE, recurrent))
+    return ties.record_product(Product(ties.path, "linear", units, torch.cat(columns)))
 
 
-def _meet(trace: Trace, tensor: Tensor, ids: Tensor) -> None:
+def _meet(ties: Ties, tensor: Tensor, ids: Tensor) -> None:
     """Tie what lies along the last dimension of a tensor to ids; if either has none, the other is rigid."""
-    own = [m for m in trace.info(tensor).maps if varying(m) == (tensor.ndim - 1,)]
-    for other in trace.info(tensor).maps:
+    own = [m for m in ties.info(tensor).maps if varying(m) == (tensor.ndim - 1,)]
+    for other in ties.info(tensor).maps:
         if not any(other is one for one in own):
-            trace.ids.pin(other)
+            ties.ids.pin(other)
     if own and len(ids):
-        trace.ids.tie(own[0].flatten(), ids)
-    elif not trace.info(tensor).blank:
-        trace.ids.pin(*own, ids)
+        ties.ids.tie(own[0].flatten(), ids)
+    elif not ties.info(tensor).blank:
+        ties.ids.pin(*own, ids)
 
 
-def _along(trace: Trace, weight: Tensor, dim: int) -> Tensor:
+def _along(ties: Ties, weight: Tensor, dim: int) -> Tensor:
     """The ids along a dimension of a parameter; none if it has one index."""
-    return next((m.flatten() for m in trace.info(weight).maps if varying(m) == (dim,)), NONE)
+    return next((m.flatten() for m in ties.info(weight).maps if varying(m) == (dim,)), NONE)
 
 
 def _is_floating(tensor: Tensor) -> bool:

@@ -10,12 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from prunerecover.graph.watching import watch
-from prunerecover.model.batches import ModelInputs
-from prunerecover.model.evaluation import device_of
 from prunerecover.plan.groups import Place
 
 
@@ -62,45 +58,32 @@ class SeenTensors:
         if not isinstance(tensor, Tensor) or place in self.shapes:
             return
         self.shapes[place] = tuple(tensor.shape)
-        if place in self.dims:
+        if place in self.dims and tensor.ndim:
             rows = tensor.detach().movedim(self.dims[place], 0).flatten(1)
             self.sums[place] = rows.double().abs().sum(1)
 
 
-def sample_layouts(model: nn.Module, inputs: ModelInputs) -> dict[Place, SampleLayout]:
-    """Return the layout of samples in each tensor that modules take and give.
-
-    A pass of some samples and one of the same samples twice tell their dimension by its size. Where it is not the first
-    everywhere, values tell which rows of longer dimensions are whose.
+def differing(before: SeenTensors, after: SeenTensors) -> dict[Place, int]:
+    """Return the first dimension whose size is another in a pass of other samples, by tensor; 0 where none is.
 
     Args:
-        model: Is bit-identical afterwards.
-        inputs: One batch, of which a sample or two are run.
-
-    Returns:
-        Nothing for a network that takes no other number of samples, or no part of a batch.
+        before: One pass.
+        after: One of another number of samples.
     """
-    n = min(inputs.n_samples, 2)
-    some, twice = (inputs.select(torch.arange(n).repeat(times)) for times in (1, 2))
-    try:
-        before, after = _seen(model, some, {}).shapes, _seen(model, twice, {}).shapes
-    except Exception:  # sizes in its code, or tensors with other rows than samples
-        return {}
-    places = [place for place, shape in before.items() if len(after.get(place, ())) == len(shape)]
-    dims = {place: _first_that_differs(before[place], after[place]) for place in places}
-    longer = {place: dim for place, dim in dims.items() if before[place] and before[place][dim] > n}
-    mixed = any(dims.values()) and device_of(model).type != "meta"
-    apart: set[Place] = set()
-    if mixed and longer:
-        sums, doubled = _seen(model, some, longer).sums, _seen(model, twice, longer).sums
-        apart = {place for place in longer if _is_apart(sums[place], doubled[place], n)}
-    return {place: SampleLayout(dim, place in apart) for place, dim in dims.items()}
+    both = ((place, shape, after.shapes.get(place, ())) for place, shape in before.shapes.items())
+    return {place: _first_that_differs(*shapes) for place, *shapes in both if len(shapes[0]) == len(shapes[1])}
 
 
-def _seen(model: nn.Module, inputs: ModelInputs, dims: Mapping[Place, int]) -> SeenTensors:
-    seen = SeenTensors(dims)
-    watch(model, inputs, seen)
-    return seen
+def lying_apart(once: SeenTensors, twice: SeenTensors, n: int) -> set[Place]:
+    """Return the tensors in which rows of one sample lie apart, of those that sums were wanted of.
+
+    Args:
+        once: A pass of some samples.
+        twice: A pass of the same, each of which comes twice.
+        n: How many samples the first had.
+    """
+    both = once.sums.keys() & twice.sums.keys()
+    return {place for place in both if _is_apart(once.sums[place], twice.sums[place], n)}
 
 
 def _first_that_differs(before: tuple[int, ...], after: tuple[int, ...]) -> int:

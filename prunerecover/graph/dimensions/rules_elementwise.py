@@ -7,45 +7,45 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from prunerecover.width.tracing.dimension_ids import Maps, Operand, unify, varying
-from prunerecover.width.tracing.operation import Operation, activations, propagate, record_output
-from prunerecover.width.tracing.statistics import take_statistics
-from prunerecover.width.tracing.trace import Count, Trace
+from prunerecover.graph.dimensions.dimension_ids import Maps, Operand, unify, varying
+from prunerecover.graph.dimensions.operation import Operation, activations, propagate, record_output
+from prunerecover.graph.dimensions.statistics import take_statistics
+from prunerecover.graph.dimensions.ties import Count, Ties
 
 
-def pointwise(trace: Trace, operation: Operation) -> None:
+def pointwise(ties: Ties, operation: Operation) -> None:
     """What meets is tied."""
     out = operation.outputs[0]
-    maps = unify(trace.ids, [trace.operand(t, out.ndim) for t in operation.tensors if t.ndim])
-    note_sizes(trace, operation.tensors, maps)
-    propagate(trace, operation, maps, out)
+    maps = unify(ties.ids, [ties.operand(t, out.ndim) for t in operation.tensors if t.ndim])
+    note_sizes(ties, operation.tensors, maps)
+    propagate(ties, operation, maps, out)
 
 
-def note_sizes(trace: Trace, tensors: Iterable[Tensor], maps: Maps) -> None:
+def note_sizes(ties: Ties, tensors: Iterable[Tensor], maps: Maps) -> None:
     """Note on tensors of one value which units their sizes follow: layers of T5 share one with their heads.
 
     Args:
-        trace: Of the forward pass.
+        ties: Ties of the forward pass.
         tensors: That have met.
         maps: Of the result.
     """
     for tensor in tensors:
-        info = trace.info(tensor)
+        info = ties.info(tensor)
         if info.blank and not info.maps:
             met = (m for m in maps if m.ndim == tensor.ndim)
             own = tuple(m for m in met if all(tensor.shape[d] == m.shape[d] for d in varying(m)))
-            trace.note(tensor, replace(info, maps=own))
+            ties.note(tensor, replace(info, maps=own))
 
 
-def multiplied(trace: Trace, operation: Operation) -> None:
+def multiplied(ties: Ties, operation: Operation) -> None:
     """A gate is no addend: the product is seen where its largest factor is seen."""
     out = operation.outputs[0]
-    maps = unify(trace.ids, [trace.operand(t, out.ndim) for t in operation.tensors if t.ndim])
-    factors = sorted(activations(trace, operation), key=lambda t: -t.numel())
-    record_output(trace, operation, maps, trace.info(factors[0]).chain if factors else None, out)
+    maps = unify(ties.ids, [ties.operand(t, out.ndim) for t in operation.tensors if t.ndim])
+    factors = sorted(activations(ties, operation), key=lambda t: -t.numel())
+    record_output(ties, operation, maps, ties.info(factors[0]).chain if factors else None, out)
 
 
-def reduced(trace: Trace, operation: Operation) -> None:
+def reduced(ties: Ties, operation: Operation) -> None:
     """A sum over units has nothing left of them; other statistics change when one goes."""
     data, out = operation.args[0], operation.outputs[0]
     given = operation.argument(2 if "norm" in operation.name else 1, "dim")
@@ -53,110 +53,110 @@ def reduced(trace: Trace, operation: Operation) -> None:
     dims = {d % data.ndim for d in given} if isinstance(given, list | tuple) and given else set(range(data.ndim))
     maps: list[Tensor] = []
     over: list[Tensor] = []
-    for ids in trace.info(data).maps:
+    for ids in ties.info(data).maps:
         if set(varying(ids)) <= dims:
             if operation.name != "sum":
-                trace.record_norm(ids)
+                ties.record_norm(ids)
             over.append(ids)
         else:
-            maps += trace.ids.fixed_along(ids, *dims)
+            maps += ties.ids.fixed_along(ids, *dims)
     if out.ndim != data.ndim:
         maps = [m.squeeze(tuple(dims)) for m in maps]
     for tensor in operation.outputs:
-        propagate(trace, operation, tuple(maps), tensor)
-    take_statistics(trace, operation, over)
+        propagate(ties, operation, tuple(maps), tensor)
+    take_statistics(ties, operation, over)
 
 
-def along_one(trace: Trace, operation: Operation) -> None:
+def along_one(ties: Ties, operation: Operation) -> None:
     """Softmax and the like: each entry along the dimension depends on all others."""
     data = operation.args[0]
     dim = operation.argument(1, "dim") % data.ndim
-    maps = tuple(left for m in trace.info(data).maps for left in trace.ids.fixed_along(m, dim))
-    propagate(trace, operation, maps)
+    maps = tuple(left for m in ties.info(data).maps for left in ties.ids.fixed_along(m, dim))
+    propagate(ties, operation, maps)
 
 
-def gated(trace: Trace, operation: Operation) -> None:
+def gated(ties: Ties, operation: Operation) -> None:
     """`glu` multiplies the first half of a dimension by a function of the second."""
     data = operation.args[0]
     dim = operation.argument(1, "dim", -1) % data.ndim
     maps = []
-    for ids in trace.info(data).maps:
+    for ids in ties.info(data).maps:
         value, gate = ids.chunk(2, dim) if ids.shape[dim] > 1 else (ids, ids)
-        trace.ids.tie(value, gate)
+        ties.ids.tie(value, gate)
         maps.append(value)
-    propagate(trace, operation, tuple(maps))
+    propagate(ties, operation, tuple(maps))
 
 
-def per_channel(trace: Trace, operation: Operation) -> None:
+def per_channel(ties: Ties, operation: Operation) -> None:
     """Pooling and resampling: positions are computed from positions, channel by channel."""
     data = operation.args[0]
     spatial = next((int(c) for c in "123" if f"{c}d" in operation.name), data.ndim - 2)
     positions = range(data.ndim - spatial, data.ndim)
-    maps = tuple(left for m in trace.info(data).maps for left in trace.ids.fixed_along(m, *positions))
+    maps = tuple(left for m in ties.info(data).maps for left in ties.ids.fixed_along(m, *positions))
     for out in operation.outputs:
-        propagate(trace, operation, maps, out)
+        propagate(ties, operation, maps, out)
 
 
-def vectors(trace: Trace, tensors: Iterable[Tensor | None], ndim: int) -> list[Operand]:
+def vectors(ties: Ties, tensors: Iterable[Tensor | None], ndim: int) -> list[Operand]:
     """Describe vectors of one weight per index of dimension 1.
 
     Args:
-        trace: Of the forward pass.
+        ties: Ties of the forward pass.
         tensors: `(C,)` each; those that are None are left out.
         ndim: Dimensions of the operation.
     """
     shape = [-1 if dim == 1 else 1 for dim in range(ndim)]
-    return [Operand(tuple(m.view(shape) for m in trace.info(t).maps)) for t in tensors if t is not None]
+    return [Operand(tuple(m.view(shape) for m in ties.info(t).maps)) for t in tensors if t is not None]
 
 
-def batch_norm(trace: Trace, operation: Operation) -> None:
+def batch_norm(ties: Ties, operation: Operation) -> None:
     """With running statistics each element is on its own; else they are over all dimensions but dimension 1.
 
     InstanceNorm is this, too: it lays all channels of all samples along dimension 1.
     """
     data, *vectors_of_norm = operation.args[:5]
-    own = trace.operand(data, data.ndim, only=(1,))
+    own = ties.operand(data, data.ndim, only=(1,))
     if not any(isinstance(vector, Tensor) for vector in vectors_of_norm):  # no tensor shows how many channels there are
-        trace.counts.extend(Count(trace.path, "num_features", m.flatten()) for m in own.maps if varying(m) == (1,))
+        ties.counts.extend(Count(ties.path, "num_features", m.flatten()) for m in own.maps if varying(m) == (1,))
     if operation.argument(5, "training") is True:
-        trace.ids.mark("normalised", *(m for m in own.maps if 1 not in varying(m)))
-    propagate(trace, operation, unify(trace.ids, [own, *vectors(trace, vectors_of_norm, data.ndim)]))
+        ties.ids.mark("normalised", *(m for m in own.maps if 1 not in varying(m)))
+    propagate(ties, operation, unify(ties.ids, [own, *vectors(ties, vectors_of_norm, data.ndim)]))
 
 
-def layer_norm(trace: Trace, operation: Operation) -> None:
+def layer_norm(ties: Ties, operation: Operation) -> None:
     """Statistics are over the units themselves, or over the entries of each."""
     data, shape, *weights = operation.args[:4]
     dims = tuple(range(data.ndim - len(shape), data.ndim))
     maps: list[Tensor] = []
-    for ids in trace.info(data).maps:
+    for ids in ties.info(data).maps:
         if varying(ids) == dims:
-            trace.record_norm(ids)
+            ties.record_norm(ids)
             maps.append(ids)
         else:
-            maps += trace.ids.fixed_along(ids, *dims)
-    solid = trace.operand(data, data.ndim, only=dims).solid
-    own = [trace.operand(w, data.ndim, only=()) for w in weights if isinstance(w, Tensor)]
+            maps += ties.ids.fixed_along(ids, *dims)
+    solid = ties.operand(data, data.ndim, only=dims).solid
+    own = [ties.operand(w, data.ndim, only=()) for w in weights if isinstance(w, Tensor)]
     if not own and len(dims) == 1:  # no tensor shows how many units there are
-        trace.counts.extend(Count(trace.path, "normalized_shape", m.flatten()) for m in maps if varying(m) == dims)
-    propagate(trace, operation, unify(trace.ids, [Operand(tuple(maps), solid), *own]))
+        ties.counts.extend(Count(ties.path, "normalized_shape", m.flatten()) for m in maps if varying(m) == dims)
+    propagate(ties, operation, unify(ties.ids, [Operand(tuple(maps), solid), *own]))
 
 
-def group_norm(trace: Trace, operation: Operation) -> None:
+def group_norm(ties: Ties, operation: Operation) -> None:
     """The channels of a group share statistics, so a unit is a whole group; a single group is a norm over units."""
     data, weight, bias, *_, groups, _eps = operation.args
-    maps = channels(trace, data)
+    maps = channels(ties, data)
     for ids in maps:
         if groups == 1:
-            trace.record_norm(ids)
+            ties.record_norm(ids)
         else:
             members = ids.view(groups, -1)
-            trace.ids.tie(members, members[:, :1])
-            trace.counts.append(Count(trace.path, "num_groups", ids.flatten()))
-    solid = trace.operand(data, data.ndim, only=(1,)).solid
-    propagate(trace, operation, unify(trace.ids, [Operand(maps, solid), *vectors(trace, (weight, bias), data.ndim)]))
+            ties.ids.tie(members, members[:, :1])
+            ties.counts.append(Count(ties.path, "num_groups", ids.flatten()))
+    solid = ties.operand(data, data.ndim, only=(1,)).solid
+    propagate(ties, operation, unify(ties.ids, [Operand(maps, solid), *vectors(ties, (weight, bias), data.ndim)]))
 
 
-def channels(trace: Trace, data: Tensor) -> Maps:
+def channels(ties: Ties, data: Tensor) -> Maps:
     """The map along dimension 1 of a tensor; what varies in others is fixed."""
     others = [d for d in range(data.ndim) if d != 1]
-    return tuple(left for m in trace.info(data).maps for left in trace.ids.fixed_along(m, *others))
+    return tuple(left for m in ties.info(data).maps for left in ties.ids.fixed_along(m, *others))

@@ -1,0 +1,140 @@
+"""Traces: forward passes that are watched for the computation graph, and for the dimensions that they tie together.
+
+Nothing else observes what a network computes. What needs both of one network takes a `Traced`, so that it runs once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from prunerecover.graph.build import graph_of
+from prunerecover.graph.computation_graph import ComputationGraph
+from prunerecover.graph.dimensions.follower import Follower
+from prunerecover.graph.dimensions.samples import SampleLayout, SeenTensors, differing, lying_apart
+from prunerecover.graph.dimensions.ties import Ties
+from prunerecover.graph.recorder import Recorder
+from prunerecover.graph.watching import Observer, watch, watching_code
+from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
+from prunerecover.model.copies import CAPTURING, share_copy
+from prunerecover.model.evaluation import device_of
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.groups import Place
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """What one forward pass of a network shows.
+
+    Attributes:
+        model: The network.
+        inputs: What it was called with.
+        graph: What it computed.
+        ties: Which dimensions of its tensors have one size.
+        seen: Tensors that its modules took and gave.
+    """
+
+    model: nn.Module
+    inputs: ModelInputs
+    graph: ComputationGraph
+    ties: Ties
+    seen: SeenTensors
+
+    @cached_property
+    def layouts(self) -> dict[Place, SampleLayout]:
+        """Layout of samples in each tensor that modules take and give.
+
+        A pass of another number of samples tells their dimension by its size. Where it is not the first everywhere, the
+        values of two more tell which rows of longer dimensions are whose. Nothing for a network that takes no other
+        number of samples, or no part of a batch.
+        """
+        n = min(self.inputs.n_samples, 2)
+        times = 1 if self.inputs.n_samples > n else 2
+        try:
+            dims = differing(self.seen, self._seen(n, times))
+        except Exception:  # sizes in its code, or tensors with other rows than samples
+            return {}
+        apart: set[Place] = set()
+        if any(dims.values()) and device_of(self.model).type != "meta":
+            once, twice = (self._seen(n, times, dims) for times in (1, 2))
+            apart = lying_apart(once, twice, n)
+        return {place: SampleLayout(dim, place in apart) for place, dim in dims.items()}
+
+    def _seen(self, n: int, times: int, dims: dict[Place, int] | None = None) -> SeenTensors:
+        """Run the network on the first samples, each of which comes several times."""
+        seen = SeenTensors(dims or {})
+        watch(self.model, self.inputs.select(torch.arange(n).repeat(times)), seen)
+        return seen
+
+
+def trace(model: nn.Module, inputs: ModelInputs) -> Traced:
+    """Run a model once, and return all that the pass shows.
+
+    Args:
+        model: Unwrapped; it is bit-identical afterwards.
+        inputs: One batch on its device.
+    """
+    model = _apart(model)
+    follower, seen = Follower(model), SeenTensors()
+    graph, output = _recorded(model, inputs, follower, seen)
+    follower.finish(output)
+    return Traced(model, inputs, graph, follower.ties, seen)
+
+
+def trace_graph(model: nn.Module, example_inputs: Any) -> ComputationGraph:
+    """Run a model once, and return what it computed as a graph.
+
+    Args:
+        model: Any module, wrapped or not, on any device; it is bit-identical afterwards.
+        example_inputs: One batch, as calibration batches are.
+
+    >>> import torch
+    >>> graph = trace_graph(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(1, 4))
+    >>> [node.kind for node in graph.nodes]
+    ['input', 'layer', 'activation', 'layer', 'output']
+    """
+    model = unwrap(model)
+    inputs = as_inputs(without_labels(example_inputs, model)).to(device_of(model))
+    return _recorded(_apart(model), inputs)[0]
+
+
+def trace_training(model: nn.Module, inputs: ModelInputs) -> ComputationGraph:
+    """Run a model once in training mode, and return what it computed as a graph.
+
+    Args:
+        model: Unwrapped, a copy that may be written.
+        inputs: One batch on its device.
+    """
+    return _recorded(model, inputs, training=True)[0]
+
+
+def trace_ties(model: nn.Module, inputs: ModelInputs) -> Ties:
+    """Run a model once, and return which dimensions it ties together.
+
+    Args:
+        model: A copy that is tried out; it is bit-identical afterwards.
+        inputs: One batch on its device.
+    """
+    follower = Follower(model)
+    follower.finish(watch(model, inputs, follower))
+    return follower.ties
+
+
+def _recorded(
+    model: nn.Module, inputs: ModelInputs, *others: Observer, training: bool = False
+) -> tuple[ComputationGraph, Any]:
+    """Return the graph of a pass that others observe, too, and what the model returned."""
+    recorder = Recorder(model, inputs)
+    with watching_code(model, recorder):
+        output = watch(model, inputs, recorder, *others, training=training)
+    recorder.finish(output)
+    return graph_of(recorder), output
+
+
+def _apart(model: nn.Module) -> nn.Module:
+    """Return a model, or a copy with its tensors if hooks in it may hold what another call of it computed."""
+    return share_copy(model) if any(CAPTURING in vars(module) for module in model.modules()) else model
