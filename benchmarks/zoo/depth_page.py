@@ -8,6 +8,9 @@ from statistics import median
 from benchmarks.zoo.depth_trial import REMOVED
 from benchmarks.zoo.networks.suites import SUITES
 from benchmarks.zoo.page import (
+    EXPORTED,
+    NOT_OK,
+    SILENT,
     counted,
     exports,
     installed,
@@ -16,6 +19,7 @@ from benchmarks.zoo.page import (
     rebuilt,
     section,
     share,
+    silent,
 )
 from benchmarks.zoo.trial import SEED, Row
 from prunerecover.display.markdown import table
@@ -29,12 +33,13 @@ HEADER = (
     "of the others (95%)",
     "refused",
     "failed",
+    "dead, over, slow",
     *DEPTH_KINDS,
     "gone",
     "s",
     "ONNX",
 )
-ALIGN = "lrrrlrr" + "r" * (len(DEPTH_KINDS) + 3)
+ALIGN = "lrrrlrrr" + "r" * (len(DEPTH_KINDS) + 3)
 SEQUENCES = ("architecture", "sequences", "ok", "units taken out", "s")
 
 
@@ -55,11 +60,12 @@ def markdown(rows: Sequence[Row], missing: dict[str, str], in_turn: Sequence[Row
             "are drawn, none inside another, and as many of their kinds are removed with "
             '`plan_depth(model, remove={kind: n, ...}, batches=..., importance="random")`, fewer where no more can go '
             "together. What is left is trained for a step, saved, and loaded in another process. Ok: all of that "
-            "works, the parameters are as many as the plan says and fewer than before (but where activations alone "
-            "go), the MACs are fewer or as many as the plan says, and the loaded network gives the same bits. No unit: "
+            "works, the parameters are as many as the plan says, they or the MACs are fewer than before (but where "
+            "activations alone go), the MACs are fewer or as many as the plan says, and the loaded network gives the "
+            "same bits. No unit: "
             "nothing can be removed, and the error says why. Refused: a plan is not made, and the error says why. "
-            f"{', '.join(DEPTH_KINDS)}: units found; activations are listed in the named families alone. Gone: the "
-            "median share of the parameters; s: seconds per network, the median. {EXPORTED}",
+            f"{SILENT} {', '.join(DEPTH_KINDS)}: units found; activations are listed in the named families alone. "
+            f"Gone: the median share of the parameters; s: seconds per network, the median. {EXPORTED}",
             "",
             table(HEADER, [*lines, *total], ALIGN),
             "",
@@ -67,7 +73,7 @@ def markdown(rows: Sequence[Row], missing: dict[str, str], in_turn: Sequence[Row
             *([""] if missing else []),
             *rebuilt(rows),
             *_fewer(rows),
-            *section("Not ok", [row for row in rows if row["outcome"] in ("refused", "failed")], "reason"),
+            *section("Not ok", [row for row in rows if row["outcome"] in NOT_OK], "reason"),
             *section("No unit", [row for row in rows if row["outcome"] == "nothing"], "reason"),
             *not_with_free_sizes(rows),
             *_sequences(in_turn),
@@ -86,7 +92,7 @@ def _line(suite: str, rows: Sequence[Row]) -> tuple[object, ...]:
     gone = [row["saved"][0] for row in rows if row["outcome"] == "ok"]
     return (
         *(suite, len(rows), count["nothing"], count["ok"], share(count["ok"], others)),
-        *(count["refused"], count["failed"]),
+        *(count["refused"], count["failed"], silent(count)),
         *(sum(row.get("units", {}).get(kind, 0) for row in rows) for kind in DEPTH_KINDS),
         *(f"{median(gone):.1%}" if gone else "", f"{median(row['seconds'] for row in rows):.1f}", exports(rows)),
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from benchmarks.zoo.trial import FIXED, FREE, REFUSED, Row
+from benchmarks.zoo.trial import FIXED, FREE, REFUSED, SLOW, Row
 from prunerecover.cost.environment import versions
 from prunerecover.cost.statistics import wilson_interval
 
 FURTHER = ("torchvision", "ultralytics")
-OUTCOMES = ("ok", "nothing", "refused", "failed")
+OUTCOMES = ("ok", "nothing", "refused", "failed", "dead", "over", "slow")
+NOT_OK = OUTCOMES[2:]
 LONGEST = 800  # characters of a reason
 
 
@@ -34,6 +35,21 @@ def rebuilt(rows: Sequence[Row]) -> list[str]:
     told = f", all but {', '.join(others)}" if others else ""
     made = f"{len(own) - len(others)} of {len(own)} of timm and transformers"
     return [f"Loaded from the saved folder alone, without a dense network: {made}{told}.", ""] if own else []
+
+
+SILENT = (
+    "Dead, over and slow: a parameter that had a gradient before the surgery has none after it; more goes than was "
+    f"asked for and nothing says so; finding and planning take over {SLOW} s of processor time."
+)
+
+
+def silent(count: dict[str, int]) -> str:
+    """Return how many networks end in each way that no error tells.
+
+    >>> silent({"ok": 3, "dead": 1, "over": 0, "slow": 2})
+    '1, 0, 2'
+    """
+    return ", ".join(str(count[outcome]) for outcome in ("dead", "over", "slow"))
 
 
 EXPORTED = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from prunerecover.refusal import Refusal
 
 SEED, BATCHES = 0, 2
 FILE, FOLDER = "outputs.pt", "pruned"
+SLOW = 20  # seconds of processor time that finding and planning may take at these sizes
 Row = dict[str, Any]
 FREE, FIXED, REFUSED = "free sizes", "fixed sizes", "refused"  # how a network is exported
 
@@ -87,13 +89,52 @@ def applied(model: nn.Module, plan: Plan) -> None:
         apply_plan(model, plan)
 
 
-def trained_and_saved(model: nn.Module, plan: Plan, given: list[Any], network: Network, folder: Path) -> None:
-    """Train a pruned network for a step, save it, and leave its outputs for the first batch beside it."""
+def trained_and_saved(model: nn.Module, plan: Plan, given: list[Any], network: Network, folder: Path) -> list[str]:
+    """Train a pruned network for a step, save it, and leave its outputs for the first batch beside it.
+
+    Returns:
+        Parameters that get no gradient, but do in the dense network.
+    """
     with stage("training"):
-        _train(model, given[1], network)
+        reached = _backward(dense(network, SEED), given[1], network)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        missed = {name for name, _ in model.named_parameters()} - _backward(model, given[1], network)
+        optimizer.step()
     with stage("save_pruned"):
         save_pruned(model, plan, folder / FOLDER)
         torch.save(_outputs(model, given[0]), folder / FILE)
+    return sorted(reached & missed)
+
+
+def silently(dead: list[str], seconds: float) -> Row:
+    """Return how a trial ends whose steps all work, but for what goes in silence.
+
+    Args:
+        dead: What `trained_and_saved` returned.
+        seconds: Of processor time that finding and planning took.
+
+    >>> silently([], 1.5)
+    {'outcome': 'ok'}
+    >>> silently(["enter.weight"], 1.5)["reason"]
+    'no gradient any more: enter.weight'
+    >>> silently([], 21.3)["reason"]
+    'finding and planning take 21.3 s of processor time'
+    """
+    if dead:
+        return {"outcome": "dead", "reason": f"no gradient any more: {', '.join(dead)}"}
+    if seconds > SLOW:
+        return {"outcome": "slow", "reason": f"finding and planning take {seconds:.1f} s of processor time"}
+    return {"outcome": "ok"}
+
+
+@contextmanager
+def timed(row: Row) -> Iterator[None]:
+    """Note the seconds of processor time that finding and planning take, also where they end in a refusal."""
+    started = time.process_time()
+    try:
+        yield
+    finally:
+        row["planning_seconds"] = round(time.process_time() - started, 2)
 
 
 def dense(network: Network, seed: int) -> nn.Module:
@@ -117,14 +158,14 @@ def stage(name: str) -> Iterator[None]:
         raise Ended("failed", f"{name}: {type(error).__name__}: {error}") from error
 
 
-def _train(model: nn.Module, batch: Any, network: Network) -> None:
-    """One step of SGD."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+def _backward(model: nn.Module, batch: Any, network: Network) -> set[str]:
+    """Run backward once in training mode; return the names of the parameters that get a gradient."""
     loss = loss_of(model.train(), batch, network.loss or supervised_loss)
     loss.backward()
     assert loss.isfinite(), f"the loss is {loss}"
-    assert any(parameter.grad is not None for parameter in model.parameters()), "no parameter got a gradient"
-    optimizer.step()
+    reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert reached, "no parameter got a gradient"
+    return reached
 
 
 @torch.no_grad()

@@ -8,6 +8,8 @@ from statistics import median
 from benchmarks.zoo.networks.suites import SUITES
 from benchmarks.zoo.page import (
     EXPORTED,
+    NOT_OK,
+    SILENT,
     counted,
     exports,
     installed,
@@ -16,15 +18,16 @@ from benchmarks.zoo.page import (
     rebuilt,
     section,
     share,
+    silent,
 )
-from benchmarks.zoo.trial import SEED, Row
+from benchmarks.zoo.trial import SEED, SLOW, Row
 from benchmarks.zoo.width_trial import ASKED, MISS
 from prunerecover.display.markdown import table
 
-HEADER = ("suite", "networks", "nothing", "ok", "of the others (95%)", "refused", "failed", "removed", "s", "planning")
-HEADER += ("ONNX",)
-ALIGN = "lrrrlrrrrrr"
-LIMIT, NAMED = 30, 5  # seconds of planning that are many, and networks that are named
+HEADER = ("suite", "networks", "nothing", "ok", "of the others (95%)", "refused", "failed", "dead, over, slow")
+HEADER += ("removed", "s", "planning", "ONNX")
+ALIGN = "lrrrlrrrrrrr"
+NAMED = 5  # networks that take longest
 
 
 def markdown(rows: Sequence[Row], missing: dict[str, str], large: Sequence[Row]) -> str:
@@ -43,6 +46,8 @@ def markdown(rows: Sequence[Row], missing: dict[str, str], large: Sequence[Row])
             "another process. Ok: all of that works, the share that is gone is within "
             f"{100 * MISS:.0f} points of the one asked for (or a warning names both), and the loaded network gives "
             "the same bits. Nothing: there is nothing to prune. Refused: a plan is not made, and the error says why. "
+            f"Where less than {ASKED:.0%} can go, as the refusal says, half of what can go is asked for instead; these "
+            f"networks are named below. {SILENT} What can be pruned is all networks but those with nothing to prune. "
             "Removed: the share of the MACs, least to most of those that are ok; s: seconds per network by the clock, "
             "the median; planning: the seconds of processor time of `plan_width` alone, the median. "
             f"{EXPORTED}",
@@ -54,8 +59,9 @@ def markdown(rows: Sequence[Row], missing: dict[str, str], large: Sequence[Row])
             *rebuilt(rows),
             *_planning(rows),
             *_large(large),
-            *section("Not ok", [row for row in rows if row["outcome"] in ("refused", "failed")], "reason"),
+            *section("Not ok", [row for row in rows if row["outcome"] in NOT_OK], "reason"),
             *section("Nothing to prune", [row for row in rows if row["outcome"] == "nothing"], "reason"),
+            *section(f"Less than {ASKED:.0%} can go", [row for row in rows if "less" in row], "less"),
             *section("Another share than asked for, with a warning", _warned(rows), "warned"),
             *not_with_free_sizes(rows),
             "## Ok",
@@ -76,7 +82,7 @@ def _line(suite: str, rows: Sequence[Row]) -> tuple[object, ...]:
     planning = [row["planning_seconds"] for row in rows if row.get("planning_seconds") is not None]
     return (
         *(suite, len(rows), count["nothing"], count["ok"], share(count["ok"], others)),
-        *(count["refused"], count["failed"], spread, seconds),
+        *(count["refused"], count["failed"], silent(count), spread, seconds),
         *(f"{median(planning):.1f}" if planning else "", exports(rows)),
     )
 
@@ -88,10 +94,10 @@ def _planning(rows: Sequence[Row]) -> list[str]:
     timed = sorted((row for row in tried if row["planning_seconds"] is not None), key=_seconds, reverse=True)
     if not timed:
         return []
-    quick = sum(_seconds(row) < LIMIT for row in timed)
+    quick = sum(_seconds(row) < SLOW for row in timed)
     longest = ", ".join(f"{row['name']} {_seconds(row):.1f}" for row in timed[:NAMED])
     return [
-        f"Planning takes less than {LIMIT} s of processor time on {quick} of {len(tried)} networks, "
+        f"Planning takes less than {SLOW} s of processor time on {quick} of {len(tried)} networks, "
         f"{median(map(_seconds, timed)):.1f} s by the median; longest on {longest}."
         + (f" Not timed yet: {len(others)}, of which all steps took at most {max(others):.1f} s." if others else ""),
         "",

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from benchmarks.zoo.networks import transformers_rebuilt
+from benchmarks.zoo.networks import transformers_rebuilt, transformers_texts, transformers_views
 from benchmarks.zoo.networks.network import CLASSES, SAMPLES, MakeBatch, Network, squares
 from benchmarks.zoo.networks.transformers_inputs import (
+    AUDIO,
     BOTH,
     SIDE,
     SIZES,
@@ -30,9 +31,6 @@ EXPERTS = {**GROUPED, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 T5 = {**SPECIAL, "vocab_size": VOCABULARY, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
 T5 |= {"decoder_start_token_id": 0}
 PATCHES = {**SIZES, "image_size": SIDE, "patch_size": 8, "num_labels": CLASSES}
-CONVOLUTIONS = {"conv_dim": (32, 32, 32), "conv_kernel": (10, 3, 3), "conv_stride": (5, 2, 2)}
-AUDIO = {**SIZES, **CONVOLUTIONS, "num_labels": CLASSES, "num_conv_pos_embeddings": 16, "mask_time_prob": 0.0}
-AUDIO |= {"num_conv_pos_embedding_groups": 4, "num_feat_extract_layers": 3, "vocab_size": 32}
 STAGES = {"depths": [1, 1, 1, 1], "num_labels": CLASSES, "image_size": SIDE}
 
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -159,6 +157,8 @@ def networks() -> list[Network]:
         *(Network(name, model_of(name, settings), _pictures(settings)) for name, settings in VISION.items()),
         *_others(),
         *transformers_rebuilt.networks(),
+        *transformers_texts.networks(),
+        *transformers_views.networks(),
     ]
 
 

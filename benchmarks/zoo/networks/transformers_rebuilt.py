@@ -66,6 +66,7 @@ def networks() -> list[Network]:
     hiera |= {"depths": [1, 1], "num_labels": CLASSES, "num_heads": [1, 2], "query_stride": [2, 2]}
     hiera |= {"num_query_pool": 1, "masked_unit_size": [4, 4]}
     experts = {"num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2, "expert_capacity": 32}
+    experts |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}  # layers that a step skips have no gradients
     nllb = model_of("NllbMoeForConditionalGeneration", {**BOTH, **experts})
     swin = model_of("SwinForImageClassification", {**WINDOWS, "window_size": 8, "num_labels": CLASSES})
     return [

@@ -1,0 +1,57 @@
+"""The zoo in this process: its runs write where tests look, and its workers are stood in for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases.paths import ROOT
+
+from benchmarks.data import real
+from benchmarks.zoo import zoo
+
+Run = Callable[..., dict[str, Any]]
+
+
+class InThisProcess:
+    """Stands for a worker: what it calls is called here."""
+
+    calls: list[tuple[str, str]] = []
+
+    def __init__(self, prepare: object) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    stop = start
+
+    def call(self, function: Callable[..., Any], *args: Any, timeout: float) -> Any:
+        self.calls.append((function.__name__, args[1]))
+        return function(*args)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the benchmark with options, and return what it leaves."""
+    monkeypatch.setattr(real, "RESULTS", tmp_path)
+
+    def call(*options: str, kind: str = "width") -> dict[str, Any]:
+        program = str(ROOT / "benchmarks" / "zoo" / "zoo.py")
+        monkeypatch.setattr("sys.argv", [program, "--kind", kind, *options])
+        zoo.main()
+        page = tmp_path / ("zoo.md" if kind == "width" else "zoo_depth.md")
+        return {**json.loads(page.with_suffix(".json").read_text()), "page": page.read_text()}
+
+    return call
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What is called, here instead of in other processes."""
+    monkeypatch.setattr(zoo, "Worker", InThisProcess)
+    monkeypatch.setattr(InThisProcess, "calls", [])
+    return InThisProcess.calls
