@@ -10,9 +10,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from prunerecover.calibration.block_maps import refit_in_order
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
+from prunerecover.calibration.stand_in_fits import refit_in_order
 from prunerecover.depth.units import find_units
 from prunerecover.model.batches import Batches, CalibrationSet, listed
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
@@ -88,19 +88,19 @@ def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int | None 
             fitted = [edit for edit in stage if isinstance(edit, Replace | Fold) and edit.tensors]
             if fitted:
                 return _fit_depth(judge.pruned(done, tensors), stage, fitted, samples, seed)
-            return _fit_maps(judge.pruned(done, tensors), stage, samples)
+            return _fit_on_graph(judge.pruned(done, tensors), stage, samples)
 
         tensors = fitted_in_stages(plan.edits, samples.whole, judge, depth)
     source = plan.source.model_copy(update={"weights": weights_hash(model)})
     return plan.model_copy(update={"source": source}).with_tensors(tensors)
 
 
-def _fit_maps(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet) -> dict[str, Tensor]:
-    """Return the tensors of maps that blocks of a stage leave; the model is as the stage finds it."""
-    mapped = [edit for edit in stage if isinstance(edit, Bypass) and edit.tensors]
-    maps = refit_in_order(model, stage, samples.fit) if mapped else {}
-    values = ((edit, maps[path].tensors) for edit in mapped for path in edit.modules if path in maps)
-    return {key: value.cpu() for edit, own in values for key, value in zip(edit.tensors, own.values(), strict=True)}
+def _fit_on_graph(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet) -> dict[str, Tensor]:
+    """Return the tensors of stand-ins on the graph that a stage fits; the model is as the stage finds it."""
+    fitted = [edit for edit in stage if isinstance(edit, Bypass) and edit.tensors]
+    found = refit_in_order(model, stage, samples.fit) if fitted else {}
+    keys = {edit.unit: edit.tensors for edit in fitted if edit.unit in found}
+    return {key: found[unit].values[key.rpartition(".")[2]].cpu() for unit, own in keys.items() for key in own}
 
 
 def _fit_depth(

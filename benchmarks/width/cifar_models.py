@@ -1,11 +1,14 @@
-"""Networks of the width benchmarks: real ResNets of CIFAR-10, and a small ConvNeXt that is trained here.
+"""Networks of CIFAR-10 for the benchmarks: real ResNets, and a small ConvNeXt, Swin and MobileNetV2 that train here.
 
-    PRUNERECOVER_DATA=... python -m benchmarks.width.cifar_models
+    PRUNERECOVER_DATA=... python -m benchmarks.width.cifar_models --models ConvNeXt Swin MobileNetV2
 
-trains the ConvNeXt, 12 epochs of all 50,000 images in about 15 minutes on a core, unless its weights are there.
+trains those whose weights are not there: a few epochs of all 50,000 images, in about 10 minutes each on a core.
 """
 
 from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
 
 import timm
 import torch
@@ -13,20 +16,21 @@ from rich.progress import track
 from safetensors.torch import load_model, save_model
 from torch import nn
 from torch.nn import functional as F
+from torchvision.models import MobileNetV2
 
 from benchmarks.data.cifar import BATCH, augmented, hits, training_images
-from benchmarks.data.real import CHECKPOINTS, data_root, parser
+from benchmarks.data.real import CHECKPOINTS, autocast, data_root, parser
 
 MODELS = ("ResNet-20", "ResNet-56", "ConvNeXt")
-CONVNEXT = CHECKPOINTS / "convnext_cifar10.safetensors"
-IMAGES, EPOCHS, LEARNING_RATE = 50_000, 12, 2e-3
+IMAGES, LEARNING_RATE = 50_000, 2e-3
+EPOCHS = {"ConvNeXt": 12, "Swin": 5, "MobileNetV2": 3}  # of those that are trained here
 
 
 def load(model: str) -> nn.Module:
     """Load one of the networks, in evaluation mode."""
-    if model == "ConvNeXt":
-        network = convnext()
-        load_model(network, CONVNEXT)
+    if model in EPOCHS:
+        network = untrained(model)
+        load_model(network, _weights(model))
         return network.eval()
     depth = model.removeprefix("ResNet-")
     weights = data_root() / "models" / f"resnet{depth}_cifar10" / "model.safetensors"
@@ -34,37 +38,54 @@ def load(model: str) -> nn.Module:
     return resnet.eval()
 
 
-def convnext() -> nn.Module:
-    """Return an untrained ConvNeXt of 10 blocks, 3.7M MACs."""
-    shape = {"depths": (2, 2, 4, 2), "dims": (24, 48, 96, 192), "patch_size": 2}
-    network: nn.Module = timm.create_model("convnext_atto", num_classes=10, drop_path_rate=0.1, **shape)
+def untrained(model: str) -> nn.Module:
+    """Return a ConvNeXt of 10 blocks (3.7M MACs), a Swin of 8 (27M) or a MobileNetV2 of 11 (16M), not trained."""
+    network: nn.Module
+    if model == "ConvNeXt":
+        shape = {"depths": (2, 2, 4, 2), "dims": (24, 48, 96, 192), "patch_size": 2}
+        network = timm.create_model("convnext_atto", num_classes=10, drop_path_rate=0.1, **shape)
+    elif model == "Swin":
+        shape = {"depths": (2, 4, 2), "embed_dim": 32, "num_heads": (2, 4, 8), "window_size": 4, "patch_size": 2}
+        network = timm.create_model("swin_tiny_patch4_window7_224", num_classes=10, img_size=32, **shape)
+    else:
+        stages = [[1, 16, 1, 1], [4, 24, 3, 2], [4, 48, 4, 2], [4, 96, 3, 2]]
+        network = MobileNetV2(num_classes=10, inverted_residual_setting=stages)
+        network.get_submodule("features.0.0").stride = (1, 1)  # images are small
     return network
 
 
-def train() -> nn.Module:
-    """Train the ConvNeXt: AdamW under one cycle of the learning rate, random crops and flips."""
+def train(model: str) -> nn.Module:
+    """Train a network: AdamW under one cycle of the learning rate, random crops and flips."""
     torch.manual_seed(0)
     pixels, labels = training_images(IMAGES, 0)
     generator = torch.Generator().manual_seed(0)
-    network = convnext().to(memory_format=torch.channels_last).train()
+    network = untrained(model).to(memory_format=torch.channels_last).train()
     optimizer = torch.optim.AdamW(network.parameters(), LEARNING_RATE, weight_decay=0.05)
-    order = [part for _ in range(EPOCHS) for part in torch.randperm(IMAGES, generator=generator).split(BATCH)]
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=len(order), pct_start=0.15)
-    for chosen in track(order, "training the ConvNeXt"):
+    steps = [part for _ in range(EPOCHS[model]) for part in torch.randperm(IMAGES, generator=generator).split(BATCH)]
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=len(steps), pct_start=0.15)
+    for chosen in track(steps, f"training the {model}"):
         optimizer.zero_grad()
-        F.cross_entropy(network(augmented(pixels[chosen], generator)), labels[chosen]).backward()
+        with autocast() if model == "Swin" else nullcontext():  # depthwise convolutions gain nothing
+            output = network(augmented(pixels[chosen], generator))
+        F.cross_entropy(output.float(), labels[chosen]).backward()
         optimizer.step()
         scheduler.step()
-    return network.eval()
+    return network.to(memory_format=torch.contiguous_format).eval()
 
 
 def main() -> None:
-    """Train the ConvNeXt unless its weights are there, and score it."""
-    parser(__doc__).parse_args()
-    if not CONVNEXT.is_file():
-        CONVNEXT.parent.mkdir(exist_ok=True)
-        save_model(train().to(memory_format=torch.contiguous_format), str(CONVNEXT))
-    print(f"{100 * hits(load('ConvNeXt')).mean():.2f} on the test images")
+    """Train networks whose weights are not there, and score them."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--models", nargs="+", choices=EPOCHS, default=["ConvNeXt"])
+    for model in arguments.parse_args().models:
+        if not _weights(model).is_file():
+            CHECKPOINTS.mkdir(exist_ok=True)
+            save_model(train(model), str(_weights(model)))
+        print(f"{model}: {100 * hits(load(model)).mean():.2f} on the test images")
+
+
+def _weights(model: str) -> Path:
+    return CHECKPOINTS / f"{model.lower()}_cifar10.safetensors"
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from functools import partial
 
 from torch import nn
 
-from prunerecover.calibration.block_maps import numbered
+from prunerecover.calibration.stand_in_fits import numbered
 from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig, check_ignore, not_ignored
-from prunerecover.depth.graph_maps import fit_alone, refit_together
+from prunerecover.depth.graph_fits import fit_alone, refit_together
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
@@ -73,9 +73,9 @@ class GraphPlanner(DepthPlanner):
     def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
         scores, chosen = self._choose(budget, units)
         divergence = self._divergence(chosen)
-        maps = refit_together(self.variants, self.samples, chosen)
+        fits = refit_together(self.variants, self.samples, chosen)
         edits = with_blocks_taken_out(self.model, self.example, self.removals.edits(chosen))
-        edits, tensors = numbered(edits, maps)
+        edits, tensors = numbered(edits, fits)
         finite = {name: value for name, value in scores.items() if math.isfinite(value)}
         return Decision(edits, finite, divergence, chosen, tensors)
 

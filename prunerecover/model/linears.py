@@ -24,10 +24,21 @@ def matrix_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor]:
     return weight, bias
 
 
-def matrix_and_vector(module: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
-    """Return a module's first matrix and first vector, which new parameters are made like; without one, the matrix."""
-    parameters = list(module.parameters())
-    matrix = next(p for p in parameters if p.ndim > 1)
+def matrix_and_vector(*modules: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
+    """Return the first matrix and the first vector of modules, which new parameters are made like.
+
+    Where there is no matrix, the first parameter serves as one; without a vector, the matrix.
+
+    Raises:
+        ValueError: If there is no parameter at all.
+    """
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    if not parameters:
+        raise ValueError(
+            f"Expected modules with parameters where something fitted takes their place, but "
+            f"{type(modules[0]).__name__} has none. Was the plan edited, or made for another model?"
+        )
+    matrix = next((p for p in parameters if p.ndim > 1), parameters[0])
     return matrix, next((p for p in parameters if p.ndim == 1), matrix)
 
 

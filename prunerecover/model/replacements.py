@@ -172,22 +172,15 @@ class Pool(Replacement):
 def replacement_for(
     leaves: str, returns: int = 1, dim: int = 0, window: tuple[tuple[int, ...], ...] = (), channels: int = 0
 ) -> Replacement:
-    """Return the module that takes the place of another.
-
-    Args:
-        leaves: What it answers with: "identity", "copy", "zero", "zeros", "one", "empty", "pool" or "affine".
-        returns: How many values the replaced module returned.
-        dim: Of "empty": the dimension; of "affine": that of the channels.
-        window: Of "pool": kernel size, stride and padding.
-        channels: Of "affine": how many there are.
-    """
+    """Return the module that takes the place of another; arguments as the fields of `StandIn`."""
     if leaves == "affine":
         return Affine(channels, returns, dim)
+    if leaves in ("constant", "constants"):
+        return Constant(channels, returns, dim, in_shape=leaves == "constants")
     if leaves == "empty":
         return Empty(dim, returns)
     if leaves == "pool":
-        kernel, stride, padding = window
-        return Pool(kernel, stride, padding)
+        return Pool(*window)
     plain = {"identity": PassThrough, "copy": Copy, "zero": Nothing, "zeros": Zeros, "one": One}
     return plain[leaves](returns)
 
@@ -219,15 +212,24 @@ class Affine(Replacement):
 
 
 class Constant(Replacement):
-    """The mean output of what was removed, `(C,)`, independent of the input."""
+    """The mean output of what was removed, independent of the input; arguments as of `Affine`.
 
-    def __init__(self, dim: int, returns: int = 1) -> None:
+    Args:
+        in_shape: Whether the answer has the input's shape, not one that broadcasts.
+
+    >>> Constant(3, dim=1)(torch.ones(2, 3, 4, 4)).shape
+    torch.Size([3, 1, 1])
+    """
+
+    def __init__(self, channels: int, returns: int = 1, dim: int = -1, *, in_shape: bool = False) -> None:
         super().__init__(returns)
-        self.bias = nn.Parameter(torch.zeros(dim))
+        self.dim, self.in_shape = dim, in_shape
+        self.bias = nn.Parameter(torch.zeros(channels))
 
     def compute(self, x: Tensor) -> Tensor:
         """Return the constant."""
-        return self.bias
+        bias = self.bias if self.dim == -1 else self.bias.view(-1, *[1] * (x.ndim - 2))
+        return bias.expand(x.shape).clone() if self.in_shape else bias
 
 
 class SlopeBias(nn.Module):

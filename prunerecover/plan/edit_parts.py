@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_valida
 
 from prunerecover.plan.records import LONGEST_NAME, Items
 
+FITTED_STAND_INS = ("affine", "constant", "constants")
 MOST_RETURNED = 64  # values by one module
 MOST_CHANNELS = 2**14  # of an affine map, which holds their square
 
@@ -43,27 +44,30 @@ class StandIn(BaseModel):
     Attributes:
         leaves: "identity" (the input is passed on), "copy" (a copy of it, where what reads it overwrites it), "zero" (a
             scalar, for sums), "zeros" (in the input's shape, for sums in place), "one" (for products), "empty" (no
-            entries along a dimension, for concatenations), "pool" (averages, in the place of a strided layer) or
-            "affine" (a fitted map of the channels).
+            entries along a dimension, for concatenations), "pool" (averages, in the place of a strided layer), or
+            something fitted: "affine" (a map of the channels), "constant" (a number per channel, for sums) or
+            "constants" (in the input's shape, for sums in place).
         returns: How many values the module returns: 1 is a tensor, 0 a tuple of one.
-        dim: Of "empty": the dimension; of "affine": that of the channels, 1 or -1.
-        channels: Of "affine": how many there are.
+        dim: Of "empty": the dimension; of what is fitted: that of the channels, 1 or -1.
+        channels: Of what is fitted: how many there are.
         window: Of "pool": kernel size, stride and padding along each spatial dimension, one after the other.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    leaves: Literal["identity", "copy", "zero", "zeros", "one", "empty", "pool", "affine"] = "identity"
+    leaves: Literal["identity", "copy", "zero", "zeros", "one", "empty", "pool", "affine", "constant", "constants"] = (
+        "identity"
+    )
     returns: int = Field(default=1, ge=0, le=MOST_RETURNED)
     dim: int = 0
     channels: int = Field(default=0, ge=0, le=MOST_CHANNELS)
     window: Items[Items[int]] = ()
 
     @model_validator(mode="after")
-    def _has_channels_to_map(self) -> StandIn:
-        if (self.leaves == "affine") != (self.channels > 0 and self.dim in (1, -1)):
+    def _has_channels_to_fit(self) -> StandIn:
+        if (self.leaves in FITTED_STAND_INS) != (self.channels > 0 and self.dim in (1, -1)):
             raise ValueError(
-                "Expected an affine map of some channels along dimension 1 or -1, but got "
+                "Expected what is fitted to have some channels along dimension 1 or -1, but got "
                 f"{self.channels} along dimension {self.dim} for '{self.leaves}'. Was the plan edited?"
             )
         return self

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from prunerecover.plan.edit_parts import EditRecord, StandIns, split_call
+from prunerecover.plan.edit_parts import FITTED_STAND_INS, EditRecord, StandIns, split_call
 from prunerecover.plan.groups import Setting, Slice
 from prunerecover.plan.kinds import WidthKind
 from prunerecover.plan.records import Items
@@ -64,7 +64,7 @@ class Bypass(EditRecord):
 
     Attributes:
         modules: What takes the place of each module, by path.
-        tensors: Keys of the fitted weight and bias, if one of these is an affine map.
+        tensors: Keys of the fitted tensors, if one of these is fitted.
     """
 
     op: Literal["bypass"] = "bypass"
@@ -76,15 +76,15 @@ class Bypass(EditRecord):
     @property
     def leaves(self) -> str:
         """What stands in the unit's place, in one word."""
-        held = {stand_in.leaves for stand_in in self.modules.values()}
-        return next((leaves for leaves in ("affine", "pool", "zero", "zeros") if leaves in held), "identity")
+        held = {"constant" if one.leaves == "constants" else one.leaves for one in self.modules.values()}
+        return next((leaves for leaves in (*FITTED_STAND_INS, "pool", "zero", "zeros") if leaves in held), "identity")
 
     @model_validator(mode="after")
-    def _has_one_map_to_fit(self) -> Bypass:
-        maps = sum(stand_in.leaves == "affine" for stand_in in self.modules.values())
-        if maps > 1 or (self.tensors and not maps):
+    def _has_one_to_fit(self) -> Bypass:
+        fitted = sum(stand_in.leaves in FITTED_STAND_INS for stand_in in self.modules.values())
+        if fitted > 1 or (self.tensors and not fitted):
             raise ValueError(
-                f"Expected fitted tensors of one affine map at most, but got {len(self.tensors)} for {maps} in the "
+                f"Expected tensors of one fitted stand-in at most, but got {len(self.tensors)} for {fitted} in the "
                 f"place of '{self.unit}'. Was the plan edited?"
             )
         return self

@@ -191,11 +191,11 @@ def _(edit: Reroute, context: EditContext) -> None:
 def _(edit: Bypass | Patch, context: EditContext) -> None:
     if "" in edit.modules:
         raise ValueError("Expected the path of a module inside the network, but got the network itself.")
-    for path, stand_in in edit.modules.items():
-        old = get_module(context.model, path)
-        new = replacement_for(stand_in.leaves, stand_in.returns, stand_in.dim, stand_in.window, stand_in.channels)
-        if isinstance(new, Affine) and isinstance(edit, Bypass):
-            context.register(new, _likes(old), _values(context, edit))
+    before = {path: get_module(context.model, path) for path in edit.modules}
+    for (path, old), one in zip(before.items(), edit.modules.values(), strict=True):
+        new = replacement_for(one.leaves, one.returns, one.dim, one.window, one.channels)
+        if isinstance(edit, Bypass) and any(True for _ in new.parameters()):
+            context.register(new, _likes(old, *before.values()), _values(context, edit))
         carry_attributes(old, new)
         context.replace_module(path, new)
     for path, attribute, value in settings_without_fusion(context.model, edit.modules):
@@ -268,9 +268,9 @@ def _replace_branch(context: EditContext, edit: Replace) -> None:
         context.replace_by_identity(branch.then if edit.leaves == "affine" else branch.followers)
 
 
-def _likes(old: nn.Module) -> dict[str, Parameter]:
-    """Return the parameters of a module that the weight and the bias of a map in its place are made like."""
-    return dict(zip(PARAMETERS["affine"], matrix_and_vector(old), strict=True))
+def _likes(*old: nn.Module) -> dict[str, Parameter]:
+    """Return the parameters of modules that the weight and the bias of a map in their place are made like."""
+    return dict(zip(PARAMETERS["affine"], matrix_and_vector(*old), strict=True))
 
 
 def _values(context: EditContext, edit: Replace | Bypass) -> dict[str, Tensor]:

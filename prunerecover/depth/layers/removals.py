@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from prunerecover.calibration.block_maps import BlockMap
+from prunerecover.calibration.stand_in_fits import Fit
 from prunerecover.cost.macs import macs_by_module
 from prunerecover.depth.family.units import family_units
 from prunerecover.depth.layers.patching import Dropped, patches
@@ -51,7 +51,7 @@ class Removals:
         units: In order of execution.
         refused: Why layers, branches and blocks that were seen are no units, by path.
         block_lists: Blocks of one container each, of which one stays.
-        maps: Fitted maps that blocks leave, by path; blocks without one leave an identity.
+        fits: What units leave that is fitted, by name; the others leave an identity or zero.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Removals:
         self.model, self.example, self.kinds, self.importance = model, example, tuple(kinds), importance
         self.graph = trace_graph(model, example)
         self.refused: dict[str, str] = {}
-        self.maps: dict[str, BlockMap] = {}
+        self.fits: dict[str, Fit] = {}
         self._branches: dict[str, GraphUnit] = {}
         self._pairs: dict[str, LinearPair] = {}
         self._twin = share_copy(model)
@@ -124,11 +124,12 @@ class Removals:
         pairs = [self._pairs[unit.name] for unit in branches if unit.name in self._pairs]
         family = [unit for unit in branches if unit.name not in self._branches and unit.name not in self._pairs]
         taken = [self._bypass(unit, state.edits) for unit in graph_units]
+        bare = [unit for unit, edit in zip(graph_units, taken, strict=True) if not edit.tensors]
         taken += [bypass(pair) for pair in pairs]
         merged = [] if in_place else [merge(pair) for pair in pairs]
         taken_out = tuple(f"{path}." for unit in graph_units for path in unit.modules)
         taken_out += tuple(f"{unit.name}." for unit in family if unit.kind == "block")
-        dropped = Dropped.of(self.graph, graph_units)
+        dropped = Dropped.of(self.graph, bare)  # what is fitted computes something
         own, finishing = state.edits, state.finishing(dropped, taken_out)
         finishing = (*finishing, *self._companions.patch(graph_units, (*own, *finishing)))
         removed = [self._family_edit(unit) for unit in family if unit.kind != "block"]
@@ -225,10 +226,10 @@ class Removals:
         return Unit(pair.activation, "activation", targets, params, both - merged_macs, _home(pair.first, blocks))
 
     def _bypass(self, unit: GraphUnit, before: Sequence[Edit]) -> Bypass:
-        """Return the edit that takes a unit out; its map stands in for it, unless other layers change its widths."""
+        """Return the edit that takes a unit out; what is fitted stands for it unless other layers change its widths."""
         narrowed = (part.tensor for edit in before if isinstance(edit, Narrow) for part in edit.group)
-        if unit.name in self.maps and not any(is_within(tensor, unit.name) for tensor in narrowed):
-            return self.maps[unit.name].edit(unit.modules[unit.name].returns)
+        if unit.name in self.fits and not any(is_within(tensor, own) for tensor in narrowed for own in unit.modules):
+            return self.fits[unit.name].edit
         return Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules)  # type: ignore[arg-type]
 
     def _can_do_without(self, unit: GraphUnit) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from prunerecover.calibration.block_maps import tensors_of
+from prunerecover.calibration.stand_in_fits import tensors_of
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.importance.context import DepthContext, ValuesOf, sum_of, unit_parameters
@@ -154,4 +154,4 @@ def _without(variants: Variants, units: Sequence[Unit]) -> tuple[nn.Module, Appl
     """
     removals = variants.removals
     network, edits = share_copy(removals.model), removals.edits(units, in_place=True)
-    return network, apply_edits(network, edits, tensors_of(edits, removals.maps))
+    return network, apply_edits(network, edits, tensors_of(edits, removals.fits))

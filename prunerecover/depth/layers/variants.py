@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from prunerecover.calibration.block_maps import tensors_of
 from prunerecover.calibration.held_out import Cost
+from prunerecover.calibration.stand_in_fits import tensors_of
 from prunerecover.depth.layers.prefix import PrefixRunner
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
@@ -22,7 +22,7 @@ from prunerecover.divergence.outputs import OtherShape
 from prunerecover.importance.registry import check_finite
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
-from prunerecover.model.replacements import Affine
+from prunerecover.model.replacements import Affine, Constant
 from prunerecover.plan.units import Unit, names_of
 from prunerecover.surgery.apply_edits import Applied, edited
 
@@ -160,7 +160,7 @@ class Variants:
     def _without(self, units: Sequence[Unit]) -> Iterator[Signature]:
         """Take units out of the twin inside a `with` block; yields what tells the network that is left from others."""
         edits = self.removals.edits(units, in_place=True)
-        with edited(self._twin, edits, tensors_of(edits, self.removals.maps)) as applied:
+        with edited(self._twin, edits, tensors_of(edits, self.removals.fits)) as applied:
             yield _signature(self._twin, applied)
 
     def _first_change(self, signature: Signature) -> int:
@@ -184,7 +184,7 @@ def _signature(network: nn.Module, applied: Applied) -> Signature:
     found: Signature = {}
     for path, module in network.named_modules():
         held = (*module._parameters.items(), *module._buffers.items())
-        told = _value if isinstance(module, Affine) else partial(_identity, applied=applied)
+        told = _value if isinstance(module, Affine | Constant) else partial(_identity, applied=applied)
         tensors = tuple((name, *told(tensor)) for name, tensor in held if tensor is not None)
         found[path] = (type(module).__name__, getattr(module, "rerouted", ()), tensors)
     return found

@@ -1,0 +1,1 @@
+"""Depth with something fitted in the place of units, on the graph."""

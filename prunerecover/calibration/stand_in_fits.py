@@ -1,0 +1,249 @@
+"""Stand-ins of units that only the graph knows, fitted to what the units give.
+
+A block hands on a stream of one shape. What it adds is in good part a linear function of the stream, mixed over
+channels at each position: an affine map, shrunk towards the identity, which is all that is left of a block otherwise. A
+branch adds to a stream: a constant, the mean of what it adds, or an affine map of what it reads, shrunk towards zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.calibration.front_to_back import FrontToBack
+from prunerecover.calibration.regression import AffineRegression
+from prunerecover.model.batches import ModelInputs, call
+from prunerecover.model.copies import share_copy
+from prunerecover.model.hooks import Reached, first_tensor, removed_after, until_reached
+from prunerecover.model.paths import get_module
+from prunerecover.plan.edit_parts import FITTED_STAND_INS, StandIn
+from prunerecover.plan.edits import Bypass, Edit
+from prunerecover.plan.kinds import Kind
+from prunerecover.surgery.apply_edits import apply_edits
+
+RIDGES = (0.01, 0.3)  # relative to the mean variance of the channels
+ROWS = 60  # positions that are taken per channel and batch of samples, at most
+
+
+@dataclass(frozen=True)
+class FitPlace:
+    """Where something fitted can stand for a unit.
+
+    Attributes:
+        unit: Name of the unit.
+        kind: Kind of the unit.
+        path: Path of the module that gives what the unit gives: the block, or the one whose output a branch adds.
+        dim: Dimension of the channels in what it gives, 1 or -1.
+        channels: Number of channels.
+        modules: What takes the place of each module where nothing is fitted.
+        entry: Path of the module that reads what a stand-in would read; empty where code in between changes it.
+        positions: Number of positions in a sample.
+    """
+
+    unit: str
+    kind: Kind
+    path: str
+    dim: int
+    channels: int
+    modules: Mapping[str, StandIn] = field(hash=False)
+    entry: str = ""
+    positions: int = 1
+
+    def bypass(self) -> Bypass:
+        """Return the edit that takes the unit out where nothing is fitted."""
+        return Bypass(unit=self.unit, kind=self.kind, modules=dict(self.modules))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A fitted stand-in.
+
+    Attributes:
+        place: Unit that it stands in for, and where.
+        leaves: What it is, as of `StandIn`.
+        values: Its parameters, by name.
+        ridge: Strength of the ridge that it was fitted with.
+    """
+
+    place: FitPlace
+    leaves: str
+    values: Mapping[str, Tensor]
+    ridge: float
+
+    @property
+    def edit(self) -> Bypass:
+        """The edit that puts it in the unit's place."""
+        place, bare = self.place, self.place.modules[self.place.path]
+        own = StandIn(leaves=self.leaves, returns=bare.returns, dim=place.dim, channels=place.channels)  # type: ignore[arg-type]
+        return place.bypass().model_copy(
+            update={"modules": {**place.modules, place.path: own}, "tensors": tuple(self.tensors)}
+        )
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its parameters by the keys that the edit gives them."""
+        return {f"{self.place.unit}.{name}": value for name, value in self.values.items()}
+
+    @property
+    def macs(self) -> int:
+        """MACs that it takes, of one sample."""
+        return self.place.positions * self.place.channels**2 if self.leaves == "affine" else 0
+
+
+def tensors_of(edits: Sequence[Edit], fits: Mapping[str, Fit]) -> dict[str, Tensor]:
+    """Return the tensors that edits name, of fits by the names of their units."""
+    named = {key for edit in edits if isinstance(edit, Bypass) for key in edit.tensors}
+    return {key: value for one in fits.values() for key, value in one.tensors.items() if key in named}
+
+
+def numbered(edits: Sequence[Edit], fits: Mapping[str, Fit]) -> tuple[tuple[Edit, ...], dict[str, Tensor]]:
+    """Return edits that name the tensors of fits as plans do, by the number of the edit, with these tensors."""
+    found, tensors = list[Edit](), dict[str, Tensor]()
+    for number, edit in enumerate(edits):
+        if isinstance(edit, Bypass) and edit.tensors:
+            own = fits[edit.unit].tensors
+            keys = {f"e{number}.{key.rpartition('.')[2]}": key for key in edit.tensors}
+            tensors |= {new: own[old].cpu() for new, old in keys.items()}
+            edit = edit.model_copy(update={"tensors": tuple(keys)})
+        found.append(edit)
+    return tuple(found), tensors
+
+
+@dataclass
+class _Sums:
+    """Regression of what a unit gives on what a stand-in in its place reads."""
+
+    place: FitPlace
+    regression: AffineRegression = field(default_factory=AffineRegression)
+    alike: bool = True  # the shapes of both
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        self.alike = self.alike and x.shape == y.shape
+        x = x if self.alike else torch.zeros_like(y)
+        rows, targets = (t.detach().movedim(self.place.dim, -1).flatten(0, -2) for t in (x, y))
+        step = max(1, len(rows) // (ROWS * self.place.channels))
+        self.regression.add(rows[::step], targets[::step], torch.ones_like(rows[::step, 0]))
+
+    def all(self) -> tuple[Fit, ...]:
+        """Solve for everything that may stand there, what costs least first."""
+        constant = [inf] if self.place.kind != "block" else []
+        return tuple(self.solve(ridge) for ridge in (*constant, *(RIDGES if self.alike else ())))
+
+    def solve(self, ridge: float) -> Fit:
+        """Solve for an affine map; an infinite ridge leaves a constant."""
+        place, channels = self.place, self.place.channels
+        prior = torch.eye(channels) if place.kind == "block" else torch.zeros(channels, channels)
+        weight, bias = (value.float() for value in self.regression.solve(ridge, prior))
+        if ridge == inf:
+            in_shape = place.modules[place.path].leaves in ("zeros", "constants")
+            return Fit(place, "constants" if in_shape else "constant", {"bias": bias}, ridge)
+        return Fit(place, "affine", {"weight": weight, "bias": bias}, ridge)
+
+
+@torch.no_grad()
+def fits_alone(
+    model: nn.Module, places: Sequence[FitPlace], batches: Sequence[ModelInputs]
+) -> dict[str, tuple[Fit, ...]]:
+    """Return all that may stand for each unit, by its name, each fitted as if the unit alone went.
+
+    Args:
+        model: Dense, in evaluation mode.
+        places: Where something may stand.
+        batches: Calibration samples on the model's device.
+    """
+    sums = {place.unit: _Sums(place) for place in places}
+    apart = {place.unit: share_copy(model).eval() for place in places if not place.entry}
+    for place in places:
+        if place.unit in apart:
+            apply_edits(apart[place.unit], [place.bypass()])
+    for batch in batches:
+        read = {
+            own.place.unit: _read_at(apart[unit], own.place.path, batch) for unit, own in sums.items() if unit in apart
+        }
+        with ExitStack() as stack:
+            for unit, own in sums.items():
+                stack.enter_context(_added(model, own, read.get(unit)))
+            call(model, batch)
+    return {unit: own.all() for unit, own in sums.items()}
+
+
+@contextmanager
+def _added(model: nn.Module, sums: _Sums, read: Tensor | None) -> Iterator[None]:
+    """Add what a dense unit gives in passes inside a `with` block, and what is read in its place.
+
+    Args:
+        model: Dense.
+        sums: What it is added to.
+        read: What is read; None: what enters the place's entry.
+    """
+    before = [] if read is None else [read]
+
+    def enter(_: Any, args: Any, kwargs: Any) -> None:
+        before[:] = [first_tensor(args, kwargs).clone()]  # the unit may overwrite it
+
+    def leave(_: Any, __: Any, output: Any) -> None:
+        sums.add(before[0], output[0] if isinstance(output, tuple) else output)
+
+    place, handles = sums.place, []
+    if read is None:
+        handles = [get_module(model, place.entry).register_forward_pre_hook(enter, with_kwargs=True)]
+    with removed_after(*handles, get_module(model, place.path).register_forward_hook(leave)):
+        yield
+
+
+def _read_at(network: nn.Module, path: str, batch: ModelInputs) -> Tensor:
+    """Return a copy of the first tensor that a module is given, and end the pass there."""
+    found: list[Tensor] = []
+
+    def enter(_: Any, args: Any, kwargs: Any) -> None:
+        found.append(first_tensor(args, kwargs).clone())
+        raise Reached
+
+    with until_reached(get_module(network, path).register_forward_pre_hook(enter, with_kwargs=True)):
+        call(network, batch)
+    return found[0]
+
+
+@torch.no_grad()
+def refit_in_order(
+    model: nn.Module, edits: Sequence[Edit], batches: Sequence[ModelInputs], ridges: Mapping[str, float] | None = None
+) -> dict[str, Fit]:
+    """Fit anew in order of execution, each from what enters it behind the others to what the dense unit gives.
+
+    Args:
+        model: Dense, in evaluation mode; not changed.
+        edits: All that goes at once, fitted stand-ins included; paths of modules stay as they are.
+        batches: Calibration samples on the model's device.
+        ridges: Strength of the ridge, by unit; None: the least.
+
+    Returns:
+        What was fitted, by the names of units.
+    """
+    places = {place.path: place for edit in edits if isinstance(edit, Bypass) for place in _fitted_in(edit)}
+    pruned = share_copy(model)
+    apply_edits(pruned, edits)
+    passes, dense = FrontToBack(pruned, batches), FrontToBack(model, batches)
+    found = {}
+    for path in dense.in_order(places):
+        place, sums = places[path], _Sums(places[path])
+        for batch in batches:
+            for (x, _), (_, y) in zip(passes.seen_at(path, batch), dense.seen_at(path, batch), strict=False):
+                sums.add(x, y)
+        least = RIDGES[0] if place.modules[path].leaves == "affine" else inf
+        fit = found[place.unit] = sums.solve(least if ridges is None else ridges[place.unit])
+        for name, value in fit.values.items():
+            get_module(pruned, path).get_parameter(name).copy_(value)
+    return found
+
+
+def _fitted_in(edit: Bypass) -> Iterator[FitPlace]:
+    """Yield where an edit puts something fitted."""
+    for path, one in edit.modules.items():
+        if one.leaves in FITTED_STAND_INS:
+            yield FitPlace(edit.unit, edit.kind, path, one.dim, one.channels, edit.modules)
