@@ -115,9 +115,9 @@ def markdown(rows: list[Row]) -> str:
     )
     said = (
         f"CIFAR-10, planned with `plan_depth` on {CALIBRATED} unlabelled training images, untrained afterwards. "
-        "Top-1 in percent on the 10,000 test JPEGs; of several seeds the mean. Ahead by: over nothing fitted, on the same "
-        'images, with the paired 95% interval. Nothing fitted: `replace="identity"`. ConvNeXt, Swin and MobileNetV2 '
-        "are small ones that `benchmarks.width.cifar_models` trains for some minutes."
+        "Top-1 in percent on the 10,000 test JPEGs; of several seeds the mean. Ahead by: over nothing fitted, on the "
+        'same images, with the paired 95% interval. Nothing fitted: `replace="identity"`. ConvNeXt, Swin and '
+        "MobileNetV2 are small ones that `benchmarks.width.cifar_models` trains for some minutes."
     )
     commands = sorted({row["command"] for row in rows})
     return "\n".join(
