@@ -16,17 +16,18 @@ from prunerecover.callbacks.calibration.training_loss import training_loss
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.reconstructing import ReconstructingCallback
 from prunerecover.callbacks.schedule import PruneSchedule
-from prunerecover.depth.arguments import DepthConfig, check_ignore, known_by_parts
+from prunerecover.depth.arguments import DepthConfig, planned_by_parts
+from prunerecover.depth.family.units import known_by_parts
 from prunerecover.depth.feasible import check_feasible
 from prunerecover.depth.plan_depth import plan_depth
-from prunerecover.depth.units import find_units
 from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import Importance
-from prunerecover.model.arguments import patterns_of
+from prunerecover.model.arguments import check_patterns, patterns_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
 from prunerecover.plan.plan import Plan
+from prunerecover.sites.find import find_units
 
 
 class DepthPrune(ReconstructingCallback):
@@ -138,12 +139,12 @@ class DepthPrune(ReconstructingCallback):
         """
         kinds = () if self.budget is None else self.budget.kinds(())
         if known_by_parts(network, kinds):
-            units = find_units(network, kinds or FAMILY_KINDS)
+            units = find_units(network, kinds=kinds or FAMILY_KINDS)
             return {kind: sum(unit.kind == kind for unit in units) for kind in FAMILY_KINDS}
         if self.budget is not None and self.budget.ratio is not None:
             raise ValueError(
                 f"Expected remove=... or a share of a cost for {', '.join(kinds)} of {type(network).__name__}, whose "
-                "units are known once data comes, but got ratio. Count them with find_units(network, kinds, batch)."
+                "units are known once data comes, but got ratio. Count them with find_units(network, batch, kinds)."
             )
         return dict(self.budget.remove or {}) if self.budget is not None else {}
 
@@ -156,13 +157,13 @@ class DepthPrune(ReconstructingCallback):
         super().on_fit_start(trainer, pl_module)
         network = unwrap(get_module(pl_module, self.find(pl_module)))
         if self.config.ignore and is_supported(network) and not Ledger.of(pl_module).made_by(self._key(trainer)):
-            check_ignore(self.config.ignore, find_units(network))
+            check_patterns(self.config.ignore, [unit.name for unit in find_units(network)], "units")
 
     def check_feasible(
         self, network: nn.Module, budget: Budget | None, batches: Callable[[], list[CapturedInputs]]
     ) -> None:
         """Raise ValueError if a budget is more than all units hold, as far as that is known without scores."""
-        by_parts = budget is None or known_by_parts(network, budget.kinds(()), self.config)
+        by_parts = budget is None or planned_by_parts(network, budget.kinds(()), self.config)
         if budget is not None and (not by_parts or (budget.share is not None and budget.latency is None)):
             check_feasible(network, batches()[0], budget, self.config)
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from prunerecover.cost.measurement import Measurement as Measurement
     from prunerecover.cost.measurement import measure as measure
     from prunerecover.depth.plan_depth import plan_depth as plan_depth
-    from prunerecover.depth.units import find_units as find_units
     from prunerecover.graph.computation_graph import ComputationGraph as ComputationGraph
     from prunerecover.graph.trace import trace_graph as trace_graph
     from prunerecover.importance.registry import importances as importances
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from prunerecover.plan.budget import Budget as Budget
     from prunerecover.plan.groups import Group as Group
     from prunerecover.plan.plan import Plan as Plan
+    from prunerecover.plan.units import Site as Site
     from prunerecover.plan.units import Unit as Unit
     from prunerecover.recovery.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
     from prunerecover.recovery.reconstruction import reconstruct as reconstruct
@@ -56,10 +56,13 @@ if TYPE_CHECKING:
     from prunerecover.sensitivity_table.sensitivity import Sensitivity as Sensitivity
     from prunerecover.sensitivity_table.sensitivity import sensitivity as sensitivity
     from prunerecover.shared_budget.plan_pruning import plan_pruning as plan_pruning
+    from prunerecover.sites.find import find_groups as find_groups
+    from prunerecover.sites.find import find_sites as find_sites
+    from prunerecover.sites.find import find_units as find_units
+    from prunerecover.sites.sites import Sites as Sites
     from prunerecover.surgery.apply_edits import Applied as Applied
     from prunerecover.surgery.merging import merge as merge
     from prunerecover.surgery.optimizer_update import update_optimizer as update_optimizer
-    from prunerecover.width.groups.discovery import find_groups as find_groups
     from prunerecover.width.plan_width import plan_width as plan_width
 
 _HOME = {
@@ -84,13 +87,16 @@ _HOME = {
     "RoutedCausalLM": "prunerecover.routing.routed_causal_lm",
     "RoutedLoRARecover": "prunerecover.callbacks",
     "Sensitivity": "prunerecover.sensitivity_table.sensitivity",
+    "Site": "prunerecover.plan.units",
+    "Sites": "prunerecover.sites.sites",
     "Unit": "prunerecover.plan.units",
     "WidthPrune": "prunerecover.callbacks",
     "apply_plan": "prunerecover.apply",
     "compare": "prunerecover.report.compare",
     "export": "prunerecover.checkpoint.export",
-    "find_groups": "prunerecover.width.groups.discovery",
-    "find_units": "prunerecover.depth.units",
+    "find_groups": "prunerecover.sites.find",
+    "find_sites": "prunerecover.sites.find",
+    "find_units": "prunerecover.sites.find",
     "fit_map": "prunerecover.boundary.fit_map",
     "importances": "prunerecover.importance.registry",
     "load_pruned": "prunerecover.checkpoint.pruned_folder",

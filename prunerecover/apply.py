@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
 from prunerecover.calibration.stand_in_fits import refit_in_order
-from prunerecover.depth.units import find_units
 from prunerecover.model.batches import Batches, CalibrationSet, listed
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.hashing import weights_hash
@@ -22,6 +21,7 @@ from prunerecover.plan.edits import Bypass, Edit, Fold, Replace
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.recovery.dense_reference import as_dense_reference
+from prunerecover.sites.find import find_units
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, check_source, check_tensors
 from prunerecover.width.narrowable import samples_of
 from prunerecover.width.pruned_output import judge_of

@@ -205,7 +205,7 @@ def write(report: Report, run: Run, folder: Path) -> Path:
     surgery = float(run.curves["dense"][-1][0])
     label = ", ".join(f"-{len(units)} {kind}" for kind, units in run.plan.removed.items())
     figures = {
-        "removed": run.plan.plot(units=find_units(run.dense, tuple(run.plan.removed))),
+        "removed": run.plan.plot(units=find_units(run.dense, kinds=tuple(run.plan.removed))),
         "accuracy": plot_history(run.curves, [(surgery, label)], metric="Validation accuracy"),
     }
     report.save(folder, figures)

@@ -87,7 +87,7 @@ def ranked(n: int) -> Plan:
 def one_ranking() -> tuple[str, ...]:
     """Rank attentions and activations together."""
     network = deit_tiny()
-    units = find_units(network, TYPES)
+    units = find_units(network, kinds=TYPES)
     scores = gate_gradient(
         DepthContext(model=network, units=units, batches=calibration(), loss=loss, replace="identity")
     )
@@ -152,7 +152,7 @@ def isomorphic(ratio: float) -> nn.Module:
 @cache
 def share_of_one(kind: str) -> float:
     """Return the measured latency share that goes with one unit of a type, as the mean over six."""
-    names = [unit.name for unit in find_units(deit_tiny(), (kind,))][::2]
+    names = [unit.name for unit in find_units(deit_tiny(), kinds=(kind,))][::2]
     return removed_latency(pruned(named(tuple(names), "zero" if kind == "attention" else "identity"), True)) / len(
         names
     )

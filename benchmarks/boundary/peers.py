@@ -22,7 +22,7 @@ def plan_named(network: nn.Module, names: Sequence[str], replace: str, batches: 
         replace: What they leave; see `plan_depth`.
         batches: Calibration batches.
     """
-    others = [unit.name for unit in find_units(network, TYPES) if unit.name not in names]
+    others = [unit.name for unit in find_units(network, kinds=TYPES) if unit.name not in names]
     counts = {kind: sum(name.endswith(end) for name in names) for kind, end in zip(TYPES, ("attn", "act"), strict=True)}
     remove = {kind: n for kind, n in counts.items() if n}
     how = {"importance": "random", "replace": replace}  # nothing is left to choose

@@ -20,8 +20,8 @@ from rich.console import Console
 from benchmarks.data.real import command, correct, deit_tiny, image_data, parser, photos, write
 from prunerecover import Plan, apply_plan, plan_depth
 from prunerecover.cost.statistics import wilson_interval
-from prunerecover.depth.units import find_units
 from prunerecover.display.markdown import table
+from prunerecover.sites.find import find_units
 
 REMOVALS = ({"attention": 3}, {"activation": 3}, {"activation": 6})
 console = Console()

@@ -86,7 +86,7 @@ def main() -> None:
     shutil.copy(FOLDER / "report" / "report.json", RESULTS / "deit_tiny_recovery_report.json")
     result["costs"] = costs()
     write("deit_tiny_recovery", result, markdown(result))
-    figure = plan.plot(units=find_units(deit_tiny(), ("attention", "activation")))
+    figure = plan.plot(units=find_units(deit_tiny(), kinds=("attention", "activation")))
     figure.savefig(RESULTS / "deit_tiny_recovery_layers.png", dpi=110, bbox_inches="tight")
 
 

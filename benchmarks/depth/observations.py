@@ -46,7 +46,7 @@ LAYERS = {"attention": "attn", "MLP": "mlp", "norms": "norm"}
 def gradient_scales() -> list[dict[str, Any]]:
     """Return every unit's gate gradient, towards an identity, as published."""
     network = deit_tiny()
-    units = find_units(network, TYPES)
+    units = find_units(network, kinds=TYPES)
     scores = gate_gradient(
         DepthContext(model=network, units=units, batches=calibration(), loss=loss, replace="identity")
     )

@@ -102,7 +102,7 @@ NETWORKS: Mapping[str, Callable[[bool], Planned]] = {
     "ViT-L": partial(_vit, "vit_large_patch16_224"),
 }
 CALLS: Mapping[str, Callable[[Planned], object]] = {
-    "find_units": lambda on: find_units(on.network, ("block", "layer"), on.batches[0]),
+    "find_units": lambda on: find_units(on.network, on.batches[0], ("block", "layer")),
     "find_groups": lambda on: find_groups(on.network, on.batches[0]),
     "plan_depth": lambda on: plan_depth(on.network, Budget(macs=SHARE), **on.how),
     "plan_depth, one_shot": lambda on: plan_depth(on.network, Budget(macs=SHARE), search="one_shot", **on.how),

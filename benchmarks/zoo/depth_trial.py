@@ -96,7 +96,7 @@ def judged(before: tuple[int, int], after: tuple[int, int], plan: Plan) -> list[
 
 def _units(model: nn.Module, batch: Any) -> tuple[Unit, ...]:
     try:
-        found = find_units(model, DEPTH_KINDS, batch)
+        found = find_units(model, batch, DEPTH_KINDS)
         if not found:  # planning says the cause and the way out
             plan_depth(model, remove=dict.fromkeys(DEPTH_KINDS, 1), batches=[batch], importance="random", seed=SEED)
     except ValueError as error:

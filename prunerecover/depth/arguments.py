@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 
 from torch import nn
 
 from prunerecover.calibration.calibrator import REPLACEMENTS
+from prunerecover.depth.family.units import known_by_parts
 from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import Importance
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.registry import RegisteredImportance, importance_of
 from prunerecover.importance.saved_scores import SavedScores, scores_from
-from prunerecover.model.arguments import check_flag, check_seed, patterns_of
+from prunerecover.model.arguments import check_flag, check_seed, matches, patterns_of
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS
+from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS, check_kinds
 from prunerecover.plan.units import Unit
 
 SEARCHES = ("one_shot", "greedy", "exact", "joint", "run", "two_to_one", "rounds")
 SET_SEARCHES = ("greedy", "exact", "joint")  # that judge sets of units
 SET_IMPORTANCES = ("output_divergence", "cross_entropy")  # by which they can be judged
 RUN_IMPORTANCES = ("output_divergence", "angular_distance", "block_influence")  # by which runs can be compared
+IN_DEPTH = " for a plan in depth"
 GRAPH_SEARCHES = ("two_to_one", "rounds")  # of units that the computation graph shows
 
 
@@ -64,7 +65,7 @@ class DepthConfig:
         check_flag("include_strided", self.include_strided)
         if self.kinds is not None:
             object.__setattr__(self, "kinds", (self.kinds,) if isinstance(self.kinds, str) else tuple(self.kinds))
-            check_kinds(self.kinds)
+            check_kinds(self.kinds, DEPTH_KINDS, IN_DEPTH)
         for name, value, allowed in (
             ("replace", self.replace, REPLACEMENTS),
             ("search", self.search or SEARCHES[0], SEARCHES),
@@ -121,7 +122,7 @@ class DepthConfig:
 
     def check_ready(self, kinds: Sequence[str]) -> None:
         """Raise ValueError if a kind is not one that may go so, or the importance needs a loss and there is none."""
-        check_kinds(kinds)
+        check_kinds(kinds, DEPTH_KINDS, IN_DEPTH)
         if self.search == "run" and set(kinds) != {"block"}:
             raise ValueError(
                 f"Expected blocks alone for search='run', but got {', '.join(kinds)}. Give a budget in blocks, or in a "
@@ -146,28 +147,20 @@ def kinds_of(model: nn.Module, budget: Budget | None, kinds: Sequence[str] | Non
     return usual if budget is None else budget.kinds(usual) or usual
 
 
-def known_by_parts(model: nn.Module, kinds: Sequence[str], config: DepthConfig | None = None) -> bool:
-    """Whether a model's units are known by the parts of its family; else its computation graph shows them.
+def planned_by_parts(model: nn.Module, kinds: Sequence[str], config: DepthConfig) -> bool:
+    """Whether a model is planned by the parts of its family; else by its computation graph.
 
     Args:
         model: Unwrapped.
         kinds: Of the units.
         config: Of planning.
     """
-    by_graph = config is not None and (config.search in GRAPH_SEARCHES or config.by_loss)
-    return is_supported(model) and "layer" not in kinds and not by_graph
+    return known_by_parts(model, kinds) and config.search not in GRAPH_SEARCHES and not config.by_loss
 
 
 def not_ignored(units: Sequence[Unit], ignore: Sequence[str]) -> tuple[Unit, ...]:
     """Return the units that match no shell pattern of those that stay."""
-    return tuple(unit for unit in units if not any(fnmatch(unit.name, pattern) for pattern in ignore))
-
-
-def check_kinds(kinds: Sequence[str]) -> None:
-    """Raise ValueError if a kind is not one of depth."""
-    for kind in kinds:
-        if kind not in DEPTH_KINDS:
-            raise ValueError(f"Expected kinds among {', '.join(DEPTH_KINDS)} for a plan in depth, but got '{kind}'.")
+    return tuple(unit for unit in units if not matches(unit.name, ignore))
 
 
 def budget_of(budget: Budget | None, remove: Mapping[str, int] | None) -> Budget:
@@ -185,20 +178,3 @@ def budget_of(budget: Budget | None, remove: Mapping[str, int] | None) -> Budget
             "Units per kind are remove={...}."
         )
     return Budget(remove=remove) if budget is None else budget
-
-
-def check_ignore(ignore: Sequence[str], units: Sequence[Unit], refused: Iterable[str] = ()) -> None:
-    """Raise ValueError if a shell pattern matches no unit, nor what stays anyway.
-
-    Args:
-        ignore: The patterns.
-        units: That may go.
-        refused: Names of what was seen and is no unit.
-    """
-    names = [*(unit.name for unit in units), *refused]
-    for pattern in ignore:
-        if not any(fnmatch(name, pattern) for name in names):
-            raise ValueError(
-                f"Expected argument ignore to match units such as {units[0].name}, but '{pattern}' matches none. "
-                "List the names with find_units(model)."
-            )

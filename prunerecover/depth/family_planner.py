@@ -8,26 +8,27 @@ from dataclasses import replace
 from torch import nn
 
 from prunerecover.calibration.candidates import Choice
-from prunerecover.depth.arguments import DepthConfig, check_ignore, not_ignored
+from prunerecover.depth.arguments import DepthConfig, not_ignored
 from prunerecover.depth.family.calibrated_sets import CalibratedSets
 from prunerecover.depth.family.edits import cost_left, edits_of, saving_if_left
 from prunerecover.depth.family.kept_calibrator import KeptCalibrator
 from prunerecover.depth.family.one_shot import one_shot
 from prunerecover.depth.family.runs import angles_at_the_end, cosine_distances, runs_for
+from prunerecover.depth.family.units import check_blocks_apart
 from prunerecover.depth.planner import Decision, DepthPlanner, Searched, numbers
 from prunerecover.depth.search.goals import Counted, Goal, Share, not_enough
 from prunerecover.depth.search.joint import JointSearch
 from prunerecover.depth.search.judge import Move
 from prunerecover.depth.search.latency_shares import LatencyShares, searched_for_latency
 from prunerecover.depth.search.selection import check_most, count_by_kind, outermost
-from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
+from prunerecover.model.arguments import check_patterns
 from prunerecover.model.batches import Batches
-from prunerecover.model.checks import check_blocks_apart
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import FAMILY_KINDS, TRAITS
 from prunerecover.plan.units import Unit
+from prunerecover.sites.find import find_units
 
 
 class FamilyPlanner(DepthPlanner):
@@ -51,9 +52,9 @@ class FamilyPlanner(DepthPlanner):
         describe(self.model)  # a model of no supported family is explained before it is called
 
     def _prepare(self) -> None:
-        found = find_units(self.model, [kind for kind in FAMILY_KINDS if kind in self.kinds], self.example)
+        found = find_units(self.model, self.example, [kind for kind in FAMILY_KINDS if kind in self.kinds])
         if self.config.ignore:
-            check_ignore(self.config.ignore, find_units(self.model))
+            check_patterns(self.config.ignore, [unit.name for unit in find_units(self.model)], "units")
         self.units = not_ignored(found, self.config.ignore)
         how = self.config.replace, self.config.seed
         self.calibrator = KeptCalibrator(self.store, self.model, self.samples, self.units, *how)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from prunerecover.depth.arguments import DepthConfig, kinds_of, known_by_parts, not_ignored
+from prunerecover.depth.arguments import DepthConfig, kinds_of, not_ignored, planned_by_parts
 from prunerecover.depth.family.edits import saving_if_left
 from prunerecover.depth.graph_planner import units_that_may_go
 from prunerecover.depth.search.selection import check_comparable, check_most, count_by_kind
-from prunerecover.depth.units import find_units
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
 from prunerecover.graph.block_lists import check_blocks_stay
@@ -17,6 +16,7 @@ from prunerecover.model.batches import ModelInputs
 from prunerecover.model.checks import check_call
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.budget import Budget
+from prunerecover.sites.find import find_units
 from prunerecover.surgery.saved_cost import DenseCost
 
 
@@ -35,7 +35,7 @@ def check_feasible(model: nn.Module, inputs: ModelInputs, budget: Budget, config
     kinds = kinds_of(model, budget, config.kinds)
     with progress("checking the budget"), ordinary_arithmetic(), evaluating(model), uncompiled():
         example = inputs.select(torch.tensor([0])).to(device_of(model))
-        if not known_by_parts(model, kinds, config):
+        if not planned_by_parts(model, kinds, config):
             check_call(model, example, "batches")
             removals, units = units_that_may_go(model, example, kinds, config)
             if budget.in_units:
@@ -43,7 +43,7 @@ def check_feasible(model: nn.Module, inputs: ModelInputs, budget: Budget, config
                 check_blocks_stay(removals.block_lists, units, wanted.get("block", 0))
         elif budget.share is not None and budget.share[0] != "latency":
             cost, share = budget.share
-            units = not_ignored(find_units(model, kinds, example), config.ignore)
+            units = not_ignored(find_units(model, example, kinds), config.ignore)
             check_comparable(units, config.registered)
             saving = saving_if_left(DenseCost(model, cost, example, config.seed), {})
             check_most(units, cost, share, saving, len(describe(model).blocks) - 1)

@@ -9,7 +9,7 @@ from functools import partial
 from torch import nn
 
 from prunerecover.calibration.stand_in_fits import numbered
-from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig, check_ignore, not_ignored
+from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig, not_ignored
 from prunerecover.depth.graph_fits import fit_alone, refit_together
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
@@ -23,15 +23,16 @@ from prunerecover.depth.search.joint import JointSearch
 from prunerecover.depth.search.latency_shares import LatencyShares, searched_for_latency
 from prunerecover.depth.search.objectives import LossIncrease, Objective, OutputDivergence
 from prunerecover.depth.search.selection import check_comparable
-from prunerecover.depth.units import nothing_found, of_all_kinds
 from prunerecover.display.progress import progress
 from prunerecover.divergence.outputs import OtherShape
 from prunerecover.graph.block_lists import check_blocks_stay
+from prunerecover.model.arguments import check_patterns
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Bypass
 from prunerecover.plan.units import Unit, names_of
+from prunerecover.sites.depth import no_unit, of_all_kinds
 
 TINY = 1e-12  # a price that no unit has
 
@@ -198,7 +199,7 @@ def units_that_may_go(
         removals = Removals(model, example, kinds, include_strided=config.include_strided)
     if config.ignore and removals.units:
         every = of_all_kinds(removals)
-        check_ignore(config.ignore, every.units, every.refused)
+        check_patterns(config.ignore, [*(unit.name for unit in every.units), *every.refused], "units")
     units = not_ignored(removals.units, config.ignore)
     if removals.units and not units:
         raise ValueError(
@@ -206,7 +207,7 @@ def units_that_may_go(
             f"{list(config.ignore)}. Ignore fewer."
         )
     if not units:
-        raise nothing_found(removals, kinds)
+        raise no_unit(removals, kinds)
     return removals, units
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from prunerecover.depth.arguments import DepthConfig, budget_of, kinds_of, known_by_parts
+from prunerecover.depth.arguments import DepthConfig, budget_of, kinds_of, planned_by_parts
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.depth.planner import DepthPlanner
@@ -46,7 +46,7 @@ def plan_depth(
 
     Args:
         model: Any network, wrapped or not. Models of the supported families are known by their parts; of all others,
-            and wherever layers go, the computation graph tells what can go (see `find_units`).
+            and wherever layers go, the computation graph tells what can go (see `find_sites`).
         budget: How much goes. A share of the MACs, parameters or latency is that of the model once it is merged: it is
             met, and a warning says where it is exceeded by more than the smallest unit.
         remove: Short for `Budget(remove=...)`: units per kind.
@@ -129,5 +129,5 @@ def planner_for(model: nn.Module, budget: Budget, batches: Batches, config: Dept
     """
     check_network(unwrap(model))
     kinds = kinds_of(unwrap(model), budget, config.kinds)
-    by_parts = known_by_parts(unwrap(model), kinds, config)
+    by_parts = planned_by_parts(unwrap(model), kinds, config)
     return (FamilyPlanner if by_parts else GraphPlanner)(model, kinds, batches=batches, config=config)

@@ -26,23 +26,39 @@ class Summary:
         header: Names of the columns.
         rows: Cells, one for each column; of a list, `shown_of` makes as many as fit.
         more: What is left out, as a last line; empty if nothing is.
+        widest: Letters of a cell; longer ones are clipped.
+        below: Another summary, shown under this one.
     """
 
     title: str
     header: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = ()
     more: str = ""
+    widest: int = WIDEST
+    below: Summary | None = None
 
     @classmethod
     def of_list(
-        cls, title: str, header: Sequence[str], things: Sequence[T], row: Callable[[T], Sequence[object]]
+        cls,
+        title: str,
+        header: Sequence[str],
+        things: Sequence[T],
+        row: Callable[[T], Sequence[object]],
+        most: int = MOST,
     ) -> Summary:
         """Return the summary of a list, which shows as many of its first things as there are lines for.
+
+        Args:
+            title: Line above the table.
+            header: Names of the columns.
+            things: All of the list.
+            row: Function that makes the cells of one.
+            most: Lines with title and header.
 
         >>> print(Summary.of_list("numbers", ("n", "square"), range(40), lambda n: (n, n * n)).text().splitlines()[-2:])
         ['8  64', '… and 31 more']
         """
-        room = MOST - 2
+        room = most - 2
         shown = things if len(things) <= room else things[: room - 1]
         left = len(things) - len(shown)
         return cls(title, header, [row(thing) for thing in shown], f"… and {left} more" if left else "")
@@ -55,11 +71,12 @@ class Summary:
               units
         head  3
         """
-        lines = [[_clipped(cell) for cell in line] for line in ([self.header] if self.rows else [])]
-        lines += [[_clipped(cell) for cell in row] for row in self.rows]
+        lines = [[self._clipped(cell) for cell in line] for line in ([self.header] if self.rows else [])]
+        lines += [[self._clipped(cell) for cell in row] for row in self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(cell.ljust(n) for cell, n in zip(line, widths, strict=True)).rstrip() for line in lines]
-        return "\n".join([self.title, *table, *([self.more] if self.more else [])])
+        more = [self.more] if self.more else []
+        return "\n".join([self.title, *table, *more, *([self.below.text()] if self.below else [])])
 
     def html(self) -> str:
         """Return it as a table for notebooks.
@@ -68,10 +85,15 @@ class Summary:
         '<p>Plan</p><table><tr><th></th><th>units</th></tr><tr><td>head</td><td>3</td></tr></table>'
         """
         lines = [("th", self.header)] * bool(self.rows) + [("td", row) for row in self.rows]
-        cells = ("".join(f"<{tag}>{escape(_clipped(cell))}</{tag}>" for cell in line) for tag, line in lines)
+        cells = ("".join(f"<{tag}>{escape(self._clipped(cell))}</{tag}>" for cell in line) for tag, line in lines)
         table = "".join(f"<tr>{line}</tr>" for line in cells)
         more = f"<p>{escape(self.more)}</p>" if self.more else ""
-        return f"<p>{escape(self.title)}</p>{f'<table>{table}</table>' if table else ''}{more}"
+        below = self.below.html() if self.below else ""
+        return f"<p>{escape(self.title)}</p>{f'<table>{table}</table>' if table else ''}{more}{below}"
+
+    def _clipped(self, cell: object) -> str:
+        text = str(cell)
+        return text if len(text) <= self.widest else f"{text[: self.widest - 1]}…"
 
 
 class Summarised:
@@ -115,11 +137,6 @@ def listed(names: Iterable[str], most: int = 4) -> str:
     """
     names = list(islice(names, most + 1))
     return ", ".join([*names[:most], *(["…"] if len(names) > most else [])])
-
-
-def _clipped(cell: object) -> str:
-    text = str(cell)
-    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
 
 
 def _shown(value: object) -> str:

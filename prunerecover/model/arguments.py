@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
 
 
 def check_seed(seed: int) -> None:
@@ -37,3 +38,28 @@ def patterns_of(ignore: Sequence[str]) -> tuple[str, ...]:
             'For example ignore=["blocks.0.*"], or ignore=() for none.'
         )
     return patterns
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name matches one of some shell patterns.
+
+    >>> matches("blocks.0.attn", ["blocks.1.*", "*.attn"])
+    True
+    """
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def check_patterns(ignore: Sequence[str], names: Sequence[str], what: str) -> None:
+    """Raise ValueError if a shell pattern matches no name.
+
+    Args:
+        ignore: The patterns.
+        names: All that there are; the first is given as an example.
+        what: What is named so, for the message: "units".
+    """
+    for pattern in ignore:
+        if not any(fnmatch(name, pattern) for name in names):
+            raise ValueError(
+                f"Expected argument ignore to match {what}{f' such as {names[0]}' if names else ''}, but '{pattern}' "
+                "matches none. List the names with find_sites."
+            )

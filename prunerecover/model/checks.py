@@ -172,8 +172,8 @@ def check_watchable(model: nn.Module) -> None:
             )
 
 
-def check_plannable(model: nn.Module) -> None:
-    """Raise ValueError unless the model has values, finite ones, in plain parameters; it is not changed.
+def check_cuttable(model: nn.Module) -> None:
+    """Raise ValueError unless the model's code can be watched, and it has weights of known sizes, no whole numbers.
 
     Args:
         model: Unwrapped.
@@ -183,7 +183,32 @@ def check_plannable(model: nn.Module) -> None:
         if is_lazy(parameter):
             raise Refusal("weights that have sizes", f"'{name}' is of a lazy module", "Call the model on a batch.")
     for path, module in model.named_modules():
-        _check_plain(path or type(model).__name__, module)
+        if type(module).__module__.startswith(QUANTISED) and not isinstance(module, FLOAT):
+            raise ValueError(
+                f"Expected weights in floating point, but '{path or type(model).__name__}' is quantised "
+                f"({type(module).__name__}). Prune first, and quantise what is left."
+            )
+    if next(model.parameters(), None) is None:
+        holds = "modules without any" if list(model.children()) else "nothing"
+        raise Refusal(
+            "a network with parameters",
+            f"{type(model).__name__} has none: it holds {holds}",
+            "Pass the network that does the work, built and with its weights.",
+        )
+
+
+def check_plannable(model: nn.Module) -> None:
+    """Raise ValueError unless the model has values, finite ones, in plain parameters; it is not changed.
+
+    Args:
+        model: Unwrapped.
+    """
+    check_cuttable(model)
+    for path, module in model.named_modules():
+        for weight in computed_weights(module):
+            if weight.how in REFUSED:
+                cause = f"'{path or type(model).__name__}' computes '{weight.name}' by {weight.how}"
+                raise Refusal("weights that are parameters", cause, f"{weight.way_out}.")
     empty = next((name for name, p in model.named_parameters() if p.is_meta), None)
     if empty is not None:
         raise ValueError(
@@ -266,33 +291,3 @@ def check_differentiable(model: nn.Module) -> None:
 def is_differentiable(model: nn.Module) -> bool:
     """Return whether gradients flow through the weights: none is quantised, or made within `torch.inference_mode`."""
     return not any(is_quantised(p) or p.is_inference() for p in model.parameters())
-
-
-def check_blocks_apart(model: nn.Module) -> None:
-    """Raise ValueError if one module is at two places of a list of blocks: neither could be removed alone."""
-    for path, container in model.named_modules():
-        if not isinstance(container, nn.ModuleList | nn.Sequential):
-            continue
-        first: dict[nn.Module, int] = {}
-        for number, block in enumerate(container):
-            other = first.setdefault(block, number)
-            if other != number and any(True for _ in block.parameters()):
-                raise ValueError(
-                    f"Expected every block to be a module of its own, but '{path}.{number}' is '{path}.{other}'. Put "
-                    "copy.deepcopy of it there to remove them one by one."
-                )
-
-
-def _check_plain(path: str, module: nn.Module) -> None:
-    if type(module).__module__.startswith(QUANTISED) and not isinstance(module, FLOAT):
-        raise ValueError(
-            f"Expected weights in floating point, but '{path}' is quantised ({type(module).__name__}). Prune first, "
-            "and quantise what is left."
-        )
-    for weight in computed_weights(module):
-        if weight.how in REFUSED:
-            raise Refusal(
-                "weights that are parameters",
-                f"'{path}' computes '{weight.name}' by {weight.how}",
-                f"{weight.way_out}.",
-            )

@@ -154,6 +154,6 @@ class Budget:
             if count > available.get(kind, 0):
                 raise ValueError(
                     f"Expected at most {available.get(kind, 0)} units of kind '{kind}' to remove, but got {count}. "
-                    "Lower the number, or list what there is with find_units or find_groups."
+                    "Lower the number, or list what there is with find_sites."
                 )
         return counts

@@ -7,8 +7,7 @@ allocations, and narrowed by the `narrow` edit.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from prunerecover.display.summary import Summarised, Summary
 from prunerecover.plan.kinds import WidthKind, plural
 from prunerecover.plan.records import LONGEST_NAME, Items
+from prunerecover.plan.units import Site
 
 
 class Slice(BaseModel):
@@ -94,7 +94,7 @@ class Tap:
 
 
 @dataclass(frozen=True)
-class Group(Summarised):
+class Group(Site, Summarised):
     """Units that can be removed alone, with everything that goes with them.
 
     Attributes:
@@ -110,6 +110,9 @@ class Group(Summarised):
         strata: The units lie in so many stretches of one length, which must keep equally many units each: experts among
             which the router chooses group by group. `multiple` is divisible by it.
         products: MACs per sample and unit in products without weights, such as attention's scores and values.
+        params: Parameters that all units hold together; 0 until `find_sites` has counted them.
+        macs: MACs of all units together on the example batch; likewise.
+        block: See `Site`; likewise.
     """
 
     name: str
@@ -122,23 +125,17 @@ class Group(Summarised):
     multiple: int = 1
     strata: int = 1
     products: int = 0
+    params: int = field(default=0, compare=False)
+    macs: int = field(default=0, compare=False)
+    block: str = field(default="", compare=False)
+
+    @property
+    def touches(self) -> tuple[str, ...]:
+        """Paths of the tensors that lose entries."""
+        return tuple(dict.fromkeys(part.tensor for part in self.slices))
 
     def summary(self) -> Summary:
         """Return its size, and the tensors that lose entries with its units."""
         title = f"Group {self.name} of {self.size} {plural(self.kind)}"
         rows = [(s.tensor, s.dim, s.span, "makes" if s.makes else "reads") for s in self.slices]
         return Summary.of_list(title, ("tensor", "dim", "per unit", "the unit"), rows, tuple)
-
-
-class Groups(Summarised, tuple[Group, ...]):
-    """Groups, as they are listed."""
-
-    def summary(self) -> Summary:
-        """Return how many there are of each kind, and the first of them."""
-        units = Counter[str]()
-        for group in self:
-            units[group.kind] += group.size
-        title = ", ".join(f"{n:,} {plural(kind)}" for kind, n in units.items())
-        rows = [(g.name, f"{g.size} {plural(g.kind)}", g.multiple, len(g.slices)) for g in self]
-        header = ("group", "units", "in multiples of", "tensors")
-        return Summary.of_list(f"{len(self)} groups of {title or 'nothing'}", header, rows, tuple)

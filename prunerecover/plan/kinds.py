@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,6 +56,19 @@ KINDS = tuple(TRAITS)
 DEPTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "depth" and traits.edits)
 FAMILY_KINDS = tuple(kind for kind in DEPTH_KINDS if kind != "layer")
 WIDTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "width")
+
+
+def check_kinds(kinds: Iterable[str], among: Sequence[str], where: str = "") -> None:
+    """Raise ValueError if a kind is not among some.
+
+    Args:
+        kinds: That were asked for.
+        among: Those that there are.
+        where: For what, for the message.
+    """
+    for kind in kinds:
+        if kind not in among:
+            raise ValueError(f"Expected kinds among {', '.join(among)}{where}, but got '{kind}'.")
 
 
 def plural(kind: str) -> str:

@@ -1,28 +1,51 @@
-"""Units of depth: the smallest things that can be removed alone."""
+"""Sites, the places in a network that may be smaller; units of depth, the smallest things that can be removed alone."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from prunerecover.display.summary import Summarised, Summary
 from prunerecover.plan.kinds import Kind
 
 
-@dataclass(frozen=True)
-class Unit:
-    """Something removable.
+class Site:
+    """A place in a network that may be smaller: a unit of depth, which goes as a whole, or a group of units of width.
 
     Attributes:
-        name: Canonical path; what plans name.
+        name: Canonical path; what plans and `ignore` name it by.
+        kind: What goes there: blocks, attentions, channels, heads and so on.
+        size: Units in it: 1 of a unit of depth.
+        params: Parameters that go with all of it.
+        macs: MACs per example batch that go with all of it; 0 if it was found without an example.
+        block: Path of the block that it is or is in; empty if it is in none, or reaches across several.
+    """
+
+    name: str
+    kind: Kind
+    size: int
+    params: int
+    macs: int
+    block: str
+
+    @property
+    def touches(self) -> tuple[str, ...]:
+        """Paths of the modules or tensors that change."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Unit(Site):
+    """A unit of depth: what can be removed alone.
+
+    Attributes:
+        name: See `Site`.
         kind: "block", "attention", "mlp", "activation" or "layer".
         targets: Paths of the modules that change; of an activation its own, and those of the linears around it.
         params: Parameters that go (activations: once the two linears have merged).
-        macs: MACs per example batch that go (activations: once merged); 0 if `find_units` got no example.
-        block: Path of the block that it is or is in.
+        macs: MACs per example batch that go (activations: once merged); 0 if it was found without an example.
+        block: See `Site`.
+        size: 1.
     """
 
     name: str
@@ -31,32 +54,12 @@ class Unit:
     params: int
     macs: int = 0
     block: str = ""
+    size: int = field(default=1, init=False, repr=False)
 
-
-class Units(Summarised, tuple[Unit, ...]):
-    """Units, as `find_units` lists them.
-
-    Attributes:
-        refused: Why layers, branches and blocks that were seen are no units, by path.
-    """
-
-    refused: Mapping[str, str]
-
-    def __new__(cls, units: Iterable[Unit] = (), refused: Mapping[str, str] = MappingProxyType({})) -> Units:
-        """Make a list of units, beside what is refused."""
-        made = super().__new__(cls, units)
-        made.refused = dict(refused)
-        return made
-
-    def summary(self) -> Summary:
-        """Return how many there are of each kind, and the first of them; what is refused, and why, if there is none."""
-        if not self:
-            return Summary.of_list("Units: none", ("no unit", "because"), list(self.refused.items()), tuple)
-        kinds = Counter(unit.kind for unit in self)
-        title = f"Units: {', '.join(f'{n} {kind}' for kind, n in kinds.items()) or 'none'}"
-        costs = {"params": "parameters"} | ({"macs": "MACs"} if any(unit.macs for unit in self) else {})
-        rows = [(unit.name, unit.kind, *(f"{getattr(unit, cost):,}" for cost in costs)) for unit in self]
-        return Summary.of_list(title, ("unit", "kind", *costs.values()), rows, tuple)
+    @property
+    def touches(self) -> tuple[str, ...]:
+        """Paths of the modules that change."""
+        return self.targets
 
 
 def names_of(units: Iterable[Unit]) -> frozenset[str]:

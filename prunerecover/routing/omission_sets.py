@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from prunerecover.depth.arguments import DepthConfig, known_by_parts
+from prunerecover.depth.arguments import DepthConfig, planned_by_parts
 from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.display.progress import progress
@@ -102,7 +102,7 @@ def plan_omission_sets(
 
 def _check_taken_out(model: nn.Module, batches: Sequence[AnswerBatch], config: DepthConfig) -> None:
     """Raise ValueError if a block of which a set may consist would leave an identity in its place."""
-    if known_by_parts(model, ("block",), config):
+    if planned_by_parts(model, ("block",), config):
         return
     left = GraphPlanner(model, ("block",), batches=batches, config=config).blocks_left_as_identity()
     if left:

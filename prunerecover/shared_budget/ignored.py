@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatch
-from itertools import chain
 from typing import TypeVar
 
 from torch import nn
 
 from prunerecover.depth.arguments import kinds_of
-from prunerecover.depth.units import find_units
+from prunerecover.model.arguments import check_patterns, matches
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.edits import Edit
 from prunerecover.plan.removed_units import names_after
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
+from prunerecover.sites.find import find_units
 from prunerecover.width.groups.discovery import find_groups
 
 T = TypeVar("T")
@@ -54,17 +53,10 @@ def patterns_of_depth(
     if not config.ignore:
         return ()
     of_depth = kinds_of(model, None, config.depth_kinds())
-    units, _ = possible(lambda: [unit.name for unit in find_units(model, of_depth, example)])
+    units, _ = possible(lambda: [unit.name for unit in find_units(model, example, of_depth)])
     groups, _ = possible(lambda: _group_names(model, example, kinds))
-    for pattern in config.ignore:
-        names = [*(units or ()), *(groups or ())]
-        if not any(fnmatch(name, pattern) for name in names):
-            raise ValueError(
-                f"Expected argument ignore to match units of depth or groups of width"
-                f"{f' such as {names[0]}' if names else ''}, but '{pattern}' matches none. List the names with "
-                "find_units and find_groups."
-            )
-    return tuple(pattern for pattern in config.ignore if any(fnmatch(name, pattern) for name in units or ()))
+    check_patterns(config.ignore, [*(units or ()), *(groups or ())], "units of depth or groups of width")
+    return tuple(pattern for pattern in config.ignore if any(matches(name, [pattern]) for name in units or ()))
 
 
 def groups_that_stay(
@@ -85,10 +77,9 @@ def groups_that_stay(
     return tuple(
         glob.escape(name)
         for name in _group_names(model, example, kinds)
-        if any(fnmatch(names.dense_name(name), pattern) for pattern in config.ignore)
+        if matches(names.dense_name(name), config.ignore)
     )
 
 
 def _group_names(model: nn.Module, example: ModelInputs, kinds: Sequence[str]) -> list[str]:
-    found = find_groups(model, example, kinds)
-    return [group.name for group in (*found.groups, *chain(*found.linked), *(one.group for one in found.counted))]
+    return [group.name for group in find_groups(model, example, kinds).named]

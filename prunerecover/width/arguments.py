@@ -14,11 +14,12 @@ from prunerecover.importance.registry import importance_of
 from prunerecover.importance.saved_scores import SavedScores, scores_from
 from prunerecover.model.arguments import check_flag, check_seed, patterns_of
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.kinds import WIDTH_KINDS, check_kinds
 from prunerecover.width.allocation.by_importance import global_ranking, per_cost, uniform
 from prunerecover.width.allocation.greedy_fill import kind_of
 from prunerecover.width.allocation.registry import AllocationRule, RegisteredAllocation, allocation_of
 from prunerecover.width.allocation.tolerance import check_tolerance
-from prunerecover.width.groups.discovery import FOUND_KINDS, check_kinds
+from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.rounding import BLOCK, RoundTo, check_round_to
 
 WidthReplace = Literal["calibrated", "zero"]
@@ -150,7 +151,7 @@ class WidthConfig(WidthRule):
         object.__setattr__(self, "kinds", (self.kinds,) if isinstance(self.kinds, str) else tuple(self.kinds))
         object.__setattr__(self, "ignore", patterns_of(self.ignore))
         object.__setattr__(self, "scores", scores_from(self.scores))
-        check_kinds(self.kinds)
+        check_kinds(self.kinds, WIDTH_KINDS)
         check_seed(self.seed)
         check_flag("equal_layers", self.equal_layers)
         if self.loss is not None and not callable(self.loss):

@@ -41,7 +41,8 @@ from prunerecover.width.allocation.measured_share import SavedOn, Shares
 from prunerecover.width.arguments import WidthConfig, WidthReplace, WidthRule
 from prunerecover.width.compensation import Reader, moments_of, predictions, readers_of, with_compensation
 from prunerecover.width.groups.counted import warn_of_counted
-from prunerecover.width.groups.discovery import find_groups, freed_for
+from prunerecover.width.groups.discovery import find_groups
+from prunerecover.width.groups.found import freed_for
 from prunerecover.width.groups.gates import with_a_gate
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.narrow_edits import narrow_edits

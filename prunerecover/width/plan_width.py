@@ -58,7 +58,7 @@ def plan_width(
     """Decide which units go within a budget; the model is bit-identical afterwards.
 
     Args:
-        model: Nearly any module: see `find_groups`.
+        model: Nearly any module: see `find_sites`.
         budget: A share of the MACs, the parameters or the measured latency, or units of one kind in all layers
             together, such as Budget(remove={"expert": 8}). None: see `tolerance`. Experts save no MACs.
         batches: Calibration batches, labelled unless `loss` reads labels from elsewhere: tuples (input, label, ...) or

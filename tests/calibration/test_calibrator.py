@@ -20,12 +20,12 @@ from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
 from prunerecover.depth.family.edits import edits_of
 from prunerecover.depth.plan_depth import plan_depth
-from prunerecover.depth.units import find_units
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import as_inputs, split_batches
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edits import Fold, Remove
 from prunerecover.plan.units import Unit
+from prunerecover.sites.find import find_units
 from prunerecover.surgery.apply_edits import apply_edits
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def calibrator_of(
     model: nn.Module, batches: Sequence[Any], kinds: Sequence[str], replace: str = "calibrated"
 ) -> Calibrator:
     with evaluating(model):
-        return Calibrator(model, split_batches(batches, CPU), find_units(model, kinds), replace)
+        return Calibrator(model, split_batches(batches, CPU), find_units(model, kinds=kinds), replace)
 
 
 def brute_force(model: nn.Module, edits: list[Any], values: dict[str, Tensor], held_out: Sequence[Any]) -> float:
@@ -52,7 +52,7 @@ def test_score_of_every_unit_equals_brute_force(name: str) -> None:
     kinds = ("attention", "mlp", "activation") if name in UNGATED else ("attention", "mlp")
     calibrator = calibrator_of(model, batches, kinds)
     with evaluating(model), unchanged(model):
-        scores = calibrator.score(find_units(model, kinds))
+        scores = calibrator.score(find_units(model, kinds=kinds))
     for choice in scores.values():
         edits, values = edits_of(model, [(choice.unit, choice.candidate)])
         found = brute_force(model, edits, values, calibrator.samples.held_out)
@@ -73,7 +73,7 @@ def test_chosen_candidate_is_the_best_of_all_by_full_forward_passes(name: str) -
 
     calibrator._candidates = noting  # type: ignore[method-assign]
     with evaluating(model):
-        scores = calibrator.score(find_units(model, kinds))
+        scores = calibrator.score(find_units(model, kinds=kinds))
     assert {len(found) for found in options.values()} <= {3, 4}
     for name_, choice in scores.items():
         costs = []
@@ -108,7 +108,7 @@ def test_units_replaced_in_order_equal_the_plan_applied(name: str) -> None:
 def test_fit_aims_at_the_dense_state_after_what_was_pruned_before(name: str) -> None:
     """A feed-forward that is fitted after the attention went brings the block's output nearer to the dense one's."""
     model, batches = build(name), batches_of(name, count=8, n=8)
-    units = [u for u in find_units(model, ("attention", "activation")) if ".1." in u.name]
+    units = [u for u in find_units(model, kinds=("attention", "activation")) if ".1." in u.name]
     forms = {u.name: Form("zero" if u.kind == "attention" else "affine") for u in units}
     calibrator = calibrator_of(model, batches, ("attention", "activation"))
     with evaluating(model):
@@ -132,7 +132,7 @@ def test_calibrated_is_at_least_as_good_as_zero_for_every_unit() -> None:
     kinds = ("attention", "mlp")
     fitted, zero = (calibrator_of(model, batches, kinds, replace) for replace in ("calibrated", "zero"))
     with evaluating(model):
-        best, bare = fitted.score(find_units(model, kinds)), zero.score(find_units(model, kinds))
+        best, bare = fitted.score(find_units(model, kinds=kinds)), zero.score(find_units(model, kinds=kinds))
     assert all(best[name].divergence <= bare[name].divergence for name in bare)
 
 
@@ -165,7 +165,7 @@ def test_greedy_equals_exhaustive_search_step_by_step() -> None:
     model, batches = build("timm"), batches_of("timm")
     plan = plan_depth(model, remove={"attention": 3}, batches=batches, replace="zero", search="greedy")
     held_out = split_batches(batches, CPU).held_out
-    units = [u.name for u in find_units(model, ("attention",))]
+    units = [u.name for u in find_units(model, kinds=("attention",))]
 
     def cost(names: Sequence[str]) -> float:
         return brute_force(model, [Remove(unit=n, kind="attention") for n in names], {}, held_out)
@@ -222,7 +222,7 @@ def test_padding_counts_for_nothing() -> None:
     for batch in (inputs, longer):
         calibrator = calibrator_of(model, [batch], kinds)
         with evaluating(model):
-            found.append({n: c.divergence for n, c in calibrator.score(find_units(model, kinds)).items()})
+            found.append({n: c.divergence for n, c in calibrator.score(find_units(model, kinds=kinds)).items()})
     weights = calibrator._weights.of(0, 0)
     assert not weights[:, 9:].any()
     assert found[0].keys() == found[1].keys()
@@ -239,7 +239,7 @@ def test_padding_does_not_enter_the_divergence() -> None:
     for batch in (inputs, padded):
         calibrator = calibrator_of(model, [batch], ("block",))
         with evaluating(model):
-            scores.append([c.divergence for c in calibrator.score(find_units(model, ("block",))).values()])
+            scores.append([c.divergence for c in calibrator.score(find_units(model, kinds=("block",))).values()])
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
 
 
@@ -263,7 +263,7 @@ def test_batches_of_other_sizes_and_forms_give_the_same_plan() -> None:
 def test_known_choices_spare_fits_and_change_nothing(new: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batches = build("timm_all"), batches_of("timm_all")
     kinds = ("attention", "activation")
-    calibrator, units = calibrator_of(model, batches, kinds), find_units(model, kinds)[:6]
+    calibrator, units = calibrator_of(model, batches, kinds), find_units(model, kinds=kinds)[:6]
     with evaluating(model):
         anew = calibrator.choose(units)
         known = calibrator.choose([u for u in units if u is not units[new]])

@@ -16,10 +16,10 @@ from prunerecover.calibration.hidden_states import Hidden
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family.calibrated_sets import CalibratedSets
 from prunerecover.depth.family_planner import FamilyPlanner
-from prunerecover.depth.units import find_units
 from prunerecover.model.batches import split_batches
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.budget import Budget
+from prunerecover.sites.find import find_units
 
 KINDS = ("attention", "mlp", "activation")
 
@@ -33,12 +33,12 @@ def calibrator() -> Calibrator:
     model = build("timm")
     with evaluating(model):
         samples = split_batches(batches_of("timm", n=128), torch.device("cpu"))
-        return Calibrator(model, samples, find_units(model, KINDS), "calibrated")
+        return Calibrator(model, samples, find_units(model, kinds=KINDS), "calibrated")
 
 
 def test_the_cheapest_is_what_all_samples_show(calibrator: Calibrator) -> None:
     with evaluating(calibrator.model):
-        fitted = calibrator.score(find_units(calibrator.model, KINDS))
+        fitted = calibrator.score(find_units(calibrator.model, kinds=KINDS))
         stand_ins = {choice.unit: choice.candidate for choice in reversed(fitted.values())}  # in any order of depth
         whole = calibrator.judge(stand_ins)
         found = calibrator.race(stand_ins, [], own_cost)
@@ -53,7 +53,7 @@ def test_the_cheapest_is_what_all_samples_show(calibrator: Calibrator) -> None:
 
 def test_what_a_bound_shows_to_be_beaten_is_not_run(calibrator: Calibrator) -> None:
     with evaluating(calibrator.model):
-        units = find_units(calibrator.model, KINDS)
+        units = find_units(calibrator.model, kinds=KINDS)
         stand_ins = {choice.unit: choice.candidate for choice in calibrator.score(units).values()}
         whole = calibrator.judge(stand_ins)
         bounds = [whole[unit.name] * (1 - 1e-6) for unit in stand_ins]
@@ -76,7 +76,8 @@ def test_what_earlier_races_added_up_is_not_computed_again(
 
     with evaluating(calibrator.model):
         stand_ins = {
-            choice.unit: choice.candidate for choice in calibrator.score(find_units(calibrator.model, KINDS)).values()
+            choice.unit: choice.candidate
+            for choice in calibrator.score(find_units(calibrator.model, kinds=KINDS)).values()
         }
         whole = [*calibrator.judge(stand_ins).values()]
         known = {unit.name: Terms() for unit in stand_ins}
@@ -99,7 +100,7 @@ def test_what_earlier_races_added_up_is_not_computed_again(
 
 
 def test_a_form_is_chosen_on_a_third_of_the_samples_and_judged_on_all(calibrator: Calibrator) -> None:
-    units = find_units(calibrator.model, KINDS)
+    units = find_units(calibrator.model, kinds=KINDS)
     held_out = calibrator._held_out
     assert [len(held_out._third(range(len(held_out._batches)))), len(held_out._batches)] == [1, 2]
     with evaluating(calibrator.model):
@@ -118,7 +119,7 @@ def test_a_form_is_the_best_on_the_samples_it_is_chosen_on(
 ) -> None:
     """What was judged before decides which batches come first, and nothing else where all of them count."""
     monkeypatch.setattr(HeldOut, "_third", lambda _, order: order)
-    units = find_units(calibrator.model, KINDS)
+    units = find_units(calibrator.model, kinds=KINDS)
     with evaluating(calibrator.model):
         raced = calibrator.score(units)
 

@@ -20,20 +20,20 @@ from prunerecover.calibration.run_maps import RunFit
 from prunerecover.depth.family.runs import runs_for
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.search.goals import Counted
-from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import split_batches
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edits import Fold
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.plan.units import Unit
+from prunerecover.sites.find import find_units
 
 FOLDED = ("llama", "qwen2", "gpt2", "opt", "hf_vit", "timm")
 
 
 def chosen(name: str, blocks: tuple[int, ...], replace: str = "calibrated", **known: Any) -> list[Any]:
     model = build(name)
-    units = [unit for i, unit in enumerate(find_units(model, ["block"])) if i in blocks]
+    units = [unit for i, unit in enumerate(find_units(model, kinds=["block"])) if i in blocks]
     with evaluating(model):
         samples = split_batches(batches_of(name, n=16), torch.device("cpu"))
         return Calibrator(model, samples, units, replace).choose(units, **known)
@@ -99,7 +99,7 @@ def test_a_linear_run_is_found(constant: bool, name: str, monkeypatch: pytest.Mo
 )
 def test_what_is_normalised_or_scaled_on_the_way_takes_no_map(name: str, reason: str) -> None:
     model = build(name)
-    units = find_units(model, ["block"])[2:3]
+    units = find_units(model, kinds=["block"])[2:3]
     with evaluating(model):
         samples = split_batches(batches_of(name), torch.device("cpu"))
         calibrator = Calibrator(model, samples, units, "calibrated")
@@ -150,7 +150,7 @@ def test_each_run_has_a_map_of_its_own() -> None:
 
 def test_without_an_mlp_the_attention_takes_the_map() -> None:
     model = build("llama")
-    units = find_units(model, ["block", "mlp"])
+    units = find_units(model, kinds=["block", "mlp"])
     removed = [unit for unit in units if unit.name in ("model.layers.1.mlp", "model.layers.2")]
     with evaluating(model):
         samples = split_batches(batches_of("llama", n=16), torch.device("cpu"))
@@ -223,7 +223,7 @@ def test_a_contiguous_run_is_taken_where_its_map_serves_better(name: str) -> Non
     model = build(name)
     with evaluating(model):
         samples = split_batches(batches_of(name), torch.device("cpu"))
-        units = find_units(model, ["block"])
+        units = find_units(model, kinds=["block"])
         calibrator = Calibrator(model, samples, units, "calibrated")
         runs = runs_of_two(calibrator, units)
         assert {describe(model).block_of(run[0].name) for run in runs} == {1, 2}

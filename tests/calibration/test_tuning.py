@@ -20,10 +20,10 @@ from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice, Form
 from prunerecover.calibration.held_out import HeldOut
 from prunerecover.depth.family.edits import edits_of
-from prunerecover.depth.units import find_units
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import CalibrationSet, call, predictions_of
 from prunerecover.model.evaluation import evaluating
+from prunerecover.sites.find import find_units
 from prunerecover.surgery.apply_edits import apply_edits
 
 FOLDED = ("llama", "gpt2", "timm", "qwen2", "opt", "hf_vit")
@@ -32,7 +32,7 @@ BLOCKS = (2, 3)
 
 def mapped(name: str, model: nn.Module, tune: bool = True, samples: CalibrationSet | None = None) -> list[Choice]:
     """Blocks 2 and 3 with a map, fitted to all samples, tuned or not."""
-    units = [unit for i, unit in enumerate(find_units(model, ["block"])) if i in BLOCKS]
+    units = [unit for i, unit in enumerate(find_units(model, kinds=["block"])) if i in BLOCKS]
     forms = {units[0].name: Form("zero"), units[1].name: Form("map")}
     with evaluating(model), pytest.MonkeyPatch.context() as patch:
         if not tune:
@@ -106,7 +106,7 @@ STAND_INS = (("mlp", "affine"), ("attention", "constant"), ("activation", "affin
 
 def left(model: nn.Module, kind: str, leaves: str, tune: bool = True) -> list[Choice]:
     """What units of one kind leave in the middle of a model, tuned or not."""
-    units = find_units(model, [kind])[1:3]
+    units = find_units(model, kinds=[kind])[1:3]
     with evaluating(model), pytest.MonkeyPatch.context() as patch:
         if not tune:
             patch.setattr(tuning, "is_differentiable", lambda model: False)
@@ -130,7 +130,7 @@ def test_a_step_of_single_numbers_has_their_own_rate(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(HeldOut, "divergence", lambda *_: float(next(better)))
     model, whole = build("timm"), samples_of("timm", 16)
     samples = replace(whole, fit=(whole.fit[0].select(torch.arange(tuning.SAMPLES)),))
-    units = find_units(model, ["activation"])[1:2]
+    units = find_units(model, kinds=["activation"])[1:2]
     with evaluating(model):
         own = Calibrator(model, samples, units, "calibrated")
         solved = own.choose(units, {units[0].name: Form("slope_bias")})
@@ -152,7 +152,7 @@ def test_a_step_of_single_numbers_has_their_own_rate(monkeypatch: pytest.MonkeyP
 def test_what_was_not_fitted_is_not_tuned() -> None:
     """A zero that was asked for by name stays one."""
     model = build("timm")
-    units = find_units(model, ["activation"])[1:2]
+    units = find_units(model, kinds=["activation"])[1:2]
     with evaluating(model):
         own = Calibrator(model, samples_of("timm"), units, "zero")
         (choice,) = own.finished(own.choose(units))

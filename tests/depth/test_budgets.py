@@ -19,11 +19,11 @@ from prunerecover.cost.macs import count_macs
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.depth.planner import Decision
-from prunerecover.depth.units import find_units
 from prunerecover.model.batches import as_inputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.units import Unit
+from prunerecover.sites.find import find_units
 from prunerecover.surgery.merging import merge
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from prunerecover.apply import apply_plan
 from prunerecover.cost.macs import count_macs
 from prunerecover.depth.plan_depth import plan_depth
-from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import as_inputs
+from prunerecover.sites.find import find_units
 from prunerecover.surgery.merging import merge
 
 NEUTRAL = {"gate_gradient", "taylor"}
@@ -145,9 +145,9 @@ def test_pruned_model_can_be_pruned_again() -> None:
     for _ in range(3):
         plan = plan_depth(model, remove={"attention": 1, "activation": 1}, batches=batches_of("timm_all"))
         apply_plan(model, plan)
-    assert len(find_units(model, ("attention",))) == 1
+    assert len(find_units(model, kinds=("attention",))) == 1
     merge(model)
-    assert len(find_units(model, ("activation",))) == 1
+    assert len(find_units(model, kinds=("activation",))) == 1
     apply_plan(model, plan_depth(model, remove={"block": 1}, batches=batches_of("timm_all")))
     assert len(model.blocks) == 3
 

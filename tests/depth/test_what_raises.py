@@ -59,8 +59,8 @@ class Collecting(nn.Module):
 def test_blocks_whose_outputs_hooks_collect_are_no_units(fused: tuple[int, ...]) -> None:
     """Also those whose own output is not read: the place of the others in the list depends on them."""
     model = Collecting(fused)
-    assert not find_units(model, "block", X)
-    refused = find_units(model, "block", X).refused
+    assert not find_units(model, X, "block")
+    refused = find_units(model, X, "block").refused
     assert refused["blocks.0"] == (
         "a hook that the network puts on 'blocks.0' while it runs hands on its output, and would go with it"
     )
@@ -73,7 +73,7 @@ def test_blocks_whose_outputs_hooks_collect_are_no_units(fused: tuple[int, ...])
 
 
 def test_blocks_stay_units_if_hooks_only_put_their_outputs_out() -> None:
-    assert [unit.name for unit in find_units(Collecting(None), "block", X)] == [f"blocks.{n}" for n in range(4)]
+    assert [unit.name for unit in find_units(Collecting(None), X, "block")] == [f"blocks.{n}" for n in range(4)]
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_blocks_stay_units_if_hooks_only_put_their_outputs_out() -> None:
 def test_backbones_of_transformers_are_planned(name: str) -> None:
     model, batch = BACKBONES[name]()
     model(**batch)  # transformers puts its hooks on a network that runs, and leaves them there
-    kinds = {unit.kind for unit in find_units(model, ("block", "attention", "mlp"), batch)}
+    kinds = {unit.kind for unit in find_units(model, batch, ("block", "attention", "mlp"))}
     assert {"attention", "mlp"} <= kinds
     for kind in kinds:
         plan = plan_depth(model, remove={kind: 1}, batches=[batch])

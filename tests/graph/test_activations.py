@@ -47,7 +47,7 @@ X = torch.randn(8, 5, 8, generator=torch.Generator().manual_seed(0))
 
 
 def test_units_say_what_goes_once_the_linears_are_one() -> None:
-    first, *_ = units = find_units(network(), "activation", X)
+    first, *_ = units = find_units(network(), X, "activation")
     assert [unit.name for unit in units] == [f"branches.{i}.act" for i in range(4)]
     assert first.targets == ("branches.0.act", "branches.0.first", "branches.0.second")
     assert first.params == (32 * 8 + 32) + (8 * 32 + 8) - (8 * 8 + 8)
@@ -79,7 +79,7 @@ def test_swin_has_one_in_each_block() -> None:
     sizes = {"img_size": 64, "window_size": 2, "embed_dim": 16, "num_heads": (1, 2, 2, 2), "depths": (1, 1, 2, 2)}
     model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=4, **sizes).eval()
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    assert len(find_units(model, "activation", images)) == 6
+    assert len(find_units(model, images, "activation")) == 6
     plan = plan_depth(model, remove={"activation": 3}, batches=[images], importance="random")
     apply_plan(model, plan)
     model(images).sum().backward()
@@ -113,7 +113,7 @@ class Functional(Feedforward):
     "branch", [Shared(), Tied(), Functional(), Feedforward(8, 3)], ids=["shared", "tied", "functional", "narrow"]
 )
 def test_those_that_cannot_merge_or_would_save_nothing_are_not_listed(branch: nn.Module) -> None:
-    assert find_units(Network(Feedforward(), branch).eval(), "activation", X)[-1].name == "branches.0.act"
+    assert find_units(Network(Feedforward(), branch).eval(), X, "activation")[-1].name == "branches.0.act"
 
 
 def test_its_weights_are_those_of_both_linears() -> None:
@@ -135,13 +135,13 @@ class ReadsItsSecondLinear(Feedforward):
 def test_linears_that_the_code_reads_besides_stay_two() -> None:
     torch.manual_seed(0)
     model = Network(Feedforward(), ReadsItsSecondLinear(), Feedforward()).eval()
-    assert [unit.name for unit in find_units(model, "activation", X)] == ["branches.0.act", "branches.2.act"]
+    assert [unit.name for unit in find_units(model, X, "activation")] == ["branches.0.act", "branches.2.act"]
 
 
 def test_code_that_reads_its_linears_is_given_as_the_reason() -> None:
     torch.manual_seed(0)
     model = Network(ReadsItsSecondLinear(), ReadsItsSecondLinear()).eval()
-    found = find_units(model, "activation", X)
+    found = find_units(model, X, "activation")
     assert found == ()
     assert found.refused["branches.0.act"].startswith("the network does not run without it (AttributeError")
 
@@ -156,7 +156,7 @@ class ReadsASize(Feedforward):
 def test_linears_whose_sizes_the_code_reads_stay_two() -> None:
     torch.manual_seed(0)
     model = Network(Feedforward(), ReadsASize()).eval()
-    assert [unit.name for unit in find_units(model, "activation", X)] == ["branches.0.act"]
-    found = find_units(Network(ReadsASize()).eval(), "activation", X)
+    assert [unit.name for unit in find_units(model, X, "activation")] == ["branches.0.act"]
+    found = find_units(Network(ReadsASize()).eval(), X, "activation")
     assert found == ()
     assert found.refused["branches.0.act"].startswith("the network computes something else once the linears")

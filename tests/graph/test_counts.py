@@ -30,7 +30,7 @@ def test_resnet50_has_as_many_layers_as_convolutions(include_strided: bool, laye
     import torchvision
 
     model = torchvision.models.resnet50()
-    found = find_units(model, ("layer",), torch.rand(1, 3, 32, 32), include_strided=include_strided)
+    found = find_units(model, torch.rand(1, 3, 32, 32), ("layer",), include_strided=include_strided)
     assert len(found) == layers
     assert not any(unit.name == "fc" for unit in found)
 
@@ -45,7 +45,7 @@ def test_llama_2_is_listed_without_weights_in_seconds(size: str) -> None:
         model = LlamaForCausalLM(LlamaConfig(**settings, vocab_size=32000))
         tokens = torch.zeros((1, 4), dtype=torch.long)
     start = time.process_time()
-    units = find_units(model, ("attention", "layer"), {"input_ids": tokens})
+    units = find_units(model, {"input_ids": tokens}, ("attention", "layer"))
     assert time.process_time() - start < 5
     assert (count(units, "layer"), count(units, "attention")) == (3 * depth, depth)
 
@@ -56,7 +56,7 @@ def test_models_that_bring_inputs_need_no_example() -> None:
     settings, depth = LLAMA_2["7B"][0] | {"num_hidden_layers": 3}, 3
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**settings, vocab_size=32000))
-    units = find_units(model, ("attention", "layer"))
+    units = find_units(model, kinds=("attention", "layer"))
     assert (count(units, "layer"), count(units, "attention")) == (3 * depth, depth)
 
 

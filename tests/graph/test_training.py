@@ -124,7 +124,7 @@ class Checkpointed(nn.Module):
 )
 def test_a_branch_that_training_uses_otherwise_stays(network: type[nn.Module], why: str) -> None:
     model = network().eval()
-    units = find_units(model, ("mlp",), X)
+    units = find_units(model, X, ("mlp",))
     assert [unit.name for unit in units] == ["other"]
     assert units.refused["one"].startswith(f"the network does not train without it ({why}")
     plan = plan_depth(model, remove={"mlp": 1}, batches=[X])
@@ -133,7 +133,7 @@ def test_a_branch_that_training_uses_otherwise_stays(network: type[nn.Module], w
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed_branches_are_units(reentrant: bool) -> None:
-    assert [unit.name for unit in find_units(Checkpointed(reentrant), ("mlp",), X)] == ["one", "other"]
+    assert [unit.name for unit in find_units(Checkpointed(reentrant), X, ("mlp",))] == ["one", "other"]
 
 
 def test_networks_that_do_not_train_with_inputs_alone_are_planned_all_the_same() -> None:
@@ -143,7 +143,7 @@ def test_networks_that_do_not_train_with_inputs_alone_are_planned_all_the_same()
                 raise ValueError("targets are missing")
             return super().forward(x)
 
-    assert [unit.name for unit in find_units(Wants(), ("mlp",), X)] == ["one", "other"]
+    assert [unit.name for unit in find_units(Wants(), X, ("mlp",))] == ["one", "other"]
 
 
 @pytest.mark.parametrize("network", [Fused, Reversible, Auxiliary])

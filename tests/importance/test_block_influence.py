@@ -29,6 +29,6 @@ def test_stream_before_and_after_an_attention(name: str, norm: str, attention: s
         model(**inputs)
     before = seen["first.in"]
     cosine = torch.cosine_similarity(before, before + factor * seen["last.out"], dim=-1)
-    units = find_units(model, ("attention",))
+    units = find_units(model, kinds=("attention",))
     found = block_influence(DepthContext(model=model, units=units, batches=(inputs,)))
     assert found["model.layers.1.self_attn"] == pytest.approx(float(1 - cosine.mean()), abs=1e-5)

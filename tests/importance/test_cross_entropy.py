@@ -20,7 +20,7 @@ def loss(model: nn.Module, batch: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_a_score_is_the_loss_of_the_network_without_the_unit() -> None:
     batches = batches_of("timm")
-    units = find_units(build("timm"), ("block", "attention"))
+    units = find_units(build("timm"), kinds=("block", "attention"))
     context = DepthContext(model=build("timm"), units=units, batches=batches, loss=loss, replace="zero")
     scores = cross_entropy(context)
     for unit in units:

@@ -16,7 +16,6 @@ from cases.sampling import one_in
 from torch import Tensor, nn
 
 from prunerecover.depth.plan_depth import plan_depth
-from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.data_free import magnitude, random
@@ -28,6 +27,7 @@ from prunerecover.model.batches import as_inputs, call, predictions_of
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Replace
 from prunerecover.plan.units import Unit
+from prunerecover.sites.find import find_units
 from prunerecover.surgery.apply_edits import apply_edits
 
 
@@ -45,7 +45,7 @@ def of(importance: Any, model: nn.Module, units: Sequence[Unit], batches: Sequen
 
 def units_of(model: nn.Module, name: str, *kinds: str) -> tuple[Unit, ...]:
     everything = ("block", "attention", "mlp", "activation") if name in UNGATED else ("block", "attention", "mlp")
-    return find_units(model, kinds or everything)
+    return find_units(model, kinds=kinds or everything)
 
 
 @pytest.mark.parametrize(("name", "replace"), one_in(3, itertools.product(FAMILIES, ["calibrated", "identity"])))

@@ -55,7 +55,7 @@ def by_parts(model: nn.Module, name: str) -> dict[str, Tensor]:
     """Scores of units that leave what they leave on the graph: activations their input, branches nothing."""
     found = {}
     for kind in kinds_for(name):
-        units, replace = find_units(model, (kind,)), "identity" if kind == "activation" else "zero"
+        units, replace = find_units(model, kinds=(kind,)), "identity" if kind == "activation" else "zero"
         with evaluating(model):
             calibrator = Calibrator(model, samples(), units, replace)
         found |= IMPORTANCES[name](DepthContext(model=model, units=units, shared_calibrator=calibrator, **HOW))
@@ -79,7 +79,7 @@ def test_a_unit_has_one_number_by_parts_and_on_the_graph(name: str) -> None:
 @pytest.mark.parametrize("name", BOTH)
 def test_a_formula_of_weights_is_the_same_in_depth_and_in_width(name: str) -> None:
     model, batch = dense("residual"), rows("residual")[0]
-    blocks, groups = find_units(model, ("block",), batch[0]), find_groups(model, batch[0]).groups
+    blocks, groups = find_units(model, batch[0], ("block",)), find_groups(model, batch[0]).groups
     in_depth = DepthContext(model=model, units=blocks, batches=[batch], loss=loss)
     in_width = WidthContext(model=model, groups=groups, batches=[batch], loss=loss)
     (of_blocks,), (of_channels,) = (compute_importances(context, [name]) for context in (in_depth, in_width))
@@ -139,7 +139,7 @@ def test_what_a_context_cannot_answer_says_so(name: str, context: str) -> None:
 
 def test_ends_of_branches_are_known_in_families_alone() -> None:
     model, batch = dense("residual"), rows("residual")[0]
-    blocks, others = (find_units(model, kinds, batch[0]) for kinds in (("block",), ("mlp",)))
+    blocks, others = (find_units(model, batch[0], kinds) for kinds in (("block",), ("mlp",)))
     scores = compute_importances(DepthContext(model=model, units=blocks, **HOW), ["block_influence", "gate_gradient"])
     assert all(found.keys() == {unit.name for unit in blocks} for found in scores)
     for name in ("block_influence", "gate_gradient"):

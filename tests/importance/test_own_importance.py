@@ -48,7 +48,7 @@ def planned(importance: object, **arguments: object) -> Plan:
 
 
 def test_a_callable_decides_what_goes() -> None:
-    names = [unit.name for unit in find_units(build("timm"), ("attention",))]
+    names = [unit.name for unit in find_units(build("timm"), kinds=("attention",))]
     plan = planned(later_first)
     assert set(plan.removed["attention"]) == set(names[-2:])
     assert plan.made_by.method == "depth/later_first"

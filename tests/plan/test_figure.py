@@ -114,7 +114,7 @@ def test_every_unit_has_a_cell_that_its_labels_name_and_that_says_whether_it_goe
 def test_a_planned_network_is_drawn_whole(name: str, remove: dict[str, int]) -> None:
     model, batch = ARCHITECTURES[name]()
     plan = plan_depth(model, remove=remove, batches=[batch], importance="magnitude")
-    kinds = {unit.name: str(unit.kind) for unit in find_units(model, tuple(remove), batch)}
+    kinds = {unit.name: str(unit.kind) for unit in find_units(model, batch, tuple(remove))}
     figure = plan.plot()
     drawn = {
         unit

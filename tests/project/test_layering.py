@@ -44,6 +44,7 @@ ORDER = (
     "prunerecover.depth.search",
     "prunerecover.depth.family",
     "prunerecover.depth.layers",
+    "prunerecover.sites",
     "prunerecover.depth",
     "prunerecover.sensitivity_table",
     "prunerecover.boundary",
@@ -183,7 +184,7 @@ def test_a_planted_circle_is_found() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "from prunerecover.depth.units import find_units",
+        "from prunerecover.sites.find import find_units",
         "if TYPE_CHECKING:\n    from prunerecover.callbacks.pruning import PruningCallback",
         "def f():\n    from prunerecover.recipes.cli import main",
     ],

@@ -49,7 +49,7 @@ def found(vit: nn.Module) -> Sensitivity:
 
 def without(network: nn.Module, kind: str, name: str) -> nn.Module:
     """The network without one unit, merged, with nothing in its place."""
-    others = [unit.name for unit in find_units(network, (kind,)) if unit.name != name]
+    others = [unit.name for unit in find_units(network, kinds=(kind,)) if unit.name != name]
     plan = plan_depth(network, remove={kind: 1}, ignore=others, batches=labelled(), replace="identity")
     pruned = copy.deepcopy(network)
     apply_plan(pruned, plan)

@@ -19,7 +19,7 @@ def test_depth_after_width() -> None:
     model, fresh = stirred_vit(), stirred_vit()
     first = plan_for(model, [e for b in range(3) for e in (head_edit(b, (b,)), neuron_edit(b))], method="test")
     apply_plan(model, first)
-    units = {unit.name: unit for unit in find_units(model, example_inputs=images(1))}
+    units = {unit.name: unit for unit in find_units(model, batches=images(1))}
     assert units["blocks.0.attn"].params == sum(p.numel() for p in (*model.blocks[0].attn.parameters(),)) + 32
     second = plan_depth(
         model, remove={"attention": 1, "activation": 1, "block": 1}, batches=[images()], search="one_shot"

@@ -11,8 +11,9 @@ from cases.width.plan_width import IMAGE, Batches, cnn, labelled_batches
 from torch import nn
 from torch.nn import functional as F
 
-from prunerecover import Budget, find_groups, plan_depth, plan_width
+from prunerecover import Budget, find_groups, find_sites, find_units, plan_depth, plan_width
 from prunerecover.importance.measuring.losses import supervised_loss
+from prunerecover.refusal import Refusal
 
 
 @pytest.fixture
@@ -82,15 +83,22 @@ def test_bad_arguments(batches: Batches, arguments: dict[str, Any], message: str
         plan_width(cnn(), batches=batches, **arguments)
 
 
-@pytest.mark.parametrize("model", [nn.Sequential(nn.ReLU()), nn.Identity()], ids=["relu", "identity"])
-def test_a_model_without_parameters_has_nothing_to_narrow(model: nn.Module, batches: Batches) -> None:
-    message = f"Expected {type(model).__name__} to have groups of kind channel, head, neuron, but it has none"
-    with pytest.raises(ValueError, match=message):
-        plan_width(model, Budget(macs=0.3), batches=batches)
-    with pytest.raises(ValueError, match=message):
-        find_groups(model, IMAGE)
-    with pytest.raises(ValueError, match="to have units of kind block that may go, but there is none"):
-        plan_depth(model, remove={"block": 1}, batches=batches)
+@pytest.mark.parametrize(
+    ("model", "holds"),
+    [(nn.Sequential(nn.ReLU()), "modules without any"), (nn.Identity(), "nothing"), (nn.ModuleList(), "nothing")],
+    ids=["relu", "identity", "empty"],
+)
+def test_a_model_without_parameters_has_nothing_that_may_go(model: nn.Module, holds: str, batches: Batches) -> None:
+    message = f"Expected a network with parameters, but {type(model).__name__} has none: it holds {holds}. Pass the "
+    for look in (
+        lambda: plan_width(model, Budget(macs=0.3), batches=batches),
+        lambda: plan_depth(model, remove={"block": 1}, batches=batches),
+        lambda: find_sites(model, IMAGE),
+        lambda: find_groups(model, IMAGE),
+        lambda: find_units(model, IMAGE),
+    ):
+        with pytest.raises(Refusal, match=message):
+            look()
 
 
 def test_no_batches() -> None:

@@ -6,13 +6,23 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from prunerecover.families.describe import describe
+from prunerecover.families.describe import describe, is_supported
 from prunerecover.families.layout import Block, FeedForward
 from prunerecover.model.linears import check_plain, linear_shape
 from prunerecover.model.paths import get_module
 from prunerecover.plan.kinds import Kind
 from prunerecover.plan.units import Unit
 from prunerecover.refusal import Refusal
+
+
+def known_by_parts(model: nn.Module, kinds: Sequence[str]) -> bool:
+    """Whether units of some kinds are known by the parts of a model's family; else its computation graph shows them.
+
+    Args:
+        model: Unwrapped.
+        kinds: Of the units.
+    """
+    return is_supported(model) and "layer" not in kinds
 
 
 def family_units(model: nn.Module, kinds: Sequence[str], macs: Mapping[str, int]) -> tuple[Unit, ...]:
@@ -73,3 +83,18 @@ def explain_missing_activations(model: nn.Module) -> None:
     reasons = {block.no_activation for block in blocks if block.mlp is not None}
     if len(reasons) == 1 and "" not in reasons:
         raise Refusal(f"{family} to have removable activations", reasons.pop(), "Use 'attention' or 'mlp'.")
+
+
+def check_blocks_apart(model: nn.Module) -> None:
+    """Raise ValueError if one module is at two places of a list of blocks: neither could be removed alone."""
+    for path, container in model.named_modules():
+        if not isinstance(container, nn.ModuleList | nn.Sequential):
+            continue
+        first: dict[nn.Module, int] = {}
+        for number, block in enumerate(container):
+            other = first.setdefault(block, number)
+            if other != number and any(True for _ in block.parameters()):
+                raise ValueError(
+                    f"Expected every block to be a module of its own, but '{path}.{number}' is '{path}.{other}'. Put "
+                    "copy.deepcopy of it there to remove them one by one."
+                )

@@ -30,7 +30,8 @@ from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass, Edit, Narrow, Remove, Replace, Rewrite
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
-from prunerecover.width.groups.discovery import FoundGroups, find_groups
+from prunerecover.width.groups.discovery import find_groups
+from prunerecover.width.groups.found import FoundGroups
 
 BRANCHES = ("block", "attention", "mlp")
 

@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from prunerecover.cost.macs import macs_by_module
 from prunerecover.display.progress import progress
 from prunerecover.importance.measuring.unit_slices import check_names, tensor_named
-from prunerecover.model.batches import as_inputs
+from prunerecover.model.batches import ModelInputs, as_inputs
 from prunerecover.model.narrow.freeing import uncalled_weights
 from prunerecover.model.paths import parent_path, unwrap
 from prunerecover.plan.groups import Group, Slice
@@ -153,7 +152,7 @@ def cost_model(model: nn.Module, groups: Sequence[Group], example_inputs: Any) -
     Args:
         model: Any module, also on the meta device; bit-identical afterwards.
         groups: Of different names.
-        example_inputs: A batch; its first sample is counted.
+        example_inputs: A batch, whose MACs are shared out among its samples; None leaves MACs 0.
 
     Raises:
         ValueError: If two groups share a name, or one names entries that no tensor has.
@@ -161,7 +160,7 @@ def cost_model(model: nn.Module, groups: Sequence[Group], example_inputs: Any) -
     check_names(groups)
     network = unwrap(model)
     with progress("measuring what units cost"):
-        macs = macs_by_module(network, as_inputs(example_inputs).select(torch.tensor([0])))
+        macs = _macs_of_a_sample(network, None if example_inputs is None else as_inputs(example_inputs))
     positions = _positions(network, groups, macs)
     linear: dict[str, tuple[int | Fraction, int]] = {group.name: (group.products, 0) for group in groups}
     blocks: dict[str, list[NarrowingParameter]] = {group.name: [] for group in groups}
@@ -182,6 +181,12 @@ def cost_model(model: nn.Module, groups: Sequence[Group], example_inputs: Any) -
         blocks={name: tuple(found) for name, found in blocks.items()},
         out_of_reach=OutOfReach.of(network, groups),
     )
+
+
+def _macs_of_a_sample(network: nn.Module, inputs: ModelInputs | None) -> Mapping[str, int]:
+    if inputs is None:
+        return defaultdict(int)
+    return {path: macs // inputs.n_samples for path, macs in macs_by_module(network, inputs).items()}
 
 
 def _positions(network: nn.Module, groups: Sequence[Group], macs: Mapping[str, int]) -> dict[int, int | Fraction]:

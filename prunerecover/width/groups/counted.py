@@ -15,6 +15,7 @@ from prunerecover.graph.dimensions.ties import Arithmetic, Statistic
 from prunerecover.plan.groups import Group
 
 NAMED = 3
+FIXED = "divide by a number that is fixed in __init__ to have them narrowed"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def warn_of_counted(counted: Sequence[CountedGroup]) -> None:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         warnings.warn(
             f"{', '.join(names[:NAMED])}{more}: not narrowed, because an operation ({operation}) counts the units. "
-            "With fewer of them it would compute something else than with some set to zero. Divide by a number that "
-            "is fixed in __init__ to have them narrowed, or name them in ignore= to be rid of this warning.",
+            "With fewer of them it would compute something else than with some set to zero. "
+            f"{FIXED.capitalize()}, or name them in ignore= to be rid of this warning.",
             stacklevel=2,
         )

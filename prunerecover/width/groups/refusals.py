@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from torch import Tensor, nn
@@ -18,29 +18,24 @@ from prunerecover.model.paths import get_module
 from prunerecover.plan.groups import Group
 from prunerecover.refusal import Refusal
 from prunerecover.width.groups.counted import CountedGroup
+from prunerecover.width.groups.found import FoundGroups, Stay
 
 KINDS = {"conv": "channel", "linear": "neuron"}
 
 
-def nothing_found(
-    model: nn.Module,
-    kinds: Sequence[str],
-    found: Sequence[Group],
-    why: Sequence[str],
-    counted: Sequence[CountedGroup],
-) -> Refusal:
+def nothing_found(model: nn.Module, kinds: Sequence[str], looked: FoundGroups) -> Refusal:
     """Return the error that says that there is no group of some kinds, what keeps their units, and what can go.
 
     Args:
         model: That was watched.
         kinds: That were asked for.
-        found: Groups of other kinds.
-        why: What keeps units of these kinds; see `reasons`.
-        counted: Groups of these kinds that stay because their units are counted.
+        looked: What came of it.
     """
+    found, counted = (*looked.groups, *looked.others), looked.counted
     counts = ", ".join(f"{n} of kind {kind}" for kind, n in Counter(group.kind for group in found).items())
     cause = f"it has {counts or 'none: no product with weights makes units that only other products read'}"
     computed, made_plain = computed_in(model)
+    why = _most(looked.stays(kinds))
     if why or computed:
         cause += f". What keeps them: {'; '.join(filter(None, (computed, *why)))}"
     if counted:
@@ -62,26 +57,38 @@ def counting(counted: Sequence[CountedGroup]) -> str:
     return f" Operations that count units: {', '.join(sorted({one.operation for one in counted}))}."
 
 
-def reasons(traced: Traced, kinds: Sequence[str], failed: Mapping[Group, str]) -> tuple[str, ...]:
-    """Say what keeps units of some kinds, a few reasons at most, with the modules that would make them.
+def stays(traced: Traced, kinds: Sequence[str], failed: Mapping[Group, str]) -> Iterator[Stay]:
+    """Yield what keeps units of some kinds.
 
     Args:
         traced: What a forward pass showed of the model.
         kinds: That were asked for.
         failed: Groups that cannot be narrowed, and why their code fails then.
     """
-    kept: dict[str, list[str]] = defaultdict(list)
     for group, error in failed.items():
         if group.kind in kinds:
-            kept[f"code that fails with fewer of them ({error})"].append(group.name)
+            by = f"code that fails with fewer of them ({error})"
+            yield Stay(group.name, by, "take sizes from tensors there, not from numbers")
     for attention in traced.ties.attentions if "head" in kinds else ():
         if sizes_heads(get_module(traced.model, attention.path)):
-            kept["a size of heads that is computed from their number"].append(attention.path)
+            by = "a size of heads that is computed from their number"
+            yield Stay(attention.path, by, "use the class itself in place of its subclass")
     for name, pin in _pinned(traced.ties, kinds):
-        kept[f"{pin.operation} (`{pin.line}`)" if pin.line else _named(pin)].append(name)
-    inside = {why: names for why, names in kept.items() if why != OUTPUT} or kept
+        if pin.operation == OUTPUT:
+            yield Stay(name, OUTPUT, "give the network another head to change it")
+        else:
+            by = f"{pin.operation} (`{pin.line}`)" if pin.line else _named(pin)
+            yield Stay(name, by, "do it another way there, or remove layers as a whole")
+
+
+def _most(stay: Iterable[Stay]) -> tuple[str, ...]:
+    """Return the most frequent reasons, a few at most; the model's output is one only where no other is."""
+    kept: dict[str, list[str]] = defaultdict(list)
+    for one in stay:
+        kept[one.by].append(one.name)
+    inside = {by: names for by, names in kept.items() if by != OUTPUT} or kept
     most = sorted(inside.items(), key=lambda one: -len(one[1]))[:NAMED]
-    return tuple(f"{listed(list(dict.fromkeys(names)))} by {why}" for why, names in most)
+    return tuple(f"{listed(list(dict.fromkeys(names)))} by {by}" for by, names in most)
 
 
 def _pinned(ties: Ties, kinds: Sequence[str]) -> Iterator[tuple[str, Pin]]:
@@ -125,6 +132,4 @@ def _would_make(ties: Ties, kinds: Sequence[str]) -> Iterator[tuple[str, Tensor,
 
 
 def _named(pin: Pin) -> str:
-    if pin.operation == OUTPUT:
-        return OUTPUT
     return f"{pin.operation} in '{pin.path}'" if pin.path else f"{pin.operation} in the model itself"

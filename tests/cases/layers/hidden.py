@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from prunerecover.importance.measuring.unit_slices import tensor_named
 from prunerecover.model.paths import get_module, parent_path, set_module
-from prunerecover.width.groups.discovery import FoundGroups
+from prunerecover.width.groups.found import FoundGroups
 
 
 class NormOverKept(nn.Module):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from prunerecover.model.batches import as_inputs, call
-from prunerecover.width.groups.discovery import FoundGroups, find_groups
+from prunerecover.width.groups.discovery import find_groups
+from prunerecover.width.groups.found import FoundGroups
 
 
 @cache

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from prunerecover.model.narrow.freeing import free_heads
 from prunerecover.model.paths import get_module, set_module
 from prunerecover.plan.groups import Group
-from prunerecover.width.groups.discovery import FoundGroups
+from prunerecover.width.groups.found import FoundGroups
 
 Keep = Mapping[Group, Tensor]
 

@@ -14,13 +14,14 @@ from cases.width.groups import assert_equal, outputs
 from cases.width.oracle import masked, thirty_percent
 from torch import Tensor, nn
 
-from prunerecover import find_groups, load_pruned, save_pruned
+from prunerecover import load_pruned, save_pruned
 from prunerecover.model.batches import as_inputs, call
 from prunerecover.model.evaluation import uncompiled
 from prunerecover.plan.plan import Plan
 from prunerecover.surgery.apply_edits import Applied, apply_edits, undo
 from prunerecover.surgery.provenance import plan_for
-from prunerecover.width.groups.discovery import FoundGroups
+from prunerecover.width.groups.discovery import find_groups
+from prunerecover.width.groups.found import FoundGroups
 from prunerecover.width.narrow_edits import narrow_edits
 
 

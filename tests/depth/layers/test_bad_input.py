@@ -33,16 +33,16 @@ EXAMPLES: dict[str, Any] = {
 def test_example_that_the_network_cannot_run_is_explained(case: str) -> None:
     model = ByValue()
     before = values(model)
-    message = "Expected example_inputs that ByValue can be called with, but its forward pass raised"
+    message = "Expected batches that ByValue can be called with, but its forward pass raised"
     with pytest.raises(ValueError, match=message):
-        find_units(model, ("layer",), EXAMPLES[case])
+        find_units(model, EXAMPLES[case], ("layer",))
     assert all(torch.equal(tensor, before[name]) for name, tensor in values(model).items())
     assert model.training
 
 
 def test_missing_example_is_asked_for() -> None:
     with pytest.raises(ValueError, match=r"ResNet|no blocks|Expected"):
-        find_units(ARCHITECTURES["resnet18"]()[0], ("layer",))
+        find_units(ARCHITECTURES["resnet18"]()[0], kinds=("layer",))
 
 
 def test_layers_of_a_branch_that_the_example_does_not_take_are_refused() -> None:
@@ -124,14 +124,14 @@ def test_layer_is_removed_once() -> None:
 def test_listing_leaves_the_network_and_its_classes_alone() -> None:
     model, batch = ARCHITECTURES["t5"]()
     getter, before = nn.Module.__getattr__, values(model)
-    find_units(model, ("layer", "attention", "block"), batch)
+    find_units(model, batch, ("layer", "attention", "block"))
     assert nn.Module.__getattr__ is getter
     assert all(torch.equal(tensor, before[name]) for name, tensor in values(model).items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_network_without_anything_to_remove_says_why() -> None:
-    found = find_units(nn.Linear(4, 4), ("layer",), torch.rand(2, 4))
+    found = find_units(nn.Linear(4, 4), torch.rand(2, 4), ("layer",))
     assert found == ()
     assert list(found.refused.values()) == ["it is in the head, which makes the outputs"]
     assert "it is in the head" in str(found)
@@ -154,7 +154,7 @@ def test_layers_that_are_asked_for_and_are_no_units_say_why(case: str) -> None:
     build, batch, reason = NO_UNITS[case]
     model = build()
     message = f"units of kind layer that may go, but there is none .*{reason}"
-    found = find_units(model, "layer", batch)
+    found = find_units(model, batch, "layer")
     assert found == ()
     assert reason in [f"'{path}': {why}" for path, why in found.refused.items()]
     with pytest.raises(ValueError, match=message):
@@ -162,7 +162,7 @@ def test_layers_that_are_asked_for_and_are_no_units_say_why(case: str) -> None:
 
 
 def test_example_that_takes_a_branch_shows_its_layers() -> None:
-    assert [unit.name for unit in find_units(LongInputs(), "layer", torch.rand(2, 5, 6))] == ["long"]
+    assert [unit.name for unit in find_units(LongInputs(), torch.rand(2, 5, 6), "layer")] == ["long"]
 
 
 def test_layers_inside_attentions_are_not_among_those_that_can_be_asked_for() -> None:
@@ -176,7 +176,7 @@ def test_layers_inside_attentions_are_not_among_those_that_can_be_asked_for() ->
 def test_budget_beyond_what_layers_hold_that_can_go_says_how_much_is_missing(search: str, ignore: Any) -> None:
     model, batch = ARCHITECTURES["detector"]()
     settings = {"batches": [batch], "kinds": "layer", "ignore": ignore, "importance": "magnitude"}
-    names = [unit.name for unit in find_units(model, "layer", batch)]
+    names = [unit.name for unit in find_units(model, batch, "layer")]
     count = sum(not any(fnmatch(name, pattern) for pattern in ignore) for name in names)
     most = 1 - plan_depth(model, remove={"layer": count}, **settings).result.params / size(model)
     assert 0 < most < 0.8
@@ -188,7 +188,7 @@ def test_budget_beyond_what_layers_hold_that_can_go_says_how_much_is_missing(sea
 
 def test_tokens_of_two_forms_give_the_same_units() -> None:
     model, _ = ARCHITECTURES["llama"]()
-    assert find_units(model, ("layer",), TOKENS) == find_units(model, ("layer",), {"input_ids": TOKENS})
+    assert find_units(model, TOKENS, ("layer",)) == find_units(model, {"input_ids": TOKENS}, ("layer",))
 
 
 def test_not_all_blocks_of_a_supported_family_can_go() -> None:

@@ -94,7 +94,7 @@ def test_routes_stay_after_saving_and_loading(tmp_path: object) -> None:
 def test_what_cannot_go_after_the_others_is_passed_over(search: str) -> None:
     torch.manual_seed(0)
     model = RoutedDetector().eval()
-    units = [unit.name for unit in find_units(model, KINDS, IMAGES, include_strided=True)]
+    units = [unit.name for unit in find_units(model, IMAGES, KINDS, include_strided=True)]
     first = ["model.2", "model.1.conv"]
     ranks = {name: float(first.index(name) if name in first else len(first) + i) for i, name in enumerate(units)}
     plan = plan_depth(

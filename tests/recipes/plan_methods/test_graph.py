@@ -29,7 +29,7 @@ def test_plan_applies_and_its_picture_lies_beside(tmp_path: Path, capsys: pytest
     assert picture.min() < 0.5
     assert picture.max() == 1
     network = dense().model
-    names = {unit.name for unit in find_units(network, "layer", IMAGE)}
+    names = {unit.name for unit in find_units(network, IMAGE, "layer")}
     assert len(plan.removed["layer"]) == 3
     assert names.issuperset(plan.removed["layer"])
     apply_plan(network, plan)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover import Budget, plan_width
-from prunerecover.width.groups.discovery import FoundGroups, find_groups
+from prunerecover.width.groups.discovery import find_groups
+from prunerecover.width.groups.found import FoundGroups
 
 How = Callable[["Hidden", Tensor], Tensor]
 DATA = [(images(4).float(), torch.arange(2))]

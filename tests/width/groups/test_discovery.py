@@ -16,7 +16,8 @@ from cases.width.oracle import masked, narrowed, rewritten, silenced, thirty_per
 
 from prunerecover.cost.macs import count_macs, macs_by_module
 from prunerecover.model.batches import as_inputs
-from prunerecover.width.groups.discovery import FoundGroups, find_groups
+from prunerecover.width.groups.discovery import find_groups
+from prunerecover.width.groups.found import FoundGroups
 
 
 def families(*but: str) -> list[Any]:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, plan_width
 from prunerecover.plan.edits import Narrow
-from prunerecover.width.groups.discovery import FoundGroups, find_groups
+from prunerecover.width.groups.discovery import find_groups
+from prunerecover.width.groups.found import FoundGroups
 
 
 def random_units(size: int, strata: int, lost: int, seed: int) -> Tensor:

@@ -10,11 +10,11 @@ from cases.engine import PLANNED, build
 from torch import Tensor, nn
 
 from prunerecover import plan_depth
-from prunerecover.depth.units import find_units
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import unit_parameters
 from prunerecover.plan.edits import Replace
 from prunerecover.plan.kinds import DEPTH_KINDS
+from prunerecover.sites.find import find_units
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import merge
 
@@ -39,7 +39,7 @@ def test_units_tell_what_removal_and_merging_save(name: str) -> None:
 
 def test_unknown_kind_is_explained() -> None:
     with pytest.raises(ValueError, match="Expected kinds among block, .*, layer for a plan in depth, but got 'head'"):
-        find_units(build("timm"), ("head",))
+        find_units(build("timm"), kinds=("head",))
 
 
 def test_unit_knows_its_block() -> None:
@@ -48,7 +48,7 @@ def test_unit_knows_its_block() -> None:
 
 def test_activation_stands_for_its_linears() -> None:
     model = build("opt")
-    (unit,) = (u for u in find_units(model, ("activation",)) if ".2." in u.name)
+    (unit,) = (u for u in find_units(model, kinds=("activation",)) if ".2." in u.name)
     layer = model.model.decoder.layers[2]
     assert unit_parameters(model, unit) == [*layer.fc1.parameters(), *layer.fc2.parameters()]
 
@@ -76,10 +76,10 @@ IMAGES = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 
 def test_a_kind_that_a_network_does_not_have_is_answered_with_those_that_it_has() -> None:
     model = Residual()
-    found = Counter(unit.kind for unit in find_units(model, DEPTH_KINDS, IMAGES))
+    found = Counter(unit.kind for unit in find_units(model, IMAGES, DEPTH_KINDS))
     having = ", ".join(f"{number} of kind {kind}" for kind, number in found.items())
     match = f"Residual to have units of kind block that may go, but there is none.* It has others: {having}"
-    assert find_units(model, "block", IMAGES) == ()
+    assert find_units(model, IMAGES, "block") == ()
     with pytest.raises(ValueError, match=match):
         plan_depth(model, remove={"block": 1}, batches=[IMAGES])
 
@@ -101,7 +101,7 @@ def test_torchscript_is_refused() -> None:
         "Expected modules of Python, but 'RecursiveScriptModule' is TorchScript, whose code cannot be watched. Prune"
     )
     for look in (
-        lambda: find_units(scripted, "layer", IMAGES),
+        lambda: find_units(scripted, IMAGES, "layer"),
         lambda: plan_depth(scripted, remove={"layer": 1}, batches=[IMAGES]),
     ):
         with pytest.raises(ValueError, match=match):

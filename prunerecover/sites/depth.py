@@ -1,0 +1,63 @@
+"""Sites of depth: units that go as a whole, and why others are none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import nn
+
+from prunerecover.cost.macs import macs_by_module
+from prunerecover.depth.family.units import family_units
+from prunerecover.depth.layers.removals import Removals
+from prunerecover.families.describe import describe
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.checks import computed_in
+from prunerecover.plan.kinds import DEPTH_KINDS
+from prunerecover.plan.units import Unit
+from prunerecover.refusal import Refusal
+
+
+def units_by_parts(
+    model: nn.Module, kinds: Sequence[str], example: ModelInputs | None
+) -> tuple[tuple[Unit, ...], dict[str, str]]:
+    """Return the units of a supported family, and which activations are none.
+
+    Args:
+        model: Unwrapped.
+        kinds: Among those of families.
+        example: One batch, to count MACs; None leaves them 0.
+    """
+    macs = {} if example is None else macs_by_module(model, example)
+    refused = {
+        block.mlp.path: f"its activation stays: {block.no_activation}; remove the attention or the MLP"
+        for block in describe(model).blocks
+        if "activation" in kinds and block.mlp is not None and block.feed_forward is None and block.no_activation
+    }
+    return family_units(model, kinds, macs), refused
+
+
+def of_all_kinds(removals: Removals) -> Removals:
+    """Return what can go out of the same network by units of any kind; the network is traced anew for more kinds."""
+    if set(removals.kinds) >= set(DEPTH_KINDS):
+        return removals
+    return Removals(removals.model, removals.example, DEPTH_KINDS)
+
+
+def no_unit(removals: Removals, kinds: Sequence[str]) -> Refusal:
+    """Return what says that a network has no unit that may go.
+
+    Args:
+        removals: Without units.
+        kinds: That were looked for.
+    """
+    why = "; ".join(f"'{path}': {reason}" for path, reason in list(removals.refused.items())[:3])
+    others = Counter(unit.kind for unit in of_all_kinds(removals).units)
+    instead = f"It has others: {', '.join(f'{n} of kind {kind}' for kind, n in others.items())}. " if others else ""
+    _, made_plain = computed_in(removals.model)
+    plain = f"{made_plain} " if made_plain else ""
+    return Refusal(
+        f"{type(removals.model).__name__} to have units of kind {', '.join(kinds)} that may go",
+        f"there is none{f' ({why})' if why else ''}",
+        f"{plain}{instead}Channels, heads and neurons are narrowed by plan_width and WidthPrune.",
+    )

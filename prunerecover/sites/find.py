@@ -1,0 +1,235 @@
+"""Function that finds the sites of nearly any network, and the two names for those of depth and of width alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from torch import nn
+
+from prunerecover.depth.family.units import explain_missing_activations, known_by_parts
+from prunerecover.depth.layers.removals import Removals
+from prunerecover.families.describe import describe, is_supported
+from prunerecover.graph.branches import BranchFinder
+from prunerecover.graph.computation_graph import ComputationGraph
+from prunerecover.graph.trace import trace_graph
+from prunerecover.model.arguments import check_patterns, matches, patterns_of
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.checks import check_cuttable, check_network
+from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.groups import Group
+from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS, KINDS, WIDTH_KINDS, check_kinds
+from prunerecover.plan.units import Site, Unit
+from prunerecover.sites.depth import units_by_parts
+from prunerecover.sites.example import example_of, needed
+from prunerecover.sites.sites import Sites
+from prunerecover.sites.width import refused_groups, with_costs
+from prunerecover.width.groups.discovery import FOUND_KINDS, look_for_groups
+from prunerecover.width.groups.found import FoundGroups, no_reasons, without
+from prunerecover.width.groups.refusals import nothing_found
+
+
+def find_sites(
+    model: nn.Module,
+    batches: Any = None,
+    kinds: str | Sequence[str] | None = None,
+    ignore: str | Sequence[str] = (),
+    *,
+    include_strided: bool = False,
+) -> Sites[Site]:
+    """Find where a network may be smaller, and say why the rest may not.
+
+    Units of depth go as a whole. Supported families (see the support matrix) are known by their parts. Of all others
+    one forward pass is watched: a branch whose output is added to a stream of its shape is an attention or an MLP, a
+    repeated child of one container that hands on a stream of one shape is a block, and a linear or convolution outside
+    attentions and the head is a layer. Groups of width are indices of parameters that one forward pass ties together;
+    nothing there depends on class names.
+
+    Args:
+        model: Any module, wrapped or not, on any device; it is bit-identical afterwards.
+        batches: Calibration batches, of which the first is run, or one batch alone. None: the `dummy_inputs` that the
+            model brings; supported families need none for units of depth, whose MACs are 0 then.
+        kinds: Among "block", "attention", "mlp", "activation", "layer", "channel", "head", "neuron", "expert" and
+            "hidden". None: those that `plan_depth` and `plan_width` take.
+        ignore: Shell patterns of names of sites that stay, such as "layer4.*".
+        include_strided: Whether layers that change spatial dimensions are listed, too: a pooling takes their place.
+
+    Raises:
+        ValueError: If a kind is unknown, the model has no parameters, an example is needed or the model cannot run it,
+            activations are asked of a family that has none, or a pattern in `ignore` matches nothing or all there is.
+
+    >>> import torch
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> sites = find_sites(net, torch.zeros(1, 4), ("layer", "neuron"))
+    >>> [(site.name, site.kind, site.size, site.params) for site in sites]
+    [('0', 'layer', 1, 40), ('2', 'layer', 1, 72), ('0', 'neuron', 8, 104), ('2', 'neuron', 8, 90)]
+    """
+    return _look(model, batches, kinds, ignore, include_strided=include_strided)[0]
+
+
+def find_units(
+    model: nn.Module,
+    batches: Any = None,
+    kinds: str | Sequence[str] = FAMILY_KINDS,
+    *,
+    include_strided: bool = False,
+    example_inputs: Any = None,
+) -> Sites[Unit]:
+    """Find the units of depth alone: `find_sites` of their kinds.
+
+    Args:
+        model: See `find_sites`.
+        batches: See `find_sites`.
+        kinds: Among "block", "attention", "mlp", "activation" and "layer".
+        include_strided: See `find_sites`.
+        example_inputs: Former name of `batches`, for one release; so is the former order `(model, kinds, batches)`.
+
+    >>> import timm
+    >>> vit = timm.create_model("vit_tiny_patch16_224", depth=2)
+    >>> [unit.name for unit in find_units(vit, kinds=("attention", "activation"))]
+    ['blocks.0.attn', 'blocks.0.mlp.act', 'blocks.1.attn', 'blocks.1.mlp.act']
+    """
+    batches = _renamed("find_units", batches, example_inputs)
+    if _are_kinds(batches):
+        _warn("find_units(model, batches, kinds)", "find_units(model, kinds, batches)")
+        batches, kinds = (None if kinds is FAMILY_KINDS else kinds), batches
+    check_kinds((kinds,) if isinstance(kinds, str) else kinds, DEPTH_KINDS, " for a plan in depth")
+    return cast("Sites[Unit]", find_sites(model, batches, kinds, include_strided=include_strided))
+
+
+def find_groups(
+    model: nn.Module,
+    batches: Any = None,
+    kinds: str | Sequence[str] = FOUND_KINDS,
+    ignore: str | Sequence[str] = (),
+    *,
+    example_inputs: Any = None,
+) -> Sites[Group]:
+    """Find the groups of width alone: `find_sites` of their kinds.
+
+    Args:
+        model: See `find_sites`.
+        batches: See `find_sites`.
+        kinds: Among "channel", "head", "neuron", "expert" and "hidden".
+        ignore: See `find_sites`.
+        example_inputs: Former name of `batches`, for one release.
+
+    Raises:
+        ValueError: Also if there is no group of these kinds.
+
+    >>> import torch
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> [(group.name, group.size) for group in find_groups(net, torch.zeros(1, 4))]
+    [('0', 8)]
+    """
+    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    check_kinds(kinds, WIDTH_KINDS)
+    sites, found = _look(model, _renamed("find_groups", batches, example_inputs), kinds, ignore)
+    if not sites and not sites.linked:
+        raise nothing_found(unwrap(model), kinds, found)
+    return cast("Sites[Group]", sites)
+
+
+@ordinary_arithmetic()
+def _look(
+    model: nn.Module,
+    batches: Any,
+    kinds: str | Sequence[str] | None,
+    ignore: str | Sequence[str],
+    *,
+    include_strided: bool = False,
+) -> tuple[Sites[Site], FoundGroups]:
+    """Return the sites, and groups of width with what keeps others."""
+    network, ignore = unwrap(model), patterns_of(ignore)
+    check_network(network)
+    check_cuttable(network)
+    asked = _kinds_of(network, kinds)
+    example = example_of(network, batches)
+    units, refused, graph = _depth(network, example, asked, explained=kinds is not None, strided=include_strided)
+    found = _width(network, example, asked)
+    names = [*(unit.name for unit in units), *(group.name for group in found.named), *refused]
+    check_patterns(ignore, names, "sites")
+    units = tuple(unit for unit in units if not matches(unit.name, ignore))
+    found = without(found, ignore)
+    groups, stay = _groups(network, example, asked, found, graph)
+    sites = (*units, *groups)
+    if ignore and not sites and not found.linked:
+        raise ValueError(f"Expected some sites outside ignore={list(ignore)}, but all {len(names)} are ignored.")
+    for name, reason in stay.items():
+        refused[name] = f"{refused[name]}. {reason}" if name in refused else reason
+    refused = {name: why for name, why in refused.items() if not matches(name, ignore)}
+    return Sites(sites, refused, replace(found, stays=no_reasons)), found
+
+
+def _kinds_of(model: nn.Module, kinds: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the kinds that are looked for: those asked for, or those that may go unless others are asked for."""
+    if kinds is None:
+        return (*(FAMILY_KINDS if is_supported(model) else DEPTH_KINDS), *FOUND_KINDS)
+    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    check_kinds(kinds, KINDS)
+    return kinds
+
+
+def _depth(
+    model: nn.Module, example: ModelInputs | None, kinds: Sequence[str], *, explained: bool, strided: bool
+) -> tuple[tuple[Unit, ...], dict[str, str], ComputationGraph | None]:
+    """Return units of depth, what is refused, and the graph where it was traced for them."""
+    kinds = [kind for kind in kinds if kind in DEPTH_KINDS]
+    if not kinds:
+        return (), {}, None
+    if known_by_parts(model, kinds):
+        if explained and set(kinds) != set(FAMILY_KINDS) and "activation" in kinds:
+            explain_missing_activations(model)
+        return *units_by_parts(model, kinds, example), None
+    example = needed(model, example, kinds)
+    with uncompiled(), evaluating(model):
+        removals = Removals(model, example, kinds, include_strided=strided)
+    return removals.units, removals.refused, removals.graph
+
+
+def _width(model: nn.Module, example: ModelInputs | None, kinds: Sequence[str]) -> FoundGroups:
+    kinds = [kind for kind in kinds if kind in WIDTH_KINDS]
+    if set(kinds) - {"expert"}:
+        example = needed(model, example, kinds)
+    return look_for_groups(model, example, kinds) if kinds else FoundGroups()
+
+
+def _groups(
+    model: nn.Module,
+    example: ModelInputs | None,
+    kinds: Sequence[str],
+    found: FoundGroups,
+    graph: ComputationGraph | None,
+) -> tuple[tuple[Group, ...], dict[str, str]]:
+    """Return groups of width with what they hold, and what is refused."""
+    kinds = [kind for kind in kinds if kind in WIDTH_KINDS]
+    if not kinds:
+        return (), {}
+    if graph is None and example is not None:
+        graph = trace_graph(model, example)
+    if is_supported(model):
+        blocks = [block.path for block in describe(model).blocks]
+    else:
+        blocks = [] if graph is None else [block.name for block in BranchFinder(model, graph).blocks()]
+    return with_costs(model, found, example, blocks), refused_groups(found, kinds, graph)
+
+
+def _are_kinds(value: Any) -> bool:
+    """Whether these are kinds of sites, and no batches: the two have changed places."""
+    return isinstance(value, str) or (
+        isinstance(value, tuple | list) and bool(value) and all(isinstance(kind, str) for kind in value)
+    )
+
+
+def _renamed(name: str, batches: Any, example_inputs: Any) -> Any:
+    if example_inputs is None:
+        return batches
+    _warn(f"{name}(model, batches, kinds)", "example_inputs=")
+    return example_inputs
+
+
+def _warn(now: str, before: str) -> None:
+    warnings.warn(f"Call {now}: {before} is going to be taken no more.", DeprecationWarning, stacklevel=3)

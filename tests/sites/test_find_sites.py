@@ -1,0 +1,228 @@
+"""Sites: units of depth and groups of width in one list, with what they hold, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cases.engine import unchanged
+from cases.models.tiny import tiny_images, tiny_llama, tiny_timm
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from prunerecover import Site, Sites, find_groups, find_sites, find_units
+from prunerecover.cost.macs import count_macs
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.copies import share_copy
+from prunerecover.plan.kinds import DEPTH_KINDS
+from prunerecover.refusal import Refusal
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.width.narrow_edits import narrow_edits
+
+X = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+def encoder(blocks: int = 3) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(blocks)]
+    return nn.Sequential(nn.Linear(8, 8), *layers, nn.Linear(8, 3)).eval()
+
+
+def perceptron() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 3)).eval()
+
+
+def test_sites_are_the_units_and_the_groups() -> None:
+    model = encoder()
+    with unchanged(model):
+        sites = find_sites(model, X)
+    units, groups = find_units(model, X, DEPTH_KINDS), find_groups(model, X)
+    assert sites.units == units == tuple(site for site in sites if site.kind in DEPTH_KINDS)
+    assert sites.groups == groups
+    assert sites == (*units, *groups)
+    assert all(isinstance(site, Site) for site in sites)
+    assert sites.of_kind("head", "block") == (*units.of_kind("block"), *groups.of_kind("head"))
+    assert {**units.refused}.keys() | {**groups.refused}.keys() == sites.refused.keys()
+
+
+def test_a_group_holds_what_goes_with_its_units() -> None:
+    """All but one unit of each group in turn: the parameters and MACs that a narrowed network lacks."""
+    model = perceptron()
+    for group in find_groups(model, X):
+        narrowed = share_copy(model)
+        apply_edits(narrowed, narrow_edits((group,), {group.name: torch.arange(1, group.size)}))
+        params = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in narrowed.parameters())
+        macs = count_macs(model, X) - count_macs(narrowed, X)
+        assert (group.params, group.macs) == (
+            params * group.size // (group.size - 1),
+            macs * group.size // (group.size - 1),
+        )
+
+
+def test_sites_know_their_block() -> None:
+    for model, x, path in ((encoder(), X, r"[123]"), (tiny_timm(), tiny_images(), r"blocks\.\d")):
+        for site in find_sites(model, x).of_kind("block", "attention", "mlp", "activation", "head", "neuron"):
+            inside = re.match(rf"{path}(?=\.|$)", site.name)
+            assert site.block == (inside[0] if inside else "")
+
+
+def test_units_and_groups_say_what_they_touch() -> None:
+    sites = find_sites(perceptron(), X, ("layer", "neuron"))
+    assert {site.name: site.touches for site in sites.units} == {"0": ("0", "1"), "2": ("2", "3")}
+    assert [site.touches for site in sites.groups] == [
+        ("0.weight", "0.bias", "2.weight"),
+        ("2.weight", "2.bias", "4.weight"),
+    ]
+    assert [(site.size, site.kind) for site in sites] == [(1, "layer"), (1, "layer"), (6, "neuron"), (10, "neuron")]
+
+
+def test_the_list_says_how_many_there_are_and_why_others_are_none() -> None:
+    sites = find_sites(perceptron(), X, ("layer", "neuron"))
+    assert repr(sites) == "<Sites: 2 layers, 16 neurons, 1 refused>"
+    text = str(sites).splitlines()
+    assert text[0] == "Sites: 2 layers, 16 neurons"
+    assert text[1].split() == ["site", "kind", "units", "parameters", "MACs", "block"]
+    assert text[4].split() == ["0", "neuron", "6", "114", f"{20 * 6 * (8 + 10):,}"]
+    assert text[6] == "Refused: 1"
+    assert text[8].split(maxsplit=2)[:2] == ["4", "1"]
+    assert sites.refused["4"] in text[8]
+    many = str(find_sites(encoder(6), X)).splitlines()
+    assert len(many) <= 12
+    assert any(line.startswith("… and") for line in many)
+    assert str(find_sites(nn.Linear(8, 3), X)).startswith("Sites: none\nRefused: 1\n")
+
+
+def test_what_is_refused_for_one_reason_stands_in_one_line() -> None:
+    head = nn.ModuleList(nn.Linear(8, 3) for _ in range(5))
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.heads = nn.Linear(8, 8), head
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            x = self.stem(x).relu()
+            return [own(x) for own in self.heads]
+
+    (line,) = (line for line in str(find_sites(Heads(), X, "layer")).splitlines() if line.startswith("heads.0"))
+    assert line.split(maxsplit=4)[:4] == ["heads.0,", "heads.1,", "…", "5"]
+
+
+def test_a_list_of_sites_is_frozen_and_goes_through_pickle() -> None:
+    sites = find_units(encoder(), X)
+    for other in (pickle.loads(pickle.dumps(sites)), copy.copy(sites)):
+        assert other == sites
+        assert (type(other), other.refused) == (Sites, sites.refused)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        sites.refused = {}  # type: ignore[misc]
+
+
+LOADER = DataLoader(TensorDataset(X, torch.zeros(4)), batch_size=4)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [[X], (X, torch.zeros(4)), [(X, torch.zeros(4))], [[X, torch.zeros(4)]], LOADER, iter([X]), ModelInputs((X,))],
+    ids=["list", "labelled", "list of labelled", "collated", "loader", "generator", "inputs"],
+)
+def test_batches_may_be_a_loader_or_one_batch(batches: Any) -> None:
+    model = perceptron()
+    assert find_sites(model, batches) == find_sites(model, X)
+
+
+def test_names_in_ignore_may_be_of_either() -> None:
+    model = encoder()
+    every = find_sites(model, X)
+    kept = find_sites(model, X, ignore=("1", "*.linear1"))
+    assert kept == tuple(site for site in every if site.name != "1" and not site.name.endswith(".linear1"))
+    with pytest.raises(ValueError, match=r"ignore to match sites such as .*, but '7\.\*' matches none. List the names"):
+        find_sites(model, X, ignore="7.*")
+    with pytest.raises(ValueError, match=r"Expected some sites outside ignore=\['\*'\], but all \d+ are ignored"):
+        find_sites(model, X, ignore="*")
+
+
+def test_the_former_order_of_arguments_is_taken_with_a_warning() -> None:
+    model = encoder()
+    units = find_units(model, X, ("block", "layer"))
+    with pytest.warns(DeprecationWarning, match=r"Call find_units\(model, batches, kinds\): find_units\(model, kinds"):
+        assert find_units(model, ("block", "layer"), X) == units  # type: ignore[arg-type]
+    with pytest.warns(DeprecationWarning, match=r"find_units\(model, kinds, batches\) is going to be taken no more"):
+        assert find_units(tiny_timm(), "attention") == find_units(tiny_timm(), kinds="attention")
+    with pytest.warns(DeprecationWarning, match="example_inputs= is going to be taken no more"):
+        assert find_units(model, kinds=("block", "layer"), example_inputs=X) == units
+    with pytest.warns(DeprecationWarning, match=r"find_groups\(model, batches, kinds\): example_inputs="):
+        assert find_groups(model, example_inputs=X) == find_groups(model, X)
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
+
+
+def quantised() -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(perceptron(), {nn.Linear})
+
+
+WRONG: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
+    "lazy": (
+        lazy,
+        X,
+        "Expected weights that have sizes, but '0.weight' is of a lazy module. Call the",
+    ),
+    "quantised": (quantised, X, "Expected weights in floating point, but '0' is quantised .* Prune first"),
+    "empty": (nn.Sequential, X, "Expected a network with parameters, but Sequential has none: it holds nothing"),
+    "width": (
+        perceptron,
+        X[..., :3],
+        "batches that Sequential can be called with, but .* raised RuntimeError",
+    ),
+    "keyword": (perceptron, {"pixels": X}, "batches that Sequential can be called with, but .* raised TypeError"),
+    "nothing": (perceptron, None, "Expected batches, or one batch, to find what may go in Sequential, but got none"),
+    "none left": (perceptron, [], "Expected at least one batch to look at, but got none. Was a generator consumed"),
+    "kind": (perceptron, X, "Expected kinds among block, .*, hidden, but got 'filter'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_what_cannot_be_looked_at_is_explained(name: str) -> None:
+    build, batches, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        find_sites(build(), batches, ("layer", "filter") if name == "kind" else None)
+
+
+def test_a_batch_of_an_unknown_form_is_explained() -> None:
+    with pytest.raises(TypeError, match="Expected each batch to be a tensor, .* but got int"):
+        find_sites(perceptron(), 3)
+
+
+def test_activations_that_a_family_lacks_are_refused_with_a_way_out() -> None:
+    sites = find_sites(tiny_llama(), kinds=("attention", "mlp", "activation", "block"))
+    reasons = {reason for name, reason in sites.refused.items()}
+    assert len(sites.refused) == len(sites.of_kind("mlp"))
+    assert all(re.match("its activation stays: .*; remove the attention or the MLP", reason) for reason in reasons)
+    with pytest.raises(Refusal, match="to have removable activations"):
+        find_units(tiny_llama(), kinds=("attention", "activation"))
+
+
+def test_groups_that_are_counted_or_linked_are_refused_by_name() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return self.last(x / x.shape[-1])
+
+    sites = find_sites(Counting(), X, "neuron")
+    assert not sites.groups
+    assert sites.refused["first"].startswith("its neurons are counted by div in the model itself; divide by a number")
+    with pytest.raises(Refusal, match="Operations that count units: div in the model itself"):
+        find_groups(Counting(), X)
