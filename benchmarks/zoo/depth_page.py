@@ -59,11 +59,11 @@ def markdown(rows: Sequence[Row], missing: dict[str, str], in_turn: Sequence[Row
             f"Random weights, seed {SEED}, one thread. Of each network `find_units` lists the units; {REMOVED} of them "
             "are drawn, none inside another, and as many of their kinds are removed with "
             '`plan_depth(model, remove={kind: n, ...}, batches=..., importance="random")`, fewer where no more can go '
-            "together. What is left is trained for a step, saved, and loaded in another process. Ok: all of that "
-            "works, the parameters are as many as the plan says, they or the MACs are fewer than before (but where "
-            "activations alone go), the MACs are fewer or as many as the plan says, and the loaded network gives the "
-            "same bits. No unit: "
-            "nothing can be removed, and the error says why. Refused: a plan is not made, and the error says why. "
+            "together, one of another kind where none can. What is left is trained for a step, saved, and loaded in "
+            "another process. Ok: all of that works, the parameters are as many as the plan says, they or the MACs are "
+            "fewer than before (but where activations alone go), the MACs are fewer or as many as the plan says, and "
+            "the loaded network gives the same bits. No unit: nothing can be removed, and the error says why. Refused: "
+            "a plan is not made, and the error says why. What can be pruned is all networks but those without a unit. "
             f"{SILENT} {', '.join(DEPTH_KINDS)}: units found; activations are listed in the named families alone. "
             f"Gone: the median share of the parameters; s: seconds per network, the median. {EXPORTED}",
             "",

@@ -1,6 +1,7 @@
 """One network of the zoo pruned in depth: three of its units are drawn, and as many of their kinds are removed.
 
-`plan_depth` draws again which units of these kinds go, and says if they cannot go together: then one fewer is tried.
+`plan_depth` draws again which units of these kinds go, and says if they cannot go together: then one fewer is tried,
+and one of another kind where even one cannot go.
 What happens is told as an outcome: "ok" only if parameters or MACs are really fewer, and as many as the plan says.
 """
 
@@ -42,7 +43,7 @@ def pruned(suite: str, name: str, folder: Path) -> Row:
             units = _units(model, given[0])
             row["units"] = dict(Counter(unit.kind for unit in units))
             wanted = drawn(units, len(describe(model).blocks) - 1 if row["named"] else len(units))
-            plan = _planned(model, given, wanted)
+            plan = _planned(model, given, wanted, sorted({*row["units"]} - {*wanted}))
         row["asked"] = len(wanted)
         row["removed"] = {kind: list(names) for kind, names in plan.removed.items()}
         before = size(model, sample)
@@ -106,14 +107,17 @@ def _units(model: nn.Module, batch: Any) -> tuple[Unit, ...]:
     return found
 
 
-def _planned(model: nn.Module, given: list[Any], kinds: list[str]) -> Plan:
-    """Return a plan of units of these kinds, of fewer if not so many can go together."""
+def _planned(model: nn.Module, given: list[Any], kinds: list[str], others: Sequence[str]) -> Plan:
+    """Return a plan of units of these kinds, of fewer if not so many can go together, of another kind if none can."""
     wanted = dict(Counter(kinds))
     try:
         return plan_depth(model, remove=wanted, batches=given, importance="random", seed=SEED)
     except ValueError as error:
-        if any(said in str(error) for said in TOO_MANY) and len(kinds) > 1:
-            return _planned(model, given, kinds[:-1])
+        if any(said in str(error) for said in TOO_MANY):
+            if len(kinds) > 1:
+                return _planned(model, given, kinds[:-1], others)
+            if others:
+                return _planned(model, given, [others[0]], others[1:])
         raise _ended(f"plan_depth {wanted}", error) from error
     except Exception as error:
         raise Ended("failed", f"plan_depth {wanted}: {type(error).__name__}: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from benchmarks.zoo.trial import FIXED, FREE, REFUSED, SLOW, Row
+from benchmarks.zoo.trial import FIXED, FREE, LATE, REFUSED, SLOW, Row
 from prunerecover.cost.environment import versions
 from prunerecover.cost.statistics import wilson_interval
 
@@ -74,8 +74,8 @@ def not_with_free_sizes(rows: Sequence[Row]) -> list[str]:
     waiting = (
         [f"ONNX is not tried yet of {len(left)} networks, whose rows are of an earlier version.", ""] if left else []
     )
-    told = [row for row in rows if row.get("onnx") in (FIXED, REFUSED)]
-    return waiting + section("ONNX with fixed sizes, or refused", told, "onnx_reason", "onnx")
+    told = [row for row in rows if row.get("onnx") in (FIXED, REFUSED, LATE)]
+    return waiting + section("ONNX with fixed sizes, refused, or not in time", told, "onnx_reason", "onnx")
 
 
 def section(title: str, rows: Sequence[Row], field: str, ends: str = "outcome") -> list[str]:

@@ -22,7 +22,7 @@ SEED, BATCHES = 0, 2
 FILE, FOLDER = "outputs.pt", "pruned"
 SLOW = 20  # seconds of processor time that finding and planning may take at these sizes
 Row = dict[str, Any]
-FREE, FIXED, REFUSED = "free sizes", "fixed sizes", "refused"  # how a network is exported
+FREE, FIXED, REFUSED, LATE = "free sizes", "fixed sizes", "refused", "not in time"  # how a network is exported
 
 
 class Ended(Exception):

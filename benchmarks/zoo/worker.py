@@ -15,6 +15,10 @@ class Lost(Exception):
     """The process died or took too long; the message says which."""
 
 
+class Late(Lost):
+    """The function took too long."""
+
+
 class Worker:
     """One process for many calls; it is started when it is needed, and anew after it was lost.
 
@@ -44,7 +48,7 @@ class Worker:
             connection.send((function, args))
             if not connection.poll(timeout):
                 self.stop()
-                raise Lost(f"took more than {timeout:.0f} s")
+                raise Late(f"took more than {timeout:.0f} s")
             error, result = connection.recv()
         except (EOFError, OSError):
             assert self._process is not None

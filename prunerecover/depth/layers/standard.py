@@ -4,12 +4,15 @@ The computation graph bypasses a block: an identity stays in its place, and no c
 tells the length of the list of layers that the blocks are in (of an encoder's and of a decoder's, too), they can go as
 those of the supported families do, and the config and the numbers of the layers behind them follow. Whether that is a
 standard model is tried: what the config builds must have the same settings, names and shapes, and what is left must
-compute what it computes with bypasses.
+compute what it computes with bypasses, and run with a cache if the network did (transformers' caches of linear
+attentions alone do not tell how far they have come).
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from prunerecover.families.transformers_layers import read_stacks
 from prunerecover.model.batches import ModelInputs, call, predictions_of
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import evaluating
+from prunerecover.model.key_values import SWITCH
 from prunerecover.plan.edits import Bypass, Edit
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import removals_of
@@ -50,6 +54,8 @@ def _is_standard(model: nn.Module, example: ModelInputs, bypassed: Sequence[Edit
     apply_edits(pruned, removals)
     if constructor_of(pruned) is None or not _has_slots(pruned):
         return False
+    if _runs_with_cache(model, example) and not _runs_with_cache(pruned, example):
+        return False
     other = share_copy(model)
     apply_edits(other, bypassed)
     return torch.allclose(_output(pruned, example), _output(other, example), rtol=1e-3, atol=1e-5)
@@ -62,6 +68,17 @@ def _has_slots(model: nn.Module) -> bool:
         return True
     config: Any = model.config
     return len(stacks[-1].blocks) <= getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
+
+
+def _runs_with_cache(model: nn.Module, example: ModelInputs) -> bool:
+    """Whether the network takes an example while it keeps keys, values and states for a next call."""
+    if SWITCH not in inspect.signature(type(model).forward).parameters:
+        return False
+    try:
+        _output(model, replace(example, kwargs={**example.kwargs, SWITCH: True}))
+    except Exception:  # whatever the network's own code raises
+        return False
+    return True
 
 
 def _output(model: nn.Module, example: ModelInputs) -> Tensor:

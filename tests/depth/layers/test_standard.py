@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases.depth.hybrids import hybrid
 from cases.models.cached import cached, handing_on, numbers, uncached
 from cases.models.decoders import OTHERS, tiny_diff_llama, tiny_minimax
 from cases.models.tiny import tiny_inputs, tiny_timm
@@ -111,6 +112,14 @@ def test_block_beside_linear_attentions_goes(number: int) -> None:
     oracle.get_submodule(f"model.layers.{number}").register_forward_hook(handing_on, with_kwargs=True)
     torch.testing.assert_close(uncached(model, IDS), uncached(oracle, IDS), atol=1e-5, rtol=0)
     assert_steps_are_exact(model)
+
+
+def test_last_attention_beside_linear_ones_leaves_a_network_that_runs_with_its_cache() -> None:
+    model, batch = hybrid("Qwen3_5ForCausalLM")
+    plan = plan_depth(model, remove={"block": 1}, batches=[batch], ignore=["*.[02]"], search="one_shot")
+    apply_plan(model, plan)
+    assert_steps_are_exact(model)
+    model(**batch, labels=batch["input_ids"]).loss.backward()
 
 
 @pytest.mark.parametrize("name", one_in(3, ["gptj", "gpt_bigcode", "helium", "exaone4"]))
