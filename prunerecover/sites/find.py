@@ -13,8 +13,6 @@ from prunerecover.depth.family.units import explain_missing_activations, known_b
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.branches import BranchFinder
-from prunerecover.graph.computation_graph import ComputationGraph
-from prunerecover.graph.trace import trace_graph
 from prunerecover.model.arguments import check_patterns, matches, patterns_of
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.checks import check_cuttable, check_network
@@ -28,7 +26,7 @@ from prunerecover.sites.example import example_of, needed
 from prunerecover.sites.sites import Sites
 from prunerecover.sites.width import refused_groups, with_costs
 from prunerecover.width.groups.discovery import FOUND_KINDS, look_for_groups
-from prunerecover.width.groups.found import FoundGroups, no_reasons, without
+from prunerecover.width.groups.found import FoundGroups, without
 from prunerecover.width.groups.refusals import nothing_found
 
 
@@ -148,20 +146,21 @@ def _look(
     check_cuttable(network)
     asked = _kinds_of(network, kinds)
     example = example_of(network, batches)
-    units, refused, graph = _depth(network, example, asked, explained=kinds is not None, strided=include_strided)
-    found = _width(network, example, asked)
+    looked = _width(network, example, asked)
+    units, refused = _depth(network, example, asked, looked, explained=kinds is not None, strided=include_strided)
+    found = looked.of_kinds(asked)
     names = [*(unit.name for unit in units), *(group.name for group in found.named), *refused]
     check_patterns(ignore, names, "sites")
     units = tuple(unit for unit in units if not matches(unit.name, ignore))
     found = without(found, ignore)
-    groups, stay = _groups(network, example, asked, found, graph)
+    groups, stay = _groups(network, example, asked, found)
     sites = (*units, *groups)
     if ignore and not sites and not found.linked:
         raise ValueError(f"Expected some sites outside ignore={list(ignore)}, but all {len(names)} are ignored.")
     for name, reason in stay.items():
         refused[name] = f"{refused[name]}. {reason}" if name in refused else reason
     refused = {name: why for name, why in refused.items() if not matches(name, ignore)}
-    return Sites(sites, refused, replace(found, stays=no_reasons)), found
+    return Sites(sites, refused, replace(found, traced=None)), found
 
 
 def _kinds_of(model: nn.Module, kinds: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -174,20 +173,26 @@ def _kinds_of(model: nn.Module, kinds: str | Sequence[str] | None) -> tuple[str,
 
 
 def _depth(
-    model: nn.Module, example: ModelInputs | None, kinds: Sequence[str], *, explained: bool, strided: bool
-) -> tuple[tuple[Unit, ...], dict[str, str], ComputationGraph | None]:
-    """Return units of depth, what is refused, and the graph where it was traced for them."""
+    model: nn.Module,
+    example: ModelInputs | None,
+    kinds: Sequence[str],
+    found: FoundGroups,
+    *,
+    explained: bool,
+    strided: bool,
+) -> tuple[tuple[Unit, ...], dict[str, str]]:
+    """Return units of depth, and what is refused."""
     kinds = [kind for kind in kinds if kind in DEPTH_KINDS]
     if not kinds:
-        return (), {}, None
+        return (), {}
     if known_by_parts(model, kinds):
         if explained and set(kinds) != set(FAMILY_KINDS) and "activation" in kinds:
             explain_missing_activations(model)
-        return *units_by_parts(model, kinds, example), None
+        return units_by_parts(model, kinds, example)
     example = needed(model, example, kinds)
     with uncompiled(), evaluating(model):
-        removals = Removals(model, example, kinds, include_strided=strided)
-    return removals.units, removals.refused, removals.graph
+        removals = Removals(model, example, kinds, include_strided=strided, groups=found)
+    return removals.units, removals.refused
 
 
 def _width(model: nn.Module, example: ModelInputs | None, kinds: Sequence[str]) -> FoundGroups:
@@ -198,23 +203,18 @@ def _width(model: nn.Module, example: ModelInputs | None, kinds: Sequence[str]) 
 
 
 def _groups(
-    model: nn.Module,
-    example: ModelInputs | None,
-    kinds: Sequence[str],
-    found: FoundGroups,
-    graph: ComputationGraph | None,
+    model: nn.Module, example: ModelInputs | None, kinds: Sequence[str], found: FoundGroups
 ) -> tuple[tuple[Group, ...], dict[str, str]]:
     """Return groups of width with what they hold, and what is refused."""
     kinds = [kind for kind in kinds if kind in WIDTH_KINDS]
     if not kinds:
         return (), {}
-    if graph is None and example is not None:
-        graph = trace_graph(model, example)
+    blocks: list[str] = []
     if is_supported(model):
         blocks = [block.path for block in describe(model).blocks]
-    else:
-        blocks = [] if graph is None else [block.name for block in BranchFinder(model, graph).blocks()]
-    return with_costs(model, found, example, blocks), refused_groups(found, kinds, graph)
+    elif found.traced is not None:
+        blocks = [block.name for block in BranchFinder(found.traced.model, found.traced.graph).blocks()]
+    return with_costs(model, found, example, blocks), refused_groups(found, kinds)
 
 
 def _are_kinds(value: Any) -> bool:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
 from torch import nn
 
-from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.graph.regions import find_attentions
+from prunerecover.graph.trace import Traced
 from prunerecover.model.batches import ModelInputs
+from prunerecover.model.checks import computed_weights
 from prunerecover.model.copies import share_copy
-from prunerecover.model.paths import is_within, parent_path
+from prunerecover.model.paths import get_module, is_within, parent_path
 from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import plural
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.cost_model import cost_model
 from prunerecover.width.groups.counted import FIXED
 from prunerecover.width.groups.found import FoundGroups
+from prunerecover.width.groups.refusals import stays
 
 
 def with_costs(
@@ -44,45 +46,65 @@ def with_costs(
     return tuple(groups)
 
 
-def refused_groups(found: FoundGroups, kinds: Sequence[str], graph: ComputationGraph | None) -> dict[str, str]:
+def refused_groups(found: FoundGroups, kinds: Sequence[str]) -> dict[str, str]:
     """Return why units stay, and what to do about it, by the module that makes them.
 
     Args:
         found: Groups of these kinds.
         kinds: That were asked for.
-        graph: Of the network, which shows its attentions.
     """
     reasons: dict[str, list[str]] = {}
-    for name, reason in _reasons(found, kinds, graph):
+    for name, reason in _reasons(found, kinds):
         if reason not in reasons.setdefault(name, []):
             reasons[name].append(reason)
     return {name: ". ".join(own) for name, own in reasons.items()}
 
 
-def _reasons(found: FoundGroups, kinds: Sequence[str], graph: ComputationGraph | None) -> Iterator[tuple[str, str]]:
+def _reasons(found: FoundGroups, kinds: Sequence[str]) -> Iterator[tuple[str, str]]:
     for one in found.counted:
         yield one.group.name, f"its {plural(one.group.kind)} are counted by {one.operation}; {FIXED}"
     for together in found.linked:
         names = ", ".join(f"'{group.name}'" for group in together)
-        for group in together:
-            yield (
-                group.name,
-                f"its {plural(group.kind)} lie in equal parts of one tensor ({names}); remove whole layers",
-            )
-    named = {group.name for group in found.named}
+        reason = f"lie in equal parts of one tensor, of which each must lose as many ({names}); remove whole layers"
+        yield from ((group.name, f"its {plural(group.kind)} {reason}") for group in together)
+    modules = () if found.traced is None else found.traced.model.named_modules()
+    computed = {path: weights for path, module in modules if (weights := computed_weights(module))}
+    for path, weights in computed.items():
+        yield from ((path, f"its {one.name} is computed by {one.how}; {one.way_out}") for one in weights)
     for kind in kinds:
-        made = {*named, *_makers(group for group in found.groups if group.kind == kind)}
-        explained = set()
-        for stay in found.stays((kind,)):
-            if stay.name not in made and stay.name not in explained:
+        explained = {*(group.name for group in found.named), *computed}
+        explained |= {parent_path(part.tensor) for group in found.groups if group.kind == kind for part in group.slices}
+        for stay in stays(found, (kind,)):
+            if stay.name not in explained:
                 explained.add(stay.name)
                 yield stay.name, f"its {plural(kind)} stay by {stay.by}; {stay.way_out}"
-        for attention in find_attentions(graph) if kind == "head" and graph is not None else ():
-            inside = [name for name in (*made, *explained) if is_within(name, attention.module)]
-            if not inside:
-                yield attention.module, "its heads stay"
+        if kind == "head" and found.traced is not None:
+            yield from _attentions_without_heads(found.traced, found, explained)
 
 
-def _makers(groups: Iterable[Group]) -> set[str]:
-    """Return the modules whose tensors make units of some groups."""
-    return {parent_path(part.tensor) for group in groups for part in group.slices if part.makes}
+def _attentions_without_heads(traced: Traced, found: FoundGroups, explained: Set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the attentions whose heads are in no group though nothing keeps them: none of them is left out in silence.
+
+    Attentions are known by what they multiply, and others of their classes by these.
+
+    Args:
+        traced: What the pass showed.
+        found: Groups.
+        explained: Paths of modules that are in a group, or refused already.
+    """
+    multiplying = {attention.module for attention in find_attentions(traced.graph)} - {""}
+    run = multiplying | {attention.path for attention in traced.ties.attentions} - {""}
+    classes = {type(get_module(traced.model, path)) for path in run}
+    for path, module in traced.model.named_modules():
+        if type(module) not in classes or any(is_within(name, path) for name in explained):
+            continue
+        failed = next((error for group, error in found.failed.items() if is_within(group.name, path)), "")
+        if path not in run and not traced.graph.times[path]:
+            why = "the example does not call it"
+        elif path not in multiplying:
+            why = "it multiplies nothing that depends on the inputs"
+        elif failed:
+            why = f"code fails with fewer of the features that they share ({failed})"
+        else:
+            why = "they lie in one dimension with samples or positions where it multiplies"
+        yield path, f"its heads stay: {why}; remove the attention as a whole"

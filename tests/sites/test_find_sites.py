@@ -226,3 +226,44 @@ def test_groups_that_are_counted_or_linked_are_refused_by_name() -> None:
     assert sites.refused["first"].startswith("its neurons are counted by div in the model itself; divide by a number")
     with pytest.raises(Refusal, match="Operations that count units: div in the model itself"):
         find_groups(Counting(), X)
+
+
+class Pooled(nn.Module):
+    """Heads that lie along the batch, where a convolution pools keys and values; sizes are written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.pool, self.proj = nn.Linear(8, 24), nn.Conv1d(4, 4, 2, stride=2, groups=4), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2).flatten(0, 1) for part in self.qkv(x).chunk(3, -1))
+        k, v = (self.pool(part.transpose(1, 2)).transpose(1, 2) for part in (k, v))
+        x = (q @ k.transpose(1, 2)).softmax(-1) @ v
+        return self.proj(x.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2))
+
+
+class Queries(nn.Module):
+    """A decoder whose first attention sees parameters alone, and one that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(1, 3, 8))
+        self.first, self.second, self.third = (nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.queries.expand(len(x), -1, -1)
+        q = q + self.first(q, q, q)[0]
+        return self.head(self.norm(q + self.second(q, x, x)[0]))
+
+
+def test_no_attention_is_left_out_in_silence() -> None:
+    torch.manual_seed(0)
+    pooled = find_sites(nn.Sequential(Pooled(), nn.Linear(8, 2)).eval(), X[:, :4], "head")
+    assert not pooled
+    assert pooled.refused["0"].startswith("its heads stay: ")
+    assert pooled.refused["0"].endswith("; remove the attention as a whole")
+    queries = find_sites(Queries().eval(), X, "head")
+    assert {site.name for site in queries} == {"second"}
+    assert queries.refused["first"].startswith("its heads stay: it multiplies nothing that depends on the inputs; ")
+    assert queries.refused["third"].startswith("its heads stay: the example does not call it; ")

@@ -30,7 +30,7 @@ from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass, Edit, Narrow, Remove, Replace, Rewrite
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
-from prunerecover.width.groups.discovery import find_groups
+from prunerecover.width.groups.discovery import FOUND_KINDS, find_groups
 from prunerecover.width.groups.found import FoundGroups
 
 BRANCHES = ("block", "attention", "mlp")
@@ -45,6 +45,7 @@ class Removals:
         kinds: Of the units that are looked for.
         include_strided: Whether layers that change spatial dimensions are among them.
         importance: Of each weight, by name: by it the sections of layers are chosen that go with one. None: its square.
+        groups: Groups of width, where they are known already.
 
     Attributes:
         graph: Of one forward pass.
@@ -63,9 +64,11 @@ class Removals:
         *,
         include_strided: bool = False,
         importance: Mapping[str, Tensor] | None = None,
+        groups: FoundGroups | None = None,
     ) -> None:
         self.model, self.example, self.kinds, self.importance = model, example, tuple(kinds), importance
-        self.graph = trace_graph(model, example)
+        self.graph = (groups.graph if groups else None) or trace_graph(model, example)
+        self._found = groups if groups and groups.traced else None
         self.refused: dict[str, str] = {}
         self.fits: dict[str, Fit] = {}
         self._branches: dict[str, GraphUnit] = {}
@@ -196,6 +199,8 @@ class Removals:
 
     @cached_property
     def _groups(self) -> FoundGroups | None:
+        if self._found is not None:
+            return self._found.of_kinds(FOUND_KINDS).without_freed_heads()
         try:
             return find_groups(self.model, self.example).without_freed_heads()
         except ValueError:  # nothing in it can be narrowed: layers of one width can still go

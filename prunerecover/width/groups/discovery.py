@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -43,7 +43,7 @@ from prunerecover.width.groups.assembly import assemble
 from prunerecover.width.groups.dry_run import try_out
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.groups.found import FoundGroups, without
-from prunerecover.width.groups.refusals import counting, nothing_found, stays
+from prunerecover.width.groups.refusals import counting, nothing_found
 from prunerecover.width.rewrites.padded_shortcuts import as_convolutions, find_padded_shortcuts
 
 FOUND_KINDS = ("channel", "head", "neuron")
@@ -65,7 +65,7 @@ def find_groups(
             pattern matches none.
     """
     kinds, ignore = (kinds,) if isinstance(kinds, str) else tuple(kinds), patterns_of(ignore)
-    found = look_for_groups(model, example_inputs, kinds)
+    found = look_for_groups(model, example_inputs, kinds).of_kinds(kinds)
     if not found.groups and not found.linked:
         raise nothing_found(unwrap(model), kinds, found)
     check_patterns(ignore, [group.name for group in found.named], "groups")
@@ -80,7 +80,7 @@ def find_groups(
 
 @ordinary_arithmetic()
 def look_for_groups(model: nn.Module, example_inputs: Any, kinds: Sequence[str]) -> FoundGroups:
-    """Return the groups of a model, none if it has none.
+    """Return all groups of a model, of whatever kinds it shows; none if it has none.
 
     `nn.MultiheadAttention` computes the size of a head from `embed_dim`, and torchvision's Swin from the width of the
     stream, so one whose heads may go must become a `NarrowAttention` or `NarrowWindowAttention` first
@@ -89,7 +89,7 @@ def look_for_groups(model: nn.Module, example_inputs: Any, kinds: Sequence[str])
     Args:
         model: Any module, wrapped or not; it is bit-identical afterwards.
         example_inputs: One batch, of any form that calibration batches have; labels are not read.
-        kinds: Among "channel", "head", "neuron", "expert" and "hidden".
+        kinds: Of interest: nothing is run for experts alone, and features of streams are groups where "hidden" is one.
 
     Raises:
         ValueError: If a kind is unknown, or the model cannot run the example.
@@ -100,14 +100,7 @@ def look_for_groups(model: nn.Module, example_inputs: Any, kinds: Sequence[str])
     watched = FoundGroups()
     if set(kinds) != {"expert"}:
         watched = _watch(model, as_inputs(without_labels(example_inputs, model)), hidden="hidden" in kinds)
-    found = (*watched.groups, *experts)
-    return replace(
-        watched,
-        groups=tuple(group for group in found if group.kind in kinds),
-        others=tuple(group for group in found if group.kind not in kinds),
-        linked=tuple(one for one in watched.linked if all(group.kind in kinds for group in one)),
-        counted=tuple(one for one in watched.counted if one.group.kind in kinds),
-    )
+    return replace(watched, groups=(*watched.groups, *experts))
 
 
 def _watch(model: nn.Module, inputs: ModelInputs, *, hidden: bool) -> FoundGroups:
@@ -124,13 +117,17 @@ def _watch(model: nn.Module, inputs: ModelInputs, *, hidden: bool) -> FoundGroup
         found = assemble(traced, hidden=hidden)
         linked = tuple(together for together in found.linked if all(map(_is_plain, together)))
         tried = try_out(traced, tuple(filter(_is_plain, found.groups)), linked)
+    counted = (*found.counted, *tried.counted)
+    known = {*tried.groups, *chain(*tried.linked), *tried.failed, *(one.group for one in counted)}
     return FoundGroups(
         tried.groups,
         rewrites,
-        (*found.counted, *tried.counted),
+        counted,
         tried.linked,
         attentions,
-        stays=partial(stays, traced, failed=tried.failed),
+        failed=tried.failed,
+        tied=tuple(group for group in (*found.groups, *chain(*linked)) if group not in known and _is_plain(group)),
+        traced=traced,
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import NamedTuple
 
+from prunerecover.graph.computation_graph import ComputationGraph
+from prunerecover.graph.trace import Traced
 from prunerecover.model.arguments import matches
 from prunerecover.model.paths import parent_path
 from prunerecover.plan.edits import FreeHeads, Rewrite
@@ -15,25 +16,6 @@ from prunerecover.width.groups.counted import CountedGroup
 from prunerecover.width.rewrites.padded_shortcuts import PaddedShortcut
 
 FREEING = ("head", "hidden")  # kinds whose number is part of the size of a head in some attentions
-
-
-class Stay(NamedTuple):
-    """What keeps units from going.
-
-    Attributes:
-        name: Path of the module that would make them.
-        by: What keeps them.
-        way_out: What to do about it, a sentence without its full stop.
-    """
-
-    name: str
-    by: str
-    way_out: str
-
-
-def no_reasons(kinds: Sequence[str]) -> tuple[Stay, ...]:
-    """Return no reason: nothing was looked at, or it is forgotten."""
-    return ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +30,9 @@ class FoundGroups:
         linked: Groups that lie in equal parts of one tensor (`x.chunk(2, 1)`): those of a tuple must lose equally many
             units. None of them is among `groups`.
         others: Groups of kinds that were not asked for.
-        stays: Function that tells what keeps units of some kinds from going.
+        failed: Groups that cannot be narrowed, and how code fails then.
+        tied: Groups whose units do not go one by one, as a trial has shown.
+        traced: What the forward pass showed, for as long as reasons may be asked for.
     """
 
     groups: tuple[Group, ...] = ()
@@ -57,7 +41,9 @@ class FoundGroups:
     linked: tuple[tuple[Group, ...], ...] = ()
     attentions: tuple[str, ...] = ()
     others: tuple[Group, ...] = field(default=(), compare=False)
-    stays: Callable[[Sequence[str]], Iterable[Stay]] = field(default=no_reasons, compare=False)
+    failed: Mapping[Group, str] = field(default_factory=dict, compare=False, repr=False)
+    tied: tuple[Group, ...] = field(default=(), compare=False, repr=False)
+    traced: Traced | None = field(default=None, compare=False, repr=False)
 
     @property
     def named(self) -> tuple[Group, ...]:
@@ -73,10 +59,26 @@ class FoundGroups:
         )
         return (*shortcuts, *(FreeHeads(unit=path) for path in self.attentions))
 
+    @property
+    def graph(self) -> ComputationGraph | None:
+        """Computation graph of the network, if it was traced as it is: no part became another module first."""
+        return None if self.traced is None or self.rewrites or self.attentions else self.traced.graph
+
+    def of_kinds(self, kinds: Sequence[str]) -> FoundGroups:
+        """Return what is known of groups of some kinds; those of all others are `others`."""
+        every = (*self.groups, *self.others)
+        return replace(
+            self,
+            groups=tuple(group for group in every if group.kind in kinds),
+            others=tuple(group for group in every if group.kind not in kinds),
+            linked=tuple(one for one in self.linked if all(group.kind in kinds for group in one)),
+            counted=tuple(one for one in self.counted if one.group.kind in kinds),
+        )
+
     def without_freed_heads(self) -> FoundGroups:
         """Return the same without units for which an attention must become another module."""
         kept = (g for g in self.groups if not freed_for([(g.kind, g.slices)], self.attentions))
-        return replace(self, groups=tuple(kept), attentions=(), stays=no_reasons)
+        return replace(self, groups=tuple(kept), attentions=(), traced=None)
 
 
 def freed_for(narrowed: Iterable[tuple[str, Sequence[Slice]]], attentions: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -11,16 +12,28 @@ from torch import Tensor, nn
 from prunerecover.graph.dimensions.dimension_ids import RIGID
 from prunerecover.graph.dimensions.follower import OUTPUT
 from prunerecover.graph.dimensions.ties import Pin, Ties
-from prunerecover.graph.trace import Traced
 from prunerecover.model.checks import NAMED, computed_in, listed
 from prunerecover.model.narrow.freeing import sizes_heads
 from prunerecover.model.paths import get_module
-from prunerecover.plan.groups import Group
 from prunerecover.refusal import Refusal
 from prunerecover.width.groups.counted import CountedGroup
-from prunerecover.width.groups.found import FoundGroups, Stay
+from prunerecover.width.groups.found import FoundGroups
 
 KINDS = {"conv": "channel", "linear": "neuron"}
+
+
+class Stay(NamedTuple):
+    """What keeps units from going.
+
+    Attributes:
+        name: Path of the module that would make them.
+        by: What keeps them.
+        way_out: What to do about it, a sentence without its full stop.
+    """
+
+    name: str
+    by: str
+    way_out: str
 
 
 def nothing_found(model: nn.Module, kinds: Sequence[str], looked: FoundGroups) -> Refusal:
@@ -35,7 +48,7 @@ def nothing_found(model: nn.Module, kinds: Sequence[str], looked: FoundGroups) -
     counts = ", ".join(f"{n} of kind {kind}" for kind, n in Counter(group.kind for group in found).items())
     cause = f"it has {counts or 'none: no product with weights makes units that only other products read'}"
     computed, made_plain = computed_in(model)
-    why = _most(looked.stays(kinds))
+    why = _most(stays(looked, kinds))
     if why or computed:
         cause += f". What keeps them: {'; '.join(filter(None, (computed, *why)))}"
     if counted:
@@ -57,23 +70,27 @@ def counting(counted: Sequence[CountedGroup]) -> str:
     return f" Operations that count units: {', '.join(sorted({one.operation for one in counted}))}."
 
 
-def stays(traced: Traced, kinds: Sequence[str], failed: Mapping[Group, str]) -> Iterator[Stay]:
+def stays(found: FoundGroups, kinds: Sequence[str]) -> Iterator[Stay]:
     """Yield what keeps units of some kinds.
 
     Args:
-        traced: What a forward pass showed of the model.
+        found: Groups, and what the pass showed.
         kinds: That were asked for.
-        failed: Groups that cannot be narrowed, and why their code fails then.
     """
-    for group, error in failed.items():
+    for group, error in found.failed.items():
         if group.kind in kinds:
             by = f"code that fails with fewer of them ({error})"
             yield Stay(group.name, by, "take sizes from tensors there, not from numbers")
-    for attention in traced.ties.attentions if "head" in kinds else ():
-        if sizes_heads(get_module(traced.model, attention.path)):
+    for group in found.tied:
+        if group.kind in kinds:
+            yield Stay(group.name, "others that they are tied to where fewer of them are left", "remove whole layers")
+    if found.traced is None:
+        return
+    for attention in found.traced.ties.attentions if "head" in kinds else ():
+        if sizes_heads(get_module(found.traced.model, attention.path)):
             by = "a size of heads that is computed from their number"
             yield Stay(attention.path, by, "use the class itself in place of its subclass")
-    for name, pin in _pinned(traced.ties, kinds):
+    for name, pin in _pinned(found.traced.ties, kinds):
         if pin.operation == OUTPUT:
             yield Stay(name, OUTPUT, "give the network another head to change it")
         else:
