@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from prunerecover.calibration.kept_outputs import MOST_KEPT
+from prunerecover.divergence.kept_outputs import MOST_KEPT
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.hooks import Reached, first_tensor, removed_after, until_reached, users_hooks
 

@@ -1,10 +1,7 @@
-"""Tune what removed units leave on the network's output.
+"""Tune what removed units of a supported family leave on the network's output; see `calibration.learning`.
 
-Least squares makes the residual stream behind a unit alike in every direction; the rest of the network reads some
-directions and not others. From that solution on, Adam (Kingma and Ba, arXiv 1412.6980) minimises the output divergence
-on the samples that stand-ins are fitted on, all of them together, as distillation without labels. Of all epochs the one
-is kept that is best on held-out samples; none, if it is clearly worse there than what was solved. Units and forms were
-chosen on these samples, so that what is learnt looks a little worse on them than it is.
+The best epoch is that on held-out samples; none, if it is clearly worse there than what was solved. Units and forms
+were chosen on these samples, so that what is learnt looks a little worse on them than it is.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from prunerecover.calibration.candidates import Candidate, Choice
 from prunerecover.calibration.held_out import HeldOut
 from prunerecover.calibration.hidden_states import DenseOutputs, Hidden, moved_on
 from prunerecover.calibration.in_place import first_changed, in_place
-from prunerecover.display.progress import progress
+from prunerecover.calibration.learning import EPOCHS, SAMPLES, WORSE, Held, best_epoch
 from prunerecover.divergence.outputs import compared, unpadded
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.families.layout import Layout
@@ -33,47 +30,7 @@ from prunerecover.model.hooks import removed_after
 from prunerecover.model.paths import get_module
 from prunerecover.plan.edits import Replace
 
-EPOCHS = 4
-SAMPLES = 4  # of a step at most: a few large steps bring nothing where much goes
-WORSE = 1.1  # times what was solved, which what is learnt may cost on held-out samples
 MAP = 0.17  # Adam's rate for a folded map, per width: an output sums up as many steps as there are inputs
-AFFINE, SLOPE, BIAS = 0.8, 0.08, 0.02  # over all steps; for an affine map's weight, per width too, and single numbers
-
-
-@dataclass(frozen=True)
-class _Learnt:
-    """What is learnt of one choice.
-
-    Attributes:
-        place: Of the choice.
-        values: By name, in single precision.
-        held: The parameters of the model that are kept equal to them; empty for a map that is folded elsewhere.
-        rates: Adam's, by name.
-    """
-
-    place: int
-    values: dict[str, Tensor]
-    held: dict[str, nn.Parameter]
-    rates: dict[str, float]
-
-    @property
-    def sources(self) -> list[Tensor]:
-        """What gradients are taken of."""
-        return [self.held.get(name, value) for name, value in self.values.items()]
-
-    def groups(self) -> list[dict[str, Any]]:
-        """Return the values as an optimizer takes them, each with its rate."""
-        return [{"params": [value], "lr": self.rates[name]} for name, value in self.values.items()]
-
-    @torch.no_grad()
-    def put_in_place(self) -> None:
-        """Have the model's parameters hold the values."""
-        for name, parameter in self.held.items():
-            parameter.copy_(self.values[name])
-
-    def copied(self) -> dict[str, Tensor]:
-        """Return the values as they are."""
-        return {name: value.detach().clone() for name, value in self.values.items()}
 
 
 @dataclass(frozen=True)
@@ -96,41 +53,17 @@ class _Lesson:
     start: int
     states: tuple[Hidden, Hidden]
 
-    def learn(self, learnt: Sequence[_Learnt]) -> tuple[float, list[dict[str, Tensor]]]:
-        """Return the values of the best epoch, or those before, and their divergence on held-out samples."""
-        optimizer = torch.optim.Adam([group for one in learnt for group in one.groups()])
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(self.batches))
-        found, kept = self.divergence(), [one.copied() for one in learnt]
-        limit = WORSE * found
-        with progress("tuning what removed units leave", EPOCHS) as advance:
-            for _ in range(EPOCHS):
-                for number in range(len(self.batches)):
-                    self.set_gradients(number, learnt)
-                    optimizer.step()
-                    scheduler.step()
-                    for one in learnt:
-                        one.put_in_place()
-                divergence = self.divergence()
-                if divergence < limit:
-                    found = limit = divergence
-                    kept = [one.copied() for one in learnt]
-                advance()
-        return found, kept
-
     def divergence(self) -> float:
         """Return what is lost on held-out samples."""
         return self.held_out.divergence(self.start, self.states[1])
 
-    def set_gradients(self, number: int, learnt: Sequence[_Learnt]) -> None:
-        """Give all values the gradients of the loss on one batch."""
+    def gradients(self, number: int, learnt: Sequence[Held]) -> tuple[Tensor, ...]:
+        """Return the gradients of the loss on one batch."""
         batch = self.batches[number]
         with torch.enable_grad():
             output = unpadded(self.runner.finish(batch, self.start, self.states[0][number], compared), batch)
             loss = output_divergence(self.dense.of(number), output)
-            sources = [source for one in learnt for source in one.sources]
-            gradients = torch.autograd.grad(loss, sources, materialize_grads=True)
-        for value, gradient in zip([v for one in learnt for v in one.values.values()], gradients, strict=True):
-            value.grad = gradient.float()
+            return torch.autograd.grad(loss, [one.source for one in learnt], materialize_grads=True)
 
 
 def tuned(
@@ -163,16 +96,26 @@ def tuned(
         start = min(first_changed(layout, choices[i].candidate) for i in places)
         states = _entering(runner, start, samples.fit), _entering(runner, start, samples.held_out)
         steps = EPOCHS * len(samples.fit)
-        learnt = [_learnable(runner.model, layout, i, choices[i].candidate, steps) for i in places]
-        for one in learnt:
-            stack.enter_context(_folded(runner.model, choices[one.place].candidate, one.values))
+        learnt = {i: _learnable(runner.model, layout, choices[i].candidate, steps) for i in places}
+        for i, own in learnt.items():
+            values = {name: one.value for name, one in own.items()}
+            stack.enter_context(_folded(runner.model, choices[i].candidate, values))
         lesson = _Lesson(runner, DenseOutputs(dense, samples.fit), samples.fit, held_out, start, states)
-        divergence, found = lesson.learn(learnt)
+        every = [one for own in learnt.values() for one in own.values()]
+        divergence, found = best_epoch(
+            every,
+            EPOCHS,
+            len(samples.fit),
+            lambda number: lesson.gradients(number, every),
+            lesson.divergence,
+            worse=WORSE,
+        )
     better = [*choices[:-1], replace(choices[-1], divergence=divergence)]
-    for one, values in zip(learnt, found, strict=True):
-        candidate = choices[one.place].candidate
-        own = {name: values[name].to(value) for name, value in candidate.values.items()}
-        better[one.place] = replace(better[one.place], candidate=replace(candidate, values=own))
+    kept = iter(found)
+    for i, own in learnt.items() if found else ():
+        candidate = choices[i].candidate
+        values = {name: next(kept).to(candidate.values[name]) for name in own}
+        better[i] = replace(better[i], candidate=replace(candidate, values=values))
     return better
 
 
@@ -181,18 +124,14 @@ def _entering(runner: BlockRunner, start: int, batches: Sequence[Any]) -> Hidden
     return moved_on(runner, batches, 0, start, nothing, [])
 
 
-def _learnable(model: nn.Module, layout: Layout, place: int, candidate: Candidate, steps: int) -> _Learnt:
-    """Return what is learnt of a candidate that is in the model, its map apart, in so many steps."""
-    values = {name: value.detach().float().clone().requires_grad_() for name, value in candidate.values.items()}
-    width = max((value.shape[-1] for value in values.values() if value.ndim > 1), default=1)
+def _learnable(model: nn.Module, layout: Layout, candidate: Candidate, steps: int) -> dict[str, Held]:
+    """Return what is learnt of a candidate that is in the model, its map apart, in so many steps, by name."""
+    values = candidate.values
     if candidate.fold is not None:
-        return _Learnt(place, values, {}, dict.fromkeys(values, MAP / width))
+        rate = MAP / max((value.shape[-1] for value in values.values() if value.ndim > 1), default=1)
+        return {n: Held(value.detach().float().clone().requires_grad_(), rate) for n, value in values.items()}
     module = get_module(model, _path_of(layout, candidate))
-    held = {name: module.get_parameter(name) for name in values}
-    for parameter in held.values():
-        parameter.requires_grad_()
-    rates = {"weight": AFFINE / width, "slope": SLOPE, "bias": BIAS}
-    return _Learnt(place, values, held, {name: rates[name] / steps for name in values})
+    return {name: Held.of(module, name, value, steps) for name, value in values.items()}
 
 
 def _path_of(layout: Layout, candidate: Candidate) -> str:

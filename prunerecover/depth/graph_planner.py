@@ -10,7 +10,7 @@ from torch import nn
 
 from prunerecover.calibration.stand_in_fits import numbered
 from prunerecover.depth.arguments import SET_SEARCHES, DepthConfig, not_ignored
-from prunerecover.depth.graph_fits import fit_alone, refit_together
+from prunerecover.depth.graph_fits import fit_alone, fit_together
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
@@ -74,7 +74,7 @@ class GraphPlanner(DepthPlanner):
     def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
         scores, chosen = self._choose(budget, units)
         divergence = self._divergence(chosen)
-        fits = refit_together(self.variants, self.samples, chosen)
+        fits = fit_together(self.variants, self.samples, chosen)
         edits = with_blocks_taken_out(self.model, self.example, self.removals.edits(chosen))
         edits, tensors = numbered(edits, fits)
         finite = {name: value for name, value in scores.items() if math.isfinite(value)}

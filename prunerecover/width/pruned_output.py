@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from prunerecover.calibration.kept_outputs import KeptOutputs
+from prunerecover.divergence.kept_outputs import KeptOutputs
 from prunerecover.divergence.measure import mean_divergence
 from prunerecover.divergence.outputs import OtherShape, Outputs, comparable, compared
 from prunerecover.model.batches import CalibrationSet, ModelInputs, call

@@ -42,14 +42,24 @@ class TakenOver:
     length: int
 
     @property
+    def value(self) -> Tensor:
+        """The coefficients."""
+        return self.coefficients
+
+    @property
+    def source(self) -> Tensor:
+        """The weight that holds them."""
+        return self.weight
+
+    @property
     def rate(self) -> float:
         """Adam's, by which all weights change alike, relative to their size; 0 where nothing that went was read."""
         rate = RATE * self.own.square().mean().sqrt() / self.lost.square().sum(1).mean().sqrt()
         return float(rate) if bool(rate.isfinite()) else 0.0
 
-    def take_gradient(self, of_weight: Tensor) -> None:
+    def take_gradient(self, gradient: Tensor) -> None:
         """Set the gradient of the coefficients, given that of the weight."""
-        read = self._entries(of_weight).float().reshape(self.own.shape)
+        read = self._entries(gradient).float().reshape(self.own.shape)
         self.coefficients.grad = torch.einsum("ogr,okr->gk", self.lost, read)
 
     @torch.no_grad()
@@ -59,9 +69,10 @@ class TakenOver:
         taken_over = torch.einsum("ogr,gk->okr", self.lost, self.coefficients)
         entries.copy_((self.own + taken_over).reshape(entries.shape))
 
-    def prediction(self) -> Tensor:
-        """Return `(gone, kept + 1)`, as the plan holds it."""
-        return torch.cat([self.coefficients, self.constants[:, None]], 1).cpu()
+    def prediction(self, coefficients: Tensor | None = None) -> Tensor:
+        """Return `(gone, kept + 1)`, as the plan holds it, of other coefficients than these if they are given."""
+        own = self.coefficients if coefficients is None else coefficients
+        return torch.cat([own, self.constants[:, None]], 1).cpu()
 
     def _entries(self, weight: Tensor) -> Tensor:
         """Return the group's part of the weight, or of its gradient, a view."""

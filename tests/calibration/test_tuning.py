@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from prunerecover.calibration import tuning
+from prunerecover.calibration import learning, tuning
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Choice, Form
 from prunerecover.calibration.held_out import HeldOut
@@ -141,7 +141,7 @@ def test_a_step_of_single_numbers_has_their_own_rate(monkeypatch: pytest.MonkeyP
     learnt = {key: model.get_parameter(name).requires_grad_() for key, name in names.items()}
     with torch.enable_grad():
         output_divergence(dense, predictions_of(call(model, samples.fit[0]))).backward()
-    for key, rate in (("slope", tuning.SLOPE), ("bias", tuning.BIAS)):
+    for key, rate in (("slope", learning.SLOPE), ("bias", learning.BIAS)):
         gradient = learnt[key].grad
         assert gradient is not None
         clear = gradient.abs() > 0.1 * gradient.abs().mean()

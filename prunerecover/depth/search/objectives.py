@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from prunerecover.calibration.kept_outputs import KeptOutputs
+from prunerecover.divergence.kept_outputs import KeptOutputs
 from prunerecover.divergence.measure import mean_divergence
 from prunerecover.divergence.outputs import Outputs, compared
 from prunerecover.importance.measuring.losses import Loss, check_loss

@@ -8,8 +8,8 @@ from cases.depth.memory import peaks_of
 from torch import nn
 
 from prunerecover import plan_depth
-from prunerecover.calibration import kept_outputs
 from prunerecover.depth.layers import prefix
+from prunerecover.divergence import kept_outputs
 
 
 def network() -> nn.Module:
@@ -37,7 +37,7 @@ PEAK = """
     from torch import nn
     from prunerecover import plan_depth
     from prunerecover.depth.layers import prefix
-    from prunerecover.calibration import kept_outputs
+    from prunerecover.divergence import kept_outputs
 
     prefix.MOST_KEPT = kept_outputs.MOST_KEPT = 1 << 24
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, apply_plan, plan_width
 from prunerecover.apply import refit_plan
-from prunerecover.calibration import kept_outputs
+from prunerecover.divergence import kept_outputs
 from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import of_few_samples, split_batches
 from prunerecover.model.copies import deep_copy
