@@ -94,29 +94,32 @@ class BranchFinder:
     def _why_no_block(self, number: int, inside: frozenset[int]) -> str:
         call = self.graph.calls[number]
         if call.given is None:
-            return "it does not take a tensor first"
+            return "it does not take a tensor first; remove branches or layers in it"
         if call.given_shape != call.shape:
-            return "its output has another shape than its input"
+            return "its output has another shape than its input; remove branches or layers in it"
         if inside & self._head:
-            return "it holds layers of the head"
+            return "it holds layers of the head; remove branches or layers before these"
         if len(self._edges_out(inside)) > 1:
-            return "something else reads what it computes inside"
+            return "something else reads what it computes inside; remove branches or layers in it"
         return self._why_no_stand_in(number)
 
     def _why_no_stand_in(self, number: int) -> str:
         """Return why nothing can answer in the place of a module, or nothing."""
         call = self.graph.calls[number]
         if call.returns < 0:
-            return f"'{call.path}' returns no tensor first"
+            return f"'{call.path}' returns no tensor first; have it return its stream first"
         if call.hands_on:
-            return f"'{call.path}' returns several tensors, and what reads the others would miss them"
+            return f"'{call.path}' returns several tensors, which others would miss; remove what is in it"
         hooked = self.graph.hooked_in(call.path)
         if hooked is not None:
-            return f"a hook that the network puts on '{hooked}' while it runs hands on its output, and would go with it"
+            return (
+                f"a hook that the network puts on '{hooked}' while it runs hands on its output, and would go with it; "
+                "collect fewer outputs, or remove what is in it"
+            )
         reader = self.graph.reader_of_parts(call.path)
         if reader is not None:
             code = type(get_module(self.model, reader)).__name__
-            return f"the code of '{reader}' ({code}) reads parts of '{call.path}'"
+            return f"the code of '{reader}' ({code}) reads parts of '{call.path}'; have it call the module alone"
         return ""
 
     def _edges_out(self, inside: Set[int]) -> list[int]:
@@ -154,11 +157,11 @@ class BranchFinder:
         name = self._name(weighty, calls)
         leaving = self._exit(merge, branch, serving, calls)
         if leaving is None:
-            self.refused[name] = f"no module returns what is added in '{graph.name(merge)}'"
+            self.refused[name] = f"no module returns what is added in '{graph.name(merge)}'; put it into one"
             return None
         alone = [n for n in sorted(serving) if not any(n in self.graph.inside[c] for c in calls)]
         if any(self.graph.times[graph.calls[graph.nodes[n].call].path] > 1 and graph.nodes[n].weights for n in alone):
-            self.refused[name] = "its modules are called several times"
+            self.refused[name] = "its modules are called several times; give each call its own, or narrow them"
             return None
         reason = next(filter(None, map(self._why_no_stand_in, calls)), "")
         if reason:

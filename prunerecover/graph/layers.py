@@ -42,7 +42,7 @@ def list_layers(model: nn.Module, graph: ComputationGraph, *, include_strided: b
     for node in graph.of_kind("layer"):
         reason = _why_not(model, graph, node, attention, head)
         if not reason and is_resizing(node) and not include_strided:
-            reason = "it changes spatial dimensions (include_strided=True)"
+            reason = "it changes spatial dimensions; pass include_strided=True"
         if reason:
             refused[graph.name(node)] = reason
         else:
@@ -55,29 +55,29 @@ def _why_not(
 ) -> str:
     module = get_module(model, node.module)
     if node.index in attention:
-        return f"it is part of the attention '{attention[node.index]}'"
+        return f"it is part of the attention '{attention[node.index]}'; remove that, or narrow its heads"
     if node.index in head:
-        return "it is in the head, which makes the outputs"
+        return "it is in the head, which makes the outputs; narrow what it reads"
     if computed := computed_weights(module):
-        return f"its {computed[0].name} is computed by {computed[0].how}"
+        return f"its {computed[0].name} is computed by {computed[0].how}; {computed[0].way_out}"
     if not node.whole:
-        return f"its weight is used in the code of {type(module).__name__}, not by a layer of its own"
+        return f"its weight is used in the code of {type(module).__name__}, not by a layer of its own; make it one"
     if len(graph.by_module[node.module]) > 1:
-        return "it is called several times"
+        return "it is called several times; give each call its own, or narrow it"
     if isinstance(module, _ConvTransposeNd):
-        return "it is a transposed convolution"
+        return "it is a transposed convolution; narrow its channels"
     if isinstance(module, _ConvNd) and module.groups > 1 and module.in_channels != module.out_channels:
-        return "it is grouped, and makes another number of channels than it reads"
+        return "it is grouped, and makes another number of channels than it reads; narrow these"
     if not is_layer(module):
-        return f"{type(module).__name__} is no linear or convolution"
+        return f"{type(module).__name__} is no linear or convolution; narrow what it makes"
     if node.index not in graph.reached_by_output:
-        return "the output does not depend on it"
+        return "the output does not depend on it; delete it from the code"
     if graph.hooked_in(node.module):
-        return "a hook that the network puts on it while it runs hands on its output"
+        return "a hook that the network puts on it while it runs hands on its output; collect fewer outputs"
     try:
         check_plain(node.module, module)
     except ValueError as error:
-        return f"its weight is computed: {error}"
+        return f"its weight is computed; {error}"
     return ""
 
 
@@ -99,4 +99,4 @@ def _never_called(model: nn.Module, graph: ComputationGraph) -> dict[str, str]:
     called = {node.module for node in graph.nodes} | {call.path for call in graph.calls}
     called |= {parent_path(weight) for node in graph.nodes for weight in node.weights}
     inside = {path for path, module in model.named_modules() if is_layer(module) and path not in called}
-    return dict.fromkeys(sorted(inside), "the example does not call it")
+    return dict.fromkeys(sorted(inside), "the example does not call it; pass a batch that reaches it")

@@ -51,7 +51,8 @@ def no_unit(removals: Removals, kinds: Sequence[str]) -> Refusal:
         removals: Without units.
         kinds: That were looked for.
     """
-    why = "; ".join(f"'{path}': {reason}" for path, reason in list(removals.refused.items())[:3])
+    first = list(removals.refused.items())[:3]
+    why = "; ".join(f"'{path}': {reason.partition('; ')[0]}" for path, reason in first)
     others = Counter(unit.kind for unit in of_all_kinds(removals).units)
     instead = f"It has others: {', '.join(f'{n} of kind {kind}' for kind, n in others.items())}. " if others else ""
     _, made_plain = computed_in(removals.model)

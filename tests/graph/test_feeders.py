@@ -69,7 +69,7 @@ def test_a_state_in_the_output_goes_with_its_branch_or_the_branch_stays(name: st
 def test_a_branch_that_stays_says_what_would_not_train() -> None:
     refused = removals_of(Recurrent("memory"), X).refused
     assert refused["mixers.0.gate+out"] == (
-        "'norms.0.weight' and 3 more would get no gradient any more, for only what goes reads it."
+        "'norms.0.weight' and 3 more would get no gradient any more, for only what goes reads it; narrow it."
     )
 
 
@@ -103,7 +103,9 @@ def test_what_a_block_alone_is_handed_goes_with_it(rank: int) -> None:
 def test_a_block_stays_if_it_alone_is_handed_what_no_identity_can_replace() -> None:
     removals = removals_of(Lending(rank=None), X, ("block",))
     assert not removals.units
-    assert removals.refused["blocks.0"] == ("'adapters.0' would get no gradient any more, for only what goes reads it.")
+    assert removals.refused["blocks.0"] == (
+        "'adapters.0' would get no gradient any more, for only what goes reads it; narrow it."
+    )
 
 
 def test_a_view_of_what_is_overwritten_depends_on_it() -> None:

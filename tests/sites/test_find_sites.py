@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from cases.depth.architectures import ARCHITECTURES
 from cases.engine import unchanged
 from cases.models.tiny import tiny_images, tiny_llama, tiny_timm
+from cases.sampling import one_in
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,7 +22,7 @@ from prunerecover import Site, Sites, find_groups, find_sites, find_units
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
-from prunerecover.plan.kinds import DEPTH_KINDS
+from prunerecover.plan.kinds import DEPTH_KINDS, KINDS
 from prunerecover.refusal import Refusal
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.narrow_edits import narrow_edits
@@ -267,3 +269,17 @@ def test_no_attention_is_left_out_in_silence() -> None:
     assert {site.name for site in queries} == {"second"}
     assert queries.refused["first"].startswith("its heads stay: it multiplies nothing that depends on the inputs; ")
     assert queries.refused["third"].startswith("its heads stay: the example does not call it; ")
+
+
+LISTED = ("resnet18", "t5", "swin", "encoder", "shared", "mixtral", "detector", "1-d")
+
+
+@pytest.mark.parametrize("name", one_in(4, LISTED))
+def test_every_refusal_names_the_cause_and_a_way_out(name: str) -> None:
+    model, batch = ARCHITECTURES[name]()
+    refused = find_sites(model, batch, [kind for kind in KINDS if kind not in ("expert", "hidden")]).refused
+    assert refused
+    for path, reason in refused.items():
+        cause, _, way_out = reason.partition("; ")
+        assert len(cause.split()) > 3, (path, reason)
+        assert len(way_out.split()) > 1, (path, reason)

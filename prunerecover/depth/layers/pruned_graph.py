@@ -179,7 +179,7 @@ class PrunedGraph:
             if found is None:
                 raise NotRemovable(
                     f"Expected what goes with '{path}' to be modules or calls of a module that runs once, but "
-                    f"'{self.graph.name(node)}' is neither."
+                    f"'{self.graph.name(node)}' is neither; make it a module."
                 )
             rerouted[found[0]] = (*rerouted.get(found[0], ()), found[1])
         for module in {found[0] for node in nodes if (found := own_call(self.model, self.graph, node))}:
@@ -187,7 +187,7 @@ class PrunedGraph:
                 find_rewriting(get_module(self.model, module), rerouted[module], f"'{module}'")
             except ValueError as error:
                 raise NotRemovable(
-                    f"Expected what goes with '{path}' to be modules, or in code that can be rewritten: {error}"
+                    f"Expected what goes with '{path}' to be modules, or in code that can be rewritten; {error}"
                 ) from error
         return rerouted
 

@@ -101,7 +101,8 @@ class Companions:
         found, dead = self._known[key]
         if dead:
             others = f" and {len(dead) - 1} more" if len(dead) > 1 else ""
-            raise NotRemovable(f"'{dead[0]}'{others} would get no gradient any more, for only what goes reads it.")
+            why = f"'{dead[0]}'{others} would get no gradient any more, for only what goes reads it"
+            raise NotRemovable(f"{why}; narrow it.")
         return found
 
     def patch(self, units: Sequence[GraphUnit], edits: Sequence[Edit]) -> list[Edit]:
@@ -172,7 +173,7 @@ class TrainingTrials:
 
 
 def _told(error: Exception, does: str = "run") -> str:
-    return f"the network does not {does} without it ({type(error).__name__}: {str(error)[:100]})"
+    return f"the network does not {does} without it ({type(error).__name__}: {str(error)[:100]}); narrow it instead"
 
 
 def bypass(pair: LinearPair) -> Bypass:
@@ -215,7 +216,7 @@ def _why_two(twin: nn.Module, example: ModelInputs, pairs: Sequence[LinearPair])
         return _told(error)
     if all(map(_same, two, one)):
         return ""
-    return "the network computes something else once the linears around it are one: its code reads their sizes"
+    return "the network computes something else once the linears around it are one; have its code not read their sizes"
 
 
 def _same(two: Tensor, one: Tensor) -> bool:

@@ -47,7 +47,7 @@ def test_missing_example_is_asked_for() -> None:
 
 def test_layers_of_a_branch_that_the_example_does_not_take_are_refused() -> None:
     reasons = removals_of(ByValue(), torch.ones(2, 6), ("layer",)).refused
-    assert [path for path, reason in reasons.items() if reason == "the example does not call it"] in (
+    assert [path for path, reason in reasons.items() if reason.startswith("the example does not call it; ")] in (
         ["positive"],
         ["negative"],
     )
@@ -69,20 +69,20 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_layer_that_cannot_go_says_why(case: str) -> None:
     kind, batch, path, reason = REFUSED[case]
-    assert removals_of(kind(), batch, ("layer",)).refused[path] == reason
+    assert removals_of(kind(), batch, ("layer",)).refused[path].startswith(f"{reason}; ")
 
 
 @pytest.mark.parametrize(
     ("name", "path", "reason"),
     [
         ("1-d", "up", "it is a transposed convolution"),
-        ("resnet18", "layer2.0.conv1", "it changes spatial dimensions (include_strided=True)"),
+        ("resnet18", "layer2.0.conv1", "it changes spatial dimensions"),
         ("resnest", "layer2.0.conv2.conv", "it is grouped, and makes another number of channels than it reads"),
         ("mixtral", "model.layers.0.mlp.gate", "MixtralTopKRouter is no linear or convolution"),
     ],
 )
 def test_layer_of_a_kind_that_stays_says_why(name: str, path: str, reason: str) -> None:
-    assert removals_of(*ARCHITECTURES[name](), ("layer",)).refused[path] == reason
+    assert removals_of(*ARCHITECTURES[name](), ("layer",)).refused[path].startswith(f"{reason}; ")
 
 
 def test_layer_whose_activation_is_in_code_that_cannot_be_rewritten_says_why() -> None:
@@ -133,7 +133,7 @@ def test_listing_leaves_the_network_and_its_classes_alone() -> None:
 def test_network_without_anything_to_remove_says_why() -> None:
     found = find_units(nn.Linear(4, 4), torch.rand(2, 4), ("layer",))
     assert found == ()
-    assert list(found.refused.values()) == ["it is in the head, which makes the outputs"]
+    assert [why.partition("; ")[0] for why in found.refused.values()] == ["it is in the head, which makes the outputs"]
     assert "it is in the head" in str(found)
     with pytest.raises(ValueError, match="Expected Linear to have units of kind layer that may go, but there is none"):
         plan_depth(nn.Linear(4, 4), remove={"layer": 1}, batches=[torch.rand(8, 4)])
@@ -156,7 +156,7 @@ def test_layers_that_are_asked_for_and_are_no_units_say_why(case: str) -> None:
     message = f"units of kind layer that may go, but there is none .*{reason}"
     found = find_units(model, batch, "layer")
     assert found == ()
-    assert reason in [f"'{path}': {why}" for path, why in found.refused.items()]
+    assert reason in [f"'{path}': {why}".partition("; ")[0] for path, why in found.refused.items()]
     with pytest.raises(ValueError, match=message):
         plan_depth(model, remove={"layer": 1}, batches=[batch])
 
