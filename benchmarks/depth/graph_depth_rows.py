@@ -22,6 +22,7 @@ from prunerecover import Plan, apply_plan, merge
 from prunerecover.cost.macs import count_macs
 from prunerecover.cost.statistics import mean_interval, paired_difference
 from prunerecover.depth.layers.removals import Removals
+from prunerecover.graph.trace import trace
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import deep_copy
 from prunerecover.surgery.provenance import plan_for
@@ -118,7 +119,7 @@ def planned_before(network: nn.Module, example: ModelInputs, kinds: Sequence[str
         kinds: Of the units that were looked for.
         row: Of an earlier run.
     """
-    removals = Removals(network, example, kinds)
+    removals = Removals(network, trace(network, example), kinds)
     units = {unit.name: unit for unit in removals.units}
     chosen = [units[name] for names in row["removed"].values() for name in names]
     return plan_for(network, removals.edits(chosen), method=row["method"])

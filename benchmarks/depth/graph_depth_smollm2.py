@@ -35,6 +35,7 @@ from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.plan_depth import planner_for
 from prunerecover.display.markdown import table
+from prunerecover.graph.trace import trace
 from prunerecover.importance.context import DepthContext
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
@@ -50,7 +51,8 @@ FINE = ("attention", "layer")
 def perplexity(context: DepthContext) -> Mapping[str, float]:
     """Return the loss per token without each unit."""
     ids = torch.cat([batch["input_ids"] for batch in context.batches])
-    removals = Removals(context.model, ModelInputs(kwargs={"input_ids": ids[:1]}), ("block",))
+    traced = trace(context.model, ModelInputs(kwargs={"input_ids": ids[:1]}))
+    removals = Removals(context.model, traced, ("block",))
     found = {}
     for unit in context.units:
         network = share_copy(context.model)

@@ -34,6 +34,7 @@ from benchmarks.data.cifar import EXAMPLE, batches, cross_entropy, training_imag
 from benchmarks.width.cifar_models import load
 from prunerecover import Budget, apply_plan, reconstruct
 from prunerecover.cost.macs import macs_by_module
+from prunerecover.graph.trace import trace
 from prunerecover.model.batches import as_inputs
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
 from prunerecover.recovery.batchnorm import batchnorms
@@ -69,7 +70,7 @@ def removed(network: nn.Module, model: str, what: str) -> float:
 def rewritten(model: str) -> nn.Module:
     """Load a network with its padded shortcuts as equal convolutions."""
     network = load(model)
-    as_convolutions(network, find_padded_shortcuts(network, as_inputs(EXAMPLE)))
+    as_convolutions(network, find_padded_shortcuts(trace(network, as_inputs(EXAMPLE))))
     return network
 
 

@@ -13,7 +13,6 @@ from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
 from prunerecover.graph.block_lists import check_blocks_stay
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.checks import check_call
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.budget import Budget
 from prunerecover.sites.find import find_units
@@ -36,7 +35,6 @@ def check_feasible(model: nn.Module, inputs: ModelInputs, budget: Budget, config
     with progress("checking the budget"), ordinary_arithmetic(), evaluating(model), uncompiled():
         example = inputs.select(torch.tensor([0])).to(device_of(model))
         if not planned_by_parts(model, kinds, config):
-            check_call(model, example, "batches")
             removals, units = units_that_may_go(model, example, kinds, config)
             if budget.in_units:
                 wanted = budget.counts(count_by_kind(units))

@@ -26,6 +26,7 @@ from prunerecover.depth.search.selection import check_comparable
 from prunerecover.display.progress import progress
 from prunerecover.divergence.outputs import OtherShape
 from prunerecover.graph.block_lists import check_blocks_stay
+from prunerecover.graph.trace import trace
 from prunerecover.model.arguments import check_patterns
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
@@ -195,8 +196,7 @@ def units_that_may_go(
     Raises:
         ValueError: If it has no such unit, or a pattern matches none.
     """
-    with progress("tracing the network"):
-        removals = Removals(model, example, kinds, include_strided=config.include_strided)
+    removals = Removals(model, trace(model, example, "batches"), kinds, include_strided=config.include_strided)
     if config.ignore and removals.units:
         every = of_all_kinds(removals)
         check_patterns(config.ignore, [*(unit.name for unit in every.units), *every.refused], "units")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from prunerecover.display.progress import progress
 from prunerecover.graph.build import graph_of
 from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.graph.dimensions.follower import Follower
@@ -20,8 +21,9 @@ from prunerecover.graph.dimensions.ties import Ties
 from prunerecover.graph.recorder import Recorder
 from prunerecover.graph.watching import Observer, watch, watching_code
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
+from prunerecover.model.checks import called_with
 from prunerecover.model.copies import CAPTURING, share_copy
-from prunerecover.model.evaluation import device_of
+from prunerecover.model.evaluation import device_of, evaluating
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.groups import Place
 
@@ -31,7 +33,7 @@ class Traced:
     """What one forward pass of a network shows.
 
     Attributes:
-        model: The network.
+        model: A copy of the network that shares its tensors: its modules may be edited, and put back.
         inputs: What it was called with.
         graph: What it computed.
         ties: Which dimensions of its tensors have one size.
@@ -71,18 +73,23 @@ class Traced:
         return seen
 
 
-def trace(model: nn.Module, inputs: ModelInputs) -> Traced:
-    """Run a model once, and return all that the pass shows.
+def trace(model: nn.Module, inputs: ModelInputs, argument: str = "example_inputs") -> Traced:
+    """Run a copy of a model that shares its tensors once, and return all that the pass shows.
 
     Args:
         model: Unwrapped; it is bit-identical afterwards.
         inputs: One batch on its device.
+        argument: What messages call the inputs.
+
+    Raises:
+        ValueError: If the model does not take the inputs.
     """
-    model = _apart(model)
-    follower, seen = Follower(model), SeenTensors()
-    graph, output = _recorded(model, inputs, follower, seen)
+    with progress("tracing the network"), evaluating(model), called_with(model, argument, inputs):
+        twin = share_copy(model)  # in evaluation mode, for in training parametrizations change whenever they are read
+        follower, seen = Follower(twin), SeenTensors()
+        graph, output = _recorded(twin, inputs, follower, seen)
     follower.finish(output)
-    return Traced(model, inputs, graph, follower.ties, seen)
+    return Traced(twin, inputs, graph, follower.ties, seen)
 
 
 def trace_graph(model: nn.Module, example_inputs: Any) -> ComputationGraph:
@@ -99,7 +106,8 @@ def trace_graph(model: nn.Module, example_inputs: Any) -> ComputationGraph:
     """
     model = unwrap(model)
     inputs = as_inputs(without_labels(example_inputs, model)).to(device_of(model))
-    return _recorded(_apart(model), inputs)[0]
+    capturing = any(CAPTURING in vars(module) for module in model.modules())  # hooks that watching is to see installed
+    return _recorded(share_copy(model) if capturing else model, inputs)[0]
 
 
 def trace_training(model: nn.Module, inputs: ModelInputs) -> ComputationGraph:
@@ -133,8 +141,3 @@ def _recorded(
         output = watch(model, inputs, recorder, *others, training=training)
     recorder.finish(output)
     return graph_of(recorder), output
-
-
-def _apart(model: nn.Module) -> nn.Module:
-    """Return a model, or a copy with its tensors if hooks in it may hold what another call of it computed."""
-    return share_copy(model) if any(CAPTURING in vars(module) for module in model.modules()) else model

@@ -12,7 +12,7 @@ from prunerecover.depth.family.units import family_units
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.checks import computed_in
+from prunerecover.model.checks import called_with, computed_in
 from prunerecover.plan.kinds import DEPTH_KINDS
 from prunerecover.plan.units import Unit
 from prunerecover.refusal import Refusal
@@ -28,7 +28,10 @@ def units_by_parts(
         kinds: Among those of families.
         example: One batch, to count MACs; None leaves them 0.
     """
-    macs = {} if example is None else macs_by_module(model, example)
+    macs: dict[str, int] = {}
+    if example is not None:
+        with called_with(model, "batches", example):
+            macs = macs_by_module(model, example)
     refused = {
         block.mlp.path: f"its activation stays: {block.no_activation}; remove the attention or the MLP"
         for block in describe(model).blocks
@@ -38,10 +41,10 @@ def units_by_parts(
 
 
 def of_all_kinds(removals: Removals) -> Removals:
-    """Return what can go out of the same network by units of any kind; the network is traced anew for more kinds."""
+    """Return what can go out of the same network by units of any kind."""
     if set(removals.kinds) >= set(DEPTH_KINDS):
         return removals
-    return Removals(removals.model, removals.example, DEPTH_KINDS)
+    return Removals(removals.model, removals.traced, DEPTH_KINDS)
 
 
 def no_unit(removals: Removals, kinds: Sequence[str]) -> Refusal:

@@ -9,12 +9,11 @@ from torch import nn
 
 from prunerecover.families.describe import describe
 from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
-from prunerecover.model.checks import check_call
-from prunerecover.model.evaluation import device_of, evaluating, uncompiled
+from prunerecover.model.evaluation import device_of
 
 
 def example_of(model: nn.Module, batches: Any) -> ModelInputs | None:
-    """Return the inputs of one call, on the network's device, which it has been seen to take.
+    """Return the inputs of one call, on the network's device.
 
     Args:
         model: Unwrapped.
@@ -24,16 +23,13 @@ def example_of(model: nn.Module, batches: Any) -> ModelInputs | None:
         None if there are none.
 
     Raises:
-        ValueError: If the model cannot be called with them, or there is no batch.
+        ValueError: If there is no batch.
         TypeError: If a batch is of an unknown form.
     """
     given = getattr(model, "dummy_inputs", None) if batches is None else batches
     if given is None:
         return None
-    inputs = _first(given, model).to(device_of(model))
-    with evaluating(model), uncompiled():
-        check_call(model, inputs, "batches")
-    return inputs
+    return _first(given, model).to(device_of(model))
 
 
 def needed(model: nn.Module, example: ModelInputs | None, kinds: Iterable[str]) -> ModelInputs:

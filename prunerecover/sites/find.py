@@ -13,6 +13,7 @@ from prunerecover.depth.family.units import explain_missing_activations, known_b
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.graph.branches import BranchFinder
+from prunerecover.graph.trace import Traced, trace
 from prunerecover.model.arguments import check_patterns, matches, patterns_of
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.checks import check_cuttable, check_network
@@ -146,14 +147,16 @@ def _look(
     check_cuttable(network)
     asked = _kinds_of(network, kinds)
     example = example_of(network, batches)
-    looked = _width(network, example, asked)
-    units, refused = _depth(network, example, asked, looked, explained=kinds is not None, strided=include_strided)
-    found = looked.of_kinds(asked)
+    depth, width = ([kind for kind in asked if kind in every] for every in (DEPTH_KINDS, WIDTH_KINDS))
+    traced = _traced(network, example, depth, width)
+    units, refused = _depth(network, example, depth, traced, explained=kinds is not None, strided=include_strided)
+    watched = traced if set(width) - {"expert"} else None
+    found = look_for_groups(network, watched, width).of_kinds(width) if width else FoundGroups()
     names = [*(unit.name for unit in units), *(group.name for group in found.named), *refused]
     check_patterns(ignore, names, "sites")
     units = tuple(unit for unit in units if not matches(unit.name, ignore))
     found = without(found, ignore)
-    groups, stay = _groups(network, example, asked, found)
+    groups, stay = _groups(network, example, width, found)
     sites = (*units, *groups)
     if ignore and not sites and not found.linked:
         raise ValueError(f"Expected some sites outside ignore={list(ignore)}, but all {len(names)} are ignored.")
@@ -172,41 +175,40 @@ def _kinds_of(model: nn.Module, kinds: str | Sequence[str] | None) -> tuple[str,
     return kinds
 
 
+def _traced(model: nn.Module, example: ModelInputs | None, depth: Sequence[str], width: Sequence[str]) -> Traced | None:
+    """Return what a pass shows, or None where the network's parts show all that is asked for."""
+    if depth and not known_by_parts(model, depth):
+        return trace(model, needed(model, example, depth), "batches")
+    if set(width) - {"expert"}:
+        return trace(model, needed(model, example, width), "batches")
+    return None
+
+
 def _depth(
     model: nn.Module,
     example: ModelInputs | None,
     kinds: Sequence[str],
-    found: FoundGroups,
+    traced: Traced | None,
     *,
     explained: bool,
     strided: bool,
 ) -> tuple[tuple[Unit, ...], dict[str, str]]:
     """Return units of depth, and what is refused."""
-    kinds = [kind for kind in kinds if kind in DEPTH_KINDS]
     if not kinds:
         return (), {}
-    if known_by_parts(model, kinds):
+    if traced is None or known_by_parts(model, kinds):
         if explained and set(kinds) != set(FAMILY_KINDS) and "activation" in kinds:
             explain_missing_activations(model)
         return units_by_parts(model, kinds, example)
-    example = needed(model, example, kinds)
     with uncompiled(), evaluating(model):
-        removals = Removals(model, example, kinds, include_strided=strided, groups=found)
+        removals = Removals(model, traced, kinds, include_strided=strided)
     return removals.units, removals.refused
-
-
-def _width(model: nn.Module, example: ModelInputs | None, kinds: Sequence[str]) -> FoundGroups:
-    kinds = [kind for kind in kinds if kind in WIDTH_KINDS]
-    if set(kinds) - {"expert"}:
-        example = needed(model, example, kinds)
-    return look_for_groups(model, example, kinds) if kinds else FoundGroups()
 
 
 def _groups(
     model: nn.Module, example: ModelInputs | None, kinds: Sequence[str], found: FoundGroups
 ) -> tuple[tuple[Group, ...], dict[str, str]]:
     """Return groups of width with what they hold, and what is refused."""
-    kinds = [kind for kind in kinds if kind in WIDTH_KINDS]
     if not kinds:
         return (), {}
     blocks: list[str] = []

@@ -20,6 +20,7 @@ from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.scoring import GraphContext
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.depth.search.objectives import OutputDivergence
+from prunerecover.graph.trace import trace
 from prunerecover.importance.context import DepthContext, WidthContext
 from prunerecover.importance.registry import IMPORTANCES, compute_importances
 from prunerecover.model.batches import CalibrationSet, as_inputs
@@ -63,7 +64,7 @@ def by_parts(model: nn.Module, name: str) -> dict[str, Tensor]:
 
 
 def on_the_graph(model: nn.Module, name: str) -> dict[str, Tensor]:
-    removals = Removals(model, as_inputs(inputs()["images"][:1]), kinds_for(name))
+    removals = Removals(model, trace(model, as_inputs(inputs()["images"][:1])), kinds_for(name))
     variants = Variants(removals, OutputDivergence(samples()))
     return IMPORTANCES[name](GraphContext.of(variants, removals.units, (), **HOW))
 

@@ -21,17 +21,15 @@ from prunerecover.graph.block_lists import block_lists, why_emptied
 from prunerecover.graph.branches import BranchFinder, GraphUnit
 from prunerecover.graph.coupling import coupled_nodes, whole_modules
 from prunerecover.graph.layers import list_layers
-from prunerecover.graph.trace import trace_graph
-from prunerecover.model.batches import ModelInputs
-from prunerecover.model.copies import share_copy
+from prunerecover.graph.trace import Traced
 from prunerecover.model.linears import linear_shape
 from prunerecover.model.paths import get_module, is_within
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass, Edit, Narrow, Remove, Replace, Rewrite
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
-from prunerecover.width.groups.discovery import FOUND_KINDS, find_groups
-from prunerecover.width.groups.found import FoundGroups
+from prunerecover.width.groups.discovery import FOUND_KINDS, look_for_groups
+from prunerecover.width.groups.found import FoundGroups, without
 
 BRANCHES = ("block", "attention", "mlp")
 
@@ -41,14 +39,15 @@ class Removals:
 
     Args:
         model: Unwrapped; it is not changed.
-        example: One batch on its device; a sample is enough.
+        traced: What a pass of a copy of it showed, on one batch; a sample is enough.
         kinds: Of the units that are looked for.
         include_strided: Whether layers that change spatial dimensions are among them.
         importance: Of each weight, by name: by it the sections of layers are chosen that go with one. None: its square.
-        groups: Groups of width, where they are known already.
 
     Attributes:
-        graph: Of one forward pass.
+        traced: As it was given.
+        graph: Of the pass.
+        example: What it was called with.
         kinds: That were looked for.
         units: In order of execution.
         refused: Why layers, branches and blocks that were seen are no units, by path.
@@ -59,24 +58,21 @@ class Removals:
     def __init__(
         self,
         model: nn.Module,
-        example: ModelInputs,
+        traced: Traced,
         kinds: Sequence[str],
         *,
         include_strided: bool = False,
         importance: Mapping[str, Tensor] | None = None,
-        groups: FoundGroups | None = None,
     ) -> None:
-        self.model, self.example, self.kinds, self.importance = model, example, tuple(kinds), importance
-        self.graph = (groups.graph if groups else None) or trace_graph(model, example)
-        self._found = groups if groups and groups.traced else None
+        self.model, self.traced, self.kinds, self.importance = model, traced, tuple(kinds), importance
+        self.graph, self.example, self._twin = traced.graph, traced.inputs, traced.model
         self.refused: dict[str, str] = {}
         self.fits: dict[str, Fit] = {}
         self._branches: dict[str, GraphUnit] = {}
         self._pairs: dict[str, LinearPair] = {}
-        self._twin = share_copy(model)
-        self._companions = Companions(self._twin, example, self.graph)
+        self._companions = Companions(self._twin, self.example, self.graph)
         self._pruned: dict[tuple[tuple[str, ...], tuple[str, ...]], PrunedGraph] = {}
-        macs = macs_by_module(model, example)
+        macs = macs_by_module(model, self.example)
         units: list[Unit] = []
         if is_supported(model):
             units += family_units(model, [kind for kind in kinds if kind != "layer"], macs)
@@ -89,7 +85,7 @@ class Removals:
             self.refused |= finder.refused
             units += [self._unit(unit, macs) for unit in self._branches.values()]
             if "activation" in kinds:
-                self._pairs, apart = joinable(self._twin, example, find_linear_pairs(model, self.graph))
+                self._pairs, apart = joinable(self._twin, self.example, find_linear_pairs(model, self.graph))
                 self.refused |= apart
             units += [self._activation(pair, blocks, macs) for pair in self._pairs.values()]
         self.block_lists = block_lists(model, self.graph, blocks)
@@ -193,23 +189,19 @@ class Removals:
 
     @cached_property
     def _dense(self) -> PrunedGraph:
-        found = self._groups or FoundGroups(())
+        found = self._groups
         widths = Widths.of(self.model, found.groups, self._rewrites, found.linked)
         return PrunedGraph(self.model, self.graph, widths, self.importance)
 
     @cached_property
-    def _groups(self) -> FoundGroups | None:
-        if self._found is not None:
-            return self._found.of_kinds(FOUND_KINDS).without_freed_heads()
-        try:
-            return find_groups(self.model, self.example).without_freed_heads()
-        except ValueError:  # nothing in it can be narrowed: layers of one width can still go
-            return None
+    def _groups(self) -> FoundGroups:
+        found = look_for_groups(self.model, self.traced, FOUND_KINDS).of_kinds(FOUND_KINDS)
+        return without(found, ()).without_freed_heads()
 
     @cached_property
     def _rewrites(self) -> tuple[Rewrite, ...]:
         """Shortcuts that become convolutions before anything around them is narrowed."""
-        return tuple(edit for edit in (self._groups.edits if self._groups else ()) if isinstance(edit, Rewrite))
+        return tuple(edit for edit in self._groups.edits if isinstance(edit, Rewrite))
 
     def _layer(self, path: str, blocks: Sequence[str], macs: Mapping[str, int]) -> Unit:
         node = self.graph.by_module[path][0]

@@ -22,21 +22,20 @@ Their norms take statistics over those that stay, so to remove one is not to set
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from torch import nn
 
 from prunerecover.display.progress import progress
-from prunerecover.graph.trace import trace
+from prunerecover.graph.trace import Traced, trace
 from prunerecover.model.arguments import check_patterns, patterns_of
-from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
-from prunerecover.model.checks import called_with
+from prunerecover.model.batches import as_inputs, without_labels
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.narrow.freeing import attentions_in, free_heads
 from prunerecover.model.paths import unwrap
+from prunerecover.model.replacements import ChannelMap
 from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import WIDTH_KINDS, check_kinds
 from prunerecover.width.groups.assembly import assemble
@@ -49,15 +48,16 @@ from prunerecover.width.rewrites.padded_shortcuts import as_convolutions, find_p
 FOUND_KINDS = ("channel", "head", "neuron")
 
 
+@ordinary_arithmetic()
 def find_groups(
     model: nn.Module, example_inputs: Any, kinds: Sequence[str] = FOUND_KINDS, ignore: str | Sequence[str] = ()
 ) -> FoundGroups:
     """Find the groups of a model, as `look_for_groups` does.
 
     Args:
-        model: See `look_for_groups`.
-        example_inputs: See `look_for_groups`.
-        kinds: See `look_for_groups`.
+        model: Any module, wrapped or not; it is bit-identical afterwards.
+        example_inputs: One batch, of any form that calibration batches have; labels are not read.
+        kinds: Among "channel", "head", "neuron", "expert" and "hidden".
         ignore: Shell patterns of names of groups that stay, such as "layer4.*".
 
     Raises:
@@ -65,9 +65,13 @@ def find_groups(
             pattern matches none.
     """
     kinds, ignore = (kinds,) if isinstance(kinds, str) else tuple(kinds), patterns_of(ignore)
-    found = look_for_groups(model, example_inputs, kinds).of_kinds(kinds)
+    check_kinds(kinds, WIDTH_KINDS)
+    model, traced = unwrap(model), None
+    if set(kinds) != {"expert"}:
+        traced = trace(model, as_inputs(without_labels(example_inputs, model)).to(device_of(model)))
+    found = look_for_groups(model, traced, kinds).of_kinds(kinds)
     if not found.groups and not found.linked:
-        raise nothing_found(unwrap(model), kinds, found)
+        raise nothing_found(model, kinds, found)
     check_patterns(ignore, [group.name for group in found.named], "groups")
     kept = without(found, ignore)
     if not kept.groups and not kept.linked:
@@ -79,7 +83,7 @@ def find_groups(
 
 
 @ordinary_arithmetic()
-def look_for_groups(model: nn.Module, example_inputs: Any, kinds: Sequence[str]) -> FoundGroups:
+def look_for_groups(model: nn.Module, traced: Traced | None, kinds: Sequence[str]) -> FoundGroups:
     """Return all groups of a model, of whatever kinds it shows; none if it has none.
 
     `nn.MultiheadAttention` computes the size of a head from `embed_dim`, and torchvision's Swin from the width of the
@@ -87,40 +91,27 @@ def look_for_groups(model: nn.Module, example_inputs: Any, kinds: Sequence[str])
     (`FoundGroups.attentions`). Subclasses keep their heads.
 
     Args:
-        model: Any module, wrapped or not; it is bit-identical afterwards.
-        example_inputs: One batch, of any form that calibration batches have; labels are not read.
-        kinds: Of interest: nothing is run for experts alone, and features of streams are groups where "hidden" is one.
-
-    Raises:
-        ValueError: If a kind is unknown, or the model cannot run the example.
+        model: Unwrapped.
+        traced: What a pass of it showed; None: it shows experts alone.
+        kinds: Of interest: features of streams are groups where "hidden" is one.
     """
-    check_kinds(kinds, WIDTH_KINDS)
-    model = unwrap(model)
     experts = find_experts(model)
-    watched = FoundGroups()
-    if set(kinds) != {"expert"}:
-        watched = _watch(model, as_inputs(without_labels(example_inputs, model)), hidden="hidden" in kinds)
-    return replace(watched, groups=(*watched.groups, *experts))
-
-
-def _watch(model: nn.Module, inputs: ModelInputs, *, hidden: bool) -> FoundGroups:
-    inputs = inputs.to(device_of(model))
-    with progress("tracing the network"), uncompiled(), evaluating(model):
-        # In evaluation mode, for in training parametrizations change whenever they are read.
-        twin = share_copy(model)
-        with called_with(model, "example_inputs", inputs):
-            rewrites = find_padded_shortcuts(twin, inputs)
+    if traced is None:
+        return FoundGroups(experts)
+    rewrites, attentions = find_padded_shortcuts(traced), attentions_in(traced.model)
+    if rewrites or attentions or any(isinstance(module, ChannelMap) for module in traced.model.modules()):
+        twin = share_copy(traced.model)
         as_convolutions(twin, rewrites)
-        attentions = attentions_in(twin)
         free_heads(twin, attentions)
-        traced = trace(twin, inputs)
-        found = assemble(traced, hidden=hidden)
+        traced = trace(twin, traced.inputs)
+    with progress("trying groups out"), uncompiled(), evaluating(traced.model):
+        found = assemble(traced, hidden="hidden" in kinds)
         linked = tuple(together for together in found.linked if all(map(_is_plain, together)))
         tried = try_out(traced, tuple(filter(_is_plain, found.groups)), linked)
     counted = (*found.counted, *tried.counted)
     known = {*tried.groups, *chain(*tried.linked), *tried.failed, *(one.group for one in counted)}
     return FoundGroups(
-        tried.groups,
+        (*tried.groups, *experts),
         rewrites,
         counted,
         tried.linked,

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from prunerecover.graph.computation_graph import ComputationGraph
 from prunerecover.graph.trace import Traced
 from prunerecover.model.arguments import matches
 from prunerecover.model.paths import parent_path
@@ -58,11 +57,6 @@ class FoundGroups:
             for s in self.rewrites
         )
         return (*shortcuts, *(FreeHeads(unit=path) for path in self.attentions))
-
-    @property
-    def graph(self) -> ComputationGraph | None:
-        """Computation graph of the network, if it was traced as it is: no part became another module first."""
-        return None if self.traced is None or self.rewrites or self.attentions else self.traced.graph
 
     def of_kinds(self, kinds: Sequence[str]) -> FoundGroups:
         """Return what is known of groups of some kinds; those of all others are `others`."""

@@ -8,19 +8,16 @@ other. Found are modules of their own; padding within a larger module's code is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunerecover.model.batches import ModelInputs, call
+from prunerecover.graph.trace import Traced
 from prunerecover.model.evaluation import evaluating
-from prunerecover.model.hooks import removed_after
-from prunerecover.model.paths import set_module
+from prunerecover.model.paths import get_module, set_module
 from prunerecover.model.replacements import ChannelMap
 
 
@@ -45,22 +42,23 @@ class PaddedShortcut:
         return weight
 
 
-def find_padded_shortcuts(model: nn.Module, inputs: ModelInputs) -> tuple[PaddedShortcut, ...]:
-    """Find them by what they do, in one forward pass; the model is bit-identical afterwards."""
-    seen: dict[str, tuple[nn.Module, Tensor, torch.Size]] = {}
-    with evaluating(model), _shapes(model, seen):
-        call(model, inputs)
-        found = (_read(path, *what) for path, what in seen.items())
-        return tuple(shortcut for shortcut in found if shortcut is not None)
+def find_padded_shortcuts(traced: Traced) -> tuple[PaddedShortcut, ...]:
+    """Return those of a traced network, which are known by what they do; it is bit-identical afterwards."""
+    model, found = traced.model, list[PaddedShortcut | None]()
+    with evaluating(model):
+        for path, nodes in traced.graph.by_module.items():
+            module = get_module(model, path)
+            if next(chain(module.parameters(), module.buffers()), None) is None:
+                found.append(_read(path, module, nodes[-1].given, nodes[-1].shape, _like(model)))
+    return tuple(shortcut for shortcut in found if shortcut is not None)
 
 
 def as_convolutions(model: nn.Module, shortcuts: tuple[PaddedShortcut, ...]) -> None:
     """Put the equal convolutions in place of padded shortcuts, and of those that were rewritten before."""
-    like = next(model.parameters(), torch.empty(0))
     convs = {shortcut.path: shortcut.as_conv() for shortcut in shortcuts}
     convs |= {path: _conv(m.weight, m.stride) for path, m in model.named_modules() if isinstance(m, ChannelMap)}
     for path, conv in convs.items():
-        set_module(model, path, conv.to(like))
+        set_module(model, path, conv.to(_like(model)))
 
 
 def _conv(weight: Tensor, stride: int) -> nn.Conv2d:
@@ -69,33 +67,28 @@ def _conv(weight: Tensor, stride: int) -> nn.Conv2d:
     return conv
 
 
-@contextmanager
-def _shapes(model: nn.Module, seen: dict[str, Any]) -> Iterator[None]:
-    """Note the shapes of what images become in modules that have neither parameters nor buffers."""
-
-    def note(path: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-            before, after = args[0].shape, output.shape
-            if len(before) == len(after) == 4 and after[1] > before[1]:
-                seen[path] = (module, args[0], after)
-
-    handles = []
-    for path, module in model.named_modules():
-        if path and not any(True for _ in (*module.parameters(), *module.buffers())):
-            handles.append(
-                module.register_forward_hook(lambda module, args, output, path=path: note(path, module, args, output))
-            )
-    with removed_after(*handles):
-        yield
+def _like(model: nn.Module) -> Tensor:
+    return next(model.parameters(), torch.empty(0))
 
 
-def _read(path: str, module: nn.Module, images: Tensor, after: torch.Size) -> PaddedShortcut | None:
-    """Try the module on noise and compare it with the convolution that it may equal."""
-    before = images.shape
-    strides = [s for s in range(1, before[2] + 1) if (-(-before[2] // s), -(-before[3] // s)) == tuple(after[2:])]
+def _read(
+    path: str, module: nn.Module, before: tuple[int, ...], after: tuple[int, ...], like: Tensor
+) -> PaddedShortcut | None:
+    """Try a module on noise where it makes more channels of an image, and compare it with the convolution it may equal.
+
+    Args:
+        path: Of the module.
+        module: Without parameters and buffers.
+        before: Shape of what it read.
+        after: Shape of what it gave.
+        like: Tensor of the device and dtype that it is tried in.
+    """
+    if not len(before) == len(after) == 4 or after[1] <= before[1]:
+        return None
+    strides = [s for s in range(1, before[2] + 1) if (-(-before[2] // s), -(-before[3] // s)) == after[2:]]
     if not strides:
         return None
-    probe = torch.rand_like(images) + 1
+    probe = torch.rand(before).to(like) + 1
     result = module(probe)
     filled = result.abs().amax((0, 2, 3)).nonzero().flatten()
     if not len(filled):

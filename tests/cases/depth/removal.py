@@ -20,6 +20,7 @@ from prunerecover.depth.layers.patching import Dropped
 from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.families.describe import describe, is_supported
+from prunerecover.graph.trace import trace
 from prunerecover.model.batches import ModelInputs, as_inputs, call
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import evaluating
@@ -33,7 +34,7 @@ GRAPH_KINDS = ("block", "attention", "mlp", "layer")
 def removals_of(model: nn.Module, batch: Any, kinds: Sequence[str] = GRAPH_KINDS, **options: Any) -> Removals:
     """What can go out of a network."""
     with evaluating(model):
-        return Removals(model, as_inputs(batch), kinds, **options)
+        return Removals(model, trace(model, as_inputs(batch)), kinds, **options)
 
 
 @lru_cache(maxsize=4)

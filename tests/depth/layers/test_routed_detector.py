@@ -15,6 +15,7 @@ from torch import nn
 from prunerecover import apply_plan, find_units, load_pruned, plan_depth, save_pruned
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.search.selection import conflicting
+from prunerecover.graph.trace import trace
 from prunerecover.model.batches import as_inputs
 from prunerecover.model.replacements import Pool
 from prunerecover.plan.units import Unit
@@ -27,7 +28,8 @@ KINDS = ("layer", "block")
 @pytest.fixture(scope="module")
 def removals() -> Removals:
     torch.manual_seed(0)
-    return Removals(RoutedDetector().eval(), as_inputs(IMAGES), KINDS, include_strided=True)
+    network = RoutedDetector().eval()
+    return Removals(network, trace(network, as_inputs(IMAGES)), KINDS, include_strided=True)
 
 
 def without(removals: Removals, *names: str) -> nn.Module:

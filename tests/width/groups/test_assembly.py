@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover import Budget, apply_plan, plan_width
+from prunerecover.graph.trace import trace
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.groups import Group, Setting, Slice, Tap
 from prunerecover.width.groups.assembly import named_apart
@@ -227,12 +228,12 @@ class Pads(nn.Module):
 @pytest.mark.parametrize("how", ["ones", "twice", "scaled", "empty"])
 def test_other_modules_without_parameters_are_no_shortcuts(how: str) -> None:
     net = nn.Sequential(Pads(how), nn.ReLU())
-    assert find_padded_shortcuts(net, ModelInputs((images(7).float(),))) == ()
+    assert find_padded_shortcuts(trace(net, ModelInputs((images(7).float(),)))) == ()
 
 
 def test_the_convolution_equals_the_shortcut() -> None:
     net = nn.Sequential(Pads("uneven"))
-    (shortcut,) = find_padded_shortcuts(net, ModelInputs((images(7).float(),)))
+    (shortcut,) = find_padded_shortcuts(trace(net, ModelInputs((images(7).float(),))))
     assert shortcut == PaddedShortcut("0", 3, 8, 3, 1)
     x = images(10).float()
     torch.testing.assert_close(shortcut.as_conv()(x), net(x), atol=0, rtol=0)
