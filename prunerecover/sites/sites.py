@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
+from prunerecover.display.markdown import table
 from prunerecover.display.summary import MOST, Summarised, Summary, listed
 from prunerecover.plan.edits import FreeHeads, Rewrite
 from prunerecover.plan.groups import Group
@@ -17,6 +18,7 @@ from prunerecover.width.groups.counted import CountedGroup
 from prunerecover.width.groups.found import FoundGroups
 
 S = TypeVar("S", bound=Site, covariant=True)
+HEADER = ("site", "kind", "units", "parameters", "MACs", "block")
 REASONS = 3  # lines of what is refused
 LONGEST_REASON = 160  # letters
 
@@ -87,10 +89,18 @@ class Sites(Summarised, tuple[S, ...]):
         """Return the first sites with what they hold, and the most frequent reasons of what is refused."""
         refused = self._refusals()
         room = MOST - len(refused.text().splitlines()) if self.refused else MOST
-        header = ("site", "kind", "units", "parameters", "MACs", "block")
-        rows = [(s.name, s.kind, s.size, f"{s.params:,}", f"{s.macs:,}", s.block) for s in self]
-        shown = Summary.of_list(f"Sites: {self._counts()}", header, rows, tuple, most=room)
+        shown = Summary.of_list(f"Sites: {self._counts()}", HEADER, self._rows(), tuple, most=room)
         return replace(shown, below=refused) if self.refused else shown
+
+    def to_markdown(self) -> str:
+        """Return all sites, and all that is refused, as tables."""
+        parts = [f"# Sites: {self._counts()}", table(HEADER, self._rows(), "llrrrl")] if self else ["# Sites: none"]
+        refused = [(f"`{name}`", reason) for name, reason in self.refused.items()]
+        parts += ["## Refused", table(("name", "why, and what to do"), refused, "ll")] if refused else []
+        return "\n\n".join(parts) + "\n"
+
+    def _rows(self) -> list[tuple[object, ...]]:
+        return [(s.name, s.kind, s.size, f"{s.params:,}", f"{s.macs:,}", s.block) for s in self]
 
     def _counts(self) -> str:
         units: Counter[str] = Counter()

@@ -50,7 +50,7 @@ class PlanTrainer(pl.Trainer):
         Args:
             model: The module that holds the network.
             method: How to decide, and how much to remove (`--method depth`, `graph`, `boundary`, `boundary_published`,
-                `per_cost`, `fair`, `joint`, `pudding`, `sensitivity`, or the class path of your own).
+                `per_cost`, `fair`, `joint`, `pudding`, `sensitivity`, `sites`, or the class path of your own).
             datamodule: Where calibration batches come from; the module's own training loader otherwise.
             output: The plan's file.
             calibration: How many training samples to calibrate on.

@@ -22,6 +22,7 @@ recipes (--config NAME or a path to YAML; every value can be overridden on the c
 examples:
   prunerecover quickstart
   prunerecover fit --config digits_vit_depth --trainer.max_epochs 50 --trainer.callbacks.DepthPrune.schedule 30
+  prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method sites
   prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method boundary --method.n_remove 5
   prunerecover plan --config digits_vit_depth --ckpt_path dense.ckpt --method per_cost --method.macs 0.3
   prunerecover test --config digits_vit_depth --ckpt_path path/to/last.ckpt
@@ -30,7 +31,7 @@ examples:
 A callback of the recipe is addressed by its name: --trainer.callbacks.DepthPrune.remove '{{"attention": 1}}'. A second
 --config replaces a whole list such as the callbacks; to add one, use --trainer.callbacks+=DepthPrune.
 `prunerecover COMMAND --help` lists the options of a command, `prunerecover plan --method.help fair` those of a method:
-depth, graph, boundary, boundary_published, per_cost, fair, joint, pudding or sensitivity."""
+depth, graph, boundary, boundary_published, per_cost, fair, joint, pudding, sensitivity or sites."""
 
 
 def recipe_names() -> list[str]:

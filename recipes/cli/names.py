@@ -20,6 +20,7 @@ from prunerecover.recipes.plan_methods.graph import GraphPlan
 from prunerecover.recipes.plan_methods.joint import JointPlan
 from prunerecover.recipes.plan_methods.pudding import PuddingPlan
 from prunerecover.recipes.plan_methods.sensitivity import SensitivityTable
+from prunerecover.recipes.plan_methods.sites import SitesTable
 from prunerecover.recipes.plan_methods.width import FairPlan, PerCostPlan
 from prunerecover.recipes.tasks.causal_lm import CausalLM
 from prunerecover.recipes.tasks.digits_classifier import DigitsClassifier
@@ -52,6 +53,7 @@ CLASSES = {
     "joint": JointPlan,
     "pudding": PuddingPlan,
     "sensitivity": SensitivityTable,
+    "sites": SitesTable,
 }
 METHOD_OPTIONS = ("--method", "--method.help")
 METHODS = {name: f"{method.__module__}.{method.__qualname__}" for name, method in CLASSES.items()}
