@@ -54,6 +54,17 @@ def caches_off(*models: nn.Module) -> Iterator[None]:
             setattr(config, SWITCH, True)
 
 
+def asking_for_cache(model: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return keyword arguments by which a model keeps what its next call needs; None if it knows no such argument.
+
+    Args:
+        model: Whose forward is called.
+        kwargs: Of a call.
+    """
+    known = SWITCH in inspect.signature(type(model).forward).parameters
+    return {**kwargs, SWITCH: True} if known else None
+
+
 def takes_cache(module: nn.Module) -> bool:
     """Whether a module's forward names a cache among its arguments."""
     return not set(CACHES).isdisjoint(inspect.signature(type(module).forward).parameters)

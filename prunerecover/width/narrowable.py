@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ from prunerecover.width.groups.counted import warn_of_counted
 from prunerecover.width.groups.discovery import find_groups
 from prunerecover.width.groups.found import freed_for
 from prunerecover.width.groups.gates import with_a_gate
+from prunerecover.width.groups.refusals import why_stay
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.pruned_output import PrunedOutput, fitted_to, judge_of
@@ -88,7 +89,10 @@ class NarrowableNetwork:
         self.attentions = found.attentions
         rewritten = share_copy(self.model)
         apply_edits(rewritten, self.rewrites)
-        self.costs: CostModel = cost_model(rewritten, self.groups, self.example)
+        costs = cost_model(rewritten, self.groups, self.example)
+        kept = partial(why_stay, found, config.kinds)
+        out_of_reach = dataclasses.replace(costs.out_of_reach, stays=kept)
+        self.costs: CostModel = dataclasses.replace(costs, out_of_reach=out_of_reach)
         self._latest: tuple[tuple[Edit, ...], tuple[list[Edit], dict[str, Tensor]]] | None = None
 
     @property

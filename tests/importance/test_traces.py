@@ -19,6 +19,7 @@ from prunerecover.importance.measuring.unit_slices import check_names
 from prunerecover.importance.registry import IMPORTANCES
 from prunerecover.importance.u_score import u_score
 from prunerecover.plan.groups import Group, Slice, Tap
+from prunerecover.refusal import Refusal
 from prunerecover.width.groups.discovery import find_groups
 
 OF_EXPERTS = ("routing", "reap")  # see test_experts
@@ -250,6 +251,28 @@ def test_gradients_need_a_loss_that_reaches_the_units() -> None:
     other = small_resnet()
     with pytest.raises(ValueError, match="no gradient reached any"):
         r_score(context(model, groups, images(), lambda _, batch: cross_entropy(other, batch)))
+    with pytest.raises(ValueError, match="no gradient reached any"):
+        gate_taylor(context(model, groups, images(), lambda _, batch: cross_entropy(other, batch)))
+
+
+def test_units_that_are_computed_without_gradients_do_not_count_as_useless() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = Perceptron(), nn.Linear(CLASSES, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = self.body(x)
+            return self.head(x)
+
+    x = torch.rand(4, 6)
+    model = Frozen()
+    groups = find_groups(model, x).groups
+    with pytest.raises(
+        Refusal, match=r"those of 'body.first' are computed under torch.no_grad.* or pass importance=\"magni"
+    ):
+        gate_taylor(context(model, groups, [x], lambda net, batch: net(batch).square().mean()))
 
 
 def test_unknown_signals_and_bad_values_are_refused() -> None:

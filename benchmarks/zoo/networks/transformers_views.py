@@ -258,13 +258,13 @@ def _seen(length: int, generator: Generator) -> dict[str, Tensor]:
 
 
 def _patches(generator: Generator) -> dict[str, Tensor]:
-    """Return the patches of all images in one tensor, 16 of each that become 4 tokens."""
-    marks = torch.full((SAMPLES, 4), VOCABULARY - 1)
-    text = tokens(generator).clamp(max=VOCABULARY - 5)
-    kinds = torch.cat([torch.ones(SAMPLES, 4, dtype=torch.long), torch.zeros_like(text)], 1)
+    """Return one sample, for rows of patches are no samples: 16 patches of an image that become 4 tokens."""
+    marks = torch.full((1, 4), VOCABULARY - 1)
+    text = tokens(generator)[:1].clamp(max=VOCABULARY - 5)
+    kinds = torch.cat([torch.ones(1, 4, dtype=torch.long), torch.zeros_like(text)], 1)
     return {
         "input_ids": torch.cat([marks, text], 1),
-        "pixel_values": torch.randn(SAMPLES * 16, 3 * 2 * 8 * 8, generator=generator),
-        "image_grid_thw": torch.tensor([[1, 4, 4]] * SAMPLES),
+        "pixel_values": torch.randn(16, 3 * 2 * 8 * 8, generator=generator),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]),
         "mm_token_type_ids": kinds,
     }

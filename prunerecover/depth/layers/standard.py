@@ -10,7 +10,6 @@ attentions alone do not tell how far they have come).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from prunerecover.families.transformers_layers import read_stacks
 from prunerecover.model.batches import ModelInputs, call, predictions_of
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import evaluating
-from prunerecover.model.key_values import SWITCH
+from prunerecover.model.key_values import asking_for_cache
 from prunerecover.plan.edits import Bypass, Edit
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.merging import removals_of
@@ -72,10 +71,11 @@ def _has_slots(model: nn.Module) -> bool:
 
 def _runs_with_cache(model: nn.Module, example: ModelInputs) -> bool:
     """Whether the network takes an example while it keeps keys, values and states for a next call."""
-    if SWITCH not in inspect.signature(type(model).forward).parameters:
+    kwargs = asking_for_cache(model, example.kwargs)
+    if kwargs is None:
         return False
     try:
-        _output(model, replace(example, kwargs={**example.kwargs, SWITCH: True}))
+        _output(model, replace(example, kwargs=kwargs))
     except Exception:  # whatever the network's own code raises
         return False
     return True

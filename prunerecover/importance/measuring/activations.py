@@ -24,11 +24,12 @@ from prunerecover.importance.measuring.losses import Loss, loss_of, trainable
 from prunerecover.importance.measuring.routed import Routed, read_call
 from prunerecover.importance.measuring.unit_slices import spread, units_of
 from prunerecover.model.batches import ModelInputs, as_inputs, call, is_padding, without_labels
-from prunerecover.model.checks import check_differentiable
+from prunerecover.model.checks import check_differentiable, listed
 from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.hooks import removed_after
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.groups import Group, Tap
+from prunerecover.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def stream(
         loss: `loss(model, batch) -> scalar`, a mean over the batch; needed if a consumer wants gradients.
 
     Raises:
-        ValueError: If there is no batch, a gradient is wanted without a loss, no gradient arrives, a tap's module
+        ValueError: If there is no batch, a gradient is wanted without a loss, none arrives or can, a tap's module
             is not called or its activations do not have the units or samples that the group says.
     """
     model = unwrap(model)
@@ -137,7 +138,8 @@ def _gradients(
     with torch.enable_grad():
         value = loss_of(model, batch, loss)
         sources = [*taps.gates.values(), *parameters]
-        found = torch.autograd.grad(value, sources, allow_unused=True)
+        taps.check_differentiated()
+        found = torch.autograd.grad(value, sources, allow_unused=True) if sources else ()
     if all(gradient is None for gradient in found):
         raise ValueError(
             "Expected a loss that depends on the units, but no gradient reached any. "
@@ -181,6 +183,18 @@ class _Taps:
                     f"Expected '{tap.module}', where the units of '{group.name}' are seen, to be called in the "
                     "forward pass, but it was not. Leave the group out, or pass batches that use it."
                 )
+
+    def check_differentiated(self) -> None:
+        """Raise Refusal if units were seen without gradients alone: they would count as useless."""
+        gated = {tap_call.group for tap_call in self.gates}
+        left = sorted({name for name, _ in self.calls} - gated) if self.gated else []
+        if left:
+            raise Refusal(
+                "units whose activations get gradients",
+                f"those of {listed(left)} are computed under torch.no_grad, or in an autograd function that computes "
+                "them again in its backward pass",
+                'Let gradients flow there, leave the units out (ignore=...), or pass importance="magnitude".',
+            )
 
     @contextmanager
     def attached(self) -> Iterator[None]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -21,12 +21,14 @@ class OutOfReach:
         made_plain: What to do first, as sentences.
         experts: Whether there are routed experts.
         may_go: Whether these are among the units.
+        stays: Function that tells what keeps other units from going, as clauses.
     """
 
     computed: str = ""
     made_plain: str = ""
     experts: bool = False
     may_go: bool = False
+    stays: Callable[[], Sequence[str]] = field(default=tuple, compare=False)
 
     @classmethod
     def of(cls, model: nn.Module, groups: Sequence[Group]) -> OutOfReach:
@@ -41,7 +43,8 @@ class OutOfReach:
             found.append("Routed experts save no MACs, for a token visits as many as before")
         elif self.experts and not self.may_go:
             found.append("Routed experts stay")
-        return found
+        kept = self.stays()
+        return [*found, f"What keeps other units: {'; '.join(kept)}"] if kept else found
 
     def ways_out(self, cost: str) -> list[str]:
         """Return what lets more of a cost go, as sentences."""
@@ -50,4 +53,6 @@ class OutOfReach:
             found.append('To save memory, let experts go: kinds="expert" with Budget(params=...).')
         elif self.experts and not self.may_go:
             found.append('Let experts go, too: add "expert" to kinds.')
+        if self.stays():
+            found.append("Let whole blocks, attentions or layers go, too: plan_pruning, or plan_depth before.")
         return found

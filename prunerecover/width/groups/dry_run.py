@@ -4,7 +4,8 @@ What a forward pass ties together does not tell where its code has sizes written
 such code fails, or its dimensions come out in other proportions; then the groups it concerns are left out. So are those
 whose size becomes a factor or divisor: a narrowed network is to compute what the dense one does with the same units set
 to zero, which this number would change (`numbers` tells it from those that follow the data). The copy must also run in
-training mode, if the model does: auxiliary heads are called there alone. Tensors must be cut apart at the same units
+training mode, if the model does: auxiliary heads are called there alone. It is asked to keep there what a next call
+needs, as decoders do by default: states may have the sizes of a config. Tensors must be cut apart at the same units
 (`equal_parts`): where a half has lost more than the other, code that halves runs and computes something else.
 """
 
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from prunerecover.graph.dimensions.ties import Arithmetic, Ties
 from prunerecover.graph.trace import Traced, trace_ties
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.evaluation import evaluating
+from prunerecover.model.key_values import asking_for_cache
 from prunerecover.model.paths import get_module, parent_path
 from prunerecover.plan.groups import Group
 from prunerecover.width.groups.counted import CountedGroup, named_operation
@@ -206,7 +208,7 @@ class _Trials:
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"
             self.failed |= dict.fromkeys(kept, why) if len(kept) == 1 else {}
             return None
-        if not _trains(narrowed, self.inputs) and self._model_trains:
+        if not all(_trains(narrowed, inputs) for inputs in self._in_training):
             return None
         counting = self._counting(ties.arithmetic, stays)
         if counting is not None:
@@ -238,8 +240,11 @@ class _Trials:
         return self.dense.ids.components()
 
     @cached_property
-    def _model_trains(self) -> bool:
-        return _trains(self.model, self.inputs)
+    def _in_training(self) -> tuple[ModelInputs, ...]:
+        """What the model takes in training mode: the inputs, asked to keep what a next call needs if it does."""
+        keeping = asking_for_cache(self.model, self.inputs.kwargs)
+        tried = (self.inputs,) if keeping is None else (replace(self.inputs, kwargs=keeping), self.inputs)
+        return tuple(filter(partial(_trains, self.model), tried))[:1]
 
     def _counting(self, narrowed: Sequence[Arithmetic], stays: Stays) -> Arithmetic | None:
         """Return the first operation with a number that follows that of units, not the data; None: there is none."""

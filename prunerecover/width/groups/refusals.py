@@ -98,6 +98,16 @@ def stays(found: FoundGroups, kinds: Sequence[str]) -> Iterator[Stay]:
             yield Stay(name, by, "do it another way there, or remove layers as a whole")
 
 
+def why_stay(found: FoundGroups, kinds: Sequence[str]) -> tuple[str, ...]:
+    """Return what keeps units of some kinds besides the model's output, a few reasons at most, as clauses.
+
+    Args:
+        found: Groups that may go, and what the pass showed.
+        kinds: That were asked for.
+    """
+    return _most(one for one in stays(found, kinds) if one.by != OUTPUT)
+
+
 def _most(stay: Iterable[Stay]) -> tuple[str, ...]:
     """Return the most frequent reasons, a few at most; the model's output is one only where no other is."""
     kept: dict[str, list[str]] = defaultdict(list)

@@ -12,6 +12,7 @@ from cases.width.round_trip import RoundTrip
 from torch import Tensor, nn
 
 from prunerecover import Budget, find_groups, plan_width
+from prunerecover.refusal import Refusal
 
 IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -54,6 +55,14 @@ def test_operation_that_pins_is_named(name: str) -> None:
 def test_plan_names_it_too() -> None:
     with pytest.raises(ValueError, match=r"What keeps them: 'first' by _fft_c2c"):
         plan_width(Between(Spectrum()), Budget(macs=0.3), batches=[IMAGES], loss=lambda m, b: m(b).sum())
+
+
+def test_budget_that_cannot_be_met_names_what_keeps_other_units_and_a_way_out() -> None:
+    net = nn.Sequential(Between(Spectrum()), nn.Conv2d(4, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1))
+    kept = r"at most \d+\.\d% can go\. What keeps other units: '0.first' by _fft_c2c \(`return torch.fft"
+    with pytest.raises(Refusal, match=kept) as error:
+        plan_width(net, Budget(macs=0.8), batches=[IMAGES], loss=lambda m, b: m(b).sum())
+    assert "Let whole blocks, attentions or layers go, too: plan_pruning" in error.value.way_out
 
 
 def test_output_of_the_model_is_the_reason_only_where_no_other_is() -> None:

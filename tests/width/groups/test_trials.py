@@ -83,6 +83,26 @@ def test_halves_of_tensors_that_code_cuts_up_are_left_out_and_no_others() -> Non
     assert [g.name for g in find_groups(net, torch.randn(2, 12)).groups] == [f"{i}.left" for i in range(6)]
 
 
+class Recurrence(nn.Module):
+    """A recurrence that starts from a state of a fixed size where a next call is to go on from it."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self.enter, self.up, self.down, self.config_keeps = nn.Linear(4, 6), nn.Linear(6, 8), nn.Linear(8, 2), keeps
+
+    def forward(self, x: Tensor, use_cache: bool = False) -> Tensor:
+        hidden = self.enter(x)
+        if use_cache and self.config_keeps:
+            hidden = hidden + torch.zeros(len(x), 6)
+        return self.down(self.up(hidden).relu())
+
+
+def test_units_of_states_that_a_next_call_goes_on_from_are_left_out() -> None:
+    x = torch.randn(2, 4)
+    assert [group.name for group in find_groups(Recurrence(keeps=True), x).groups] == ["up"]
+    assert [group.name for group in find_groups(Recurrence(keeps=False), x).groups] == ["enter", "up"]
+
+
 @pytest.mark.parametrize("apart", one_in(3, [1, 2, 3, 4]))
 def test_a_layer_that_fits_only_beside_one_that_loses_as_many_is_left_out(apart: int) -> None:
     assert found_in(Chain({2: written_out, 17: as_wide_as(apart)})) == all_but(2, 17 - apart)
