@@ -19,6 +19,7 @@ from prunerecover.importance.context import Importance
 from prunerecover.model.arguments import patterns_of
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
+from prunerecover.plan.kinds import WIDTH_KINDS, kinds_among
 from prunerecover.plan.plan import Plan
 from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.arguments import WidthConfig, WidthReplace
@@ -94,7 +95,7 @@ class WidthPrune(ReconstructingCallback):
             "allocation": allocation,
             "importance": importance,
             "tolerance": tolerance,
-            "kinds": (kinds,) if isinstance(kinds, str) else tuple(kinds),
+            "kinds": kinds_among(kinds, WIDTH_KINDS),
             "replace": replace,
             "equal_layers": equal_layers,
             "round_to": round_to,

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from prunerecover.checkpoint.named_network import NamedNetwork, names_beside, plain_products
 from prunerecover.files.atomic import atomic_file
 from prunerecover.model.arguments import check_flag
-from prunerecover.model.batches import ModelInputs, as_inputs, without_labels, without_padding
+from prunerecover.model.batches import ModelInputs, without_padding
 from prunerecover.model.checks import called_with, warn_unless_finite
-from prunerecover.model.evaluation import device_of, evaluating
+from prunerecover.model.evaluation import evaluating, inputs_of
 from prunerecover.model.paths import unwrap
 from prunerecover.refusal import Refusal
 
@@ -69,7 +69,7 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any, dynamic: boo
             "what save_pruned(model, plan, folder) writes."
         )
     check_flag("dynamic", dynamic)
-    inputs = as_inputs(without_labels(example_inputs, network)).to(device_of(network))
+    inputs = inputs_of(example_inputs, network)
     warn_unless_finite(network, path)
     with evaluating(network), plain_products(network), atomic_file(path) as unfinished:
         try:

@@ -17,7 +17,7 @@ from prunerecover.importance.registry import RegisteredImportance, importance_of
 from prunerecover.importance.saved_scores import SavedScores, scores_from
 from prunerecover.model.arguments import check_flag, check_seed, matches, patterns_of
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS, check_kinds
+from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS, kinds_among
 from prunerecover.plan.units import Unit
 
 SEARCHES = ("one_shot", "greedy", "exact", "joint", "run", "two_to_one", "rounds")
@@ -64,8 +64,7 @@ class DepthConfig:
         check_seed(self.seed)
         check_flag("include_strided", self.include_strided)
         if self.kinds is not None:
-            object.__setattr__(self, "kinds", (self.kinds,) if isinstance(self.kinds, str) else tuple(self.kinds))
-            check_kinds(self.kinds, DEPTH_KINDS, IN_DEPTH)
+            object.__setattr__(self, "kinds", kinds_among(self.kinds, DEPTH_KINDS, IN_DEPTH))
         for name, value, allowed in (
             ("replace", self.replace, REPLACEMENTS),
             ("search", self.search or SEARCHES[0], SEARCHES),
@@ -122,7 +121,7 @@ class DepthConfig:
 
     def check_ready(self, kinds: Sequence[str]) -> None:
         """Raise ValueError if a kind is not one that may go so, or the importance needs a loss and there is none."""
-        check_kinds(kinds, DEPTH_KINDS, IN_DEPTH)
+        kinds_among(kinds, DEPTH_KINDS, IN_DEPTH)
         if self.search == "run" and set(kinds) != {"block"}:
             raise ValueError(
                 f"Expected blocks alone for search='run', but got {', '.join(kinds)}. Give a budget in blocks, or in a "

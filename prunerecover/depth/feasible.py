@@ -13,7 +13,7 @@ from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
 from prunerecover.graph.block_lists import check_blocks_stay
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import device_of, plain_evaluation
 from prunerecover.plan.budget import Budget
 from prunerecover.sites.find import find_units
 from prunerecover.surgery.saved_cost import DenseCost
@@ -32,7 +32,7 @@ def check_feasible(model: nn.Module, inputs: ModelInputs, budget: Budget, config
         ValueError: If the budget cannot be met, or needs an importance that compares across kinds.
     """
     kinds = kinds_of(model, budget, config.kinds)
-    with progress("checking the budget"), ordinary_arithmetic(), evaluating(model), uncompiled():
+    with progress("checking the budget"), plain_evaluation(model):
         example = inputs.select(torch.tensor([0])).to(device_of(model))
         if not planned_by_parts(model, kinds, config):
             removals, units = units_that_may_go(model, example, kinds, config)

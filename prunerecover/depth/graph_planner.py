@@ -29,7 +29,7 @@ from prunerecover.graph.block_lists import check_blocks_stay
 from prunerecover.graph.trace import trace
 from prunerecover.model.arguments import check_patterns
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import device_of, plain_evaluation
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Bypass
 from prunerecover.plan.units import Unit, names_of
@@ -61,7 +61,7 @@ class GraphPlanner(DepthPlanner):
 
     def blocks_left_as_identity(self) -> list[str]:
         """Names of the blocks in whose place an identity stays: the rest is no model that transformers can make."""
-        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
+        with plain_evaluation(self.model):
             edits = {unit.name: self.removals.edits([unit]) for unit in self.units if unit.kind == "block"}
             taken = {name: with_blocks_taken_out(self.model, self.example, own) for name, own in edits.items()}
         return [name for name, own in taken.items() if any(isinstance(edit, Bypass) for edit in own)]

@@ -22,7 +22,7 @@ from prunerecover.importance.measuring.losses import check_loss
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.model.batches import Batches, as_inputs, call, listed, on_device, predictions_of, split_batches
 from prunerecover.model.checks import check_call, check_plannable
-from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import device_of, plain_evaluation
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Config, Edit
@@ -83,7 +83,7 @@ class DepthPlanner(ABC):
         self._costs: dict[str, DenseCost] = {}
         self._scores: dict[str, float] | None = None
         self.store = SearchStore(config.store, device_of(self.model))
-        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
+        with plain_evaluation(self.model):
             self.samples = split_batches(self.batches, device_of(self.model), config.seed)
             self.example = self.samples.held_out[0].select(torch.tensor([0]))
             with progress("running the dense network"):
@@ -106,7 +106,7 @@ class DepthPlanner(ABC):
         """
         units = [unit for unit in self.units if kinds is None or unit.kind in kinds]
         self.store.extend(budget, kinds, in_part)
-        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
+        with plain_evaluation(self.model):
             decided = self._decide(_aim(budget), units, once=in_part)
             removed = self._removed_by(decided.edits, budget, in_part) if decided.edits else {}
             order = self._steps(decided)
@@ -136,7 +136,7 @@ class DepthPlanner(ABC):
     def rank(self) -> dict[str, float]:
         """Return the importance of every unit as it is before anything goes; computed once."""
         if self._scores is None:
-            with progress("scoring units"), ordinary_arithmetic(), evaluating(self.model), uncompiled():
+            with progress("scoring units"), plain_evaluation(self.model):
                 self._scores = self._kept(self._ranked)
         return self._scores
 
@@ -158,12 +158,12 @@ class DepthPlanner(ABC):
 
     def share_saved(self, units: Sequence[Unit], cost: str) -> float:
         """Return the share of the model's cost that goes with some units which leave nothing, merged."""
-        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
+        with plain_evaluation(self.model):
             return self._saved_by_units(units, cost)
 
     def removed_share(self, plan: Plan, cost: str) -> float:
         """Return the share of the model's cost that goes with a plan, merged; `cost` as of `share_of_one`."""
-        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
+        with plain_evaluation(self.model):
             return self.dense_cost(cost).removed_share(plan.edits)
 
     def dense_cost(self, cost: str) -> DenseCost:
@@ -181,7 +181,7 @@ class DepthPlanner(ABC):
             first = on_device(self.batches[0], device_of(self.model))
             seen["loss"] = lambda: check_loss(loss(self.model, first))
         about = type(self).__name__, self.kinds, how, self._scores, self.batches, chosen_divergence()
-        with torch.no_grad(), ordinary_arithmetic(), evaluating(self.model), uncompiled():
+        with torch.no_grad(), plain_evaluation(self.model):
             self.store.begin(self.model, *about, seen=seen)
 
     def _kept(self, importance: Callable[[], dict[str, float]], gone: Sequence[Unit] = ()) -> dict[str, float]:

@@ -20,10 +20,10 @@ from prunerecover.graph.dimensions.samples import SampleLayout, SeenTensors, dif
 from prunerecover.graph.dimensions.ties import Ties
 from prunerecover.graph.recorder import Recorder
 from prunerecover.graph.watching import Observer, watch, watching_code
-from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
+from prunerecover.model.batches import ModelInputs
 from prunerecover.model.checks import called_with
 from prunerecover.model.copies import CAPTURING, share_copy
-from prunerecover.model.evaluation import device_of, evaluating
+from prunerecover.model.evaluation import device_of, evaluating, inputs_of
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.groups import Place
 
@@ -105,7 +105,7 @@ def trace_graph(model: nn.Module, example_inputs: Any) -> ComputationGraph:
     ['input', 'layer', 'activation', 'layer', 'output']
     """
     model = unwrap(model)
-    inputs = as_inputs(without_labels(example_inputs, model)).to(device_of(model))
+    inputs = inputs_of(example_inputs, model)
     capturing = any(CAPTURING in vars(module) for module in model.modules())  # hooks that watching is to see installed
     return _recorded(share_copy(model) if capturing else model, inputs)[0]
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import checkpoint
 
+from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
 from prunerecover.model.key_values import caches_off
 
 NO_CACHES = frozenset(vars(nn.Module()))  # the dictionaries of every module
@@ -113,6 +114,19 @@ def uncompiled(*, recurrent: bool = False) -> Iterator[None]:
 
 
 @contextmanager
+def plain_evaluation(*models: nn.Module) -> Iterator[None]:
+    """Evaluate `models` eagerly and in ordinary arithmetic inside a `with` block: what planning reads of them.
+
+    >>> net = nn.Dropout()
+    >>> with plain_evaluation(net):
+    ...     net(torch.ones(2))
+    tensor([1., 1.])
+    """
+    with ordinary_arithmetic(), evaluating(*models), uncompiled():
+        yield
+
+
+@contextmanager
 def ordinary_arithmetic() -> Iterator[None]:
     """Compute as outside of `torch.inference_mode` and `torch.autocast`, whatever the caller is in.
 
@@ -139,6 +153,16 @@ def device_of(model: nn.Module) -> torch.device:
     """
     first = next(chain(model.parameters(), model.buffers()), None)
     return torch.device("cpu") if first is None else first.device
+
+
+def inputs_of(batch: Any, model: nn.Module) -> ModelInputs:
+    """Return what a model is called with for a batch of any form, without labels, on its device.
+
+    Args:
+        batch: See `as_inputs`.
+        model: Unwrapped.
+    """
+    return as_inputs(without_labels(batch, model)).to(device_of(model))
 
 
 def _caches(module: nn.Module) -> list[dict[Any, Any]]:

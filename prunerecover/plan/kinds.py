@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,17 +58,25 @@ FAMILY_KINDS = tuple(kind for kind in DEPTH_KINDS if kind != "layer")
 WIDTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "width")
 
 
-def check_kinds(kinds: Iterable[str], among: Sequence[str], where: str = "") -> None:
-    """Raise ValueError if a kind is not among some.
+def kinds_among(kinds: str | Sequence[str], among: Sequence[str], where: str = "") -> tuple[str, ...]:
+    """Return kinds as a tuple, of one where there is one alone.
 
     Args:
-        kinds: That were asked for.
-        among: Those that there are.
-        where: For what, for the message.
+        kinds: Kinds that were asked for.
+        among: Kinds that there are.
+        where: Purpose, for the message.
+
+    Raises:
+        ValueError: If one is none of those that there are, or there is none.
+
+    >>> kinds_among("head", WIDTH_KINDS)
+    ('head',)
     """
-    for kind in kinds:
-        if kind not in among:
-            raise ValueError(f"Expected kinds among {', '.join(among)}{where}, but got '{kind}'.")
+    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    wrong = [f"'{kind}'" for kind in kinds if kind not in among]
+    if wrong or not kinds:
+        raise ValueError(f"Expected kinds among {', '.join(among)}{where}, but got {', '.join(wrong) or 'none'}.")
+    return kinds
 
 
 def plural(kind: str) -> str:

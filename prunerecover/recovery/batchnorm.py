@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from prunerecover.model.batches import as_inputs, call, listed, without_labels
-from prunerecover.model.evaluation import device_of, evaluating, uncompiled
+from prunerecover.model.batches import as_inputs, call, listed
+from prunerecover.model.evaluation import evaluating, inputs_of, uncompiled
 from prunerecover.model.paths import unwrap
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -68,10 +68,10 @@ def batchnorms(network: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def _run(network: nn.Module, batches: Iterable[Any]) -> None:
-    device, used = device_of(network), False
+    used = False
     for batch in batches:
         used = True
-        call(network, as_inputs(without_labels(batch, network)).to(device))
+        call(network, inputs_of(batch, network))
     if not used:
         raise ValueError(
             "Expected at least one batch to estimate BatchNorm statistics on, but there was none. "

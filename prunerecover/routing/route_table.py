@@ -24,7 +24,7 @@ from prunerecover.language.likelihood import (
 from prunerecover.language.questions import Question
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.block_runner import BlockRunner
-from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import device_of, plain_evaluation
 from prunerecover.model.paths import unwrap
 
 
@@ -88,7 +88,7 @@ def _sums(
     _check_sets(sets, len(layout.blocks))
     device, found = device_of(model), torch.empty(len(rows), len(sets))
     parts = of_similar_length([len(before) + len(after) for before, after, _ in rows], batch_size)
-    with ordinary_arithmetic(), evaluating(model), uncompiled(), torch.inference_mode():
+    with plain_evaluation(model), torch.inference_mode():
         runner = BlockRunner(model, layout.container)
         with progress("evaluating omission sets", len(parts)) as advance:
             for part in parts:

@@ -27,7 +27,7 @@ from prunerecover.model.batches import Batches, listed
 from prunerecover.model.checks import check_network
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import DEPTH_KINDS, WIDTH_KINDS, plural
+from prunerecover.plan.kinds import DEPTH_KINDS, KINDS, WIDTH_KINDS, kinds_among, plural
 from prunerecover.recovery.dense_reference import as_dense_reference
 from prunerecover.sensitivity_table.rows import PARTS, GroupRow, UnitRow
 from prunerecover.width.arguments import WidthConfig
@@ -154,11 +154,7 @@ def _by_dimension(network: nn.Module, kinds: Sequence[str] | None) -> tuple[tupl
     """Return the kinds of depth and those of width."""
     if kinds is None:
         return kinds_of(network, None, None), FOUND_KINDS
-    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    known = (*DEPTH_KINDS, *WIDTH_KINDS)
-    unknown = next((kind for kind in kinds if kind not in known), None if kinds else ())
-    if unknown is not None:
-        raise ValueError(f"Expected kinds among {', '.join(known)}, but got {unknown}.")
+    kinds = kinds_among(kinds, KINDS)
     return tuple(k for k in kinds if k in DEPTH_KINDS), tuple(k for k in kinds if k in WIDTH_KINDS)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.plan.budget import Budget
-from prunerecover.plan.kinds import DEPTH_KINDS, KINDS, WIDTH_KINDS
+from prunerecover.plan.kinds import DEPTH_KINDS, KINDS, WIDTH_KINDS, kinds_among
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.experts import find_experts
@@ -37,10 +37,7 @@ class SharedBudgetConfig:
     def __post_init__(self) -> None:
         """Check the arguments, and take a single kind or pattern for a list of one."""
         if self.kinds is not None:
-            object.__setattr__(self, "kinds", (self.kinds,) if isinstance(self.kinds, str) else tuple(self.kinds))
-            unknown = [kind for kind in self.kinds if kind not in KINDS]
-            if unknown or not self.kinds:
-                raise ValueError(f"Expected kinds among {', '.join(KINDS)}, but got {unknown or 'none'}.")
+            object.__setattr__(self, "kinds", kinds_among(self.kinds, KINDS))
         object.__setattr__(self, "ignore", self.width(FOUND_KINDS, self.ignore).ignore)
 
     def said(self) -> dict[str, Any]:

@@ -15,14 +15,12 @@ from prunerecover.model.batches import (
     Batches,
     CalibrationSet,
     ModelInputs,
-    as_inputs,
     listed,
     with_samples,
-    without_labels,
 )
 from prunerecover.model.checks import check_call, check_network, check_plannable
 from prunerecover.model.copies import deep_copy
-from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import inputs_of, ordinary_arithmetic, plain_evaluation
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Narrow
@@ -68,9 +66,9 @@ class SharedBudgetPlanner:
         check_network(self.model)
         check_plannable(self.model)
         self.batches = with_samples(listed(batches))
-        self._first = as_inputs(without_labels(self.batches[0], self.model)).to(device_of(self.model))
+        self._first = inputs_of(self.batches[0], self.model)
         self._example = self._first.select(torch.tensor([0]))
-        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
+        with plain_evaluation(self.model):
             check_call(self.model, self._example, "batches")
         self._kinds = config.width_kinds(self.model, cost)
         ignored = patterns_of_depth(self.model, self._first, config, self._kinds)

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from prunerecover.families.describe import describe
-from prunerecover.model.batches import ModelInputs, as_inputs, without_labels
-from prunerecover.model.evaluation import device_of
+from prunerecover.model.batches import ModelInputs
+from prunerecover.model.evaluation import inputs_of
 
 
 def example_of(model: nn.Module, batches: Any) -> ModelInputs | None:
@@ -29,7 +29,7 @@ def example_of(model: nn.Module, batches: Any) -> ModelInputs | None:
     given = getattr(model, "dummy_inputs", None) if batches is None else batches
     if given is None:
         return None
-    return _first(given, model).to(device_of(model))
+    return _first(given, model)
 
 
 def needed(model: nn.Module, example: ModelInputs | None, kinds: Iterable[str]) -> ModelInputs:
@@ -53,10 +53,10 @@ def needed(model: nn.Module, example: ModelInputs | None, kinds: Iterable[str]) 
 def _first(given: Any, model: nn.Module) -> ModelInputs:
     """Return one batch as inputs; a list is one if it is of the form of one, and else a list of batches."""
     try:
-        return as_inputs(without_labels(given, model))
+        return inputs_of(given, model)
     except TypeError:
         if isinstance(given, str | bytes) or not isinstance(given, Iterable):
             raise
     for batch in given:
-        return as_inputs(without_labels(batch, model))
+        return inputs_of(batch, model)
     raise ValueError("Expected at least one batch to look at, but got none. Was a generator consumed before?")

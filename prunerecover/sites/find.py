@@ -20,7 +20,7 @@ from prunerecover.model.checks import check_cuttable, check_network
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.groups import Group
-from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS, KINDS, WIDTH_KINDS, check_kinds
+from prunerecover.plan.kinds import DEPTH_KINDS, FAMILY_KINDS, KINDS, WIDTH_KINDS, kinds_among
 from prunerecover.plan.units import Site, Unit
 from prunerecover.sites.depth import units_by_parts
 from prunerecover.sites.example import example_of, needed
@@ -64,7 +64,7 @@ def find_sites(
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> sites = find_sites(net, torch.zeros(1, 4), ("layer", "neuron"))
     >>> [(site.name, site.kind, site.size, site.params) for site in sites]
-    [('0', 'layer', 1, 40), ('2', 'layer', 1, 72), ('0', 'neuron', 8, 104), ('2', 'neuron', 8, 90)]
+    [('0', 'layer', 1, 40), ('2', 'layer', 1, 72), ('0', 'neuron', 8, 104), ('2', 'neuron', 8, 88)]
     """
     return _look(model, batches, kinds, ignore, include_strided=include_strided)[0]
 
@@ -95,7 +95,7 @@ def find_units(
     if _are_kinds(batches):
         _warn("find_units(model, batches, kinds)", "find_units(model, kinds, batches)")
         batches, kinds = (None if kinds is FAMILY_KINDS else kinds), batches
-    check_kinds((kinds,) if isinstance(kinds, str) else kinds, DEPTH_KINDS, " for a plan in depth")
+    kinds = kinds_among(kinds, DEPTH_KINDS, " for a plan in depth")
     return cast("Sites[Unit]", find_sites(model, batches, kinds, include_strided=include_strided))
 
 
@@ -124,8 +124,7 @@ def find_groups(
     >>> [(group.name, group.size) for group in find_groups(net, torch.zeros(1, 4))]
     [('0', 8)]
     """
-    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    check_kinds(kinds, WIDTH_KINDS)
+    kinds = kinds_among(kinds, WIDTH_KINDS)
     sites, found = _look(model, _renamed("find_groups", batches, example_inputs), kinds, ignore)
     if not sites and not sites.linked:
         raise nothing_found(unwrap(model), kinds, found)
@@ -170,9 +169,7 @@ def _kinds_of(model: nn.Module, kinds: str | Sequence[str] | None) -> tuple[str,
     """Return the kinds that are looked for: those asked for, or those that may go unless others are asked for."""
     if kinds is None:
         return (*(FAMILY_KINDS if is_supported(model) else DEPTH_KINDS), *FOUND_KINDS)
-    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    check_kinds(kinds, KINDS)
-    return kinds
+    return kinds_among(kinds, KINDS)
 
 
 def _traced(model: nn.Module, example: ModelInputs | None, depth: Sequence[str], width: Sequence[str]) -> Traced | None:

@@ -26,7 +26,7 @@ from torch.nn.modules.conv import _ConvNd
 from prunerecover.calibration.moments import LARGEST, Moments
 from prunerecover.display.progress import progress
 from prunerecover.model.batches import ModelInputs, call
-from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import plain_evaluation
 from prunerecover.model.hooks import removed_after
 from prunerecover.model.narrow.freeing import attentions_in, with_free_heads
 from prunerecover.model.paths import get_module, parent_path
@@ -105,7 +105,7 @@ def moments_of(model: nn.Module, readers: Sequence[Reader], batches: Sequence[Mo
     around = {parent_path(reader.module) for reader in readers}  # attentions that do not call what reads in them
     free = with_free_heads(model, (path for path in attentions_in(model) if path in around))
     watched = _collected(model, readers, moments)
-    with ordinary_arithmetic(), evaluating(model), uncompiled(), free, watched, shown as advance:
+    with plain_evaluation(model), free, watched, shown as advance:
         for inputs in batches if readers else ():  # experts have none
             call(model, inputs)
             advance()

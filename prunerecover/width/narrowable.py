@@ -21,14 +21,13 @@ from prunerecover.model.batches import (
     Batches,
     CalibrationSet,
     ModelInputs,
-    as_inputs,
     split_batches,
     with_samples,
     without_labels,
 )
 from prunerecover.model.checks import check_differentiable, check_plannable
 from prunerecover.model.copies import share_copy
-from prunerecover.model.evaluation import device_of
+from prunerecover.model.evaluation import device_of, inputs_of
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.groups import Group
@@ -119,7 +118,7 @@ class NarrowableNetwork:
         return self._inputs(self.batches[0])
 
     def _inputs(self, batch: Any) -> ModelInputs:
-        return as_inputs(without_labels(batch, self.model)).to(device_of(self.model))
+        return inputs_of(batch, self.model)
 
     def edits(self, removed: Removed) -> tuple[Edit, ...]:
         """Return the edits that take units out; none if none goes."""

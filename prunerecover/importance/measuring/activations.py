@@ -23,9 +23,9 @@ from prunerecover.display.progress import progress
 from prunerecover.importance.measuring.losses import Loss, loss_of, trainable
 from prunerecover.importance.measuring.routed import Routed, read_call
 from prunerecover.importance.measuring.unit_slices import spread, units_of
-from prunerecover.model.batches import ModelInputs, as_inputs, call, is_padding, without_labels
+from prunerecover.model.batches import ModelInputs, as_inputs, call, is_padding
 from prunerecover.model.checks import check_differentiable, listed
-from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import evaluating, inputs_of, ordinary_arithmetic, uncompiled
 from prunerecover.model.hooks import removed_after
 from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.groups import Group, Tap
@@ -128,7 +128,7 @@ def _run(
 ) -> tuple[dict[TapCall, Tensor], dict[Parameter, Tensor]]:
     if loss is not None:
         return _gradients(model, batch, loss, taps, parameters)
-    call(model, as_inputs(without_labels(batch, model)).to(device_of(model)))
+    call(model, inputs_of(batch, model))
     return {}, {}
 
 

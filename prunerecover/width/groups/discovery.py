@@ -30,14 +30,13 @@ from torch import nn
 from prunerecover.display.progress import progress
 from prunerecover.graph.trace import Traced, trace
 from prunerecover.model.arguments import check_patterns, patterns_of
-from prunerecover.model.batches import as_inputs, without_labels
 from prunerecover.model.copies import share_copy
-from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.evaluation import evaluating, inputs_of, ordinary_arithmetic, uncompiled
 from prunerecover.model.narrow.freeing import attentions_in, free_heads
 from prunerecover.model.paths import unwrap
 from prunerecover.model.replacements import ChannelMap
 from prunerecover.plan.groups import Group
-from prunerecover.plan.kinds import WIDTH_KINDS, check_kinds
+from prunerecover.plan.kinds import WIDTH_KINDS, kinds_among
 from prunerecover.width.groups.assembly import assemble
 from prunerecover.width.groups.dry_run import try_out
 from prunerecover.width.groups.experts import find_experts
@@ -64,11 +63,10 @@ def find_groups(
         ValueError: If a kind is unknown, the model cannot run the example, there is no group of these kinds, or a
             pattern matches none.
     """
-    kinds, ignore = (kinds,) if isinstance(kinds, str) else tuple(kinds), patterns_of(ignore)
-    check_kinds(kinds, WIDTH_KINDS)
+    kinds, ignore = kinds_among(kinds, WIDTH_KINDS), patterns_of(ignore)
     model, traced = unwrap(model), None
     if set(kinds) != {"expert"}:
-        traced = trace(model, as_inputs(without_labels(example_inputs, model)).to(device_of(model)))
+        traced = trace(model, inputs_of(example_inputs, model))
     found = look_for_groups(model, traced, kinds).of_kinds(kinds)
     if not found.groups and not found.linked:
         raise nothing_found(model, kinds, found)
