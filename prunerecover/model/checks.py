@@ -166,9 +166,10 @@ def check_watchable(model: nn.Module) -> None:
     """Raise ValueError if a module is TorchScript; what the code of others does can be seen by running it."""
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            raise ValueError(
-                f"Expected modules of Python, but '{path or type(model).__name__}' is TorchScript, whose code cannot "
-                "be watched. Prune the module that it was made of, and script what is left."
+            raise Refusal(
+                "modules of Python",
+                f"'{path or type(model).__name__}' is TorchScript, whose code cannot be watched",
+                "Prune the module that it was made of, and script what is left.",
             )
 
 
@@ -184,9 +185,10 @@ def check_cuttable(model: nn.Module) -> None:
             raise Refusal("weights that have sizes", f"'{name}' is of a lazy module", "Call the model on a batch.")
     for path, module in model.named_modules():
         if type(module).__module__.startswith(QUANTISED) and not isinstance(module, FLOAT):
-            raise ValueError(
-                f"Expected weights in floating point, but '{path or type(model).__name__}' is quantised "
-                f"({type(module).__name__}). Prune first, and quantise what is left."
+            raise Refusal(
+                "weights in floating point",
+                f"'{path or type(model).__name__}' is quantised ({type(module).__name__})",
+                "Prune first, and quantise what is left.",
             )
     if next(model.parameters(), None) is None:
         holds = "modules without any" if list(model.children()) else "nothing"
@@ -211,9 +213,10 @@ def check_plannable(model: nn.Module) -> None:
                 raise Refusal("weights that are parameters", cause, f"{weight.way_out}.")
     empty = next((name for name, p in model.named_parameters() if p.is_meta), None)
     if empty is not None:
-        raise ValueError(
-            f"Expected a model with values to plan for, but '{empty}' is on the meta device. Load its weights first: "
-            "model.to_empty(device=...), then load_state_dict."
+        raise Refusal(
+            "a model with values to plan for",
+            f"'{empty}' is on the meta device",
+            "Load its weights first: model.to_empty(device=...), then load_state_dict.",
         )
     wrong = next((name for name, p in model.named_parameters() if not is_finite(p)), None)
     if wrong is not None:
@@ -282,9 +285,10 @@ def check_differentiable(model: nn.Module) -> None:
     )
     made_there = next((name for name, p in model.named_parameters() if p.is_inference()), None)
     if made_there is not None:
-        raise ValueError(
-            f"Expected weights that gradients flow through, but '{made_there}' was made within torch.inference_mode. "
-            "Build or load the model outside of it; planning itself may be called within."
+        raise Refusal(
+            "weights that gradients flow through",
+            f"'{made_there}' was made within torch.inference_mode",
+            "Build or load the model outside of it; planning itself may be called within.",
         )
 
 

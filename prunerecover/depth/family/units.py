@@ -94,7 +94,8 @@ def check_blocks_apart(model: nn.Module) -> None:
         for number, block in enumerate(container):
             other = first.setdefault(block, number)
             if other != number and any(True for _ in block.parameters()):
-                raise ValueError(
-                    f"Expected every block to be a module of its own, but '{path}.{number}' is '{path}.{other}'. Put "
-                    "copy.deepcopy of it there to remove them one by one."
+                raise Refusal(
+                    "every block to be a module of its own",
+                    f"'{path}.{number}' is '{path}.{other}'",
+                    "Put copy.deepcopy of it there to remove them one by one.",
                 )
