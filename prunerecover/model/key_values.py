@@ -58,10 +58,12 @@ def asking_for_cache(model: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, A
     """Return keyword arguments by which a model keeps what its next call needs; None if it knows no such argument.
 
     Args:
-        model: Whose forward is called.
+        model: Whose forward is called. Forwards that hand on all arguments are known by the model's config.
         kwargs: Of a call.
     """
-    known = SWITCH in inspect.signature(type(model).forward).parameters
+    parameters = inspect.signature(type(model).forward).parameters
+    hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    known = SWITCH in parameters or (hands_on and hasattr(vars(model).get("config"), SWITCH))
     return {**kwargs, SWITCH: True} if known else None
 
 

@@ -38,6 +38,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"hybrid_layer_ids": [1, 3], "mamba_ngroups": 1, "n_mamba_heads": 4, "mamba_headdim": 16},
         **{"chunk_size": 8, "num_mem_blocks": 1, "adapter_rank": 4},
     },
+    "GraniteMoeHybridForCausalLM": {
+        **{**TEXT, **STATES, "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 4},
+        **{"num_experts_per_tok": 2, "shared_intermediate_size": 16, "mamba_n_heads": 4, "mamba_d_head": 16},
+        **{"mamba_n_groups": 1, "mamba_chunk_size": 8},
+    },
     "BigBirdForMaskedLM": {**TEXT, "attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1},
     "ReformerForMaskedLM": {
         **{**SPECIAL, "vocab_size": VOCABULARY, "hidden_size": 32, "num_attention_heads": 4, "attention_head_size": 8},

@@ -115,8 +115,9 @@ def test_block_beside_linear_attentions_goes(number: int) -> None:
 
 
 @pytest.mark.slow
-def test_last_attention_beside_linear_ones_leaves_a_network_that_runs_with_its_cache() -> None:
-    model, batch = hybrid("Qwen3_5ForCausalLM")
+@pytest.mark.parametrize("name", ["Qwen3_5ForCausalLM", "GraniteMoeHybridForCausalLM"])
+def test_last_attention_beside_linear_ones_leaves_a_network_that_runs_with_its_cache(name: str) -> None:
+    model, batch = hybrid(name)
     plan = plan_depth(model, remove={"block": 1}, batches=[batch], ignore=["*.[02]"], search="one_shot")
     apply_plan(model, plan)
     assert_steps_are_exact(model)
