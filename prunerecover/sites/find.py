@@ -145,7 +145,7 @@ def _look(
     check_network(network)
     check_cuttable(network)
     asked = _kinds_of(network, kinds)
-    example = example_of(network, batches)
+    example = None if batches is None else example_of(network, batches)
     depth, width = ([kind for kind in asked if kind in every] for every in (DEPTH_KINDS, WIDTH_KINDS))
     traced = _traced(network, example, depth, width)
     units, refused = _depth(network, example, depth, traced, explained=kinds is not None, strided=include_strided)
@@ -155,7 +155,7 @@ def _look(
     check_patterns(ignore, names, "sites")
     units = tuple(unit for unit in units if not matches(unit.name, ignore))
     found = without(found, ignore)
-    groups, stay = _groups(network, example, width, found)
+    groups, stay = _groups(network, example if traced is None else traced.inputs, width, found)
     sites = (*units, *groups)
     if ignore and not sites and not found.linked:
         raise ValueError(f"Expected some sites outside ignore={list(ignore)}, but all {len(names)} are ignored.")
@@ -226,9 +226,9 @@ def _are_kinds(value: Any) -> bool:
 def _renamed(name: str, batches: Any, example_inputs: Any) -> Any:
     if example_inputs is None:
         return batches
-    _warn(f"{name}(model, batches, kinds)", "example_inputs=")
+    _warn(f"{name}(model, batches, kinds)", "example_inputs=", level=4)
     return example_inputs
 
 
-def _warn(now: str, before: str) -> None:
-    warnings.warn(f"Call {now}: {before} is going to be taken no more.", DeprecationWarning, stacklevel=3)
+def _warn(now: str, before: str, level: int = 3) -> None:
+    warnings.warn(f"Call {now}: {before} is going to be taken no more.", DeprecationWarning, stacklevel=level)

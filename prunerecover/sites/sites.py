@@ -111,7 +111,7 @@ class Sites(Summarised, tuple[S, ...]):
     def _refusals(self) -> Summary:
         names: dict[str, list[str]] = defaultdict(list)
         for name, reason in self.refused.items():
-            names[reason].append(name)
+            names[reason].append(name or "the model itself")
         most = sorted(names.items(), key=lambda one: -len(one[1]))
         rows = [(listed(found, 2), len(found), reason) for reason, found in most]
         header = ("refused", "of them", "because")

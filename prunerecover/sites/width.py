@@ -73,7 +73,13 @@ def _reasons(found: FoundGroups, kinds: Sequence[str]) -> Iterator[tuple[str, st
         yield from ((path, f"its {one.name} is computed by {one.how}; {one.way_out}") for one in weights)
     for kind in kinds:
         explained = {*(group.name for group in found.named), *computed}
-        explained |= {parent_path(part.tensor) for group in found.groups if group.kind == kind for part in group.slices}
+        explained |= {
+            parent_path(part.tensor)
+            for group in found.groups
+            if group.kind == kind
+            for part in group.slices
+            if part.makes
+        }
         for stay in stays(found, (kind,)):
             if stay.name not in explained:
                 explained.add(stay.name)
