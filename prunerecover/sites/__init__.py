@@ -1,1 +1,1 @@
-"""Where a network may be smaller: units of depth and groups of width, found by one function."""
+"""Sites: places where a network may be smaller, units of depth and groups of width alike."""

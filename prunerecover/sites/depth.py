@@ -1,4 +1,4 @@
-"""Sites of depth: units that go as a whole, and why others are none."""
+"""Sites of depth: units that go as a whole, and reasons why other parts are none."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from prunerecover.refusal import Refusal
 def units_by_parts(
     model: nn.Module, kinds: Sequence[str], example: ModelInputs | None
 ) -> tuple[tuple[Unit, ...], dict[str, str]]:
-    """Return the units of a supported family, and which activations are none.
+    """Return the units of a supported family, and refusals of activations by name.
 
     Args:
-        model: Unwrapped.
-        kinds: Among those of families.
-        example: One batch, to count MACs; None leaves them 0.
+        model: Network without wrappers.
+        kinds: Kinds of depth except layers.
+        example: Batch for counting MACs; None leaves them 0.
     """
     macs: dict[str, int] = {}
     if example is not None:
@@ -41,18 +41,18 @@ def units_by_parts(
 
 
 def of_all_kinds(removals: Removals) -> Removals:
-    """Return what can go out of the same network by units of any kind."""
+    """Return removals of the same network for units of every kind."""
     if set(removals.kinds) >= set(DEPTH_KINDS):
         return removals
     return Removals(removals.model, removals.traced, DEPTH_KINDS)
 
 
 def no_unit(removals: Removals, kinds: Sequence[str]) -> Refusal:
-    """Return what says that a network has no unit that may go.
+    """Return the error of a network without units that may go.
 
     Args:
-        removals: Without units.
-        kinds: That were looked for.
+        removals: Removals without units.
+        kinds: Kinds that were looked for.
     """
     first = list(removals.refused.items())[:3]
     why = "; ".join(f"'{path}': {reason.partition('; ')[0]}" for path, reason in first)

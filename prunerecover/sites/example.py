@@ -1,4 +1,4 @@
-"""Example inputs of a network, out of whatever a user hands in."""
+"""Example inputs of a network, from a loader, a list of batches or a batch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def example_of(model: nn.Module, batches: Any) -> ModelInputs:
     """Return the inputs of one call, on the network's device.
 
     Args:
-        model: Unwrapped.
-        batches: One batch, or an iterable of batches, whose first is taken. A list is one batch if it is of the form of
-            one, and else a list of batches.
+        model: Network without wrappers.
+        batches: Batch, or iterable of batches, of which the first is taken. A list counts as a batch where it has the
+            form of one.
 
     Raises:
         ValueError: If there is no batch.
@@ -35,11 +35,11 @@ def example_of(model: nn.Module, batches: Any) -> ModelInputs:
 
 
 def needed(model: nn.Module, example: ModelInputs | None, kinds: Iterable[str]) -> ModelInputs:
-    """Return the example, or the inputs that the model brings itself; raise ValueError if there are none.
+    """Return the example, or the `dummy_inputs` of the model; raise ValueError if there are none.
 
     Args:
-        model: Unwrapped.
-        example: As `example_of` returns it.
+        model: Network without wrappers.
+        example: Inputs from `example_of`, if batches were given.
         kinds: Kinds that are looked for, for the message.
     """
     if example is not None:

@@ -1,4 +1,4 @@
-"""Function that finds the sites of nearly any network, and the two names for those of depth and of width alone."""
+"""Search for the sites of nearly any network: `find_sites`, and thin names for depth and width alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find_sites(
     *,
     include_strided: bool = False,
 ) -> Sites[Site]:
-    """Find where a network may be smaller, and say why the rest may not.
+    """List the sites of a network, and the reasons why other parts are none.
 
     Units of depth go as a whole. Supported families (see the support matrix) are known by their parts. Of all others
     one forward pass is watched: a branch whose output is added to a stream of its shape is an attention or an MLP, a
@@ -48,13 +48,13 @@ def find_sites(
     nothing there depends on class names.
 
     Args:
-        model: Any module, wrapped or not, on any device; it is bit-identical afterwards.
-        batches: Calibration batches, of which the first is run, or one batch alone. None: the `dummy_inputs` that the
-            model brings; supported families need none for units of depth, whose MACs are 0 then.
-        kinds: Among "block", "attention", "mlp", "activation", "layer", "channel", "head", "neuron", "expert" and
-            "hidden". None: those that `plan_depth` and `plan_width` take.
+        model: Network, wrapped or not, on any device; bit-identical afterwards.
+        batches: Calibration batches, of which the first is run, or one batch alone. None: the `dummy_inputs` of the
+            model; supported families need none for units of depth, whose MACs are 0 then.
+        kinds: Kinds among "block", "attention", "mlp", "activation", "layer", "channel", "head", "neuron", "expert" and
+            "hidden". None: the default kinds of `plan_depth` and `plan_width`.
         ignore: Shell patterns of names of sites that stay, such as "layer4.*".
-        include_strided: Whether layers that change spatial dimensions are listed, too: a pooling takes their place.
+        include_strided: Switch for layers that change spatial dimensions: a pooling takes the place of each.
 
     Raises:
         ValueError: If a kind is unknown, the model has no parameters, an example is needed or the model cannot run it,
@@ -77,13 +77,13 @@ def find_units(
     include_strided: bool = False,
     example_inputs: Any = None,
 ) -> Sites[Unit]:
-    """Find the units of depth alone: `find_sites` of their kinds.
+    """List the units of depth alone, by `find_sites`.
 
     Args:
-        model: See `find_sites`.
-        batches: See `find_sites`.
-        kinds: Among "block", "attention", "mlp", "activation" and "layer".
-        include_strided: See `find_sites`.
+        model: Network, as of `find_sites`.
+        batches: Batches or one batch, as of `find_sites`.
+        kinds: Kinds among "block", "attention", "mlp", "activation" and "layer".
+        include_strided: Switch for layers that change spatial dimensions.
         example_inputs: Former name of `batches`, for one release; so is the former order `(model, kinds, batches)`.
 
     >>> import timm
@@ -107,13 +107,13 @@ def find_groups(
     *,
     example_inputs: Any = None,
 ) -> Sites[Group]:
-    """Find the groups of width alone: `find_sites` of their kinds.
+    """List the groups of width alone, by `find_sites`.
 
     Args:
-        model: See `find_sites`.
-        batches: See `find_sites`.
-        kinds: Among "channel", "head", "neuron", "expert" and "hidden".
-        ignore: See `find_sites`.
+        model: Network, as of `find_sites`.
+        batches: Batches or one batch, as of `find_sites`.
+        kinds: Kinds among "channel", "head", "neuron", "expert" and "hidden".
+        ignore: Shell patterns of names of groups that stay.
         example_inputs: Former name of `batches`, for one release.
 
     Raises:
@@ -140,7 +140,7 @@ def _look(
     *,
     include_strided: bool = False,
 ) -> tuple[Sites[Site], FoundGroups]:
-    """Return the sites, and groups of width with what keeps others."""
+    """Return the sites, and the groups of width with the trace that explains refusals."""
     network, ignore = unwrap(model), patterns_of(ignore)
     check_network(network)
     check_cuttable(network)
@@ -166,14 +166,14 @@ def _look(
 
 
 def _kinds_of(model: nn.Module, kinds: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the kinds that are looked for: those asked for, or those that may go unless others are asked for."""
+    """Return the kinds to look for: the ones asked for, or else the default kinds of plans."""
     if kinds is None:
         return (*(FAMILY_KINDS if is_supported(model) else DEPTH_KINDS), *FOUND_KINDS)
     return kinds_among(kinds, KINDS)
 
 
 def _traced(model: nn.Module, example: ModelInputs | None, depth: Sequence[str], width: Sequence[str]) -> Traced | None:
-    """Return what a pass shows, or None where the network's parts show all that is asked for."""
+    """Return the trace of a forward pass, or None where parts of a known family tell enough."""
     if depth and not known_by_parts(model, depth):
         return trace(model, needed(model, example, depth), "batches")
     if set(width) - {"expert"}:
@@ -190,7 +190,7 @@ def _depth(
     explained: bool,
     strided: bool,
 ) -> tuple[tuple[Unit, ...], dict[str, str]]:
-    """Return units of depth, and what is refused."""
+    """Return units of depth, and refusals by name."""
     if not kinds:
         return (), {}
     if traced is None or known_by_parts(model, kinds):
@@ -205,7 +205,7 @@ def _depth(
 def _groups(
     model: nn.Module, example: ModelInputs | None, kinds: Sequence[str], found: FoundGroups
 ) -> tuple[tuple[Group, ...], dict[str, str]]:
-    """Return groups of width with what they hold, and what is refused."""
+    """Return groups of width with their costs, and refusals by name."""
     if not kinds:
         return (), {}
     blocks: list[str] = []
@@ -217,7 +217,7 @@ def _groups(
 
 
 def _are_kinds(value: Any) -> bool:
-    """Whether these are kinds of sites, and no batches: the two have changed places."""
+    """Whether a value is kinds of sites, given in the place of batches."""
     return isinstance(value, str) or (
         isinstance(value, tuple | list) and bool(value) and all(isinstance(kind, str) for kind in value)
     )

@@ -1,4 +1,4 @@
-"""Result of looking for sites: all of them in one list, and what is refused, with reasons."""
+"""Result of `find_sites`: a list of sites, and refusals with reasons."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Sites(Summarised, tuple[S, ...]):
     """Sites of a network, a tuple: units of depth in order of execution, then groups of width in order of depth.
 
     Attributes:
-        refused: Why what was seen is no site, and what to do about it, by name.
-        found: Groups of width with what is known besides.
+        refused: Reasons why other parts are no sites, each with a way out, by name.
+        found: Groups of width with the edits and relations among them.
     """
 
     refused: Mapping[str, str]
@@ -41,17 +41,17 @@ class Sites(Summarised, tuple[S, ...]):
         refused: Mapping[str, str] = MappingProxyType({}),
         found: FoundGroups = FoundGroups(),  # noqa: B008  # frozen
     ) -> Sites[S]:
-        """Make a list of sites, beside what is refused."""
+        """Make a list of sites, with refusals beside it."""
         made = super().__new__(cls, sites)
         object.__setattr__(made, "refused", dict(refused))
         object.__setattr__(made, "found", found)
         return made
 
     def of_kind(self, *kinds: str) -> Sites[S]:
-        """Return the sites of some kinds alone, without what is refused.
+        """Return the sites of some kinds alone, without refusals.
 
         Args:
-            kinds: For example "attention", "head".
+            kinds: Names such as "attention" and "head".
         """
         return Sites(site for site in self if site.kind in kinds)
 
@@ -67,7 +67,7 @@ class Sites(Summarised, tuple[S, ...]):
 
     @property
     def linked(self) -> tuple[tuple[Group, ...], ...]:
-        """Groups of width in equal parts of one tensor: those of a tuple must lose equally many units."""
+        """Groups of width in equal parts of one tensor: all of a tuple must lose equally many units."""
         return self.found.linked
 
     @property
@@ -77,7 +77,7 @@ class Sites(Summarised, tuple[S, ...]):
 
     @property
     def edits(self) -> tuple[Rewrite | FreeHeads, ...]:
-        """What must be done to the network before any of its groups is narrowed."""
+        """Edits that come before any group is narrowed."""
         return self.found.edits
 
     def __repr__(self) -> str:
@@ -86,14 +86,14 @@ class Sites(Summarised, tuple[S, ...]):
         return f"<Sites: {self._counts()}{refused}>"
 
     def summary(self) -> Summary:
-        """Return the first sites with what they hold, and the most frequent reasons of what is refused."""
+        """Return the first sites with their costs, and the most frequent reasons of refusals."""
         refused = self._refusals()
         room = MOST - len(refused.text().splitlines()) if self.refused else MOST
         shown = Summary.of_list(f"Sites: {self._counts()}", HEADER, self._rows(), tuple, most=room)
         return replace(shown, below=refused) if self.refused else shown
 
     def to_markdown(self) -> str:
-        """Return all sites, and all that is refused, as tables."""
+        """Return all sites and all refusals as tables."""
         parts = [f"# Sites: {self._counts()}", table(HEADER, self._rows(), "llrrrl")] if self else ["# Sites: none"]
         refused = [(f"`{name}`", reason) for name, reason in self.refused.items()]
         parts += ["## Refused", table(("name", "why, and what to do"), refused, "ll")] if refused else []

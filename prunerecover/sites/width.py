@@ -1,4 +1,4 @@
-"""Sites of width: groups with what they hold, and what makes units that are in none."""
+"""Sites of width: groups with their costs, and reasons why other units stay."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from prunerecover.width.groups.refusals import stays
 def with_costs(
     model: nn.Module, found: FoundGroups, example: ModelInputs | None, blocks: Sequence[str]
 ) -> tuple[Group, ...]:
-    """Return the groups with the parameters and MACs that all of their units hold, and the blocks that they are in.
+    """Return the groups with the parameters and MACs of all their units, and with the blocks around them.
 
     Args:
-        model: Unwrapped.
-        found: In it.
-        example: One batch; MACs are those of all its samples. None leaves them 0.
+        model: Network without wrappers.
+        found: Groups in the network.
+        example: Batch for counting MACs, of all samples together. None leaves them 0.
         blocks: Paths of all blocks.
     """
     rewritten = share_copy(model)
@@ -47,11 +47,11 @@ def with_costs(
 
 
 def refused_groups(found: FoundGroups, kinds: Sequence[str]) -> dict[str, str]:
-    """Return why units stay, and what to do about it, by the module that makes them.
+    """Return reasons why units stay, each with a way out, by the module that makes the units.
 
     Args:
         found: Groups of these kinds.
-        kinds: That were asked for.
+        kinds: Kinds that were asked for.
     """
     reasons: dict[str, list[str]] = {}
     for name, reason in _reasons(found, kinds):
@@ -89,13 +89,13 @@ def _reasons(found: FoundGroups, kinds: Sequence[str]) -> Iterator[tuple[str, st
 
 
 def _attentions_without_heads(traced: Traced, found: FoundGroups, explained: Set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the attentions whose heads are in no group though nothing keeps them: none of them is left out in silence.
+    """Yield attentions whose heads are in no group and not refused yet, each with a reason.
 
-    Attentions are known by what they multiply, and others of their classes by these.
+    Attentions are modules that multiply activations with each other, and all others of the same classes.
 
     Args:
-        traced: What the pass showed.
-        found: Groups.
+        traced: Trace of a forward pass.
+        found: Groups in the network.
         explained: Paths of modules that are in a group, or refused already.
     """
     multiplying = {attention.module for attention in find_attentions(traced.graph)} - {""}
