@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +45,7 @@ def missing_outputs(
 
     def seen(passes: FrontToBack) -> list[tuple[Tensor, Tensor]]:
         if fitted.end is not None:
-            run = partial(passes.run, before=fitted.path)
-            return at_end(passes.network, fitted.path, fitted.end, inputs, run)
+            return at_end(passes, fitted.path, fitted.end, inputs)
         return passes.seen_at(fitted.path, inputs, fitted.calls)
 
     now, then = seen(network), seen(dense)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover import apply_plan, plan_depth, reconstruct
+from prunerecover.calibration.front_to_back import FrontToBack
 from prunerecover.calibration.moments import Moments
 from prunerecover.model.batches import ModelInputs
 from prunerecover.recovery.branch_ends import NO_NORM, at_end, branch_ends
@@ -50,10 +51,31 @@ def test_ends_are_found_with_the_norm_behind_them(add: str) -> None:
     network, inputs = Branches(add).eval(), ModelInputs((IMAGES,))
     assert branch_ends(network, LAYERS, inputs) == {"second": "norm", "short": NO_NORM}
     expected = network.norm(network.second(F.relu(network.first(IMAGES)))) + network.short(IMAGES)
+    passes = FrontToBack(network, [inputs])
     for path, norm in (("second", "norm"), ("short", NO_NORM)):
-        torch.testing.assert_close(at_end(network, path, norm, inputs)[0][1], expected)
-    torch.testing.assert_close(at_end(network, "second", "norm", inputs)[0][0], F.relu(network.first(IMAGES)))
+        torch.testing.assert_close(at_end(passes, path, norm, inputs)[0][1], expected)
+    torch.testing.assert_close(at_end(passes, "second", "norm", inputs)[0][0], F.relu(network.first(IMAGES)))
     assert not any(module._forward_hooks for module in network.modules())
+
+
+class Scaled(Branches):
+    """A branch is added times a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.add(self.short(x), self.norm(self.second(F.relu(self.first(x)))), alpha=0.5)
+
+
+@torch.no_grad()
+def test_a_sum_is_in_units_of_what_the_layer_gives() -> None:
+    torch.manual_seed(0)
+    network, inputs = Scaled("scaled").eval(), ModelInputs((IMAGES,))
+    assert branch_ends(network, LAYERS, inputs) == {"second": "norm", "short": NO_NORM}
+    passes, before = FrontToBack(network, [inputs]), network(IMAGES)
+    ((_, total),) = at_end(passes, "second", "norm", inputs)
+    network.norm.bias += 1
+    ((_, more),) = at_end(passes, "second", "norm", inputs)
+    torch.testing.assert_close(more - total, torch.ones_like(before))
+    torch.testing.assert_close(at_end(FrontToBack(network, [inputs]), "short", NO_NORM, inputs)[0][1], before + 0.5)
 
 
 class OnItself(nn.Module):
@@ -73,7 +95,8 @@ class OnItself(nn.Module):
 def test_what_enters_a_layer_is_told_as_it_was() -> None:
     torch.manual_seed(0)
     network, x = OnItself().eval(), torch.randn(3, 4)
-    ((entered, total),) = at_end(network, "second", NO_NORM, ModelInputs((x,)))
+    inputs = ModelInputs((x,))
+    ((entered, total),) = at_end(FrontToBack(network, [inputs]), "second", NO_NORM, inputs)
     torch.testing.assert_close(entered, network.first(x))
     torch.testing.assert_close(total, network(x))
 
@@ -124,10 +147,26 @@ class Activated(Branches):
         return F.relu(self.norm(self.second(F.relu(self.first(x)))), inplace=True) + self.short(x)
 
 
+class NormedTwice(Branches):
+    """Behind the BatchNorm of a layer comes another, and something else reads what lies between."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.second(F.relu(self.first(x))))
+        return self.last_norm(y) + F.relu(self.last(y))
+
+
+class Number(Branches):
+    """What is added is a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(0 + self.short(x))
+
+
 @torch.no_grad()
 def test_what_serves_others_too_is_no_end() -> None:
     torch.manual_seed(0)
-    assert branch_ends(Shared("operator").eval(), LAYERS, ModelInputs((IMAGES,))) == {}
+    for network in (Shared("operator"), NormedTwice("operator"), Number("operator")):
+        assert branch_ends(network.eval(), LAYERS, ModelInputs((IMAGES,))) == {}
     for network in (Activated("operator"), Held("operator")):
         assert branch_ends(network.eval(), LAYERS, ModelInputs((IMAGES,))) == {"short": NO_NORM}
     assert branch_ends(Start("operator").eval(), LAYERS, ModelInputs((IMAGES,))) == {"second": "norm"}
