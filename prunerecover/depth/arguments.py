@@ -64,7 +64,7 @@ class DepthConfig:
         check_seed(self.seed)
         check_flag("include_strided", self.include_strided)
         if self.kinds is not None:
-            object.__setattr__(self, "kinds", kinds_among(self.kinds, DEPTH_KINDS, IN_DEPTH))
+            object.__setattr__(self, "kinds", kinds_among(self.kinds, DEPTH_KINDS, IN_DEPTH, some=False))
         for name, value, allowed in (
             ("replace", self.replace, REPLACEMENTS),
             ("search", self.search or SEARCHES[0], SEARCHES),
@@ -121,7 +121,7 @@ class DepthConfig:
 
     def check_ready(self, kinds: Sequence[str]) -> None:
         """Raise ValueError if a kind is not one that may go so, or the importance needs a loss and there is none."""
-        kinds_among(kinds, DEPTH_KINDS, IN_DEPTH)
+        kinds_among(kinds, DEPTH_KINDS, IN_DEPTH, some=False)
         if self.search == "run" and set(kinds) != {"block"}:
             raise ValueError(
                 f"Expected blocks alone for search='run', but got {', '.join(kinds)}. Give a budget in blocks, or in a "

@@ -58,23 +58,26 @@ FAMILY_KINDS = tuple(kind for kind in DEPTH_KINDS if kind != "layer")
 WIDTH_KINDS = tuple(kind for kind, traits in TRAITS.items() if traits.dimension == "width")
 
 
-def kinds_among(kinds: str | Sequence[str], among: Sequence[str], where: str = "") -> tuple[str, ...]:
+def kinds_among(
+    kinds: str | Sequence[str], among: Sequence[str], where: str = "", *, some: bool = True
+) -> tuple[str, ...]:
     """Return kinds as a tuple, of one where there is one alone.
 
     Args:
         kinds: Kinds that were asked for.
         among: Kinds that there are.
         where: Purpose, for the message.
+        some: Switch for refusing an empty list, which a part of a plan may have.
 
     Raises:
-        ValueError: If one is none of those that there are, or there is none.
+        ValueError: If one is none of those that there are, or the list is empty.
 
     >>> kinds_among("head", WIDTH_KINDS)
     ('head',)
     """
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     wrong = [f"'{kind}'" for kind in kinds if kind not in among]
-    if wrong or not kinds:
+    if wrong or (some and not kinds):
         raise ValueError(f"Expected kinds among {', '.join(among)}{where}, but got {', '.join(wrong) or 'none'}.")
     return kinds
 

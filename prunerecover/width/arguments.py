@@ -148,7 +148,7 @@ class WidthConfig(WidthRule):
     def __post_init__(self) -> None:
         """Check the arguments, and take a single kind or pattern for a list of one."""
         super().__post_init__()
-        object.__setattr__(self, "kinds", kinds_among(self.kinds, WIDTH_KINDS))
+        object.__setattr__(self, "kinds", kinds_among(self.kinds, WIDTH_KINDS, some=False))
         object.__setattr__(self, "ignore", patterns_of(self.ignore))
         object.__setattr__(self, "scores", scores_from(self.scores))
         check_seed(self.seed)

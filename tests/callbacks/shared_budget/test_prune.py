@@ -140,7 +140,7 @@ def test_depth_and_width_of_a_network_with_batchnorm(tmp_path: Path) -> None:
             {"budget": Budget(remove={"attention": 1})},
             "Expected a share .* with plan_depth or DepthPrune, .*",
         ),
-        ({"budget": THIRD, "kinds": ("heads",)}, r"Expected kinds among block, .* but got \['heads'\]"),
+        ({"budget": THIRD, "kinds": ("heads",)}, r"Expected kinds among block, .* but got 'heads'"),
         ({"budget": THIRD, "round_to": 0}, "round_to of at least 1, but got 0"),
         ({"plan": Plan(), "kinds": "head"}, r"Expected no kinds beside a plan, which says already what goes"),
         ({"plan": Plan(), "schedule": {"every": 1}}, "Expected a budget with schedule every=1"),
