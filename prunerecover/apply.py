@@ -17,7 +17,7 @@ from prunerecover.model.batches import Batches, CalibrationSet, listed
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import unwrap
-from prunerecover.plan.edits import Bypass, Edit, Fold, Replace
+from prunerecover.plan.edits import Bypass, Edit, Fold, Merge, Replace
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.recovery.dense_reference import as_dense_reference
@@ -98,7 +98,8 @@ def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int | None 
 def _fit_on_graph(model: nn.Module, stage: Sequence[Edit], samples: CalibrationSet) -> dict[str, Tensor]:
     """Return the tensors of stand-ins on the graph that a stage fits; the model is as the stage finds it."""
     fitted = [edit for edit in stage if isinstance(edit, Bypass) and edit.tensors]
-    found = refit_in_order(model, stage, samples.fit) if fitted else {}
+    apart = [edit for edit in stage if not isinstance(edit, Merge)]
+    found = refit_in_order(model, apart, samples.fit) if fitted else {}
     keys = {edit.unit: edit.tensors for edit in fitted if edit.unit in found}
     return {key: found[unit].values[key.rpartition(".")[2]].cpu() for unit, own in keys.items() for key in own}
 

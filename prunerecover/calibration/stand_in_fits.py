@@ -17,17 +17,25 @@ import torch
 from torch import Tensor, nn
 
 from prunerecover.calibration.front_to_back import FrontToBack
-from prunerecover.calibration.regression import AffineRegression
+from prunerecover.calibration.regression import AffineRegression, ChannelRegression
 from prunerecover.model.batches import ModelInputs, call
 from prunerecover.model.copies import share_copy
 from prunerecover.model.hooks import Reached, first_tensor, removed_after, until_reached
-from prunerecover.model.paths import get_module
+from prunerecover.model.paths import get_module, is_within
 from prunerecover.plan.edit_parts import FITTED_STAND_INS, StandIn
-from prunerecover.plan.edits import Bypass, Edit
+from prunerecover.plan.edits import PARAMETERS, Bypass, Edit, Narrow
 from prunerecover.plan.kinds import Kind
 from prunerecover.surgery.apply_edits import apply_edits
 
 RIDGES = (0.01, 0.3)  # relative to the mean variance of the channels
+MOST_NUMBERS = 1 << 27  # of second moments, 1 GiB each of what is read and of what is given with it
+BRANCHES = ("attention", "mlp")
+FORMS = {  # what costs least first, and how strongly it is shrunk
+    "block": (("affine", RIDGES[0]), ("affine", RIDGES[1])),
+    **dict.fromkeys(BRANCHES, (("constant", inf), ("affine", RIDGES[0]), ("affine", RIDGES[1]))),
+    "activation": (("slope_bias", 0.0),),
+    "layer": (("slope_bias", 0.0), ("affine", RIDGES[0]), ("affine", RIDGES[1])),
+}
 ROWS = 60  # positions that are taken per channel and batch of samples, at most
 
 
@@ -38,7 +46,8 @@ class FitPlace:
     Attributes:
         unit: Name of the unit.
         kind: Kind of the unit.
-        path: Path of the module that gives what the unit gives: the block, or the one whose output a branch adds.
+        path: Path of the module where it stands: the unit itself, or the one whose output a branch adds.
+        gives: Path of the module that gives what the unit gives: the same, or the last one that serves a layer.
         dim: Dimension of the channels in what it gives, 1 or -1.
         channels: Number of channels.
         modules: What takes the place of each module where nothing is fitted.
@@ -49,6 +58,7 @@ class FitPlace:
     unit: str
     kind: Kind
     path: str
+    gives: str
     dim: int
     channels: int
     modules: Mapping[str, StandIn] = field(hash=False)
@@ -76,14 +86,13 @@ class Fit:
     values: Mapping[str, Tensor]
     ridge: float
 
-    @property
-    def edit(self) -> Bypass:
-        """The edit that puts it in the unit's place."""
-        place, bare = self.place, self.place.modules[self.place.path]
-        own = StandIn(leaves=self.leaves, returns=bare.returns, dim=place.dim, channels=place.channels)  # type: ignore[arg-type]
-        return place.bypass().model_copy(
-            update={"modules": {**place.modules, place.path: own}, "tensors": tuple(self.tensors)}
-        )
+    def standing_in(self, edit: Bypass) -> Bypass:
+        """Return the edit that takes the unit out with this in its place, given the one without."""
+        place = self.place
+        returns = edit.modules[place.path].returns
+        own = StandIn(leaves=self.leaves, returns=returns, dim=place.dim, channels=place.channels)  # type: ignore[arg-type]
+        modules = {**edit.modules, place.path: own}
+        return edit.model_copy(update={"modules": modules, "tensors": tuple(self.tensors)})
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -120,7 +129,8 @@ class _Sums:
     """Regression of what a unit gives on what a stand-in in its place reads."""
 
     place: FitPlace
-    regression: AffineRegression = field(default_factory=AffineRegression)
+    affine: AffineRegression = field(default_factory=AffineRegression)
+    scale: ChannelRegression = field(default_factory=ChannelRegression)
     alike: bool = True  # the shapes of both
 
     def add(self, x: Tensor, y: Tensor) -> None:
@@ -128,35 +138,45 @@ class _Sums:
         x = x if self.alike else torch.zeros_like(y)
         rows, targets = (t.detach().movedim(self.place.dim, -1).flatten(0, -2) for t in (x, y))
         step = max(1, len(rows) // (ROWS * self.place.channels))
-        self.regression.add(rows[::step], targets[::step], torch.ones_like(rows[::step, 0]))
+        rows, targets = rows[::step], targets[::step]
+        for regression in {self._regression(form) for form, _ in FORMS[self.place.kind]}:
+            regression.add(rows, targets, torch.ones_like(rows[:, 0]))
 
     def all(self) -> tuple[Fit, ...]:
-        """Solve for everything that may stand there, what costs least first."""
-        constant = [inf] if self.place.kind != "block" else []
-        return tuple(self.solve(ridge) for ridge in (*constant, *(RIDGES if self.alike else ())))
+        """Solve for everything that may stand there."""
+        return tuple(self.solve(*form) for form in FORMS[self.place.kind] if self.alike or form[0] == "constant")
 
-    def solve(self, ridge: float) -> Fit:
-        """Solve for an affine map; an infinite ridge leaves a constant."""
-        place, channels = self.place, self.place.channels
-        prior = torch.eye(channels) if place.kind == "block" else torch.zeros(channels, channels)
-        weight, bias = (value.float() for value in self.regression.solve(ridge, prior))
-        if ridge == inf:
-            in_shape = place.modules[place.path].leaves in ("zeros", "constants")
-            return Fit(place, "constants" if in_shape else "constant", {"bias": bias}, ridge)
-        return Fit(place, "affine", {"weight": weight, "bias": bias}, ridge)
+    def solve(self, leaves: str, ridge: float) -> Fit:
+        """Solve for one form."""
+        place, regression = self.place, self._regression(leaves)
+        if isinstance(regression, ChannelRegression):
+            values = dict(zip(PARAMETERS["slope_bias"], regression.solve(), strict=True))
+        else:
+            nothing = torch.zeros if place.kind in BRANCHES else torch.eye
+            prior = nothing(place.channels, place.channels)
+            values = dict(zip(PARAMETERS["affine"], regression.solve(ridge, prior), strict=True))
+        values = {name: values[name].float() for name in PARAMETERS[leaves]}
+        in_shape = leaves == "constant" and place.modules[place.path].leaves in ("zeros", "constants")
+        return Fit(place, "constants" if in_shape else leaves, values, ridge)
+
+    def _regression(self, form: str) -> AffineRegression | ChannelRegression:
+        return self.scale if form == "slope_bias" else self.affine
 
 
 @torch.no_grad()
 def fits_alone(
     model: nn.Module, places: Sequence[FitPlace], batches: Sequence[ModelInputs]
 ) -> dict[str, tuple[Fit, ...]]:
-    """Return all that may stand for each unit, by its name, each fitted as if the unit alone went.
+    """Return all that may stand for each unit, by its name, each fitted as if the unit alone went; in few passes.
 
     Args:
         model: Dense, in evaluation mode.
         places: Where something may stand.
         batches: Calibration samples on the model's device.
     """
+    if len(places) > 1 and sum(place.channels**2 for place in places) > MOST_NUMBERS:
+        half = len(places) // 2
+        return fits_alone(model, places[:half], batches) | fits_alone(model, places[half:], batches)
     sums = {place.unit: _Sums(place) for place in places}
     apart = {place.unit: share_copy(model).eval() for place in places if not place.entry}
     for place in places:
@@ -193,7 +213,7 @@ def _added(model: nn.Module, sums: _Sums, read: Tensor | None) -> Iterator[None]
     place, handles = sums.place, []
     if read is None:
         handles = [get_module(model, place.entry).register_forward_pre_hook(enter, with_kwargs=True)]
-    with removed_after(*handles, get_module(model, place.path).register_forward_hook(leave)):
+    with removed_after(*handles, get_module(model, place.gives).register_forward_hook(leave)):
         yield
 
 
@@ -225,25 +245,42 @@ def refit_in_order(
     Returns:
         What was fitted, by the names of units.
     """
-    places = {place.path: place for edit in edits if isinstance(edit, Bypass) for place in _fitted_in(edit)}
     pruned = share_copy(model)
     apply_edits(pruned, edits)
     passes, dense = FrontToBack(pruned, batches), FrontToBack(model, batches)
-    found = {}
+    fitted = {edit.unit: edit for edit in edits if isinstance(edit, Bypass) and edit.leaves in FITTED_STAND_INS}
+    places, found = {place.path: place for place in (_place_in(edit, dense) for edit in fitted.values())}, {}
     for path in dense.in_order(places):
         place, sums = places[path], _Sums(places[path])
         for batch in batches:
-            for (x, _), (_, y) in zip(passes.seen_at(path, batch), dense.seen_at(path, batch), strict=False):
+            for (x, _), (_, y) in zip(passes.seen_at(path, batch), dense.seen_at(place.gives, batch), strict=False):
                 sums.add(x, y)
-        least = RIDGES[0] if place.modules[path].leaves == "affine" else inf
-        fit = found[place.unit] = sums.solve(least if ridges is None else ridges[place.unit])
+        leaves = fitted[place.unit].leaves
+        ridge = dict(reversed(FORMS[place.kind]))[leaves] if ridges is None else ridges[place.unit]
+        fit = found[place.unit] = sums.solve(leaves, ridge)
         for name, value in fit.values.items():
             get_module(pruned, path).get_parameter(name).copy_(value)
     return found
 
 
-def _fitted_in(edit: Bypass) -> Iterator[FitPlace]:
-    """Yield where an edit puts something fitted."""
-    for path, one in edit.modules.items():
-        if one.leaves in FITTED_STAND_INS:
-            yield FitPlace(edit.unit, edit.kind, path, one.dim, one.channels, edit.modules)
+def _place_in(edit: Bypass, dense: FrontToBack) -> FitPlace:
+    """Return where an edit puts something fitted, given passes of the dense network."""
+    path, one = next((path, one) for path, one in edit.modules.items() if one.leaves in FITTED_STAND_INS)
+    return FitPlace(edit.unit, edit.kind, path, dense.in_order(edit.modules)[-1], one.dim, one.channels, edit.modules)
+
+
+def with_fit(edit: Edit, fits: Mapping[str, Fit], others: Sequence[Edit]) -> Edit:
+    """Return an edit that takes a unit out with what is fitted in its place; the edit itself where nothing fits.
+
+    Args:
+        edit: The edit.
+        fits: By unit.
+        others: Edits of layers, which may change the widths for which it was fitted.
+    """
+    if not isinstance(edit, Bypass) or edit.unit not in fits:
+        return edit
+    narrowed = [part.tensor for other in others if isinstance(other, Narrow) for part in other.group]
+    alone = edit.kind in ("activation", "layer") and narrowed
+    if alone or any(is_within(tensor, path) for tensor in narrowed for path in edit.modules):
+        return edit
+    return fits[edit.unit].standing_in(edit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import inf, isfinite, prod
+from math import isfinite, prod
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from prunerecover.calibration.learning import (
 )
 from prunerecover.calibration.moments import LARGEST
 from prunerecover.calibration.stand_in_fits import Fit, FitPlace, fits_alone, refit_in_order, tensors_of
+from prunerecover.depth.layers.pruned_graph import NotRemovable
 from prunerecover.depth.layers.removals import Removals
 from prunerecover.depth.layers.variants import Variants
 from prunerecover.divergence.kept_outputs import KeptOutputs
@@ -30,7 +31,7 @@ from prunerecover.model.checks import is_differentiable
 from prunerecover.model.copies import share_copy
 from prunerecover.model.evaluation import uncompiled
 from prunerecover.model.paths import get_module
-from prunerecover.plan.edits import Bypass
+from prunerecover.plan.edits import Bypass, Patch
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.apply_edits import apply_edits
 
@@ -38,12 +39,17 @@ FASTER = 3  # than stand-ins in a family learn: ResNet-20, ResNet-56 at 33% of t
 
 
 def fit_places(removals: Removals) -> tuple[FitPlace, ...]:
-    """Return where something fitted can stand for blocks and branches, in order of execution.
+    """Return where something fitted can stand for units, in order of execution.
 
     Not for blocks in a list that transformers' configs count: taken out of it, they leave a standard model.
     """
     counted = {block.path for stack in read_stacks(removals.model) for block in stack.blocks}
-    found = (_place(removals, unit) for unit in removals.units_on_graph() if unit.name not in counted)
+    on_graph = {unit.name: unit for unit in removals.units_on_graph()}
+    found = (
+        _place(removals, on_graph[unit.name]) if unit.name in on_graph else _place_of_one(removals, unit)
+        for unit in removals.units
+        if unit.name not in counted
+    )
     return tuple(place for place in found if place is not None)
 
 
@@ -62,11 +68,12 @@ def fit_alone(variants: Variants, samples: CalibrationSet) -> None:
         unit = units[name]
         price: dict[Fit | None, float] = {None: variants.held_out([unit])}
         for one in fits:
-            removals.fits[name] = one
             saved = 1 - one.macs / unit.macs if unit.macs else 1.0
-            price[one] = variants.held_out([unit]) / saved if saved > 0 else inf
+            if saved > 0:
+                removals.fits[name] = one
+                price[one] = variants.held_out([unit]) / saved
         best = min(price, key=lambda one: price[one])
-        removals.fits.pop(name)
+        removals.fits.pop(name, None)
         removals.fits |= {name: best} if best is not None else {}
 
 
@@ -154,7 +161,26 @@ def _place(removals: Removals, unit: GraphUnit) -> FitPlace | None:
     if not 0 < shape[dim] <= LARGEST:
         return None
     entry = path if unit.kind == "block" else _entry(graph, unit, number)
-    return FitPlace(unit.name, unit.kind, path, dim, shape[dim], unit.modules, entry, prod(shape) // shape[dim])
+    return FitPlace(unit.name, unit.kind, path, path, dim, shape[dim], unit.modules, entry, prod(shape) // shape[dim])
+
+
+def _place_of_one(removals: Removals, unit: Unit) -> FitPlace | None:
+    """Return where a stand-in of a layer or an activation can stand, if nothing else changes with it."""
+    graph = removals.graph
+    try:
+        edits = [edit for edit in removals.edits([unit], in_place=True) if not isinstance(edit, Patch)]
+    except NotRemovable:
+        return None
+    (node,) = graph.by_module.get(unit.name, (None,))[:1]
+    if node is None or len(edits) != 1 or not isinstance(edits[0], Bypass) or node.given != node.shape:
+        return None
+    dim = 1 if "convolution" in node.operation else -1
+    if edits[0].unit != unit.name or len(node.shape) not in (2, 3, 4, 5) or not 0 < node.shape[dim] <= LARGEST:
+        return None
+    modules, channels = edits[0].modules, node.shape[dim]
+    gives = max(modules, key=lambda path: graph.first_in.get(path, -1))
+    where = (unit.name, unit.kind, unit.name, gives, dim, channels, modules)
+    return FitPlace(*where, unit.name, prod(node.shape) // channels)
 
 
 def _entry(graph: ComputationGraph, unit: GraphUnit, number: int) -> str:

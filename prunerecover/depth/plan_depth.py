@@ -63,9 +63,9 @@ def plan_depth(
         replace: "calibrated" fits what is left, picks it by its effect on the output and tunes it on the output,
             without labels; "zero" and "identity" are there by name. Whole blocks of a
             supported family leave nothing in their place; "calibrated" folds a linear map for each run of them into the
-            linear before it, where that changes the output less: no parameter is added. Blocks, attentions and MLPs
-            that the graph shows leave a linear map of the channels, or, for branches, a constant, where that changes
-            the output less for what it saves.
+            linear before it, where that changes the output less: no parameter is added. Units that the
+            graph shows leave a linear map of the channels, a slope and a bias, or a constant, where that changes the
+            output less for what it saves.
         search: "joint" removes one unit at a time by divergence per saved cost, ranks the others again on the pruned
             network, and then exchanges chosen units for better ones: units interact. "greedy" does so without
             exchanges, and "exact" judges every unit at each step, where the others leave out those that can hardly be

@@ -13,6 +13,7 @@ from prunerecover.graph.computation_graph import ComputationGraph, Edge, Node
 from prunerecover.graph.regions import addends, branches_off, common_module, head_layers, streams_behind
 from prunerecover.model.paths import get_module, is_within, parent_path
 from prunerecover.plan.edit_parts import StandIn
+from prunerecover.plan.edits import Bypass
 from prunerecover.plan.kinds import Kind
 
 
@@ -36,6 +37,11 @@ class GraphUnit:
     nodes: frozenset[int]
     block: str = ""
     doubtful: bool = False
+
+    @property
+    def bypass(self) -> Bypass:
+        """The edit that takes it out."""
+        return Bypass(unit=self.name, kind=self.kind, modules=self.modules)  # type: ignore[arg-type]
 
 
 @dataclass

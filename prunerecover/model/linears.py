@@ -25,21 +25,23 @@ def matrix_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def matrix_and_vector(*modules: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
-    """Return the first matrix and the first vector of modules, which new parameters are made like.
+    """Return the first matrix and the first vector of a module, which new parameters are made like.
 
-    Where there is no matrix, the first parameter serves as one; without a vector, the matrix.
+    Of several modules the first one counts that has a matrix, else the first one with parameters; its first parameter
+    serves as what it lacks, the matrix as a vector.
 
     Raises:
         ValueError: If there is no parameter at all.
     """
-    parameters = [parameter for module in modules for parameter in module.parameters()]
-    if not parameters:
+    held = [list(module.parameters()) for module in modules]
+    own = next((one for one in held if any(p.ndim > 1 for p in one)), next(filter(None, held), None))
+    if own is None:
         raise ValueError(
             f"Expected modules with parameters where something fitted takes their place, but "
             f"{type(modules[0]).__name__} has none. Was the plan edited, or made for another model?"
         )
-    matrix = next((p for p in parameters if p.ndim > 1), parameters[0])
-    return matrix, next((p for p in parameters if p.ndim == 1), matrix)
+    matrix = next((p for p in own if p.ndim > 1), own[0])
+    return matrix, next((p for p in own if p.ndim == 1), matrix)
 
 
 def is_linear(module: nn.Module) -> bool:

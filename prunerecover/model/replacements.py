@@ -127,7 +127,6 @@ class Empty(Replacement):
 
     Args:
         dim: The dimension.
-        returns: How many values the replaced module returned.
 
     >>> Empty(1)(torch.ones(2, 3)).shape
     torch.Size([2, 0])
@@ -171,8 +170,10 @@ class Pool(Replacement):
 
 def replacement_for(
     leaves: str, returns: int = 1, dim: int = 0, window: tuple[tuple[int, ...], ...] = (), channels: int = 0
-) -> Replacement:
+) -> nn.Module:
     """Return the module that takes the place of another; arguments as the fields of `StandIn`."""
+    if leaves == "slope_bias":
+        return SlopeBias(channels, dim)
     if leaves == "affine":
         return Affine(channels, returns, dim)
     if leaves in ("constant", "constants"):
@@ -233,19 +234,21 @@ class Constant(Replacement):
 
 
 class SlopeBias(nn.Module):
-    """A linearised activation, `(..., C)`: y = slope * x + bias per channel.
+    """A linearised activation or layer: y = slope * x + bias per channel; arguments as of `Affine`.
 
     Two linears with only this between them are one linear: see `merge`.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, channels: int, dim: int = -1) -> None:
         super().__init__()
-        self.slope = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim))
+        self.dim = dim
+        self.slope = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale and shift each channel."""
-        return torch.addcmul(self.bias, x, self.slope)
+        shape = (-1, *[1] * (x.ndim - 2)) if self.dim == 1 else (-1,)
+        return torch.addcmul(self.bias.view(shape), x, self.slope.view(shape))
 
 
 class ChannelMap(nn.Module):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
 from prunerecover.plan.records import LONGEST_NAME, Items
 
-FITTED_STAND_INS = ("affine", "constant", "constants")
 MOST_RETURNED = 64  # values by one module
 MOST_CHANNELS = 2**14  # of an affine map, which holds their square
+
+Bare = Literal["identity", "copy", "zero", "zeros", "one", "empty", "pool"]
+Fitted = Literal["affine", "slope_bias", "constant", "constants"]
+FITTED_STAND_INS = get_args(Fitted)
 
 
 class EditRecord(BaseModel):
@@ -45,8 +48,8 @@ class StandIn(BaseModel):
         leaves: "identity" (the input is passed on), "copy" (a copy of it, where what reads it overwrites it), "zero" (a
             scalar, for sums), "zeros" (in the input's shape, for sums in place), "one" (for products), "empty" (no
             entries along a dimension, for concatenations), "pool" (averages, in the place of a strided layer), or
-            something fitted: "affine" (a map of the channels), "constant" (a number per channel, for sums) or
-            "constants" (in the input's shape, for sums in place).
+            something fitted: "affine" (a map of the channels), "slope_bias" (of each channel), "constant" (a number
+            per channel, for sums) or "constants" (in the input's shape, for sums in place).
         returns: How many values the module returns: 1 is a tensor, 0 a tuple of one.
         dim: Of "empty": the dimension; of what is fitted: that of the channels, 1 or -1.
         channels: Of what is fitted: how many there are.
@@ -55,9 +58,9 @@ class StandIn(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    leaves: Literal["identity", "copy", "zero", "zeros", "one", "empty", "pool", "affine", "constant", "constants"] = (
-        "identity"
-    )
+    leaves: Literal[
+        "identity", "copy", "zero", "zeros", "one", "empty", "pool", "affine", "slope_bias", "constant", "constants"
+    ] = "identity"
     returns: int = Field(default=1, ge=0, le=MOST_RETURNED)
     dim: int = 0
     channels: int = Field(default=0, ge=0, le=MOST_CHANNELS)

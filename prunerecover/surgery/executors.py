@@ -15,7 +15,7 @@ from prunerecover.families.describe import describe, describe_stacks
 from prunerecover.families.layout import Branch
 from prunerecover.model.hooks import carry_hooks
 from prunerecover.model.linears import check_plain, linear_shape, matrix_and_vector, through_last_matrix, without_affine
-from prunerecover.model.paths import get_module
+from prunerecover.model.paths import get_module, parent_path
 from prunerecover.model.replacements import (
     Affine,
     ChannelMap,
@@ -195,7 +195,8 @@ def _(edit: Bypass | Patch, context: EditContext) -> None:
     for (path, old), one in zip(before.items(), edit.modules.values(), strict=True):
         new = replacement_for(one.leaves, one.returns, one.dim, one.window, one.channels)
         if isinstance(edit, Bypass) and any(True for _ in new.parameters()):
-            context.register(new, _likes(old, *before.values()), _values(context, edit))
+            around = get_module(context.model, parent_path(path)), context.model
+            context.register(new, _likes(old, *before.values(), *around), _values(context, edit))
         carry_attributes(old, new)
         context.replace_module(path, new)
     for path, attribute, value in settings_without_fusion(context.model, edit.modules):
@@ -239,18 +240,15 @@ def _replace_activation(context: EditContext, edit: Replace) -> None:
     check_plain(forward.first, first)
     check_plain(forward.second, get_module(context.model, forward.second))
     width, hidden = linear_shape(first)
-    weight = first.get_parameter("weight")
-    bias = first.bias if isinstance(first.bias, Parameter) else weight
     if edit.leaves == "affine":
         linear = nn.Linear(width, width, device="meta")  # drawing initial values would move the random state
         linear.weight, linear.bias = Parameter(torch.eye(width)), Parameter(torch.zeros(width))
-        context.register(linear, {"weight": weight, "bias": bias}, _values(context, edit))
+        context.register(linear, _likes(first), _values(context, edit))
         context.replace_module(forward.first, linear)
         context.replace_by_identity((forward.activation, *forward.between, forward.second))
     elif edit.leaves == "slope_bias":
-        slope_bias = SlopeBias(hidden)
-        context.register(slope_bias, {"slope": bias, "bias": bias}, _values(context, edit))
-        context.replace_module(forward.activation, slope_bias)
+        context.register(new := SlopeBias(hidden), _likes(first), _values(context, edit))
+        context.replace_module(forward.activation, new)
     else:
         context.replace_module(forward.activation, nn.Identity())
 
@@ -269,8 +267,9 @@ def _replace_branch(context: EditContext, edit: Replace) -> None:
 
 
 def _likes(*old: nn.Module) -> dict[str, Parameter]:
-    """Return the parameters of modules that the weight and the bias of a map in their place are made like."""
-    return dict(zip(PARAMETERS["affine"], matrix_and_vector(*old), strict=True))
+    """Return the parameters of modules that those of something fitted in their place are made like."""
+    weight, bias = matrix_and_vector(*old)
+    return {"weight": weight, "slope": bias, "bias": bias}
 
 
 def _values(context: EditContext, edit: Replace | Bypass) -> dict[str, Tensor]:

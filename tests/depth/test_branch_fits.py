@@ -88,3 +88,13 @@ def test_what_is_fitted_stays_where_nothing_else_is_left_in_a_module() -> None:
     after = pruned(dense, plan)
     assert [type(one) for one in after.modules() if isinstance(one, Affine | Constant)]
     assert not torch.equal(after(torch.ones(2, 3)), after[3](after[2](after[0](torch.ones(2, 3)))))  # type: ignore[index]
+
+
+def test_what_memory_has_no_room_for_is_fitted_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    dense, batches = Sums("rows", leaf=False).eval(), [torch.randn(16, 7, 3) for _ in range(4)]
+    once = plan_depth(dense, remove={"mlp": 2}, batches=batches)
+    monkeypatch.setattr("prunerecover.calibration.stand_in_fits.MOST_NUMBERS", 1)
+    apart = plan_depth(dense, remove={"mlp": 2}, batches=batches)
+    assert once.edits == apart.edits
+    assert all(torch.equal(apart.tensors[key], value) for key, value in once.tensors.items())

@@ -11,7 +11,7 @@ From a thesis on fine-grained depth pruning (Delft, 2025), on a graph that one f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -115,15 +115,18 @@ class PrunedGraph:
         """Raise NotRemovable if what goes with a layer is neither modules nor calls in code that can be rewritten."""
         self._rerouted(path, whole_modules(self.graph, coupled_nodes(self.graph, self._node(path), self.gone))[1])
 
-    def finishing(self, dropped: Dropped = NOTHING_DROPPED, without: tuple[str, ...] = ()) -> tuple[Edit, ...]:
+    def finishing(
+        self, dropped: Dropped = NOTHING_DROPPED, without: tuple[str, ...] = (), computing: Set[str] = frozenset()
+    ) -> tuple[Edit, ...]:
         """Return the edits that come last: patches of merges, emptied modules, forwards that are rewritten.
 
         Args:
             dropped: Branches that are taken out besides.
             without: What the paths of modules begin with that are gone by then.
+            computing: Paths of layers that leave something fitted.
         """
-        copies = self._copies(dropped)
-        found = patches(self.graph, self._handing_on(), dropped, copies.drop, self._pooled())
+        copies = self._copies(dropped, computing)
+        found = patches(self.graph, self._handing_on(computing), dropped, copies.drop, self._pooled())
         found = {path: stand_in for path, stand_in in found.items() if not f"{path}.".startswith(without)}
         emptied = (*(f"{path}." for path in found), *without)
         rerouted = [
@@ -155,12 +158,13 @@ class PrunedGraph:
         left = {node.index: modules.get(node.module) for node in map(self.graph.nodes.__getitem__, self.gone)}
         return {index: stand_in for index, stand_in in left.items() if stand_in and stand_in.leaves == "pool"}
 
-    def _handing_on(self) -> frozenset[int]:
-        """Indices of the nodes in whose place identities stand, not poolings."""
-        return frozenset(i for i in self.gone if not is_resizing(self.graph.nodes[i]))
+    def _handing_on(self, computing: Set[str] = frozenset()) -> frozenset[int]:
+        """Indices of the nodes in whose place identities stand, not poolings or what is fitted."""
+        gone = (self.graph.nodes[index] for index in self.gone)
+        return frozenset(node.index for node in gone if not is_resizing(node) and node.module not in computing)
 
-    def _copies(self, dropped: Dropped) -> Copies:
-        passing = self._handing_on() | dropped.streams.keys()
+    def _copies(self, dropped: Dropped, computing: Set[str] = frozenset()) -> Copies:
+        passing = self._handing_on(computing) | dropped.streams.keys()
         return Copies(self.model, self.graph, self.widths.copy(), passing, dropped.nodes)
 
     def _node(self, path: str) -> Node:

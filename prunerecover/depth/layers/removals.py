@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from prunerecover.calibration.stand_in_fits import Fit
+from prunerecover.calibration.stand_in_fits import Fit, with_fit
 from prunerecover.cost.macs import macs_by_module
 from prunerecover.depth.family.units import family_units
 from prunerecover.depth.layers.patching import Dropped, patches
@@ -25,7 +25,7 @@ from prunerecover.graph.trace import Traced
 from prunerecover.model.linears import linear_shape
 from prunerecover.model.paths import get_module, is_within
 from prunerecover.plan.edit_parts import StandIn
-from prunerecover.plan.edits import Bypass, Edit, Narrow, Remove, Replace, Rewrite
+from prunerecover.plan.edits import Bypass, Edit, Remove, Replace, Rewrite
 from prunerecover.plan.units import Unit
 from prunerecover.surgery.merging import block_removals
 from prunerecover.width.groups.discovery import FOUND_KINDS, look_for_groups
@@ -123,14 +123,16 @@ class Removals:
         state = self.after(layers, blocks)
         pairs = [self._pairs[unit.name] for unit in branches if unit.name in self._pairs]
         family = [unit for unit in branches if unit.name not in self._branches and unit.name not in self._pairs]
-        taken = [self._bypass(unit, state.edits) for unit in graph_units]
-        bare = [unit for unit, edit in zip(graph_units, taken, strict=True) if not edit.tensors]
-        taken += [bypass(pair) for pair in pairs]
+        own, taken, activations = (
+            [with_fit(edit, self.fits, state.edits) for edit in edits]
+            for edits in (state.edits, (unit.bypass for unit in graph_units), map(bypass, pairs))
+        )
+        computing = {edit.unit for edit in (*own, *taken) if isinstance(edit, Bypass) and edit.tensors}
         merged = [] if in_place else [merge(pair) for pair in pairs]
         taken_out = tuple(f"{path}." for unit in graph_units for path in unit.modules)
         taken_out += tuple(f"{unit.name}." for unit in family if unit.kind == "block")
-        dropped = Dropped.of(self.graph, bare)  # what is fitted computes something
-        own, finishing = state.edits, state.finishing(dropped, taken_out)
+        dropped = Dropped.of(self.graph, [unit for unit in graph_units if unit.name not in computing])
+        finishing = state.finishing(dropped, taken_out, computing)
         finishing = (*finishing, *self._companions.patch(graph_units, (*own, *finishing)))
         removed = [self._family_edit(unit) for unit in family if unit.kind != "block"]
         if in_place:
@@ -143,7 +145,7 @@ class Removals:
             gone = block_removals(self.model, numbers) if numbers else []
         except ValueError as error:  # no block would stay
             raise NotRemovable(str(error)) from error
-        return (*removed, *rewrites, *own, *taken, *finishing, *merged, *gone)
+        return (*removed, *rewrites, *own, *taken, *activations, *finishing, *merged, *gone)
 
     def units_on_graph(self) -> tuple[GraphUnit, ...]:
         """Return blocks and branches that the graph shows, in order of execution."""
@@ -223,16 +225,9 @@ class Removals:
         params = _parameters(self.model, targets) - out * (width + 1)
         return Unit(pair.activation, "activation", targets, params, both - merged_macs, _home(pair.first, blocks))
 
-    def _bypass(self, unit: GraphUnit, before: Sequence[Edit]) -> Bypass:
-        """Return the edit that takes a unit out; what is fitted stands for it unless other layers change its widths."""
-        narrowed = (part.tensor for edit in before if isinstance(edit, Narrow) for part in edit.group)
-        if unit.name in self.fits and not any(is_within(tensor, own) for tensor in narrowed for own in unit.modules):
-            return self.fits[unit.name].edit
-        return Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules)  # type: ignore[arg-type]
-
     def _can_do_without(self, unit: GraphUnit) -> bool:
         """Whether the network runs without a unit, as far as that is in doubt, and all that is left of it trains."""
-        edits: list[Edit] = [Bypass(unit=unit.name, kind=unit.kind, modules=unit.modules)]  # type: ignore[arg-type]
+        edits: list[Edit] = [unit.bypass]
         try:
             alone = self._companions.of([unit])
             reason = failure(self._twin, self.example, edits) if unit.doubtful else ""

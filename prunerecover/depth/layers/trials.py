@@ -120,7 +120,7 @@ class Companions:
         taken_out += patches(self.graph, frozenset(), Dropped.of(self.graph, units))
         serving = self._feeders.serving(units, taken_out)
         found = {path: StandIn() for path in serving.values() if path}
-        edits: list[Edit] = [Bypass(unit=one.name, kind=one.kind, modules=one.modules) for one in units]  # type: ignore[arg-type]
+        edits: list[Edit] = [one.bypass for one in units]
         runs = not found or not failure(self.twin, self.example, [*edits, Patch(modules=found)])
         return found, [name for name, path in serving.items() if not path or not runs]
 

@@ -22,7 +22,7 @@ from prunerecover.divergence.outputs import OtherShape
 from prunerecover.importance.registry import check_finite
 from prunerecover.model.copies import share_copy
 from prunerecover.model.paths import is_within, parent_path
-from prunerecover.model.replacements import Affine, Constant
+from prunerecover.model.replacements import Affine, Constant, SlopeBias
 from prunerecover.plan.units import Unit, names_of
 from prunerecover.surgery.apply_edits import Applied, edited
 
@@ -184,7 +184,7 @@ def _signature(network: nn.Module, applied: Applied) -> Signature:
     found: Signature = {}
     for path, module in network.named_modules():
         held = (*module._parameters.items(), *module._buffers.items())
-        told = _value if isinstance(module, Affine | Constant) else partial(_identity, applied=applied)
+        told = _value if isinstance(module, Affine | Constant | SlopeBias) else partial(_identity, applied=applied)
         tensors = tuple((name, *told(tensor)) for name, tensor in held if tensor is not None)
         found[path] = (type(module).__name__, getattr(module, "rerouted", ()), tensors)
     return found
