@@ -56,7 +56,7 @@ def test_units_say_what_goes_once_the_linears_are_one() -> None:
 
 def test_the_linears_become_one_that_computes_the_same_without_the_activation() -> None:
     model = network()
-    plan = plan_depth(model, remove={"activation": 1}, batches=[X], ignore=["branches.[013]*"])
+    plan = plan_depth(model, remove={"activation": 1}, batches=[X], ignore=["branches.[013]*"], replace="identity")
     bare = deep_copy(model)
     bare.branches[2].act = nn.Identity()
     apply_plan(model, plan)

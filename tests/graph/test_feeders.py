@@ -74,7 +74,8 @@ def test_a_branch_that_stays_says_what_would_not_train() -> None:
 
 
 def test_the_norm_of_two_branches_goes_with_both() -> None:
-    plan = plan_depth(Lookahead(), remove={"mlp": 2}, batches=[X.repeat(4, 1, 1)], search="one_shot")
+    batches = [X.repeat(4, 1, 1)]
+    plan = plan_depth(Lookahead(), remove={"mlp": 2}, batches=batches, search="one_shot", replace="zero")
     model = Lookahead()
     apply_plan(model, plan)
     with torch.no_grad():
