@@ -11,15 +11,14 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from prunerecover.callbacks.arguments import check_alone, check_one
-from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
-from prunerecover.callbacks.calibration.training_loss import training_loss
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.reconstructing import ReconstructingCallback
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.depth.arguments import DepthConfig, planned_by_parts
 from prunerecover.depth.family.units import known_by_parts
 from prunerecover.depth.feasible import check_feasible
-from prunerecover.depth.plan_depth import plan_depth
+from prunerecover.depth.plan_depth import depth_plan
 from prunerecover.families.describe import is_supported
 from prunerecover.importance.context import Importance
 from prunerecover.model.arguments import check_patterns, patterns_of
@@ -159,25 +158,21 @@ class DepthPrune(ReconstructingCallback):
         if self.config.ignore and is_supported(network) and not Ledger.of(pl_module).made_by(self._key(trainer)):
             check_patterns(self.config.ignore, [unit.name for unit in find_units(network)], "units")
 
-    def check_feasible(
-        self, network: nn.Module, budget: Budget | None, batches: Callable[[], list[CapturedInputs]]
-    ) -> None:
+    def check_feasible(self, surgery: Surgery, budget: Budget | None) -> None:
         """Raise ValueError if a budget is more than all units hold, as far as that is known without scores."""
-        by_parts = budget is None or planned_by_parts(network, budget.kinds(()), self.config)
+        by_parts = budget is None or planned_by_parts(surgery.network, budget.kinds(()), self.config)
         if budget is not None and (not by_parts or (budget.share is not None and budget.latency is None)):
-            check_feasible(network, batches()[0], budget, self.config)
+            check_feasible(surgery.untouched, budget, self.config)
 
-    def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
+    def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
         """Return `plan_depth`'s plan, calibrated on inputs that the network gets while training.
 
         Args:
-            trainer: In a fit.
-            pl_module: Its LightningModule.
-            target: Path of the network.
+            surgery: Network and captured inputs.
             budget: How much of the network, as it is now, goes.
         """
-        batches = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
+        assert budget is not None, "a plan is not decided about"
         config = self.config
         if config.reads_loss:
-            config = dataclasses.replace(config, loss=config.loss or training_loss(trainer, pl_module))
-        return plan_depth(unwrap(get_module(pl_module, target)), budget, batches=batches, **vars(config))
+            config = dataclasses.replace(config, loss=config.loss or surgery.loss)
+        return depth_plan(surgery.session(config.loss), budget, config)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from prunerecover.callbacks.arguments import check_distillation
 from prunerecover.callbacks.calibration.capture import capture_inputs
-from prunerecover.callbacks.calibration.dense import statistics_in_trainer
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.distillation.cached_teacher import AnswerFolders, CachedTeacher
 from prunerecover.callbacks.distillation.features import FeatureMatcher
 from prunerecover.callbacks.distillation.student import Student
@@ -26,6 +26,8 @@ from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.dense_reference import with_own_statistics
 from prunerecover.recovery.distillation import distillation_loss, feature_loss
+
+SAMPLES = 256  # that tell whether BatchNorm statistics of the teacher lag behind its weights
 
 
 class DistillRecover(LedgerCallback):
@@ -92,7 +94,7 @@ class DistillRecover(LedgerCallback):
         ledger = Ledger.of(pl_module)
         mine = self.network_path(trainer, pl_module)
         if self.teacher == "dense" and target == mine and self._network is None and target not in ledger.plans:
-            statistics = statistics_in_trainer(trainer, pl_module, target)
+            statistics = Surgery(trainer, pl_module, target, SAMPLES).statistics
             self._network = freeze(with_own_statistics(copy_dense(pl_module, target), statistics)).to(pl_module.device)
             record = save_teacher(trainer, self._network)
             if record is not None:

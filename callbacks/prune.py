@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from prunerecover.boundary.search import Evaluate
 from prunerecover.callbacks.arguments import check_alone, check_one
-from prunerecover.callbacks.calibration.capture import CapturedInputs
-from prunerecover.callbacks.calibration.width_inputs import width_inputs
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.reconstructing import ReconstructingCallback
 from prunerecover.callbacks.schedule import PruneSchedule
-from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_share
-from prunerecover.shared_budget.feasible import check_feasible
-from prunerecover.shared_budget.plan_pruning import plan_pruning
+from prunerecover.shared_budget.feasible import check_feasible, check_names
+from prunerecover.shared_budget.plan_pruning import joint_plan
 from prunerecover.width.groups.rounding import RoundTo
 
 
@@ -97,33 +93,21 @@ class Prune(ReconstructingCallback):
         """Return none: the budget is in shares of cost."""
         return {}
 
-    def check_feasible(
-        self, network: nn.Module, budget: Budget | None, batches: Callable[[], list[CapturedInputs]]
-    ) -> None:
+    def check_feasible(self, surgery: Surgery, budget: Budget | None) -> None:
         """Raise ValueError if nothing can go, a pattern in `ignore` matches nothing, or a budget is too large."""
-        asked = self.budget if budget is None else budget
-        assert asked is not None, "a plan is not checked"
-        check_feasible(network, batches(), asked, self.config, names_only=budget is None)
+        assert self.budget is not None, "a plan is not checked"
+        if budget is None:
+            check_names(surgery.untouched, self.budget, self.config)
+        else:
+            check_feasible(surgery.untouched, budget, self.config)
 
-    def decide(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        target: str,
-        budget: Budget | None,
-        evaluate: Evaluate | None = None,
-    ) -> Plan:
+    def decide(self, surgery: Surgery, budget: Budget | None, evaluate: Evaluate | None = None) -> Plan:
         """Return `plan_pruning`'s plan, decided on what the network gets while training.
 
         Args:
-            trainer: In a fit.
-            pl_module: Its LightningModule.
-            target: Path of the network.
+            surgery: Network and captured inputs.
             budget: How much of the network, as it is now, goes.
             evaluate: See `plan_pruning`; in a fit splits are compared by their outputs.
         """
         assert budget is not None, "a plan is not decided about"
-        network = unwrap(get_module(pl_module, target))
-        inputs = width_inputs(trainer, pl_module, target, self.calibration, self.seed, self.config.loss)
-        config = dataclasses.replace(self.config, loss=inputs.loss)
-        return plan_pruning(network, budget, batches=inputs.batches, evaluate=evaluate, **vars(config))
+        return joint_plan(surgery.session(self.config.loss or surgery.loss), budget, self.config, evaluate)

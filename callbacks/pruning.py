@@ -14,9 +14,8 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
-from prunerecover.apply import refit_plan
-from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
-from prunerecover.callbacks.calibration.dense import as_dense_in_trainer
+from prunerecover.apply import refit
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
 from prunerecover.callbacks.planning_progress import planning_progress
@@ -48,13 +47,11 @@ class PruningCallback(ScheduledCallback):
         self._sharded: nn.Module | None = None
 
     @abstractmethod
-    def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
-        """Return the plan for the network at `target` as it is now; called on every rank, random state isolated.
+    def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
+        """Return the plan for the network as it is now; called on every rank, random state isolated.
 
         Args:
-            trainer: In a fit.
-            pl_module: Its LightningModule.
-            target: Path of the network.
+            surgery: Network and captured inputs.
             budget: How much of the network, as it is now, goes; None if the callback was given none.
         """
 
@@ -62,17 +59,13 @@ class PruningCallback(ScheduledCallback):
         """Return what `after_surgery` needs of the network as it is before the plan is applied; None: nothing."""
         return None
 
-    def after_surgery(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
-    ) -> str:
+    def after_surgery(self, surgery: Surgery, plan: Plan, before: nn.Module | None) -> str:
         """Change the network further, on every rank, once it has been pruned in a fit; return what was done, in words.
 
         The random state is isolated.
 
         Args:
-            trainer: In the middle of the fit.
-            pl_module: Its LightningModule.
-            target: Path of the network.
+            surgery: Network and captured inputs.
             plan: What was done.
             before: What `keep` returned.
         """
@@ -172,44 +165,40 @@ class PruningCallback(ScheduledCallback):
 
     def _operate(self, trainer: pl.Trainer, pl_module: pl.LightningModule, budget: Budget | None) -> None:
         target, started = self.find(pl_module), time.perf_counter()
+        surgery = Surgery(trainer, pl_module, target, self.calibration, self.seed)
         with isolated(), planning_progress(trainer, f"{self._name}: planning"):
             seed_all(self.seed)  # a training step that scores may draw noise, and a resumed run has drawn less by now
             merge_adapters_in_trainer(trainer, pl_module, target)
-            with as_dense_in_trainer(trainer, pl_module, target, self.calibration, self.seed):
-                plan = self._decide(trainer, pl_module, target, budget)
-                seconds = time.perf_counter() - started if self.plan is None else None
-                plan = trainer.strategy.broadcast(plan)  # decided once: ranks must not differ by a rounding error
-                taken = trainer.strategy.broadcast(self._taken(trainer, pl_module, target, plan))
-                before = self.keep(unwrap(get_module(pl_module, target)), plan)
+            plan = self._decide(surgery, budget)
+            seconds = time.perf_counter() - started if self.plan is None else None
+            plan = trainer.strategy.broadcast(plan)  # decided once: ranks must not differ by a rounding error
+            taken = trainer.strategy.broadcast(self._taken(surgery, plan))
+            before = self.keep(surgery.dense, plan)
             apply_in_trainer(trainer, pl_module, target, plan)
-            kept = self.after_surgery(trainer, pl_module, target, plan, before) if plan.edits else None
+            kept = self.after_surgery(surgery, plan, before) if plan.edits else None
             if plan.edits and self.merge == "at_surgery":
                 merge_in_trainer(trainer, pl_module, target)
         announce(trainer, Ledger.of(pl_module), self._key(trainer), target, plan, seconds, taken, kept or "")
 
-    def _taken(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan) -> dict[str, float]:
+    def _taken(self, surgery: Surgery, plan: Plan) -> dict[str, float]:
         """Return what a plan takes of the budget, which surgeries to come need not take."""
         if self.budget is None or not self.schedule.is_progressive:
             return {}
+        return budget_used(plan, self.budget, surgery.network, lambda: surgery.inputs[0], self.seed)
 
-        def example() -> CapturedInputs:
-            return capture_inputs(trainer, pl_module, target, self.calibration, self.seed)[0]
-
-        return budget_used(plan, self.budget, unwrap(get_module(pl_module, target)), example, self.seed)
-
-    def _decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
+    def _decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
         if budget is not None:
-            budget = budget.remaining(event.taken for event in Ledger.of(pl_module).made_by(self._key(trainer)))
+            events = Ledger.of(surgery.module).made_by(self._key(surgery.trainer))
+            budget = budget.remaining(event.taken for event in events)
             if budget is None:  # surgeries before have taken as much
                 return Plan()
         if self.plan is None:
-            return self.decide(trainer, pl_module, target, budget)
-        network = unwrap(get_module(pl_module, target))
-        if _fits_weights(self.plan, network):
+            return self.decide(surgery, budget)
+        if _fits_weights(self.plan, surgery.network):
             return self.plan
         rank_zero_info("prunerecover: the weights have changed since the plan was made; fitting its tensors anew.")
-        batches = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
-        return refit_plan(network, self.plan, batches, self.seed)
+        check_source(surgery.network, self.plan)
+        return refit(surgery.session(), self.plan)
 
     def _prune_for_evaluation(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._after_sharding(pl_module)

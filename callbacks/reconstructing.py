@@ -8,7 +8,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
+from prunerecover.callbacks.calibration.capture import CapturedInputs
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.averaged_copies import averaged_copies
 from prunerecover.callbacks.pruning import SHARDED, PruningCallback
 from prunerecover.model.arguments import check_flag
@@ -59,55 +60,42 @@ class ReconstructingCallback(PruningCallback):
         wanted = made_for(network) if self.reconstruct is None else self.reconstruct
         return wanted and reconstructible(plan)
 
-    def after_surgery(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, plan: Plan, before: nn.Module | None
-    ) -> str:
+    def after_surgery(self, surgery: Surgery, plan: Plan, before: nn.Module | None) -> str:
         """Reconstruct the network, or estimate BatchNorm statistics anew, if it comes nearer to what it was by that.
 
         All ranks and averages take what the first has. Returned is which of these was kept, and how near each came.
 
         Args:
-            trainer: In the middle of the fit.
-            pl_module: Its LightningModule.
-            target: Path of the network.
+            surgery: Network and captured inputs.
             plan: What was done.
             before: What `keep` returned.
         """
         if before is None:
             return ""
-        network = unwrap(get_module(pl_module, target))
-        inputs = capture_inputs(trainer, pl_module, target, self.calibration, self.seed)
-        inputs = several_samples(inputs) or inputs
+        trainer, network = surgery.trainer, surgery.network
+        inputs = several_samples(surgery.inputs) or surgery.inputs
         if self._fits(before, plan):
-            kept = self._reconstruct(trainer, pl_module, target, plan, before, inputs)
+            kept = self._reconstruct(surgery, plan, before, inputs)
         else:
             kept = recalibrate_if_nearer(network, before, inputs, seed=self.seed)
         said = str(trainer.strategy.broadcast(str(kept)))
         rank_zero_info(f"prunerecover: after the surgery, kept: {said}.")
         statistics = {n: b for n, b in network.named_buffers() if n.rpartition(".")[2] in STATISTICS}
         _take_from_first(trainer, statistics)
-        for average in averaged_copies(pl_module):  # an average of old statistics is one of other activations
-            averaged = dict(unwrap(get_module(average, target)).named_buffers())
+        for average in averaged_copies(surgery.module):  # an average of old statistics is one of other activations
+            averaged = dict(unwrap(get_module(average, surgery.target)).named_buffers())
             for name, value in statistics.items():
                 averaged[name].copy_(value)
         return said
 
-    def _reconstruct(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        target: str,
-        plan: Plan,
-        before: nn.Module,
-        inputs: list[CapturedInputs],
-    ) -> Kept:
+    def _reconstruct(self, surgery: Surgery, plan: Plan, before: nn.Module, inputs: list[CapturedInputs]) -> Kept:
         """Reconstruct the network, and BatchNorm with it; averages of what it was move along."""
-        network, averages = unwrap(get_module(pl_module, target)), averaged_copies(pl_module)
+        network, averages = surgery.network, averaged_copies(surgery.module)
         pruned = {name: p.detach().clone() for name, p in network.named_parameters()} if averages else {}
         kept = reconstruction.reconstruct(network, before, plan, inputs, seed=self.seed)
-        _take_from_first(trainer, dict(network.named_parameters()))
+        _take_from_first(surgery.trainer, dict(network.named_parameters()))
         for average in averages:
-            averaged = dict(unwrap(get_module(average, target)).named_parameters())
+            averaged = dict(unwrap(get_module(average, surgery.target)).named_parameters())
             for name, parameter in network.named_parameters():
                 averaged[name].data += (parameter.detach() - pruned[name]).to(averaged[name].device)
         return kept

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from prunerecover.callbacks.arguments import check_whole
-from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.callback import LedgerCallback
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.callbacks.ledger.random_state import isolated
@@ -97,15 +95,12 @@ class ScheduledCallback(LedgerCallback):
     def units(self, network: nn.Module) -> dict[str, int]:
         """Return how many units of each kind there are."""
 
-    def check_feasible(
-        self, network: nn.Module, budget: Budget | None, batches: Callable[[], list[CapturedInputs]]
-    ) -> None:
+    def check_feasible(self, surgery: Surgery, budget: Budget | None) -> None:
         """Raise what a surgery to come would raise whatever units score; called on every rank, random state isolated.
 
         Args:
-            network: That will be pruned.
+            surgery: Network that will be pruned, and the first calibration batch.
             budget: Of all surgeries before those of others; None: there is none, or others come first.
-            batches: Returns the first calibration batch, in a list.
         """
 
     def next_surgery(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> int | None:
@@ -210,8 +205,8 @@ class ScheduledCallback(LedgerCallback):
         theirs = [epoch for other in others for epoch, _ in other._due_surgeries(trainer, pl_module)]
         alone = [budget for epoch, budget in left if epoch < min(theirs, default=epoch + 1)]
         with isolated(), planning_progress(trainer, f"{self._name}: checking"):
-            first = partial(capture_inputs, trainer, pl_module, target, self.calibration, self.seed, most=1)
-            self.check_feasible(unwrap(get_module(pl_module, target)), alone[-1] if alone else None, first)
+            surgery = Surgery(trainer, pl_module, target, self.calibration, self.seed, most=1)
+            self.check_feasible(surgery, alone[-1] if alone else None)
 
     @property
     def _name(self) -> str:

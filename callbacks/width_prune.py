@@ -7,27 +7,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from prunerecover.callbacks.arguments import check_alone, check_one
-from prunerecover.callbacks.calibration.capture import CapturedInputs
-from prunerecover.callbacks.calibration.width_inputs import width_inputs
+from prunerecover.callbacks.calibration.capture import labels_of_captured
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.reconstructing import ReconstructingCallback
 from prunerecover.callbacks.schedule import PruneSchedule
 from prunerecover.importance.context import Importance
 from prunerecover.model.arguments import patterns_of
-from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import WIDTH_KINDS, kinds_among
 from prunerecover.plan.plan import Plan
 from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.arguments import WidthConfig, WidthReplace
-from prunerecover.width.feasible import check_feasible
+from prunerecover.width.feasible import check_feasible, check_names
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.experts import find_experts
 from prunerecover.width.groups.rounding import RoundTo
-from prunerecover.width.plan_width import plan_width
+from prunerecover.width.plan_width import width_plan
 
 
 class WidthPrune(ReconstructingCallback):
@@ -132,28 +130,22 @@ class WidthPrune(ReconstructingCallback):
         """Return how many experts there are; other units are known once data comes, and counted in shares of cost."""
         return {"expert": sum(group.size for group in find_experts(network))}
 
-    def check_feasible(
-        self, network: nn.Module, budget: Budget | None, batches: Callable[[], list[CapturedInputs]]
-    ) -> None:
+    def check_feasible(self, surgery: Surgery, budget: Budget | None) -> None:
         """Raise ValueError if a pattern in `ignore` matches nothing, or a budget is more than can go."""
-        known = budget is not None and budget.latency is None
-        if self.config.ignore or known:
-            check_feasible(network, batches(), budget if known else self.budget, self.config, names_only=not known)
+        if budget is not None and budget.latency is None:
+            check_feasible(surgery.untouched, budget, self.config)
+        elif self.config.ignore:
+            check_names(surgery.untouched, self.budget, self.config)
 
-    def decide(self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: str, budget: Budget | None) -> Plan:
+    def decide(self, surgery: Surgery, budget: Budget | None) -> Plan:
         """Return `plan_width`'s plan, scored on what the network gets while training.
 
         Args:
-            trainer: In a fit.
-            pl_module: Its LightningModule.
-            target: Path of the network.
+            surgery: Network and captured inputs.
             budget: How much of the network, as it is now, goes; None: what the tolerance says.
         """
-        network = unwrap(get_module(pl_module, target))
-        loss, labels = self.config.loss, self.config.labels
-        inputs = width_inputs(trainer, pl_module, target, self.calibration, self.seed, loss, labels)
-        config = dataclasses.replace(self.config, loss=inputs.loss, labels=inputs.labels)
-        return plan_width(network, budget, batches=inputs.batches, **vars(config))
+        config = dataclasses.replace(self.config, labels=labels_of_captured(self.config.labels)).for_budget(budget)
+        return width_plan(surgery.session(config.loss or surgery.loss), budget, config)
 
 
 def _check_units(budget: Budget | None) -> None:

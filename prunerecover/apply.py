@@ -13,18 +13,15 @@ from torch import Tensor, nn
 from prunerecover.calibration.calibrator import Calibrator
 from prunerecover.calibration.candidates import Form
 from prunerecover.calibration.stand_in_fits import refit_in_order
-from prunerecover.model.batches import Batches, CalibrationSet, listed
-from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.batches import Batches, CalibrationSet
 from prunerecover.model.hashing import weights_hash
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.edits import Bypass, Edit, Fold, Merge, Replace
 from prunerecover.plan.plan import Plan, check_plan
 from prunerecover.plan.removed_units import removed_units
-from prunerecover.recovery.dense_reference import as_dense_reference
+from prunerecover.session.session import Session
 from prunerecover.sites.find import find_units
 from prunerecover.surgery.apply_edits import Applied, apply_and_check, check_source, check_tensors
-from prunerecover.width.narrowable import samples_of
-from prunerecover.width.pruned_output import judge_of
 from prunerecover.width.stages import fitted_in_stages
 
 
@@ -76,13 +73,20 @@ def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int | None 
     Raises:
         ValueError: If the model is not of the plan's structure or there are too few samples to fit.
     """
-    model = unwrap(model)
-    check_source(model, plan)
+    check_source(unwrap(model), plan)
     seed = plan.made_by.seed if seed is None else seed
-    batches = listed(batches)
-    with ordinary_arithmetic(), as_dense_reference(model, batches), evaluating(model), uncompiled():
-        samples = samples_of(model, batches, seed)
-        judge = judge_of(model, samples)
+    return refit(Session.with_dense_reference(model, batches, seed=seed), plan)
+
+
+def refit(session: Session, plan: Plan) -> Plan:
+    """Return `refit_plan`'s plan for the network of a session.
+
+    Args:
+        session: Network, of the structure that the plan starts from, and samples.
+        plan: See `refit_plan`.
+    """
+    samples, judge, seed = session.samples, session.output, session.seed
+    with session.evaluating():
 
         def depth(done: Sequence[Edit], stage: Sequence[Edit], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             fitted = [edit for edit in stage if isinstance(edit, Replace | Fold) and edit.tensors]
@@ -91,7 +95,7 @@ def refit_plan(model: nn.Module, plan: Plan, batches: Batches, seed: int | None 
             return _fit_on_graph(judge.pruned(done, tensors), stage, samples)
 
         tensors = fitted_in_stages(plan.edits, samples.whole, judge, depth)
-    source = plan.source.model_copy(update={"weights": weights_hash(model)})
+    source = plan.source.model_copy(update={"weights": weights_hash(session.model)})
     return plan.model_copy(update={"source": source}).with_tensors(tensors)
 
 

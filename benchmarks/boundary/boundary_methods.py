@@ -29,6 +29,7 @@ from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.importance.context import DepthContext
 from prunerecover.importance.gate_gradient import gate_gradient
 from prunerecover.plan.plan import Edit
+from prunerecover.session.session import Session
 
 SLACK = 0.02  # by how much the measured share may miss the budget
 PAIRS = 40  # interleaved passes behind a measured share: its median is then good to about 1.5 points
@@ -162,13 +163,13 @@ def share_of_one(kind: str) -> float:
 def published_planner() -> FamilyPlanner:
     """Plan with gate gradients and identities."""
     arguments = {name: PUBLISHED[name] for name in ("importance", "replace", "search")}
-    return FamilyPlanner(deit_tiny(), TYPES, batches=calibration(), config=DepthConfig(loss=loss, **arguments))
+    return FamilyPlanner(Session(deit_tiny(), calibration(), loss=loss), TYPES, DepthConfig(loss=loss, **arguments))
 
 
 @cache
 def default_planner() -> FamilyPlanner:
     """Plan with the defaults."""
-    return FamilyPlanner(deit_tiny(), TYPES, batches=calibration())
+    return FamilyPlanner(Session(deit_tiny(), calibration()), TYPES)
 
 
 def plans_of(method: str, budget: float, found: Callable[[str, float], Plan]) -> Plan:

@@ -34,6 +34,7 @@ from prunerecover.depth.plan_depth import planner_for
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.display.markdown import table
 from prunerecover.model.batches import ModelInputs
+from prunerecover.session.session import Session
 
 MODEL = "DeiT-Tiny"
 SHARES, SAMPLES, SEEDS = (0.2, 0.33), 96, (0, 1, 2)
@@ -102,7 +103,9 @@ def planner_of(method: str, seed: int, in_units: bool) -> DepthPlanner:
     settings = {name: value for name, value in METHODS[method].items() if name != "counts"}
     budget = Budget(remove=COUNTS[SHARES[0]]) if in_units else Budget(macs=SHARES[0])
     every = torch.cat([images for images, _ in calibration(SAMPLES * len(SEEDS))]).split(SAMPLES)
-    return planner_for(deit_tiny(), budget, every[SEEDS.index(seed)].split(32), DepthConfig(**settings, seed=seed))
+    return planner_for(
+        Session(deit_tiny(), every[SEEDS.index(seed)].split(32)), budget, DepthConfig(**settings, seed=seed)
+    )
 
 
 def scored(method: str, share: float, plan: Plan, seconds: float, seed: int, stage: str) -> Row:

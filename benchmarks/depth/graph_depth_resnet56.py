@@ -23,6 +23,7 @@ from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.display.markdown import table
 from prunerecover.importance.context import DepthContext
+from prunerecover.session.session import Session
 
 MODEL = "ResNet-56"
 SHARE, SEEDS = 0.11, (0, 1, 2)
@@ -36,7 +37,7 @@ LAYERS = ("layer",)
 def taylor_scores(seed: int) -> Mapping[str, float]:
     """Return every layer's Taylor score on the dense network."""
     config = DepthConfig(importance="squared_taylor", loss=cross_entropy, search="rounds", seed=seed)
-    return GraphPlanner(load(MODEL), LAYERS, batches=batches(SCORED, seed), config=config).rank()
+    return GraphPlanner(Session(load(MODEL), batches(SCORED, seed)), LAYERS, config).rank()
 
 
 def highest_first(context: DepthContext) -> Mapping[str, float]:

@@ -39,6 +39,7 @@ from prunerecover.graph.trace import trace
 from prunerecover.importance.context import DepthContext
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.copies import share_copy
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 
 MODEL = "SmolLM2-135M"
@@ -132,7 +133,7 @@ def planner_of(kinds: tuple[str, ...], importance: Any) -> Any:
     config = DepthConfig(
         kinds=kinds, importance=importance, search=search if importance == "output_divergence" else None
     )
-    return planner_for(network(), Budget(params=SHARES[0]), [{"input_ids": ids}], config)
+    return planner_for(Session(network(), [{"input_ids": ids}]), Budget(params=SHARES[0]), config)
 
 
 @cache
@@ -140,7 +141,7 @@ def default_planner() -> Any:
     """Return what `plan_depth` plans with if it is given nothing but a budget."""
     ids = calibration(tokenizer(), PLANNED_ON, FITTED, LENGTH, SEED).to(DEVICE)
     return planner_for(
-        network(), Budget(params=SHARES[0]), [{"input_ids": some} for some in ids.split(4)], DepthConfig()
+        Session(network(), [{"input_ids": some} for some in ids.split(4)]), Budget(params=SHARES[0]), DepthConfig()
     )
 
 

@@ -31,6 +31,7 @@ from prunerecover.depth.search.objectives import OutputDivergence
 from prunerecover.display.markdown import table
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic
 from prunerecover.plan.units import Unit
+from prunerecover.session.session import Session
 
 MODEL = "stories260K"
 SEEDS, STORIES, LENGTH, SAME = tuple(range(10)), 8, 128, 1e-6
@@ -131,7 +132,7 @@ def wanted() -> list[Row]:
 def planner_of(seed: int) -> GraphPlanner:
     """Return what has the units and the calibration stories of a seed."""
     config = DepthConfig(kinds=KINDS, search="joint")
-    return GraphPlanner(network(), KINDS, batches=[{"input_ids": stories(seed)}], config=config)
+    return GraphPlanner(Session(network(), [{"input_ids": stories(seed)}]), KINDS, config)
 
 
 def network() -> nn.Module:

@@ -32,6 +32,7 @@ from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.plan_depth import planner_for
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.language.likelihood import next_token_loss
+from prunerecover.session.session import Session
 
 NAME, MODEL = "llm_depth", "SmolLM2-135M"
 ROWS, KEPT = RESULTS / f"{NAME}.rows.jsonl", CHECKPOINTS / NAME
@@ -50,7 +51,7 @@ def texts() -> Tensor:
 @cache
 def planner() -> DepthPlanner:
     """Return what `plan_depth` plans with if it is asked for nothing else: one search serves all depths."""
-    return planner_for(network(), Budget(remove={"block": max(DEPTHS)}), batches(), DepthConfig())
+    return planner_for(Session(network(), batches()), Budget(remove={"block": max(DEPTHS)}), DepthConfig())
 
 
 def our_plan(count: int) -> Plan:

@@ -35,6 +35,7 @@ from benchmarks.data.real import (
 from prunerecover import Budget, apply_plan
 from prunerecover.cost.statistics import paired_difference
 from prunerecover.display.markdown import table
+from prunerecover.session.session import Session
 from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.planner import WidthPlanner
 
@@ -84,7 +85,7 @@ def rows_of(seed: int, done: list[Row]) -> list[Row]:
     network = trained(training, seed)
     order = torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))[:CALIBRATION]
     batches = [{"input_ids": ids, "labels": ids} for ids in training[order].split(BATCH)]
-    planner = WidthPlanner(network, batches=batches, config=WidthConfig(kinds=("expert",), seed=seed))
+    planner = WidthPlanner(Session(network, batches, seed=seed), WidthConfig(kinds=("expert",), seed=seed))
     rows = [row_of("dense", 0.0, seed, network, unseen)]
     if of(done, "dense", 0.0) == rows:
         rows = done

@@ -27,6 +27,7 @@ from prunerecover.cost.macs import count_macs
 from prunerecover.display.markdown import table
 from prunerecover.model.copies import deep_copy
 from prunerecover.plan.kinds import TRAITS
+from prunerecover.session.session import Session
 from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.planner import WidthPlanner
 
@@ -79,7 +80,7 @@ def measured(name: str) -> list[Row]:
     build, batches, loss, samples = MODELS[name]
     dense, given = build(), batches()
     images = given[0][0][:samples]
-    planner = WidthPlanner(deep_copy(dense), batches=given, config=WidthConfig(loss=loss, seed=SEED))
+    planner = WidthPlanner(Session(deep_copy(dense), given, loss=loss, seed=SEED), WidthConfig(loss=loss, seed=SEED))
     rows = []
     for share in SHARES:
         plans = {

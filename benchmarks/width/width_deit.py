@@ -24,6 +24,7 @@ from prunerecover import Budget, apply_plan
 from prunerecover.cost.macs import count_macs
 from prunerecover.display.markdown import table
 from prunerecover.model.batches import ModelInputs
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.by_importance import per_cost
 from prunerecover.width.arguments import WidthConfig, WidthRule
@@ -39,7 +40,9 @@ Row = dict[str, Any]
 @cache
 def planner() -> WidthPlanner:
     """Return our planner for heads and neurons."""
-    return WidthPlanner(deit_tiny(), batches=calibration(), config=WidthConfig(loss=loss, kinds=("head", "neuron")))
+    return WidthPlanner(
+        Session(deit_tiny(), calibration(), loss=loss), WidthConfig(loss=loss, kinds=("head", "neuron"))
+    )
 
 
 def ours(share: float, **how: Any) -> nn.Module:

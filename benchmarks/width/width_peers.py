@@ -38,6 +38,7 @@ from prunerecover.graph.trace import trace
 from prunerecover.model.batches import as_inputs
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
 from prunerecover.recovery.batchnorm import batchnorms
+from prunerecover.session.session import Session
 from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.planner import WidthPlanner
 from prunerecover.width.rewrites.padded_shortcuts import as_convolutions, find_padded_shortcuts
@@ -93,7 +94,7 @@ def closest(make: Callable[[float], nn.Module], model: str, what: str, share: fl
 @cache
 def planner(model: str, seed: int) -> WidthPlanner:
     """Return our planner; scores are computed once per seed."""
-    return WidthPlanner(load(model), batches=batches(SCORED, seed), config=WidthConfig(seed=seed))
+    return WidthPlanner(Session(load(model), batches(SCORED, seed), seed=seed), WidthConfig(seed=seed))
 
 
 def ours(model: str, seed: int, what: str, share: float, **how: Any) -> nn.Module:

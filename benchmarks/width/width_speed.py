@@ -27,6 +27,7 @@ from benchmarks.data.real import ROOT, command, parser, write
 from benchmarks.width.cifar_models import load
 from benchmarks.width.width_peers import SCORED, published_scores
 from prunerecover.display.markdown import table
+from prunerecover.session.session import Session
 from prunerecover.width.allocation.tolerance import curves, depths
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.planner import WidthPlanner
@@ -51,7 +52,7 @@ def score(model: str) -> WidthPlanner:
 
 def find(model: str) -> WidthPlanner:
     """Find the groups; the published package does it when it prunes."""
-    return WidthPlanner(load(model), batches=batches(SCORED, SEED), config=WidthConfig(seed=SEED))
+    return WidthPlanner(Session(load(model), batches(SCORED, SEED), seed=SEED), WidthConfig(seed=SEED))
 
 
 def scoring(model: str) -> tuple[float, float]:

@@ -7,7 +7,7 @@ optimizer never run, whatever the step looks like.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from torchmetrics import Metric
 from prunerecover.callbacks.calibration.data import calibration_batches
 from prunerecover.callbacks.ledger.random_state import isolated, seed_all
 from prunerecover.display.progress import progress
+from prunerecover.importance.u_score import labels_in
 from prunerecover.model.batches import ModelInputs
 from prunerecover.model.evaluation import evaluating, uncompiled
 from prunerecover.model.hooks import Reached
@@ -92,6 +93,16 @@ def capture_inputs(
     if not captured:
         raise ValueError("Expected training data to calibrate on, but the train dataloader gave no batch.")
     return captured
+
+
+def labels_of_captured(labels: Callable[[Any], Tensor] | None = None) -> Callable[[CapturedInputs], Tensor]:
+    """Return a function that reads the classes of captured inputs off what the training step was given.
+
+    Args:
+        labels: `labels(batch)` of what the training step was given; None: the second element of a tuple, or `labels`
+            of a mapping.
+    """
+    return lambda inputs: labels_in(inputs.batch) if labels is None else labels(inputs.batch)
 
 
 def _run_until_captured(

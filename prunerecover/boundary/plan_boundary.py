@@ -29,6 +29,7 @@ from prunerecover.importance.measuring.losses import Loss
 from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
+from prunerecover.session.session import Session
 
 PUBLISHED: Mapping[str, Any] = MappingProxyType(
     {
@@ -90,6 +91,6 @@ def plan_boundary(
     """
     depth = DepthConfig(importance=importance, loss=loss, replace=replace, search=search, ignore=ignore, seed=seed)
     config = BoundaryConfig(design=design, runs=runs, surface=surface, dense=dense, noise=noise, seed=seed)
-    planner = FamilyPlanner(model, TYPES, batches=batches, config=depth)
+    planner = FamilyPlanner(Session(model, batches, loss=loss, seed=seed), TYPES, depth)
     feasible = feasible_within(planner, budget, n_remove=n_remove, n_keep=n_keep)
     return BoundarySearch(planner, feasible.splits, evaluate, config, feasible.more).run()[1]

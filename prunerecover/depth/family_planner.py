@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from torch import nn
-
 from prunerecover.calibration.candidates import Choice
 from prunerecover.depth.arguments import DepthConfig, not_ignored
 from prunerecover.depth.family.calibrated_sets import CalibratedSets
@@ -24,10 +22,10 @@ from prunerecover.depth.search.selection import check_most, count_by_kind, outer
 from prunerecover.families.describe import describe
 from prunerecover.importance.context import DepthContext
 from prunerecover.model.arguments import check_patterns
-from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import FAMILY_KINDS, TRAITS
 from prunerecover.plan.units import Unit
+from prunerecover.session.session import Session
 from prunerecover.sites.find import find_units
 
 
@@ -37,17 +35,11 @@ class FamilyPlanner(DepthPlanner):
     usual_search = "greedy"
 
     def __init__(
-        self,
-        model: nn.Module,
-        kinds: Sequence[str] = FAMILY_KINDS,
-        *,
-        batches: Batches,
-        config: DepthConfig | None = None,
+        self, session: Session, kinds: Sequence[str] = FAMILY_KINDS, config: DepthConfig | None = None
     ) -> None:
-        super().__init__(model, kinds, batches=batches, config=config or DepthConfig())
+        super().__init__(session, kinds, config or DepthConfig())
 
     def _check(self) -> None:
-        super()._check()
         check_blocks_apart(self.model)
         describe(self.model)  # a model of no supported family is explained before it is called
 
@@ -65,8 +57,8 @@ class FamilyPlanner(DepthPlanner):
         context = DepthContext(
             model=self.model,
             units=self.units,
-            batches=tuple(self.batches),
-            loss=self.config.loss,
+            batches=tuple(self.session.batches),
+            loss=self.session.loss,
             replace=self.config.replace,
             seed=self.config.seed,
             shared_calibrator=self.calibrator,
@@ -77,7 +69,7 @@ class FamilyPlanner(DepthPlanner):
         units = [unit for unit in units if unit.kind in budget.kinds(FAMILY_KINDS)]
         if self.search == "one_shot":
             scores = self.rank()
-            dense = self.dense_cost(budget.share[0]) if budget.share else None
+            dense = self.session.cost(budget.share[0]) if budget.share else None
             choices = one_shot(self.calibrator, units, scores, budget, self.config.registered, dense)
             ranked = sorted((choice.unit for choice in choices), key=lambda unit: scores[unit.name])
             return self._decided(scores, self.calibrator.finished(choices), ranked)
@@ -216,17 +208,17 @@ class FamilyPlanner(DepthPlanner):
         key = cost, wanted if timed else None, tuple(alike)
         if key not in self._saved:
             named = {unit.name: what for unit, what in left.items()}
-            self._saved[key] = saving_if_left(self.dense_cost(cost), named, wanted)(units)
+            self._saved[key] = saving_if_left(self.session.cost(cost), named, wanted)(units)
         return self._saved[key]
 
     def _half_of(self, kind: str, cost: str) -> float:
         """Return the share of a cost that goes with half of the units of a kind; latency on few samples."""
         units = [unit for unit in self.units if unit.kind == kind][::2]
-        dense = self.dense_cost(cost)
+        dense = self.session.cost(cost)
         return saving_if_left(dense.on_few if cost == "latency" else dense, {})(units)
 
     def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
-        return saving_if_left(self.dense_cost(cost), {}, wanted)(units)
+        return saving_if_left(self.session.cost(cost), {}, wanted)(units)
 
 
 def _holds(unit: Unit) -> int:

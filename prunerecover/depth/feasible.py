@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
-
 from prunerecover.depth.arguments import DepthConfig, kinds_of, not_ignored, planned_by_parts
 from prunerecover.depth.family.edits import saving_if_left
 from prunerecover.depth.graph_planner import units_that_may_go
@@ -12,36 +9,32 @@ from prunerecover.depth.search.selection import check_comparable, check_most, co
 from prunerecover.display.progress import progress
 from prunerecover.families.describe import describe
 from prunerecover.graph.block_lists import check_blocks_stay
-from prunerecover.model.batches import ModelInputs
-from prunerecover.model.evaluation import device_of, plain_evaluation
 from prunerecover.plan.budget import Budget
+from prunerecover.session.session import Session
 from prunerecover.sites.find import find_units
-from prunerecover.surgery.saved_cost import DenseCost
 
 
-def check_feasible(model: nn.Module, inputs: ModelInputs, budget: Budget, config: DepthConfig) -> None:
-    """Raise what `plan_depth` would raise before anything is scored; the model is bit-identical afterwards.
+def check_feasible(session: Session, budget: Budget, config: DepthConfig) -> None:
+    """Raise what `plan_depth` would raise before anything is scored.
 
     Args:
-        model: Unwrapped.
-        inputs: One batch; the first sample is run.
-        budget: In a share of the MACs or parameters; of others, only what the graph shows is looked at.
+        session: Network and samples, of which the first is run.
+        budget: Share of the MACs or parameters; of others, only what the graph shows is looked at.
         config: All other arguments of `plan_depth`.
 
     Raises:
         ValueError: If the budget cannot be met, or needs an importance that compares across kinds.
     """
-    kinds = kinds_of(model, budget, config.kinds)
-    with progress("checking the budget"), plain_evaluation(model):
-        example = inputs.select(torch.tensor([0])).to(device_of(model))
+    model, kinds = session.model, kinds_of(session.model, budget, config.kinds)
+    with progress("checking the budget"), session.evaluating():
         if not planned_by_parts(model, kinds, config):
-            removals, units = units_that_may_go(model, example, kinds, config)
+            removals, units = units_that_may_go(model, session.example, kinds, config)
             if budget.in_units:
                 wanted = budget.counts(count_by_kind(units))
                 check_blocks_stay(removals.block_lists, units, wanted.get("block", 0))
         elif budget.share is not None and budget.share[0] != "latency":
             cost, share = budget.share
-            units = not_ignored(find_units(model, example, kinds), config.ignore)
+            units = not_ignored(find_units(model, session.example, kinds), config.ignore)
             check_comparable(units, config.registered)
-            saving = saving_if_left(DenseCost(model, cost, example, config.seed), {})
+            saving = saving_if_left(session.cost(cost), {})
             check_most(units, cost, share, saving, len(describe(model).blocks) - 1)

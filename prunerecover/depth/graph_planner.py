@@ -29,7 +29,6 @@ from prunerecover.graph.block_lists import check_blocks_stay
 from prunerecover.graph.trace import trace
 from prunerecover.model.arguments import check_patterns
 from prunerecover.model.batches import ModelInputs
-from prunerecover.model.evaluation import device_of, plain_evaluation
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Bypass
 from prunerecover.plan.units import Unit, names_of
@@ -44,7 +43,6 @@ class GraphPlanner(DepthPlanner):
     usual_search = "joint"
 
     def _check(self) -> None:
-        super()._check()
         if self.search == "run":
             raise ValueError(
                 f"Expected a model of a supported family for search='run', which compares the ends of runs of its "
@@ -61,15 +59,15 @@ class GraphPlanner(DepthPlanner):
 
     def blocks_left_as_identity(self) -> list[str]:
         """Names of the blocks in whose place an identity stays: the rest is no model that transformers can make."""
-        with plain_evaluation(self.model):
+        with self.session.evaluating():
             edits = {unit.name: self.removals.edits([unit]) for unit in self.units if unit.kind == "block"}
             taken = {name: with_blocks_taken_out(self.model, self.example, own) for name, own in edits.items()}
         return [name for name, own in taken.items() if any(isinstance(edit, Bypass) for edit in own)]
 
     def _objective(self) -> Objective:
         """Return what sets of units are judged by: the loss, where a search goes by it."""
-        if self.config.by_loss and self.config.loss is not None:
-            return LossIncrease(self.config.loss, self.batches, device_of(self.model))
+        if self.config.by_loss and self.session.loss is not None:
+            return LossIncrease(self.session.loss, self.session.batches, self.session.device)
         return OutputDivergence(self.samples)
 
     def _decide(self, budget: Budget, units: Sequence[Unit], *, once: bool) -> Decision:
@@ -132,7 +130,7 @@ class GraphPlanner(DepthPlanner):
 
     def _half_of(self, kind: str, cost: str) -> float:
         """Return the share of a cost that goes with half of the units of a kind; latency on few samples."""
-        dense, units = self.dense_cost(cost), self._some_of(kind)
+        dense, units = self.session.cost(cost), self._some_of(kind)
         dense = dense.on_few if cost == "latency" else dense
         return dense.removed_share(self.removals.edits(units)) if units else 0.0
 
@@ -167,16 +165,16 @@ class GraphPlanner(DepthPlanner):
         return self._scored(self.units, ())
 
     def _scored(self, units: Sequence[Unit], gone: tuple[Unit, ...]) -> dict[str, float]:
-        config, batches = self.config, tuple(self.batches)
-        context = GraphContext.of(self.variants, units, gone, batches, loss=config.loss, seed=config.seed)
-        return numbers(config.registered(context))
+        session, batches = self.session, tuple(self.session.batches)
+        context = GraphContext.of(self.variants, units, gone, batches, loss=session.loss, seed=session.seed)
+        return numbers(self.config.registered(context))
 
     def _saved_by_units(self, units: Sequence[Unit], cost: str, wanted: float | None = None) -> float:
         key = cost, wanted if cost == "latency" else None, names_of(units)
         if key not in self._saved:
             try:
                 with self.removals.trying(units):
-                    self._saved[key] = self.dense_cost(cost).removed_share(self.removals.edits(units), wanted=wanted)
+                    self._saved[key] = self.session.cost(cost).removed_share(self.removals.edits(units), wanted=wanted)
             except NotRemovable:  # its widths cannot be reconciled, or it raises: it saves nothing, and is not offered
                 self._saved[key] = 0.0
         return self._saved[key]

@@ -16,12 +16,10 @@ from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.context import Importance
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.saved_scores import SavedScores
-from prunerecover.model.batches import Batches, listed
-from prunerecover.model.checks import check_network
-from prunerecover.model.paths import unwrap
+from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
-from prunerecover.recovery.dense_reference import as_dense_reference
+from prunerecover.session.session import Session
 
 
 def plan_depth(
@@ -113,21 +111,30 @@ def plan_depth(
         seed=seed,
         store=store,
     )
-    network, batches = unwrap(model), listed(batches)
-    with comparing_by(divergence), progress("planning depth"), as_dense_reference(network, batches, loss):
-        return planner_for(model, budget, batches, config).plan(budget)
+    with comparing_by(divergence):
+        return depth_plan(Session.with_dense_reference(model, batches, loss=loss, seed=seed), budget, config)
 
 
-def planner_for(model: nn.Module, budget: Budget, batches: Batches, config: DepthConfig) -> DepthPlanner:
+def depth_plan(session: Session, budget: Budget, config: DepthConfig) -> Plan:
+    """Return `plan_depth`'s plan for the network of a session.
+
+    Args:
+        session: Network and samples.
+        budget: See `plan_depth`.
+        config: All other arguments of `plan_depth`.
+    """
+    with progress("planning depth"):
+        return planner_for(session, budget, config).plan(budget)
+
+
+def planner_for(session: Session, budget: Budget, config: DepthConfig) -> DepthPlanner:
     """Return what plans a budget: by the parts of a supported family, or by the computation graph.
 
     Args:
-        model: See `plan_depth`.
+        session: Network and samples.
         budget: Names the kinds of its units, or leaves them to the configuration.
-        batches: See `plan_depth`.
         config: All other arguments of `plan_depth`.
     """
-    check_network(unwrap(model))
-    kinds = kinds_of(unwrap(model), budget, config.kinds)
-    by_parts = planned_by_parts(unwrap(model), kinds, config)
-    return (FamilyPlanner if by_parts else GraphPlanner)(model, kinds, batches=batches, config=config)
+    kinds = kinds_of(session.model, budget, config.kinds)
+    by_parts = planned_by_parts(session.model, kinds, config)
+    return (FamilyPlanner if by_parts else GraphPlanner)(session, kinds, config)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.search.goals import Counted, Goal, Share
@@ -20,19 +19,17 @@ from prunerecover.divergence.registry import chosen_divergence
 from prunerecover.families.describe import describe, is_supported
 from prunerecover.importance.measuring.losses import check_loss
 from prunerecover.importance.saved_scores import SavedScores
-from prunerecover.model.batches import Batches, as_inputs, call, listed, on_device, predictions_of, split_batches
-from prunerecover.model.checks import check_call, check_plannable
-from prunerecover.model.evaluation import device_of, plain_evaluation
-from prunerecover.model.paths import unwrap
+from prunerecover.model.batches import call, on_device, predictions_of
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Config, Edit
 from prunerecover.plan.evidence import DepthEvidence, RemovalStep, RemovedShare
 from prunerecover.plan.plan import Plan
 from prunerecover.plan.removed_units import edits_without_others, leave_nothing
 from prunerecover.plan.units import Unit
+from prunerecover.session.session import Session
 from prunerecover.surgery.merging import removals_of
 from prunerecover.surgery.provenance import plan_for, result_of
-from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
+from prunerecover.surgery.saved_cost import CLOCKS
 
 Saved = Callable[[Sequence[Unit], str, float], float]  # of units, a cost and a share that is wanted
 Searched = tuple[dict[str, float], Sequence[Unit]]  # divergence of each unit alone, and what goes
@@ -60,34 +57,28 @@ class Decision:
 class DepthPlanner(ABC):
     """Plans several budgets for one model, and computes once what they share.
 
-    The model must have the same weights at every `plan`.
-
     Args:
-        model: See `plan_depth`.
+        session: Network and samples.
         kinds: Kinds of the units that may go.
-        batches: See `plan_depth`.
         config: All other arguments of `plan_depth`.
 
     Attributes:
+        session: See above.
         units: What may go, in order of depth.
     """
 
     units: tuple[Unit, ...]
     usual_search: ClassVar[str]  # where divergence ranks
 
-    def __init__(self, model: nn.Module, kinds: Sequence[str], *, batches: Batches, config: DepthConfig) -> None:
-        self.model, self.config, self.kinds = unwrap(model), config, tuple(kinds)
+    def __init__(self, session: Session, kinds: Sequence[str], config: DepthConfig) -> None:
+        self.session, self.config, self.kinds = session, config, tuple(kinds)
+        self.model = session.model
         config.check_ready(kinds)
         self._check()
-        self.batches = listed(batches)
-        self._costs: dict[str, DenseCost] = {}
+        self.samples, self.example = session.samples, session.example
         self._scores: dict[str, float] | None = None
-        self.store = SearchStore(config.store, device_of(self.model))
-        with plain_evaluation(self.model):
-            self.samples = split_batches(self.batches, device_of(self.model), config.seed)
-            self.example = self.samples.held_out[0].select(torch.tensor([0]))
-            with progress("running the dense network"):
-                check_call(self.model, self.example, "batches")
+        self.store = SearchStore(config.store, session.device)
+        with session.evaluating():
             self._prepare()
         if isinstance(config.scores, SavedScores):
             names = [unit.name for unit in self.units]
@@ -106,7 +97,7 @@ class DepthPlanner(ABC):
         """
         units = [unit for unit in self.units if kinds is None or unit.kind in kinds]
         self.store.extend(budget, kinds, in_part)
-        with plain_evaluation(self.model):
+        with self.session.evaluating():
             decided = self._decide(_aim(budget), units, once=in_part)
             removed = self._removed_by(decided.edits, budget, in_part) if decided.edits else {}
             order = self._steps(decided)
@@ -136,7 +127,7 @@ class DepthPlanner(ABC):
     def rank(self) -> dict[str, float]:
         """Return the importance of every unit as it is before anything goes; computed once."""
         if self._scores is None:
-            with progress("scoring units"), plain_evaluation(self.model):
+            with progress("scoring units"), self.session.evaluating():
                 self._scores = self._kept(self._ranked)
         return self._scores
 
@@ -158,30 +149,23 @@ class DepthPlanner(ABC):
 
     def share_saved(self, units: Sequence[Unit], cost: str) -> float:
         """Return the share of the model's cost that goes with some units which leave nothing, merged."""
-        with plain_evaluation(self.model):
+        with self.session.evaluating():
             return self._saved_by_units(units, cost)
 
     def removed_share(self, plan: Plan, cost: str) -> float:
         """Return the share of the model's cost that goes with a plan, merged; `cost` as of `share_of_one`."""
-        with plain_evaluation(self.model):
-            return self.dense_cost(cost).removed_share(plan.edits)
-
-    def dense_cost(self, cost: str) -> DenseCost:
-        """Return what the model costs; latency is measured on the first batch, all else counted on a sample."""
-        if cost not in self._costs:
-            example = as_inputs(self.batches[0]).to(device_of(self.model)) if cost == "latency" else self.example
-            self._costs[cost] = DenseCost(self.model, cost, example, self.config.seed)
-        return self._costs[cost]
+        with self.session.evaluating():
+            return self.session.cost(cost).removed_share(plan.edits)
 
     def _begin(self) -> None:
         """Tell the store what the search is of."""
         how = {name: value for name, value in vars(self.config).items() if name not in ("scores", "store")}
         seen = {"output": lambda: predictions_of(call(self.model, self.example))}
-        if (loss := self.config.loss) is not None:
-            first = on_device(self.batches[0], device_of(self.model))
+        if (loss := self.session.loss) is not None:
+            first = on_device(self.session.batches[0], self.session.device)
             seen["loss"] = lambda: check_loss(loss(self.model, first))
-        about = type(self).__name__, self.kinds, how, self._scores, self.batches, chosen_divergence()
-        with torch.no_grad(), plain_evaluation(self.model):
+        about = type(self).__name__, self.kinds, how, self._scores, self.session.batches, chosen_divergence()
+        with self.session.evaluating():
             self.store.begin(self.model, *about, seen=seen)
 
     def _kept(self, importance: Callable[[], dict[str, float]], gone: Sequence[Unit] = ()) -> dict[str, float]:
@@ -190,9 +174,8 @@ class DepthPlanner(ABC):
             return importance()
         return self.store.result("importance", (unit.name for unit in gone), importance)
 
-    def _check(self) -> None:
+    def _check(self) -> None:  # noqa: B027
         """Raise ValueError if the model cannot be planned for, whatever it is called with."""
-        check_plannable(self.model)
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -264,7 +247,7 @@ class DepthPlanner(ABC):
         if budget.share is None or budget.share[0] == "latency":
             return {}
         cost, asked = budget.share
-        dense = self.dense_cost(cost)
+        dense = self.session.cost(cost)
         live, merged = (dense.removed_share(edits, merged=merged) for merged in (False, True))
         smallest = smallest_share(self.units, self._saver(cost), cost)
         if merged - asked > smallest and not in_part:

@@ -1,6 +1,6 @@
-"""Copies of a model: one without values and one that shares them, which cost no memory, and one of its own.
+"""Copies of a model: one without values and those that share them, which cost no memory, and one of its own.
 
-Hooks and compiled calls stay behind: both may lead back to the original, or to a trainer.
+Hooks and compiled calls stay behind, but for one kind of copy: both may lead back to the original, or to a trainer.
 """
 
 from __future__ import annotations
@@ -42,6 +42,18 @@ def share_copy(model: nn.Module) -> nn.Module:
     True
     """
     return _copy(model, lambda tensor: tensor)
+
+
+def hooked_copy(model: nn.Module) -> nn.Module:
+    """Copy as `share_copy` does, with the hooks of forward passes: the copy computes what the model does."""
+    copied = share_copy(model)
+    for module, twin in zip(model.modules(), copied.modules(), strict=True):
+        for name, value in vars(module).items():
+            if name.startswith("_forward_") and isinstance(value, dict):
+                vars(twin)[name].update(value)
+        if CAPTURING in vars(module):
+            vars(twin)[CAPTURING] = vars(module)[CAPTURING]
+    return copied
 
 
 def apart_copy(model: nn.Module) -> nn.Module:

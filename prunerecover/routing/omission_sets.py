@@ -23,6 +23,7 @@ from prunerecover.language.questions import Question, check_questions
 from prunerecover.model.paths import unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.routing.plan_set import PlanSet, check_routable
+from prunerecover.session.session import Session
 
 STATIC = "static"
 LOSSES = {"likelihood": False, "contrastive": True}
@@ -104,7 +105,7 @@ def _check_taken_out(model: nn.Module, batches: Sequence[AnswerBatch], config: D
     """Raise ValueError if a block of which a set may consist would leave an identity in its place."""
     if planned_by_parts(model, ("block",), config):
         return
-    left = GraphPlanner(model, ("block",), batches=batches, config=config).blocks_left_as_identity()
+    left = GraphPlanner(Session(model, batches), ("block",), config).blocks_left_as_identity()
     if left:
         raise ValueError(
             f"Expected a model whose blocks can be taken out, but without {left[0]} the rest of this "

@@ -23,13 +23,11 @@ from prunerecover.display.summary import Summarised, Summary
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.measuring.names import name_of
 from prunerecover.importance.saved_scores import SavedScores
-from prunerecover.model.batches import Batches, listed
-from prunerecover.model.checks import check_network
-from prunerecover.model.paths import unwrap
+from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.kinds import DEPTH_KINDS, KINDS, WIDTH_KINDS, kinds_among, plural
-from prunerecover.recovery.dense_reference import as_dense_reference
 from prunerecover.sensitivity_table.rows import PARTS, GroupRow, UnitRow
+from prunerecover.session.session import Session
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.planner import WidthPlanner
@@ -128,19 +126,37 @@ def sensitivity(
     Raises:
         ValueError: If a kind is unknown, one that is named is not there, or nothing can go at all.
     """
-    network, batches = unwrap(model), listed(batches)
-    check_network(network)
+    session = Session.with_dense_reference(model, batches, loss=loss, seed=seed)
+    return sensitivity_in(session, kinds=kinds, importance=importance, replace=replace, ignore=ignore)
+
+
+def sensitivity_in(
+    session: Session,
+    *,
+    kinds: Sequence[str] | None = None,
+    importance: str = "gate_taylor",
+    replace: str = "calibrated",
+    ignore: Sequence[str] = (),
+) -> Sensitivity:
+    """Return the `sensitivity` of the network of a session; all other arguments as there.
+
+    Args:
+        session: Network and samples.
+        kinds: See `sensitivity`.
+        importance: See `sensitivity`.
+        replace: See `sensitivity`.
+        ignore: See `sensitivity`.
+    """
+    network, seed = session.model, session.seed
     depth_kinds, width_kinds = _by_dimension(network, kinds)
 
     def depth() -> Scored[UnitRow]:
-        config = DepthConfig(kinds=depth_kinds, replace=replace, ignore=ignore, seed=seed)
-        return _depth(network, batches, config)
+        return _depth(session, DepthConfig(kinds=depth_kinds, replace=replace, ignore=ignore, seed=seed))
 
     def width() -> Scored[GroupRow]:
-        config = WidthConfig(kinds=width_kinds, importance=importance, loss=loss, ignore=ignore, seed=seed)
-        return _width(network, batches, config)
+        return _width(session, WidthConfig(kinds=width_kinds, importance=importance, ignore=ignore, seed=seed))
 
-    with progress("scoring all that can go"), as_dense_reference(network, batches, loss):
+    with progress("scoring all that can go"):
         units, by_unit, no_depth = _rows(depth, depth_kinds, named=kinds is not None)
         groups, by_group, no_width = _rows(width, width_kinds, named=kinds is not None)
     scores = {name: by for name, by in (("output_divergence", by_unit), (name_of(importance), by_group)) if by}
@@ -173,8 +189,8 @@ def _rows(
     return rows, scores, ""
 
 
-def _depth(network: nn.Module, batches: Batches, config: DepthConfig) -> Scored[UnitRow]:
-    planner = planner_for(network, Budget(macs=SMALLEST), batches, config)
+def _depth(session: Session, config: DepthConfig) -> Scored[UnitRow]:
+    planner = planner_for(session, Budget(macs=SMALLEST), config)
     scores = planner.rank()
     rows = []
     with progress("measuring what units save", len(planner.units)) as advance:
@@ -185,8 +201,8 @@ def _depth(network: nn.Module, batches: Batches, config: DepthConfig) -> Scored[
     return tuple(rows), {name: torch.tensor(value, dtype=torch.float64) for name, value in scores.items()}
 
 
-def _width(network: nn.Module, batches: Batches, config: WidthConfig) -> Scored[GroupRow]:
-    planner = WidthPlanner(network, batches=batches, config=config)
+def _width(session: Session, config: WidthConfig) -> Scored[GroupRow]:
+    planner = WidthPlanner(session, config)
     (scores,) = planner.scores(*config.importances)
     total = sum(float(values.clamp_min(0).sum()) for values in scores.values())
     full, rows = planner.costs.full, []

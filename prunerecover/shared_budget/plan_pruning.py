@@ -13,12 +13,11 @@ from prunerecover.cost.met_share import MOST, BudgetMissed, met_share
 from prunerecover.display.progress import progress
 from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.measuring.losses import Loss
-from prunerecover.model.batches import Batches, listed
-from prunerecover.model.paths import unwrap
+from prunerecover.model.batches import Batches
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import DepthEvidence, SplitEvidence, TriedSplit
 from prunerecover.plan.plan import Plan
-from prunerecover.recovery.dense_reference import as_dense_reference
+from prunerecover.session.session import Session
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, check_share
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.surgery.saved_cost import CLOCKS
@@ -81,13 +80,26 @@ def plan_pruning(
             can go.
         TypeError: If an argument is of another type.
     """
-    cost, _ = check_share(budget)
+    check_share(budget)
     config = SharedBudgetConfig(
         loss=loss, kinds=kinds, equal_layers=equal_layers, round_to=round_to, ignore=ignore, seed=seed
     )
-    network, batches = unwrap(model), listed(batches)
-    with comparing_by(divergence), progress("planning depth and width"), as_dense_reference(network, batches, loss):
-        return SplitSearch(SharedBudgetPlanner(model, cost, batches, config), budget, evaluate).run()
+    with comparing_by(divergence):
+        return joint_plan(Session.with_dense_reference(model, batches, loss=loss, seed=seed), budget, config, evaluate)
+
+
+def joint_plan(session: Session, budget: Budget, config: SharedBudgetConfig, evaluate: Evaluate | None = None) -> Plan:
+    """Return `plan_pruning`'s plan for the network of a session.
+
+    Args:
+        session: Network and samples.
+        budget: See `plan_pruning`.
+        config: All other arguments of `plan_pruning`.
+        evaluate: See `plan_pruning`.
+    """
+    cost, _ = check_share(budget)
+    with progress("planning depth and width"):
+        return SplitSearch(SharedBudgetPlanner(session, cost, config), budget, evaluate).run()
 
 
 class SplitSearch:

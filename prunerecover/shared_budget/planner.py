@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from prunerecover.cost.met_share import met_share
 from prunerecover.depth.plan_depth import planner_for
 from prunerecover.depth.planner import DepthPlanner
 from prunerecover.model.batches import (
-    Batches,
-    CalibrationSet,
     ModelInputs,
-    listed,
-    with_samples,
 )
-from prunerecover.model.checks import check_call, check_network, check_plannable
 from prunerecover.model.copies import deep_copy
-from prunerecover.model.evaluation import inputs_of, ordinary_arithmetic, plain_evaluation
-from prunerecover.model.paths import unwrap
+from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.edits import Edit, Narrow
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.reconstruction import fit_layers, made_for, reconstructible
 from prunerecover.refusal import Refusal
+from prunerecover.session.session import Session
 from prunerecover.shared_budget.arguments import SharedBudgetConfig, budget_of
 from prunerecover.shared_budget.ignored import patterns_of_depth, possible
 from prunerecover.shared_budget.rest_in_width import RestInWidth
-from prunerecover.surgery.saved_cost import CLOCKS, DenseCost
+from prunerecover.surgery.saved_cost import CLOCKS
 from prunerecover.width.allocation.latency_budget import STEP
 from prunerecover.width.arguments import WidthConfig
-from prunerecover.width.pruned_output import PrunedOutput, judge_of
 from prunerecover.width.tuning import fitted_and_tuned
 
 ONCE_MORE = 2  # plans of a split, the second one for what the first is measured to miss
@@ -42,15 +34,13 @@ ONCE_MORE = 2  # plans of a split, the second one for what the first is measured
 class SharedBudgetPlanner:
     """Plans splits of budgets in one cost for one model, and computes once what they share.
 
-    The model must have the same weights at every `plan`.
-
     Args:
-        model: See `plan_pruning`.
+        session: Network and samples.
         cost: "macs", "params" or "latency".
-        batches: See `plan_pruning`.
         config: All other arguments of `plan_pruning`.
 
     Attributes:
+        session: See above.
         why_no_depth: Why no unit of depth can go; empty if some can.
         why_no_width: Why no unit of width can go; empty if some can.
         counted: The cost that depth's part of a budget is planned in: MACs for a latency.
@@ -60,30 +50,22 @@ class SharedBudgetPlanner:
         ValueError: If neither can go, or a pattern in `ignore` matches nothing.
     """
 
-    def __init__(self, model: nn.Module, cost: str, batches: Batches, config: SharedBudgetConfig) -> None:
-        self.model, self.cost, self.config = unwrap(model), cost, config
+    def __init__(self, session: Session, cost: str, config: SharedBudgetConfig) -> None:
+        self.session, self.cost, self.config = session, cost, config
         self.counted = "macs" if cost == "latency" else cost
-        check_network(self.model)
-        check_plannable(self.model)
-        self.batches = with_samples(listed(batches))
-        self._first = inputs_of(self.batches[0], self.model)
-        self._example = self._first.select(torch.tensor([0]))
-        with plain_evaluation(self.model):
-            check_call(self.model, self._example, "batches")
-        self._kinds = config.width_kinds(self.model, cost)
-        ignored = patterns_of_depth(self.model, self._first, config, self._kinds)
+        self._kinds = config.width_kinds(session.model, cost)
+        ignored = patterns_of_depth(session.model, session.example, config, self._kinds)
         self.depth_config = config.depth(config.depth_kinds(), ignored)
-        self._rest = RestInWidth(self.model, self.batches, self._first, self._kinds, config)
+        self._rest = RestInWidth(session, self._kinds, config)
         _, self.why_no_width = possible(self._rest.dense)
         self._depth, self.why_no_depth = possible(self._depth_planner)
         if self.why_no_depth and self.why_no_width:
             raise Refusal(
-                f"{type(self.model).__name__} to have units of depth or width that may go",
+                f"{type(session.model).__name__} to have units of depth or width that may go",
                 f"there are none. Depth: {self.why_no_depth} Width: {self.why_no_width}".removesuffix("."),
                 "Follow what one of these says, or prune another part of the network.",
             )
         self._kinds_of_depth: tuple[str, ...] | None = None  # that went when depth took all of the budget
-        self._costs: dict[str, DenseCost] = {}
         self._shares: list[tuple[tuple[str, bool, tuple[Edit, ...]], float]] = []
         self._together: list[tuple[tuple[Edit, ...], float, Plan]] = []  # by what goes in depth, and in all
 
@@ -96,9 +78,9 @@ class SharedBudgetPlanner:
         if not self.why_no_width:
             self._rest.score()
 
-    def width_config(self, part: Plan) -> WidthConfig:
-        """Return the arguments of planning in width, while the network is pruned by a plan in depth."""
-        return self._rest.config_after(part)
+    def width_config(self) -> WidthConfig:
+        """Return the arguments of planning in width alone."""
+        return self._rest.config_after(Plan(), self.session)
 
     @ordinary_arithmetic()
     def alone(self, depth: bool, share: float) -> Plan:
@@ -137,7 +119,7 @@ class SharedBudgetPlanner:
 
     def _completed(self, first: Plan, share: float) -> Plan:
         """Return a plan in depth with one in width, made once more if both together are measured to miss a latency."""
-        gone = self._dense_cost(self.cost).on_few.removed_share(first.edits) if first.edits else 0.0
+        gone = self.session.cost(self.cost).on_few.removed_share(first.edits) if first.edits else 0.0
         least = CLOCKS if self.cost == "latency" else 0.0
 
         def completed(aim: float) -> Plan:
@@ -170,15 +152,9 @@ class SharedBudgetPlanner:
         asked = (cost, merged, plan.edits)  # settings in edits have no hash
         share = next((share for other, share in self._shares if other == asked), None)
         if share is None:
-            share = self._dense_cost(cost).removed_share(plan.edits, merged=merged)
+            share = self.session.cost(cost).removed_share(plan.edits, merged=merged)
             self._shares.append((asked, share))
         return share
-
-    def _dense_cost(self, cost: str) -> DenseCost:
-        if cost not in self._costs:
-            run = self._first if cost == "latency" else self._example
-            self._costs[cost] = DenseCost(self.model, cost, run, self.config.seed)
-        return self._costs[cost]
 
     @ordinary_arithmetic()
     def finished(self, plan: Plan) -> Plan:
@@ -186,7 +162,7 @@ class SharedBudgetPlanner:
 
         Plans in depth are finished already.
         """
-        return plan.with_tensors(self._fitted(plan, self._samples.whole))
+        return plan.with_tensors(self._fitted(plan, self.session.samples.whole))
 
     @ordinary_arithmetic()
     def divergence(self, plan: Plan) -> float | None:
@@ -195,30 +171,21 @@ class SharedBudgetPlanner:
         For it, as at the end, what narrowed weights take over is fitted to the other samples, and a network with
         BatchNorm is reconstructed on them if that brings it nearer: splits gain by it differently.
         """
-        if not self._output.comparable:
+        output, fit = self.session.output, self.session.samples.fit
+        if not output.comparable:
             return None
-        fit = self._samples.fit
-        network = self._output.pruned(plan.edits, self._fitted(plan, fit))
-        found = self._output.divergence_of(network)
+        network = output.pruned(plan.edits, self._fitted(plan, fit))
+        found = output.divergence_of(network)
         if not (made_for(network) and reconstructible(plan)):
             return found
         network = deep_copy(network)  # which may share weights with the model
-        fit_layers(network, self.model, plan, fit, seed=self.config.seed)
-        return min(found, self._output.divergence_of(network))
+        fit_layers(network, self.session.model, plan, fit, seed=self.session.seed)
+        return min(found, output.divergence_of(network))
 
     def _fitted(self, plan: Plan, batches: Sequence[ModelInputs]) -> Mapping[str, Tensor]:
         if not any(isinstance(edit, Narrow) and edit.tensors for edit in plan.edits):
             return plan.tensors
-        return fitted_and_tuned(plan.edits, plan.tensors, batches, self._output)
-
-    @cached_property
-    def _output(self) -> PrunedOutput:
-        """What the dense network puts out for samples that neither depth nor width is fitted to."""
-        return judge_of(self.model, self._samples)
-
-    @property
-    def _samples(self) -> CalibrationSet:
-        return self._rest.dense().network.samples if self._depth is None else self._depth.samples
+        return fitted_and_tuned(plan.edits, plan.tensors, batches, self.session.output)
 
     def _depth_plan(self, budget: Budget, *, in_part: bool = False) -> Plan:
         if self._depth is None:
@@ -232,4 +199,4 @@ class SharedBudgetPlanner:
     def _depth_planner(self) -> DepthPlanner:
         if self.depth_config.kinds == ():
             raise ValueError(f"Expected kinds of depth, but got kinds={self.config.kinds}.")
-        return planner_for(self.model, budget_of(self.cost, 0.0), self.batches, self.depth_config)
+        return planner_for(self.session, budget_of(self.cost, 0.0), self.depth_config)

@@ -10,7 +10,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,20 +17,15 @@ from torch import Tensor, nn
 from prunerecover.calibration.moments import Moments
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.batches import (
-    Batches,
-    CalibrationSet,
     ModelInputs,
-    split_batches,
-    with_samples,
-    without_labels,
 )
-from prunerecover.model.checks import check_differentiable, check_plannable
+from prunerecover.model.checks import check_differentiable
 from prunerecover.model.copies import share_copy
-from prunerecover.model.evaluation import device_of, inputs_of
-from prunerecover.model.paths import unwrap
 from prunerecover.plan.edits import Edit, Narrow, Rewrite
 from prunerecover.plan.groups import Group
 from prunerecover.refusal import Refusal
+from prunerecover.session.pruned_output import fitted_to
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.allocation.cost_model import CostModel, cost_model
 from prunerecover.width.allocation.equal_layers import alike
@@ -46,7 +40,6 @@ from prunerecover.width.groups.gates import with_a_gate
 from prunerecover.width.groups.refusals import why_stay
 from prunerecover.width.groups.rounding import rounded
 from prunerecover.width.narrow_edits import narrow_edits
-from prunerecover.width.pruned_output import PrunedOutput, fitted_to, judge_of
 from prunerecover.width.tuning import fitted_and_tuned
 
 
@@ -54,28 +47,21 @@ class NarrowableNetwork:
     """What can be narrowed in a network, and what comes of it.
 
     Args:
-        model: See `plan_width`.
-        batches: See `plan_width`.
+        session: Network and samples.
         config: All other arguments of `plan_width`.
 
     Attributes:
-        model: Unwrapped.
-        batches: As they were given.
-        seed: Of the samples that are held out.
-        example: The first sample.
+        session: See above.
         groups: What may be narrowed, in order of depth.
         rewrites: Edits without which groups could not be narrowed.
         attentions: Paths of attentions whose heads can be seen only by `with_free_heads`.
         costs: What every unit costs.
     """
 
-    def __init__(self, model: nn.Module, batches: Batches, config: WidthConfig) -> None:
-        self.model = unwrap(model)
-        check_plannable(self.model)
+    def __init__(self, session: Session, config: WidthConfig) -> None:
+        self.session, self.model = session, session.model
         check_differentiable(self.model)
-        self.batches, self.seed = with_samples(batches), config.seed
-        self.example = self.first_batch().select(torch.tensor([0]))
-        found = find_groups(self.model, self.example, config.kinds, config.ignore)
+        found = find_groups(self.model, session.example, config.kinds, config.ignore)
         warn_of_counted(found.counted)
         if not found.groups:
             raise Refusal(
@@ -88,7 +74,7 @@ class NarrowableNetwork:
         self.attentions = found.attentions
         rewritten = share_copy(self.model)
         apply_edits(rewritten, self.rewrites)
-        costs = cost_model(rewritten, self.groups, self.example)
+        costs = cost_model(rewritten, self.groups, session.example)
         kept = partial(why_stay, found, config.kinds)
         out_of_reach = dataclasses.replace(costs.out_of_reach, stays=kept)
         self.costs: CostModel = dataclasses.replace(costs, out_of_reach=out_of_reach)
@@ -113,13 +99,6 @@ class NarrowableNetwork:
             for group in self.groups
         ]
 
-    def first_batch(self) -> ModelInputs:
-        """Return the first batch, on the model's device: what latency is measured on."""
-        return self._inputs(self.batches[0])
-
-    def _inputs(self, batch: Any) -> ModelInputs:
-        return inputs_of(batch, self.model)
-
     def edits(self, removed: Removed) -> tuple[Edit, ...]:
         """Return the edits that take units out; none if none goes."""
         narrowed = narrow_edits(self.groups, removed)
@@ -143,9 +122,10 @@ class NarrowableNetwork:
             edits: As `compensated` returns them.
             tensors: Likewise; they stay where nothing was held out.
         """
-        if not (tensors and self.samples.enough and self.output.comparable):
+        session = self.session
+        if not (tensors and session.samples.enough and session.output.comparable):
             return tensors
-        return fitted_and_tuned(edits, {}, self.samples.whole, self.output)
+        return fitted_and_tuned(edits, {}, session.samples.whole, session.output)
 
     def shares(self, cost: str, removed: Removed, rule: WidthRule) -> Shares:
         """Return what an allocation saves of a cost.
@@ -157,7 +137,7 @@ class NarrowableNetwork:
         """
         network, full = self._narrowed(removed, rule.replace), getattr(self.costs.full, cost)
         if cost == "macs":
-            left = count_macs(network, self.example)
+            left = count_macs(network, self.session.example)
         else:
             left = sum(parameter.numel() for parameter in network.parameters())
         gone = {name: len(units) for name, units in removed.items()}
@@ -177,13 +157,14 @@ class NarrowableNetwork:
 
     def macs_saved(self, removed: Removed, replace: WidthReplace) -> SavedOn:
         """Return the share of the MACs that an allocation saves on several inputs."""
-        network, first, batch = self._narrowed(removed, replace), self.first_batch(), self._inputs(self.batches[-1])
+        session, network = self.session, self._narrowed(removed, replace)
+        first, batch = session.first, session.inputs(session.batches[-1])
 
         def saved(inputs: ModelInputs, dense: int) -> float:
             return 1 - count_macs(network, inputs) / dense
 
         last, whole = batch.select(torch.tensor([batch.n_samples - 1])), count_macs(self.model, first)
-        sample = saved(self.example, self.costs.full.macs)
+        sample = saved(session.example, self.costs.full.macs)
         proportional = whole == first.n_samples * self.costs.full.macs
         return SavedOn(
             first=sample,
@@ -198,21 +179,6 @@ class NarrowableNetwork:
         return network
 
     @cached_property
-    def samples(self) -> CalibrationSet:
-        """The batches without labels; until all is decided, held-out samples judge what is fitted to the others."""
-        return samples_of(self.model, self.batches, self.seed)
-
-    @cached_property
     def _moments(self) -> dict[Reader, Moments]:
         """Of all that reads groups; they take the square of a group's entries in memory for as long as this lives."""
-        return moments_of(self.model, readers_of(self.groups), fitted_to(self.samples, self.output))
-
-    @cached_property
-    def output(self) -> PrunedOutput:
-        """What the dense network puts out for held-out samples, to compare narrowed copies with."""
-        return judge_of(self.model, self.samples)
-
-
-def samples_of(model: nn.Module, batches: Sequence[Any], seed: int) -> CalibrationSet:
-    """Return labelled batches as samples without labels, on the model's device."""
-    return split_batches([without_labels(batch, model) for batch in batches], device_of(model), seed)
+        return moments_of(self.model, readers_of(self.groups), fitted_to(self.session.samples, self.session.output))

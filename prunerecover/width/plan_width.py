@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -13,28 +12,24 @@ from prunerecover.divergence.registry import Divergence, comparing_by
 from prunerecover.importance.context import ClassLabels, Importance
 from prunerecover.importance.measuring.losses import Loss
 from prunerecover.importance.saved_scores import SavedScores
-from prunerecover.model.batches import Batches, listed
+from prunerecover.model.batches import Batches
 from prunerecover.model.copies import deep_copy
 from prunerecover.model.evaluation import ordinary_arithmetic
-from prunerecover.model.paths import unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.plan import Plan
 from prunerecover.recovery.batchnorm import recalibrate_batchnorm, several_samples
-from prunerecover.recovery.dense_reference import as_dense_reference
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import budget_used
 from prunerecover.width.allocation.registry import AllocationRule
 from prunerecover.width.arguments import WidthConfig, WidthReplace
 from prunerecover.width.groups.discovery import FOUND_KINDS
 from prunerecover.width.groups.rounding import RoundTo
-from prunerecover.width.narrowable import samples_of
 from prunerecover.width.planner import WidthPlanner
-from prunerecover.width.pruned_output import judge_of
 from prunerecover.width.stages import fitted_in_stages
 
 
-@ordinary_arithmetic()
 def plan_width(
     model: nn.Module,
     budget: Budget | None = None,
@@ -109,7 +104,6 @@ def plan_width(
         ValueError: If the budget cannot be met, an argument is unknown or does not go with another, labels are missing,
             or the model has no groups.
     """
-    network, batches = unwrap(model), listed(batches)
     config = WidthConfig(
         allocation=allocation,
         importance=importance,
@@ -125,18 +119,31 @@ def plan_width(
         scores=scores,
         seed=seed,
     ).for_budget(budget)
-    with comparing_by(divergence), progress("planning width"), as_dense_reference(network, batches, loss):
-        if budget is None or rounds == 1:
-            return WidthPlanner(model, batches=batches, config=config).plan(budget)
-        return _in_rounds(network, budget, batches, config)
+    with comparing_by(divergence):
+        return width_plan(Session.with_dense_reference(model, batches, loss=loss, seed=seed), budget, config)
 
 
-def _in_rounds(model: nn.Module, budget: Budget, batches: Sequence[Any], config: WidthConfig) -> Plan:
+@ordinary_arithmetic()
+def width_plan(session: Session, budget: Budget | None, config: WidthConfig) -> Plan:
+    """Return `plan_width`'s plan for the network of a session.
+
+    Args:
+        session: Network and samples.
+        budget: See `plan_width`.
+        config: All other arguments of `plan_width`, for this budget.
+    """
+    with progress("planning width"):
+        if budget is None or config.rounds == 1:
+            return WidthPlanner(session, config).plan(budget)
+        return _in_rounds(session, budget, config)
+
+
+def _in_rounds(session: Session, budget: Budget, config: WidthConfig) -> Plan:
     """Return the plan of several rounds; once all is decided, weights are tuned towards the dense model's output."""
-    asked, network = budget.to_dict(), deep_copy(model)
+    asked, network = budget.to_dict(), deep_copy(session.model)
     if budget.in_units:
-        budget = Budget(remove=budget.counts(WidthPlanner(network, batches=batches, config=config).units))
-    several = several_samples(batches) or batches
+        budget = Budget(remove=budget.counts(WidthPlanner(session, config).units))
+    several = several_samples(session.batches) or session.batches
     plan, kept, taken = Plan(), dict[str, tuple[int, int]](), list[dict[str, float]]()
     for whole in budget.in_steps(config.rounds):
         part = whole.remaining(taken)
@@ -144,16 +151,19 @@ def _in_rounds(model: nn.Module, budget: Budget, batches: Sequence[Any], config:
             continue
         if taken:
             recalibrate_batchnorm(network, several)
-        planner = WidthPlanner(network, batches=batches, config=config)
-        step = planner.plan(part, finished=False)
-        taken.append(budget_used(step, budget, network, planner.first_batch, config.seed))
+        now = session.of(network)
+        step = WidthPlanner(now, config).plan(part, finished=False)
+        taken.append(_used(step, budget, now))
         apply_edits(network, step.edits, step.tensors)
         plan = plan + step
         for name, (left, size) in WidthEvidence.of(step.evidence).kept.items():
             kept[name] = (left, kept.get(name, (left, size))[1])
-    samples = samples_of(model, batches, config.seed)
-    tensors = fitted_in_stages(plan.edits, samples.whole, judge_of(model, samples))
+    tensors = fitted_in_stages(plan.edits, session.samples.whole, session.output)
     arguments = {**plan.made_by.arguments, "budget": asked, "rounds": config.rounds}
     made_by = plan.made_by.model_copy(update={"arguments": arguments})
     evidence = {**plan.evidence, **WidthEvidence(kept=kept).to_dict()}
     return plan.model_copy(update={"made_by": made_by, "evidence": evidence}).with_tensors(tensors)
+
+
+def _used(plan: Plan, budget: Budget, session: Session) -> dict[str, float]:
+    return budget_used(plan, budget, session.model, lambda: session.first, session.seed)

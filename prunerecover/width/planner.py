@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
-
 from prunerecover.display.progress import progress
 from prunerecover.importance.context import Importance, WidthContext
 from prunerecover.importance.measuring.losses import supervised_loss
@@ -19,7 +17,6 @@ from prunerecover.importance.measuring.names import name_of
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.importance.registry import compute_importances
 from prunerecover.importance.saved_scores import SavedScores
-from prunerecover.model.batches import Batches, ModelInputs
 from prunerecover.model.evaluation import ordinary_arithmetic
 from prunerecover.model.narrow.freeing import with_free_heads
 from prunerecover.plan.budget import Budget
@@ -28,8 +25,8 @@ from prunerecover.plan.evidence import WidthEvidence
 from prunerecover.plan.groups import Group
 from prunerecover.plan.kinds import TRAITS
 from prunerecover.plan.plan import Plan
+from prunerecover.session.session import Session
 from prunerecover.surgery.provenance import plan_for
-from prunerecover.surgery.saved_cost import DenseCost
 from prunerecover.width.allocation.by_importance import lowest, per_cost
 from prunerecover.width.allocation.cost_model import CostModel
 from prunerecover.width.allocation.diagnostics import tolerance_evidence
@@ -55,21 +52,19 @@ NEAR = 0.03  # of a cost: a plan that is made once more for what the first one m
 class WidthPlanner:
     """Plans several budgets for one model, and computes once what they share.
 
-    The model must have the same weights at every `plan`.
-
     Args:
-        model: See `plan_width`.
-        batches: See `plan_width`.
+        session: Network and samples.
         config: All other arguments of `plan_width`.
 
     Attributes:
+        session: See above.
         network: What is planned for, and what can be narrowed in it.
     """
 
     @ordinary_arithmetic()
-    def __init__(self, model: nn.Module, *, batches: Batches, config: WidthConfig | None = None) -> None:
-        self.config = config or WidthConfig()
-        self.network = NarrowableNetwork(model, batches, self.config)
+    def __init__(self, session: Session, config: WidthConfig | None = None) -> None:
+        self.session, self.config = session, config or WidthConfig()
+        self.network = NarrowableNetwork(session, self.config)
         self._scores: dict[str | int, tuple[str | Importance, Scores]] = {}
         self._weighed: list[tuple[WidthRule, str, float, KindWeights]] = []  # rule, cost and share
 
@@ -88,10 +83,6 @@ class WidthPlanner:
         """How many units of each kind there are."""
         return self.network.units
 
-    def first_batch(self) -> ModelInputs:
-        """Return the first batch, on the model's device: what latency is measured on."""
-        return self.network.first_batch()
-
     @ordinary_arithmetic()
     def scores(self, *importances: str | Importance) -> tuple[Scores, ...]:
         """Return the scores by importances; unknown ones are read, or computed together in one pass over the batches.
@@ -105,14 +96,14 @@ class WidthPlanner:
             self._scores |= {key: (one, self._saved(name_of(one))) for key, one in missing.items()}
         elif missing:
             context = WidthContext(
-                model=self.network.model,
+                model=self.session.model,
                 groups=self.network.groups_as_they_are,
-                batches=self.network.batches,
-                loss=self.config.loss or supervised_loss,
+                batches=self.session.batches,
+                loss=self.session.loss or supervised_loss,
                 labels=self.config.labels,
-                seed=self.config.seed,
+                seed=self.session.seed,
             )
-            with with_free_heads(self.network.model, self.network.attentions):
+            with with_free_heads(self.session.model, self.network.attentions):
                 found = compute_importances(context, list(missing.values()))
             self._scores |= dict(zip(missing, zip(missing.values(), found, strict=True), strict=True))
         return tuple(self._scores[key][1] for key in map(_key, importances))
@@ -120,7 +111,7 @@ class WidthPlanner:
     def _saved(self, importance: str) -> Scores:
         assert isinstance(self.config.scores, SavedScores)
         names = [group.name for group in self.groups]
-        return self.config.scores.of_units(self.network.model, importance, names)
+        return self.config.scores.of_units(self.session.model, importance, names)
 
     @ordinary_arithmetic()
     def plan(
@@ -155,7 +146,7 @@ class WidthPlanner:
         edits, fitted = self.network.compensated(self.network.edits(removed), rule.replace)
         ranked_by = [*map(name_of, rule.importances)]
         return plan_for(
-            self.network.model,
+            self.session.model,
             edits,
             method=f"width/{rule.allocated_by.name}",
             arguments={
@@ -168,7 +159,7 @@ class WidthPlanner:
             },
             seed=self.config.seed,
             tensors=self.network.finished(edits, fitted) if finished else fitted,
-            example=self.network.example,
+            example=self.session.example,
             evidence={**found.to_dict(), **evidence},
         )
 
@@ -232,7 +223,7 @@ class WidthPlanner:
             return plain
         cost, share = budget.share
         kinds = [kind for kind in self.units if kind != "expert" or cost == "params"]  # experts save no MACs
-        if len(kinds) < 2 or not any(TRAITS[kind].weighed for kind in kinds) or not self.network.output.comparable:
+        if len(kinds) < 2 or not any(TRAITS[kind].weighed for kind in kinds) or not self.session.output.comparable:
             return plain
         for other, of, at, weighing in self._weighed:
             if (other, of) == (rule, cost) and abs(at - share) <= NEAR:
@@ -248,7 +239,7 @@ class WidthPlanner:
 
             def divergence_at(weighing: KindWeights) -> float:
                 advance()
-                return self.network.output.divergence(
+                return self.session.output.divergence(
                     *self.network.compensated(self._edits_at(budget, rule, weighing), rule.replace)
                 )
 
@@ -268,7 +259,7 @@ class WidthPlanner:
             lost=lambda removed: sum(float(scores[name][units].sum()) for name, units in removed.items()),
         )
         ways = [way for way in rule.ways if way is rule or rounded(self.groups, way.round_to) != self.groups]
-        dense = DenseCost(self.network.model, "latency", self.first_batch(), self.config.seed)
+        dense = self.session.cost("latency")
         met = met_latency(dense.on_few if in_part else dense, latency, ways, choices)
         return met.way, met.budget
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from prunerecover.model.batches import ModelInputs
 from prunerecover.plan.edits import Config, Edit, Merge, Narrow, Remove
-from prunerecover.width.pruned_output import PrunedOutput
+from prunerecover.session.pruned_output import PrunedOutput
 from prunerecover.width.tuning import fitted_and_tuned
 
 Tensors = Mapping[str, Tensor]

@@ -17,8 +17,8 @@ from prunerecover.model.batches import ModelInputs, of_few_samples
 from prunerecover.model.checks import is_differentiable
 from prunerecover.model.evaluation import evaluating, ordinary_arithmetic, uncompiled
 from prunerecover.plan.edits import Edit, Narrow
+from prunerecover.session.pruned_output import PrunedOutput
 from prunerecover.width.compensation import fitted_tensors
-from prunerecover.width.pruned_output import PrunedOutput
 from prunerecover.width.taken_over import first_narrowed, numbers_in_memory, taken_over
 
 EPOCHS, SAMPLES = 3, 32  # the latter per step at most

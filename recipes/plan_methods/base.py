@@ -13,6 +13,7 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.target import find_network, find_target
 from prunerecover.callbacks.pruning import PruningCallback
 from prunerecover.callbacks.trials.nested import at_start_of_fit
@@ -89,7 +90,7 @@ def decided_at_start(prune: PruningCallback, task: PlanTask) -> Plan:
     """
 
     def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
-        return prune.decide(trainer, module, task.target, prune.budget)
+        return prune.decide(Surgery(trainer, module, task.target, prune.calibration, prune.seed), prune.budget)
 
     return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)
 

@@ -20,8 +20,7 @@ from prunerecover.boundary.feasible import TYPES, feasible_within
 from prunerecover.boundary.figure import plot_map
 from prunerecover.boundary.plan_boundary import PUBLISHED
 from prunerecover.boundary.search import BoundaryConfig, BoundarySearch
-from prunerecover.callbacks.calibration.capture import capture_inputs
-from prunerecover.callbacks.calibration.training_loss import training_loss
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.callbacks.trials.records import TrialRecord, table
 from prunerecover.callbacks.trials.runner import TrialRunner, TrialSettings, from_first_rank, resumable
@@ -32,7 +31,6 @@ from prunerecover.display.progress import progress
 from prunerecover.display.style import save_figure
 from prunerecover.files.atomic import write_text
 from prunerecover.importance.context import Importance
-from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import BoundaryEvidence, PlanningCost, SearchEvidence
 from prunerecover.plan.plan import Plan
@@ -123,10 +121,9 @@ class BoundaryPlan(PlanMethod):
         """Return what plans splits, calibrated and scored at the start of a fit, as `DepthPrune` is."""
 
         def start(trainer: pl.Trainer, module: pl.LightningModule) -> FamilyPlanner:
-            batches = capture_inputs(trainer, module, task.target, task.calibration, self.depth.seed)
-            loss = training_loss(trainer, module) if self.depth.reads_loss else None
-            config = dataclasses.replace(self.depth, loss=loss)
-            planner = FamilyPlanner(unwrap(get_module(module, task.target)), TYPES, batches=batches, config=config)
+            surgery = Surgery(trainer, module, task.target, task.calibration, self.depth.seed)
+            config = dataclasses.replace(self.depth, loss=surgery.loss if self.depth.reads_loss else None)
+            planner = FamilyPlanner(surgery.session(config.loss), TYPES, config)
             if config.reads_loss:
                 planner.rank()  # while there is a training step to ask
             return planner

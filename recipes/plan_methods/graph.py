@@ -12,14 +12,12 @@ from typing import Any
 import lightning.pytorch as pl
 from matplotlib.figure import Figure
 
-from prunerecover.callbacks.calibration.capture import capture_inputs
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.depth_prune import DepthPrune
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.display.style import save_figure
 from prunerecover.graph.trace import trace_graph
 from prunerecover.importance.context import Importance
-from prunerecover.model.batches import as_inputs
-from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside
 from prunerecover.recipes.plan_methods.depth import budget_from
@@ -76,10 +74,9 @@ class GraphPlan(AnyNetworkMethod):
         prune.config = dataclasses.replace(prune.config, scores=self.scores)
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
-            network = unwrap(get_module(module, task.target))
-            plan = prune.decide(trainer, module, task.target, prune.budget)
-            example = capture_inputs(trainer, module, task.target, 1, prune.seed)[0]
-            self._picture = trace_graph(network, as_inputs(example)).plot(plan.edits)
+            surgery = Surgery(trainer, module, task.target, prune.calibration, prune.seed)
+            plan = prune.decide(surgery, prune.budget)
+            self._picture = trace_graph(surgery.network, surgery.untouched.example).plot(plan.edits)
             return plan
 
         return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 
 from prunerecover.boundary.search import Trial
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.prune import Prune
 from prunerecover.callbacks.trials.nested import all_ranks, among, at_start_of_fit
 from prunerecover.callbacks.trials.records import table
@@ -85,7 +86,8 @@ class JointPlan(AnyNetworkMethod):
                 return runner(trials)
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
-            return prune.decide(trainer, module, task.target, prune.budget, evaluate)
+            surgery = Surgery(trainer, module, task.target, prune.calibration, prune.seed)
+            return prune.decide(surgery, prune.budget, evaluate)
 
         with resumable(store):
             return at_start_of_fit(task.module, task.datamodule, decide, prune.seed)

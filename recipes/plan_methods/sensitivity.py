@@ -10,14 +10,13 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 
-from prunerecover.callbacks.calibration.width_inputs import width_inputs
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.display.style import save_figure
 from prunerecover.files.atomic import write_text
-from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.plan import Plan
 from prunerecover.recipes.plan_methods.base import AnyNetworkMethod, PlanTask, beside
-from prunerecover.sensitivity_table.sensitivity import Sensitivity, sensitivity
+from prunerecover.sensitivity_table.sensitivity import Sensitivity, sensitivity_in
 
 
 class SensitivityTable(AnyNetworkMethod):
@@ -47,16 +46,13 @@ class SensitivityTable(AnyNetworkMethod):
         """Score; nothing goes."""
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Sensitivity:
-            inputs = width_inputs(trainer, module, task.target, task.calibration, self.seed)
-            return sensitivity(
-                unwrap(get_module(module, task.target)),
-                batches=inputs.batches,
+            surgery = Surgery(trainer, module, task.target, task.calibration, self.seed)
+            return sensitivity_in(
+                surgery.session(surgery.loss),
                 kinds=self.kinds,
-                loss=inputs.loss,
                 importance=self.importance,
                 replace=self.replace,
                 ignore=self.ignore,
-                seed=self.seed,
             )
 
         self._found = at_start_of_fit(task.module, task.datamodule, decide, self.seed)

@@ -15,7 +15,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from prunerecover.callbacks.calibration.width_inputs import width_inputs
+from prunerecover.callbacks.calibration.capture import labels_of_captured
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.trials.nested import at_start_of_fit
 from prunerecover.cost.memory import peak_memory, reset_peak_memory
 from prunerecover.display.style import save_figure
@@ -24,7 +25,6 @@ from prunerecover.importance.context import Importance
 from prunerecover.importance.measuring.names import name_of
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.importance.saved_scores import SavedScores
-from prunerecover.model.paths import get_module, unwrap
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.evidence import PlanningCost, SearchEvidence
 from prunerecover.plan.groups import Group
@@ -64,10 +64,9 @@ class WidthPlan(AnyNetworkMethod):
         """
 
         def decide(trainer: pl.Trainer, module: pl.LightningModule) -> Plan:
-            inputs = width_inputs(trainer, module, task.target, task.calibration, self.config.seed)
-            network = unwrap(get_module(module, task.target))
-            config = dataclasses.replace(self.config, loss=inputs.loss, labels=inputs.labels)
-            return self._plan(WidthPlanner(network, batches=inputs.batches, config=config))
+            surgery = Surgery(trainer, module, task.target, task.calibration, self.config.seed)
+            config = dataclasses.replace(self.config, labels=labels_of_captured())
+            return self._plan(WidthPlanner(surgery.session(surgery.loss), config))
 
         device = task.module.device
         reset_peak_memory(device)

@@ -22,6 +22,7 @@ from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.model.batches import as_inputs
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
+from prunerecover.session.session import Session
 from prunerecover.surgery.merging import merge
 
 
@@ -79,7 +80,7 @@ def activation_hurts(attention: int, activation: int) -> float:
 def test_a_share_is_met_with_what_units_leave() -> None:
     """Maps that attentions leave cost something: a split further on is planned, without more runs."""
     model, told = build("timm"), Told(activation_hurts)
-    planner = FamilyPlanner(model, TYPES, batches=BATCHES)
+    planner = FamilyPlanner(Session(model, BATCHES), TYPES)
     share = 4 * planner.share_of_one("attention", "macs")
     by_addition = feasible_within(planner, Budget(macs=share)).splits
     picked = BoundarySearch(planner, by_addition, told).run()[1]

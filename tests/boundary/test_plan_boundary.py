@@ -24,6 +24,7 @@ from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.depth.plan_depth import plan_depth
 from prunerecover.plan.budget import Budget
 from prunerecover.plan.plan import Plan
+from prunerecover.session.session import Session
 
 
 def cross_entropy(model: nn.Module, batch: Tensor) -> Tensor:
@@ -190,7 +191,7 @@ def test_plans_of_one_planner_equal_plans_made_alone_in_any_order(search: str) -
     removals = [{"attention": 2, "activation": 1}, {"activation": 3}, {"attention": 3, "activation": 3}]
     alone = [plan_depth(model, remove=removal, batches=BATCHES, search=search) for removal in removals]
     for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
-        planner = FamilyPlanner(model, TYPES, batches=BATCHES, config=DepthConfig(search=search))
+        planner = FamilyPlanner(Session(model, BATCHES), TYPES, DepthConfig(search=search))
         for i in order:
             plan = planner.plan(Budget(remove=removals[i]))
             assert plan.edits == alone[i].edits
@@ -201,7 +202,7 @@ def test_plans_of_one_planner_equal_plans_made_alone_in_any_order(search: str) -
 
 
 def test_a_planner_does_not_score_the_same_units_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = FamilyPlanner(build("timm"), TYPES, batches=BATCHES)
+    planner = FamilyPlanner(Session(build("timm"), BATCHES), TYPES)
     calls = []
     own = planner.calibrator.score
     monkeypatch.setattr(planner.calibrator, "score", lambda units, gone: calls.append(len(units)) or own(units, gone))

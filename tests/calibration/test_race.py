@@ -19,6 +19,7 @@ from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.model.batches import split_batches
 from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.budget import Budget
+from prunerecover.session.session import Session
 from prunerecover.sites.find import find_units
 
 KINDS = ("attention", "mlp", "activation")
@@ -143,7 +144,7 @@ def test_a_form_is_the_best_on_the_samples_it_is_chosen_on(
 @pytest.mark.parametrize("budget", [Budget(remove={"attention": 2, "activation": 2}), Budget(macs=0.3)], ids=str)
 def test_a_greedy_search_by_races_finds_the_same_units(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
     def removed() -> dict[str, tuple[str, ...]]:
-        planner = FamilyPlanner(build("timm"), KINDS, batches=batches_of("timm", n=64), config=DepthConfig())
+        planner = FamilyPlanner(Session(build("timm"), batches_of("timm", n=64)), KINDS, DepthConfig())
         return dict(planner.plan(budget).removed)
 
     raced = removed()

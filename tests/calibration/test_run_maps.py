@@ -26,6 +26,7 @@ from prunerecover.model.evaluation import evaluating
 from prunerecover.plan.edits import Fold
 from prunerecover.plan.removed_units import removed_units
 from prunerecover.plan.units import Unit
+from prunerecover.session.session import Session
 from prunerecover.sites.find import find_units
 
 FOLDED = ("llama", "qwen2", "gpt2", "opt", "hf_vit", "timm")
@@ -240,7 +241,7 @@ def runs_of_two(calibrator: Calibrator, blocks: Sequence[Unit]) -> list[tuple[Un
 @pytest.mark.parametrize("name", ["gpt2", "timm"])
 def test_runs_compete_for_a_share_of_a_cost(name: str) -> None:
     model = build(name)
-    planner = FamilyPlanner(model, batches=batches_of(name))
+    planner = FamilyPlanner(Session(model, batches_of(name)))
     blocks = [unit for unit in planner.units if unit.kind == "block"]
     share = planner.share_saved(blocks[:2], "params") - 1e-3
     plan = planner.plan(Budget(params=share))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 from prunerecover import Budget
 from prunerecover.callbacks import DepthPrune, DistillRecover, WidthPrune, depth_prune, scheduled, width_prune
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.model.untrained import looks_untrained
 
@@ -116,16 +117,24 @@ def test_steps_are_judged_as_far_as_no_other_surgery_comes_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[Budget] = []
-    monkeypatch.setattr(width_prune, "check_feasible", lambda network, batches, budget, *_, **__: judged.append(budget))
+    monkeypatch.setattr(width_prune, "check_feasible", lambda session, budget, config: judged.append(budget))
     steps = WidthPrune(Budget(macs=0.4), calibration=8, schedule={"start": 1, "every": 2, "times": 2})
     fit(tmp_path, Plain(), steps, prune(schedule=2), epochs=4, limit_train_batches=1)
     assert judged == [Budget(macs=0.2)]
 
 
+class Unread(Surgery):
+    """Fails where inputs are read."""
+
+    @property
+    def inputs(self) -> NoReturn:  # type: ignore[override]
+        pytest.fail("captured")
+
+
 @pytest.mark.parametrize("late", [0, 1])
 def test_nothing_is_run_that_needs_no_check(late: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Units are counted without data, and a surgery at once checks itself."""
-    monkeypatch.setattr(scheduled, "capture_inputs", lambda *_, **__: pytest.fail("captured"))
+    monkeypatch.setattr(scheduled, "Surgery", Unread)
     monkeypatch.setattr(depth_prune, "check_feasible", lambda *_: pytest.fail("checked"))
     callback = prune(schedule=1) if late else DepthPrune(Budget(macs=0.3), calibration=8)
     fit(tmp_path, Plain(), callback, limit_train_batches=1)

@@ -14,6 +14,7 @@ from prunerecover.boundary.search import Trial
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.plan.plan import Plan
+from prunerecover.session.session import Session
 
 BATCHES = batches_of("timm", count=2)
 LAYERS = 4
@@ -23,7 +24,7 @@ QUICK = {"batches": BATCHES, **HOW}
 
 def quick_planner(model: nn.Module, **how: Any) -> FamilyPlanner:
     """Return a planner of splits that fits nothing."""
-    return FamilyPlanner(model, TYPES, batches=BATCHES, config=DepthConfig(**HOW, **how))
+    return FamilyPlanner(Session(model, BATCHES), TYPES, DepthConfig(**HOW, **how))
 
 
 Truth = Callable[[int, int], float]

@@ -17,6 +17,7 @@ from prunerecover.cost.macs import count_macs
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.model.batches import as_inputs
+from prunerecover.session.session import Session
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 MODELS = (("timm", "zero"), ("timm", "calibrated"), ("llama", "zero"))
@@ -24,7 +25,7 @@ MODELS = (("timm", "zero"), ("timm", "calibrated"), ("llama", "zero"))
 
 @cache
 def planner(name: str, replace: str) -> FamilyPlanner:
-    return FamilyPlanner(build(name), batches=batches_of(name), config=DepthConfig(replace=replace))
+    return FamilyPlanner(Session(build(name), batches_of(name)), config=DepthConfig(replace=replace))
 
 
 def removed_macs(name: str, plan: Plan, merged: bool) -> float:
@@ -63,7 +64,7 @@ def test_fitted_maps_of_gated_layers_are_counted_before_units_are_chosen(share: 
 
 def test_evidence_says_what_goes_before_and_after_merging() -> None:
     config = DepthConfig(replace="identity", ignore=["blocks.?", "*.attn", "*.mlp"])
-    found = FamilyPlanner(build("timm"), batches=batches_of("timm"), config=config)
+    found = FamilyPlanner(Session(build("timm"), batches_of("timm")), config=config)
     plan = found.plan(Budget(macs=0.2))
     said = plan.evidence["removed_share"]
     assert said["live"] == pytest.approx(removed_macs("timm", plan, merged=False)) == 0
@@ -80,7 +81,7 @@ def test_evidence_says_what_was_asked_for_and_the_smallest_unit() -> None:
 def test_a_budget_that_units_cannot_come_near_is_exceeded_with_a_warning() -> None:
     """One attention of 9% and whole blocks of 24%: 35% is missed by 13 points."""
     config = DepthConfig(replace="zero", ignore=["blocks.?.mlp*", "blocks.[123].attn"])
-    found = FamilyPlanner(build("timm"), batches=batches_of("timm"), config=config)
+    found = FamilyPlanner(Session(build("timm"), batches_of("timm")), config=config)
     match = r"removes 48.7% of the macs for a budget of 35.0%, although the smallest unit holds 9.4%: what comes nearer"
     with pytest.warns(UserWarning, match=match):
         plan = found.plan(Budget(macs=0.35))

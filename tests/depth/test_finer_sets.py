@@ -14,6 +14,7 @@ from prunerecover import Budget, Plan
 from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.family_planner import FamilyPlanner
 from prunerecover.plan.kinds import FAMILY_KINDS
+from prunerecover.session.session import Session
 
 KINDS = (
     FAMILY_KINDS,
@@ -35,7 +36,7 @@ def not_behind_its_counts(found: FamilyPlanner, share: float) -> bool:
 
 
 def planner(name: str, kinds: Sequence[str], **arguments: str) -> FamilyPlanner:
-    return FamilyPlanner(build(name), kinds, batches=batches_of(name), config=DepthConfig(**arguments))
+    return FamilyPlanner(Session(build(name), batches_of(name)), kinds, DepthConfig(**arguments))
 
 
 def judged(oracle: FamilyPlanner, plan: Plan, share: float) -> float:
@@ -76,7 +77,7 @@ def test_small_units_are_not_passed_over_for_those_that_save_more() -> None:
     sizes = {"depth": 4, "img_size": 32, "embed_dim": 24, "num_heads": 2, "num_classes": 10}
     model = timm.create_model("vit_tiny_patch16_224", **sizes).eval()
     batches = [torch.randn(8, 3, 32, 32) for _ in range(2)]
-    found = FamilyPlanner(model, batches=batches, config=DepthConfig())
+    found = FamilyPlanner(Session(model, batches), config=DepthConfig())
     assert not_behind_its_counts(found, 0.5)
 
 

@@ -25,6 +25,7 @@ from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.model.replacements import Affine
 from prunerecover.plan.edit_parts import StandIn
 from prunerecover.plan.edits import Bypass
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 
 
@@ -174,10 +175,10 @@ def test_what_is_fitted_is_tuned_on_the_output(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_earlier_budget_changes_no_later_plan() -> None:
     dense, config = network(Bent), DepthConfig(search="joint")
-    planner = GraphPlanner(dense, ("block",), batches=samples(), config=config)
+    planner = GraphPlanner(Session(dense, samples()), ("block",), config)
     planner.plan(Budget(remove={"block": 3}))
     later = planner.plan(Budget(remove={"block": 2}))
-    alone = GraphPlanner(dense, ("block",), batches=samples(), config=config).plan(Budget(remove={"block": 2}))
+    alone = GraphPlanner(Session(dense, samples()), ("block",), config).plan(Budget(remove={"block": 2}))
     assert later == alone
     assert all(torch.equal(later.tensors[key], value) for key, value in alone.tensors.items())
 

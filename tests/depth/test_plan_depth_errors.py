@@ -43,7 +43,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative": ({"remove": {"attention": -1}}, "a whole number of units >= 0 for 'attention', but got -1"),
     "no budget": ({}, "either a budget or remove="),
     "two budgets": ({"remove": {"attention": 1}, "budget": Budget(macs=0.1)}, "and not both"),
-    "empty loader": ({"remove": {"attention": 1}, "batches": []}, "at least one calibration batch, but the loader was"),
+    "empty loader": ({"remove": {"attention": 1}, "batches": []}, "at least one calibration batch, but got none"),
     "importance": (
         {"remove": {"attention": 1}, "importance": "luck"},
         "importance to be one of output_divergence, .*, but got 'luck'",
@@ -88,7 +88,7 @@ def test_batch_of_unknown_form_is_explained() -> None:
 def test_consumed_generator_is_explained() -> None:
     batches = generator()
     list(batches)
-    with pytest.raises(ValueError, match="a generator that was already consumed is empty"):
+    with pytest.raises(ValueError, match="Was a generator consumed before"):
         plan_depth(build("timm"), remove={"attention": 1}, batches=batches)
 
 

@@ -16,6 +16,7 @@ from prunerecover.depth.search import joint
 from prunerecover.depth.search.goals import Counted
 from prunerecover.depth.search.joint import NEAR, JointSearch
 from prunerecover.plan.units import Unit, names_of
+from prunerecover.session.session import Session
 
 
 class Tunable:
@@ -90,7 +91,7 @@ def test_blocks_that_go_are_those_of_least_divergence_once_tuned(name: str, monk
 
     monkeypatch.setattr(Calibrator, "tuned", noted)
     monkeypatch.setattr(joint, "NEAR", 1e3)
-    planner = FamilyPlanner(build(name), ("block",), batches=batches_of(name), config=DepthConfig())
+    planner = FamilyPlanner(Session(build(name), batches_of(name)), ("block",), DepthConfig())
     plan = planner.plan(Budget(remove={"block": 2}))
     assert len(tuned) > 1
     assert frozenset(plan.removed["block"]) == min(tuned, key=lambda gone: tuned[gone])

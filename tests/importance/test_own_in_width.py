@@ -26,6 +26,7 @@ from prunerecover.importance.registry import IMPORTANCES, compute_importances, r
 from prunerecover.importance.saved_scores import SavedScores
 from prunerecover.importance.streaming import StreamedImportance
 from prunerecover.recipes.cli.main import main
+from prunerecover.session.session import Session
 from prunerecover.width.arguments import WidthConfig, WidthRule
 from prunerecover.width.planner import WidthPlanner
 
@@ -121,7 +122,7 @@ def test_a_planner_calls_a_callable_once() -> None:
         calls.append(context)
         return first_stay(context)
 
-    planner = WidthPlanner(vit(), batches=labelled_batches(), config=WidthConfig(kinds=("neuron",)))
+    planner = WidthPlanner(Session(vit(), labelled_batches()), WidthConfig(kinds=("neuron",)))
     for share in (0.1, 0.2):
         planner.plan(Budget(macs=share), WidthRule(importance=counted))
     assert len(calls) == 1
@@ -220,7 +221,7 @@ def test_scores_of_two_importances_of_one_name_are_both_kept(tmp_path: Path) -> 
     from prunerecover.recipes.plan_methods.width import FairPlan
 
     method = FairPlan(tolerance=0.5, importance=(Favourites(2), Favourites(3)))
-    method._plan(WidthPlanner(vit(), batches=labelled_batches()))
+    method._plan(WidthPlanner(Session(vit(), labelled_batches())))
     assert list(method._scores) == ["Favourites, low goes", "Favourites, high stays"]
     SavedScores("", method._scores).save(tmp_path / "scores.safetensors")
 

@@ -37,6 +37,7 @@ ORDER = (
     "prunerecover.importance",
     "prunerecover.language",
     "prunerecover.recovery",
+    "prunerecover.session",
     "prunerecover.width.rewrites",
     "prunerecover.width.groups",
     "prunerecover.width.allocation",

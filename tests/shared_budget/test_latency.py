@@ -14,6 +14,7 @@ from prunerecover.cost.macs import count_macs
 from prunerecover.cost.met_share import BudgetMissed
 from prunerecover.cost.statistics import Interval
 from prunerecover.plan.evidence import SplitEvidence
+from prunerecover.session.session import Session
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 from prunerecover.shared_budget.plan_pruning import SplitSearch
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
@@ -59,7 +60,7 @@ def test_splits_are_compared_where_each_saves_the_latency(monkeypatch: pytest.Mo
         return SimpleNamespace(ratio=Interval(share, share, share))
 
     monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
-    planner = SharedBudgetPlanner(vit(depth=4), "latency", images(), SharedBudgetConfig(kinds=KINDS))
+    planner = SharedBudgetPlanner(Session(vit(depth=4), images()), "latency", SharedBudgetConfig(kinds=KINDS))
     search = SplitSearch(planner, Budget(latency=0.2))
     search.run()
     assert len(search.plans) >= 4
@@ -99,7 +100,7 @@ def test_parts_of_a_split_are_timed_on_few_samples(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
     batches = images(1, 2 * TIMED)
-    planner = SharedBudgetPlanner(vit(depth=2), "latency", batches, SharedBudgetConfig(kinds=KINDS))
+    planner = SharedBudgetPlanner(Session(vit(depth=2), batches), "latency", SharedBudgetConfig(kinds=KINDS))
     plan = planner.together(0.2, 0.3)
     assert set(timed[:-1]) == {TIMED}
     assert plan.removed.keys() == set(KINDS)
@@ -118,7 +119,9 @@ def test_widths_are_planned_once_more_if_the_whole_batch_saves_too_little(monkey
         return SimpleNamespace(ratio=Interval(share, share, share))
 
     monkeypatch.setattr(saved_cost, "latency_ratio", ratio)
-    planner = SharedBudgetPlanner(vit(depth=2), "latency", images(1, 2 * TIMED), SharedBudgetConfig(kinds=KINDS))
+    planner = SharedBudgetPlanner(
+        Session(vit(depth=2), images(1, 2 * TIMED)), "latency", SharedBudgetConfig(kinds=KINDS)
+    )
     plan = planner.together(0.2, 0.3)
     assert planner.removed_share(plan, "latency") >= 0.3 - CLOCKS
 

@@ -32,11 +32,12 @@ from prunerecover.model.batches import ModelInputs, split_batches
 from prunerecover.plan.edits import Narrow
 from prunerecover.plan.evidence import SplitEvidence
 from prunerecover.recovery.reconstruction import fit_layers
+from prunerecover.session.pruned_output import judge_of
+from prunerecover.session.session import Session
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.compensation import fitted_tensors
-from prunerecover.width.pruned_output import judge_of
 from prunerecover.width.tuning import tuned_tensors
 
 HALF = Budget(macs=0.5)
@@ -46,7 +47,7 @@ MANY = images(6)  # enough to tune what weights take over
 @pytest.fixture(scope="module")
 def both() -> Plan:
     """A plan in which half of the budget goes in depth, and the other half in width."""
-    planner = SharedBudgetPlanner(vit(), "macs", MANY, SharedBudgetConfig())
+    planner = SharedBudgetPlanner(Session(vit(), MANY), "macs", SharedBudgetConfig())
     return planner.finished(planner.together(0.25, 0.5))
 
 
@@ -119,7 +120,7 @@ def test_depth_alone_where_no_width_may_go() -> None:
 def test_ends_are_the_plans_of_width_and_of_depth() -> None:
     kinds: Any = (plan_depth, {"kinds": ("attention", "activation")}), (plan_width, {"kinds": ("neuron",)})
     config = SharedBudgetConfig(kinds=("attention", "activation", "neuron"))
-    planner = SharedBudgetPlanner(vit(depth=2), "macs", images(), config)
+    planner = SharedBudgetPlanner(Session(vit(depth=2), images()), "macs", config)
     depth, width = (make(vit(depth=2), Budget(macs=0.3), batches=images(), **how) for make, how in kinds)
     assert planner.alone(True, 0.3).edits == depth.edits
     assert planner.alone(False, 0.3).edits == width.edits
@@ -185,7 +186,7 @@ def test_splits_are_compared_on_samples_that_nothing_was_fitted_to(both: Plan) -
             dense, output = model(inputs).log_softmax(-1), pruned(inputs).log_softmax(-1)
         return nn.functional.kl_div(output, dense, log_target=True, reduction="batchmean").item()
 
-    planner = SharedBudgetPlanner(model, "macs", MANY, SharedBudgetConfig())
+    planner = SharedBudgetPlanner(Session(model, MANY), "macs", SharedBudgetConfig())
     first = next(i for i, edit in enumerate(both.edits) if isinstance(edit, Narrow))
     without_depth = copy.deepcopy(model)
     apply_edits(without_depth, both.edits[:first], both.tensors)
@@ -210,7 +211,7 @@ def test_splits_of_networks_with_batchnorm_are_compared_once_they_are_nearest() 
     model = nn.Sequential(*body, nn.Linear(16, 4)).eval()
     recalibrate_batchnorm(model, MANY)
     before = copy.deepcopy(model.state_dict())
-    planner = SharedBudgetPlanner(model, "macs", MANY, SharedBudgetConfig())
+    planner = SharedBudgetPlanner(Session(model, MANY), "macs", SharedBudgetConfig())
     plan = planner.together(0.2, 0.5)
     assert {"channel"} < plan.removed.keys()
     found = planner.divergence(plan)
@@ -235,7 +236,7 @@ def test_splits_of_networks_with_batchnorm_are_compared_once_they_are_nearest() 
 
 @pytest.mark.slow
 def test_neurons_of_linears_that_become_one_stay(both: Plan) -> None:
-    planner = SharedBudgetPlanner(vit(), "macs", images(), SharedBudgetConfig(kinds=("activation", "neuron")))
+    planner = SharedBudgetPlanner(Session(vit(), images()), "macs", SharedBudgetConfig(kinds=("activation", "neuron")))
     plan = planner.together(0.15, 0.3)
     gone = {name.removesuffix(".act") for name in plan.removed["activation"]}
     assert gone
@@ -247,7 +248,7 @@ def test_experts_go_for_a_share_of_the_parameters() -> None:
     assert "expert" in SharedBudgetConfig().width_kinds(model, "params")
     assert "expert" not in SharedBudgetConfig().width_kinds(model, "macs")
     config = SharedBudgetConfig(kinds=("attention", "expert"))
-    plan = SharedBudgetPlanner(model, "params", text(2), config).together(0.05, 0.2)
+    plan = SharedBudgetPlanner(Session(model, text(2)), "params", config).together(0.05, 0.2)
     assert plan.removed["attention"]
     assert plan.removed["expert"]
     dense = sum(p.numel() for p in model.parameters())
@@ -277,7 +278,7 @@ def test_blocks_and_equal_widths_leave_a_standard_llama(tmp_path: Path) -> None:
 
     model = tiny_llama()
     config = SharedBudgetConfig(kinds=("block", "neuron"), equal_layers=True)
-    plan = SharedBudgetPlanner(model, "params", text(2), config).together(0.2, 0.4)
+    plan = SharedBudgetPlanner(Session(model, text(2)), "params", config).together(0.2, 0.4)
     assert plan.removed["block"]
     apply_plan(model, plan)
     save_pruned(model, plan, tmp_path)

@@ -12,6 +12,7 @@ from torch.nn.utils.prune import l1_unstructured
 
 from prunerecover import Budget, plan_pruning
 from prunerecover.plan.evidence import SplitEvidence
+from prunerecover.session.session import Session
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 
@@ -57,7 +58,7 @@ def test_pattern_that_matches_nothing() -> None:
 @pytest.mark.slow
 def test_widths_that_only_the_merged_network_can_lose() -> None:
     """Without attention the stream is one of convolutions; norms that merging folds away still read all of it."""
-    planner = SharedBudgetPlanner(vit(depth=2), "macs", images(1), SharedBudgetConfig())
+    planner = SharedBudgetPlanner(Session(vit(depth=2), images(1)), "macs", SharedBudgetConfig())
     with pytest.raises(ValueError, match="that also runs before it is merged, but without these units it fails"):
         planner.together(0.6, 0.95)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunerecover import Budget, Plan, apply_plan, find_groups, plan_depth, plan_width, recalibrate_batchnorm
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.arguments import WidthRule
 from prunerecover.width.planner import WidthPlanner
@@ -29,7 +30,7 @@ def batches() -> Batches:
 @pytest.fixture(scope="module")
 def planner() -> WidthPlanner:
     """One for all budgets: it keeps what it measured."""
-    return WidthPlanner(cnn(), batches=labelled_batches())
+    return WidthPlanner(Session(cnn(), labelled_batches()))
 
 
 @pytest.mark.slow
@@ -78,7 +79,7 @@ def test_the_mode_that_the_caller_is_in_does_not_matter(batches: Batches, mode: 
     with mode:
         given = [(x.clone(), y.clone()) for x, y in batches]  # inference tensors, in inference mode
         assert plan_width(model, Budget(macs=0.3), batches=given, rounds=2) == plan
-        planner = WidthPlanner(model, batches=given)
+        planner = WidthPlanner(Session(model, given))
         planner.scores("gate_taylor")
         found = planner.plan(Budget(macs=0.3))
         assert find_groups(model, IMAGE).groups == planner.groups
@@ -111,7 +112,7 @@ def test_lists_of_images_plan_as_batched_ones(batches: Batches, allocation: Any)
 def test_budgets_in_units_leave_other_kinds_alone(batches: Batches) -> None:
     plan = plan_width(vit(), Budget(remove={"neuron": 7}), batches=batches)
     assert {edit.kind for edit in plan.edits} == {"neuron"}
-    planner = WidthPlanner(vit(), batches=batches)
+    planner = WidthPlanner(Session(vit(), batches))
     assert {edit.kind for edit in planner.plan(Budget(remove={"head": 2})).edits} == {"head"}
 
 
@@ -166,7 +167,7 @@ def test_the_model_is_bit_identical_afterwards(batches: Batches) -> None:
 def test_least_salient_goes_first(batches: Batches) -> None:
     """Within a group, what stays has the higher scores; between groups of equal cost, too."""
     model = cnn()
-    planner = WidthPlanner(model, batches=batches)
+    planner = WidthPlanner(Session(model, batches))
     plan = planner.plan(Budget(macs=0.3))
     (scores,) = planner.scores("gate_taylor")
     for edit in plan.edits:
@@ -177,7 +178,7 @@ def test_least_salient_goes_first(batches: Batches) -> None:
 
 def test_tolerance_by_the_book(batches: Batches) -> None:
     model = cnn()
-    planner = WidthPlanner(model, batches=batches)
+    planner = WidthPlanner(Session(model, batches))
     plan = planner.plan(rule=WidthRule(allocation="tolerance", tolerance=0.3))
     low, high = planner.scores("u_score", "r_score")
     for group in planner.groups:

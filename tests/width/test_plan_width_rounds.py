@@ -13,6 +13,7 @@ from torch import nn
 from prunerecover import Budget, apply_plan, find_groups, plan_width, recalibrate_batchnorm
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.copies import share_copy
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import DenseCost
 from prunerecover.width.planner import WidthPlanner
@@ -45,8 +46,8 @@ def test_latency_is_measured_without_the_loss() -> None:
     from cases.models.tiny import tiny_llama
 
     ids = torch.randint(10, (2, 6))
-    planner = WidthPlanner(tiny_llama(), batches=[{"input_ids": ids, "labels": ids}])
-    assert planner.first_batch().kwargs.keys() == {"input_ids"}
+    planner = WidthPlanner(Session(tiny_llama(), [{"input_ids": ids, "labels": ids}]))
+    assert planner.session.first.kwargs.keys() == {"input_ids"}
 
 
 def test_latency_that_cannot_go_is_refused(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from torchmetrics import CatMetric, MeanMetric
 from prunerecover import Budget
 from prunerecover.callbacks import DistillRecover, WidthPrune
 from prunerecover.callbacks.calibration.capture import capture_inputs
+from prunerecover.callbacks.calibration.surgery import Surgery
 from prunerecover.plan.plan import Plan
 
 
@@ -37,9 +38,9 @@ class Kept(WidthPrune):
         self.compared = super().keep(network, plan)
         return self.compared
 
-    def after_surgery(self, trainer: pl.Trainer, pl_module: Any, *rest: Any) -> None:
-        self.narrowed = copy.deepcopy(pl_module.net)
-        super().after_surgery(trainer, pl_module, *rest)
+    def after_surgery(self, surgery: Surgery, plan: Plan, before: nn.Module | None) -> str:
+        self.narrowed = copy.deepcopy(surgery.network)
+        return super().after_surgery(surgery, plan, before)
 
 
 class Watch(pl.Callback):

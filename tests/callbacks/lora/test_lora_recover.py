@@ -138,13 +138,14 @@ def test_surgery_begins_from_the_folded_network(tmp_path):
     seen = {}
 
     class Look(DepthPrune):
-        def decide(self, trainer, module, target, budget):
+        def decide(self, surgery, budget):
+            module, trainer = surgery.module, surgery.trainer
             assert not has_adapters(module.net)
             seen["plain"] = copy.deepcopy(module.net).eval()(IMAGES).detach()
             trained = {name for name, p in module.net.named_parameters() if p.requires_grad}
             assert trained == set(dict(module.net.named_parameters()))
             assert held(trainer) == set(module.parameters())
-            return super().decide(trainer, module, target, budget)
+            return super().decide(surgery, budget)
 
     watch = Watch(lambda trainer, module: copy.deepcopy(module.net).eval()(IMAGES).detach())
     surgeon = Look(remove={"activation": 1}, schedule={"start": 2}, calibration=16, merge="never")
@@ -157,11 +158,12 @@ def test_groups_are_found_again_after_folding(tmp_path):
     groups = {}
 
     class Look(DepthPrune):
-        def decide(self, trainer, module, target, budget):
+        def decide(self, surgery, budget):
+            module, trainer = surgery.module, surgery.trainer
             names = {p: name for name, p in module.named_parameters()}
             found = [{names[p] for p in group["params"]} for group in trainer.optimizers[0].param_groups]
             groups[trainer.current_epoch] = found
-            return super().decide(trainer, module, target, budget)
+            return super().decide(surgery, budget)
 
     steps = {"start": 0, "every": 2, "step": 1}
     fit(tmp_path, Look(remove={"attention": 2}, schedule=steps, replace="zero", calibration=16), lora())

@@ -16,6 +16,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.cost.macs import count_macs
 from prunerecover.plan.edits import Bypass, Narrow
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
+from prunerecover.session.session import Session
 from prunerecover.shared_budget.arguments import SharedBudgetConfig
 from prunerecover.shared_budget.planner import SharedBudgetPlanner
 
@@ -39,7 +40,7 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Classifier]:
 def both() -> Plan:
     """A plan of both for the module's network, made beforehand."""
     network, batches = Classifier("vit").net.eval(), list(rows(False))
-    return SharedBudgetPlanner(network, "macs", batches, SharedBudgetConfig(kinds=KINDS)).together(0.15, 0.3)
+    return SharedBudgetPlanner(Session(network, batches), "macs", SharedBudgetConfig(kinds=KINDS)).together(0.15, 0.3)
 
 
 @pytest.mark.slow
@@ -103,7 +104,7 @@ def test_surgeries_divide_the_budget(tmp_path: Path) -> None:
 
 def mixed(network: torch.nn.Module) -> Plan:
     config = SharedBudgetConfig(kinds=("block", "channel"))
-    return SharedBudgetPlanner(network, "macs", list(rows(False)), config).together(0.25, 0.5)
+    return SharedBudgetPlanner(Session(network, list(rows(False))), "macs", config).together(0.25, 0.5)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from prunerecover.cost.macs import count_macs
 from prunerecover.model.batches import CalibrationSet, split_batches
 from prunerecover.plan.edits import Edit
 from prunerecover.recipes.networks.cifar_resnet import CifarResNet
+from prunerecover.session.session import Session
 from prunerecover.width.arguments import WidthRule
 from prunerecover.width.planner import WidthPlanner
 
@@ -85,6 +86,6 @@ def narrowed(make: Any, share: float = 0.3) -> tuple[nn.Module, tuple[Edit, ...]
     """Return a model, edits of a plan in width, what least squares say, and the samples they are fitted to."""
     torch.manual_seed(0)
     model = spread(make().eval())
-    planner = WidthPlanner(model, batches=[(images, torch.arange(8) % 4) for images in IMAGES.split(8)])
+    planner = WidthPlanner(Session(model, [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]))
     plan = planner.plan(Budget(params=share), WidthRule(allocation="uniform"), finished=False)
     return model, plan.edits, dict(plan.tensors), split_batches(list(IMAGES.split(8)), CPU)

@@ -13,6 +13,7 @@ from prunerecover.depth.arguments import DepthConfig
 from prunerecover.depth.graph_planner import GraphPlanner
 from prunerecover.model.copies import share_copy
 from prunerecover.model.hooks import recording
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 
 KINDS = ("attention", "layer")
@@ -23,7 +24,7 @@ def planner() -> GraphPlanner:
     model = tiny_llama().eval()
     ids = torch.randint(16, (8, 6), generator=torch.Generator().manual_seed(0))
     config = DepthConfig(importance="block_output_angle", search="two_to_one")
-    return GraphPlanner(model, KINDS, batches=[{"input_ids": ids[:3]}, {"input_ids": ids[3:]}], config=config)
+    return GraphPlanner(Session(model, [{"input_ids": ids[:3]}, {"input_ids": ids[3:]}]), KINDS, config)
 
 
 def block_output(network: nn.Module, block: str, batches: list[Tensor]) -> Tensor:

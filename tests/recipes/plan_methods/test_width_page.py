@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from prunerecover import Plan, apply_plan
 from prunerecover.recipes.plan_methods import width as width_plan
 from prunerecover.recipes.plan_methods.width import FairPlan
+from prunerecover.session.session import Session
 from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.planner import WidthPlanner
 
@@ -88,7 +89,7 @@ def test_rankings_of_strata_are_those_in_which_their_experts_go(
     """What goes is what the figure has left of its line."""
     ids = [torch.randint(3, 61, (4, 9), generator=torch.Generator().manual_seed(i)) for i in range(4)]
     batches = [{"input_ids": rows, "labels": rows} for rows in ids]
-    planner = WidthPlanner(tiny_mixture("deepseek_v3"), batches=batches, config=WidthConfig(kinds=("expert",)))
+    planner = WidthPlanner(Session(tiny_mixture("deepseek_v3"), batches), WidthConfig(kinds=("expert",)))
     method = FairPlan(remove={"expert": 8}, importance=("random", "gate_taylor"), replace="zero")
     plan = method._plan(planner)
     drawn: list[Any] = []

@@ -24,6 +24,8 @@ from prunerecover.model.batches import ModelInputs, split_batches
 from prunerecover.model.copies import deep_copy
 from prunerecover.recipes.data.digits import DigitsData
 from prunerecover.recipes.tasks.image_classifier import ImageClassifier
+from prunerecover.session.pruned_output import PrunedOutput, subsample
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import DenseCost
 from prunerecover.width.allocation.by_importance import per_cost
@@ -32,7 +34,6 @@ from prunerecover.width.arguments import WidthConfig
 from prunerecover.width.compensation import fit_compensation, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.planner import WidthPlanner
-from prunerecover.width.pruned_output import PrunedOutput, subsample
 from prunerecover.width.tuning import EPOCHS
 
 
@@ -96,7 +97,7 @@ def divergence_of(model: nn.Module, planner: WidthPlanner, rate: float, damping:
 
 def test_nothing_that_was_tried_beats_what_is_in_the_plan() -> None:
     model, batches = vit(), labelled_batches()
-    planner = WidthPlanner(model, batches=batches)
+    planner = WidthPlanner(Session(model, batches))
     evidence = planner.plan(Budget(macs=0.4)).evidence
     rates, damping = evidence["rates"], evidence["damping"]
     assert list(rates) == KINDS
@@ -218,7 +219,7 @@ def test_a_share_of_latency_beyond_what_macs_allow_leaves_kinds_as_scored(monkey
 def test_experts_are_weighed_for_parameters_alone() -> None:
     ids = torch.randint(40, (8, 6), generator=torch.Generator().manual_seed(0))
     config = WidthConfig(kinds=("head", "neuron", "expert"))
-    planner = WidthPlanner(tiny_mixture("qwen3_moe"), batches=[{"input_ids": ids, "labels": ids}], config=config)
+    planner = WidthPlanner(Session(tiny_mixture("qwen3_moe"), [{"input_ids": ids, "labels": ids}]), config)
     assert "expert" not in planner.plan(Budget(macs=0.1)).evidence.get("rates", {})
     assert "expert" in planner.plan(Budget(params=0.2)).evidence["rates"]
 
@@ -232,7 +233,7 @@ def test_a_trial_spreads_its_samples_over_sorted_batches() -> None:
 def test_budgets_that_are_near_are_weighed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     monkeypatch.setattr(PrunedOutput, "divergence", lambda *_: asked.append(1.0) or float(len(asked)))
-    planner = WidthPlanner(vit(), batches=labelled_batches())
+    planner = WidthPlanner(Session(vit(), labelled_batches()))
     for share, trials in ((0.3, 1), (0.32, 1), (0.36, 2)):
         planner.plan(Budget(macs=share), finished=False)
         assert len(asked) == trials * number_of_trials(KINDS)

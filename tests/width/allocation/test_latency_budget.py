@@ -12,6 +12,7 @@ from torch import nn
 
 from prunerecover import Budget, Plan, apply_plan, plan_width
 from prunerecover.model.copies import share_copy
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import TIMED, DenseCost
 from prunerecover.width.allocation.by_importance import uniform
@@ -62,7 +63,7 @@ def test_multiples_are_taken_where_they_are_faster(allocation: str, processor: A
 
 def test_the_signal_loses_less_than_by_single_units(processor: Any) -> None:
     processor(8)
-    planner = WidthPlanner(network(), batches=labelled_batches())
+    planner = WidthPlanner(Session(network(), labelled_batches()))
     (scores,) = planner.scores("magnitude")
 
     def lost(plan: Plan) -> float:

@@ -20,6 +20,7 @@ from prunerecover.callbacks.ledger.ledger import Ledger
 from prunerecover.importance.measuring.unit_slices import Scores
 from prunerecover.plan.groups import Group
 from prunerecover.recipes.plan_methods.width import PerCostPlan
+from prunerecover.session.session import Session
 from prunerecover.width.allocation.by_importance import global_ranking, lowest, per_cost, uniform
 from prunerecover.width.allocation.cost_model import Cost, CostModel
 from prunerecover.width.allocation.registry import ALLOCATIONS, RegisteredAllocation, register_allocation
@@ -34,7 +35,7 @@ def planned(model: Any = None, **arguments: Any) -> Plan:
 
 def test_a_callable_decides_what_goes() -> None:
     model = cnn()
-    planner = WidthPlanner(model, batches=labelled_batches())
+    planner = WidthPlanner(Session(model, labelled_batches()))
     (scores,) = planner.scores("gate_taylor")
     plan = planner.plan(Budget(macs=0.1), WidthRule(allocation=least_of_each))
     narrowed = {edit.unit: list(edit.gone) for edit in plan.edits if edit.op == "narrow"}
@@ -114,7 +115,7 @@ def test_a_callable_decides_in_a_fit_and_a_resumed_run_knows_it(tmp_path: Path) 
 
 def test_a_recipe_plans_by_it() -> None:
     method = PerCostPlan(macs=0.1, allocation=least_of_each)
-    plan = method._plan(WidthPlanner(vit(), batches=labelled_batches()))
+    plan = method._plan(WidthPlanner(Session(vit(), labelled_batches())))
     assert {len(edit.gone) for edit in plan.edits} == {1}
 
 

@@ -16,12 +16,13 @@ from prunerecover import Budget, Plan, apply_plan, find_groups, load_pruned, pla
 from prunerecover.apply import refit_plan
 from prunerecover.model.batches import ModelInputs, split_batches
 from prunerecover.plan.edits import Narrow
+from prunerecover.session.pruned_output import judge_of
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width.arguments import WidthRule
 from prunerecover.width.compensation import fit_compensation, fitted_tensors, with_compensation
 from prunerecover.width.narrow_edits import narrow_edits
 from prunerecover.width.planner import WidthPlanner
-from prunerecover.width.pruned_output import judge_of
 from prunerecover.width.stages import fitted_in_stages
 from prunerecover.width.tuning import tuned_tensors
 
@@ -121,7 +122,7 @@ def test_moments_that_a_planner_keeps_give_what_the_edits_alone_do(make: Any) ->
     model = make()
     x = torch.randn(64, 6) if make is Both else IMAGES
     batches = [(x, torch.arange(len(x)) % 3)]
-    planner = WidthPlanner(model, batches=batches)
+    planner = WidthPlanner(Session(model, batches))
     plan = planner.plan(Budget(params=0.3), WidthRule(allocation="uniform"), finished=False)  # before they are tuned
     narrowing = [edit for edit in plan.edits if isinstance(edit, Narrow)]
     found = fit_compensation(model, narrowing, split_batches([x], x.device).fit)
@@ -147,7 +148,7 @@ def test_readers_are_closer_to_dense_than_without() -> None:
 
 
 def test_costs_do_not_change() -> None:
-    planner = WidthPlanner(cnn(), batches=[(IMAGES, LABELS)])
+    planner = WidthPlanner(Session(cnn(), [(IMAGES, LABELS)]))
     with_, without = (planner.plan(Budget(macs=0.3), WidthRule(replace=replace)) for replace in ("calibrated", "zero"))
     assert with_.result == without.result
     assert with_.removed == without.removed

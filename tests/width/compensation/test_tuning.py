@@ -16,10 +16,11 @@ from prunerecover.divergence.registry import output_divergence
 from prunerecover.model.batches import of_few_samples, split_batches
 from prunerecover.model.copies import deep_copy
 from prunerecover.plan.edits import Edit
+from prunerecover.session.pruned_output import judge_of
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.width import tuning
 from prunerecover.width.planner import WidthPlanner
-from prunerecover.width.pruned_output import judge_of
 from prunerecover.width.taken_over import TakenOver, taken_over
 from prunerecover.width.tuning import fitted_and_tuned, tuned_tensors
 
@@ -117,7 +118,7 @@ def test_what_a_user_plans_is_tuned_and_the_same_each_time() -> None:
     batches = [(images, torch.arange(8) % 4) for images in IMAGES.split(8)]
     plans = [plan_width(spread(vit()), Budget(macs=0.4), batches=batches) for _ in range(2)]
     assert all(torch.equal(plans[1].tensors[key], value) for key, value in plans[0].tensors.items())
-    untuned = WidthPlanner(spread(vit()), batches=batches).plan(Budget(macs=0.4), finished=False)
+    untuned = WidthPlanner(Session(spread(vit()), batches)).plan(Budget(macs=0.4), finished=False)
     assert untuned.edits == plans[0].edits
     inputs = torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(4))
     divergences = []

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from prunerecover import Budget, apply_plan, plan_width
 from prunerecover.model.batches import split_batches
+from prunerecover.session.pruned_output import PrunedOutput, judge_of
 from prunerecover.width import tuning
-from prunerecover.width.pruned_output import PrunedOutput, judge_of
 from prunerecover.width.taken_over import numbers_in_memory
 from prunerecover.width.tuning import tuned_tensors
 

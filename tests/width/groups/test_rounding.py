@@ -18,6 +18,7 @@ from prunerecover import Budget, Plan, apply_plan, plan_width
 from prunerecover.cost.macs import count_macs
 from prunerecover.model.copies import share_copy
 from prunerecover.plan.groups import Group
+from prunerecover.session.session import Session
 from prunerecover.surgery.apply_edits import apply_edits
 from prunerecover.surgery.saved_cost import DenseCost
 from prunerecover.width.arguments import WidthRule
@@ -63,7 +64,7 @@ def test_widths_are_multiples_and_the_budget_is_met(allocation: str, cost: str) 
 
 @pytest.mark.parametrize("allocation", ["per_cost", "global"])
 def test_no_step_goes_that_the_budget_does_not_need(allocation: str) -> None:
-    planner = WidthPlanner(wide(), batches=labelled_batches())
+    planner = WidthPlanner(Session(wide(), labelled_batches()))
     plan = planner.plan(Budget(macs=0.4), WidthRule(round_to=16, **settings(allocation)))
     assert saved(planner, plan, "macs") >= 0.4
     for group in plan.kept_groups:
@@ -91,7 +92,7 @@ def test_multiples_of_one_are_no_multiples() -> None:
 @pytest.mark.filterwarnings("ignore:The plan removes")  # all groups lose their last step together
 def test_units_are_chosen_by_steps_and_not_rounded_afterwards() -> None:
     """Widths that are cut down to multiples would take more than was asked for."""
-    planner = WidthPlanner(wide(), batches=labelled_batches())
+    planner = WidthPlanner(Session(wide(), labelled_batches()))
     how: dict[str, Any] = {"allocation": "uniform", **QUICK}
     free, steps = (planner.plan(Budget(macs=0.3), WidthRule(round_to=n, **how)) for n in (None, 8))
     cut = {group.name: -(group.kept % 8) for group in free.kept_groups}

@@ -1,0 +1,89 @@
+"""One surgery on a network in a Trainer: where the network is, and what planning and recovery read, captured once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import lightning.pytorch as pl
+from torch import Tensor, nn
+
+from prunerecover.callbacks.calibration.capture import CapturedInputs, capture_inputs
+from prunerecover.callbacks.calibration.training_loss import training_loss
+from prunerecover.importance.measuring.losses import Loss
+from prunerecover.model.paths import get_module, unwrap
+from prunerecover.recovery.batchnorm import batchnorms
+from prunerecover.recovery.dense_reference import fresh_statistics, with_own_statistics
+from prunerecover.session.session import Session
+
+
+class Surgery:
+    """A surgery; nothing is captured before it is read, and nothing twice.
+
+    Args:
+        trainer: Trainer in a fit.
+        module: LightningModule whose training step calls the network.
+        target: Path of the network in it.
+        calibration: Number of training samples that are captured.
+        seed: Seed of the samples, and of everything random in planning.
+        most: Number of batches that are captured at most; None: all.
+    """
+
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        target: str,
+        calibration: int,
+        seed: int = 0,
+        most: int | None = None,
+    ) -> None:
+        self.trainer, self.module, self.target = trainer, module, target
+        self.calibration, self.seed, self.most = calibration, seed, most
+
+    @property
+    def network(self) -> nn.Module:
+        """Network, as it is now; unwrapped."""
+        return unwrap(get_module(self.module, self.target))
+
+    @cached_property
+    def inputs(self) -> list[CapturedInputs]:
+        """Inputs of the network in training steps.
+
+        Raises:
+            ValueError: See `capture_inputs`.
+        """
+        return capture_inputs(self.trainer, self.module, self.target, self.calibration, self.seed, self.most)
+
+    @cached_property
+    def loss(self) -> Loss:
+        """What the training step returns, of inputs."""
+        return training_loss(self.trainer, self.module)
+
+    @cached_property
+    def statistics(self) -> dict[str, Tensor]:
+        """BatchNorm statistics of the network's weights, the same on all ranks; see `recovery.dense_reference`."""
+        network = self.network
+        if not batchnorms(network):
+            return {}
+        found = fresh_statistics(network, self.inputs, self.loss)
+        return self.trainer.strategy.broadcast(found) if self.trainer.world_size > 1 else found
+
+    @property
+    def dense(self) -> nn.Module:
+        """Network before anything goes, with these statistics: itself, or a copy that shares all else."""
+        return with_own_statistics(self.network, self.statistics) if self.statistics else self.network
+
+    @property
+    def untouched(self) -> Session:
+        """Session of the network as it is, for checks that compute nothing."""
+        return Session(self.network, self.inputs, seed=self.seed)
+
+    def session(self, loss: Loss | None = None) -> Session:
+        """Return what planning reads.
+
+        Args:
+            loss: `loss(network, inputs) -> scalar`; None: planning has none.
+        """
+        session = Session(self.network, self.inputs, loss=loss, seed=self.seed)
+        session.take_statistics(self.statistics)
+        return session

@@ -1,0 +1,1 @@
+"""The session of a surgery: what planning, fitting and judging read."""

@@ -1,0 +1,167 @@
+"""The session of a surgery: one network to plan for, with its samples, dense outputs and costs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunerecover.display.progress import progress
+from prunerecover.importance.measuring.losses import Loss
+from prunerecover.model.batches import (
+    Batches,
+    CalibrationSet,
+    ModelInputs,
+    as_inputs,
+    listed,
+    split_batches,
+    with_samples,
+    without_labels,
+)
+from prunerecover.model.checks import check_call, check_network, check_plannable
+from prunerecover.model.copies import hooked_copy, share_copy
+from prunerecover.model.evaluation import device_of, evaluating, ordinary_arithmetic, uncompiled
+from prunerecover.model.paths import unwrap
+from prunerecover.plan.edits import Edit
+from prunerecover.recovery.dense_reference import fresh_statistics, with_own_statistics
+from prunerecover.session.pruned_output import PrunedOutput, judge_of
+from prunerecover.session.standing_in import bound_to
+from prunerecover.surgery.apply_edits import apply_edits
+from prunerecover.surgery.saved_cost import DenseCost
+
+
+class Session:
+    """What planning, feasibility, fitting and judging share; made once a surgery.
+
+    The network is a copy that shares all tensors with the user's, whose own module is never edited. What is found on
+    the way is kept: the weights must stay the same as long as the session lives.
+
+    Args:
+        model: Any network, wrapped or not.
+        batches: Calibration batches; see `plan_depth` and `plan_width`.
+        loss: `loss(model, batch) -> scalar`; it may know the user's network by reference.
+        seed: Of the samples that are held out, and of everything random.
+
+    Attributes:
+        model: The copy.
+        batches: All batches, as they were given.
+        loss: The loss, bound to the copy; None: none was given.
+        seed: Seed.
+
+    Raises:
+        ValueError: If the network cannot be planned for whatever it is called with, or there is no sample.
+    """
+
+    def __init__(self, model: nn.Module, batches: Batches, *, loss: Loss | None = None, seed: int = 0) -> None:
+        network = unwrap(model)
+        check_network(network)
+        check_plannable(network)
+        self.batches: Sequence[Any] = with_samples(listed(batches))
+        self.seed = seed
+        self.loss = None if loss is None else bound_to(network, loss)
+        self.model = hooked_copy(network)
+        self._costs: dict[str, DenseCost] = {}
+
+    @classmethod
+    def with_dense_reference(
+        cls, model: nn.Module, batches: Batches, *, loss: Loss | None = None, seed: int = 0
+    ) -> Session:
+        """Return a session whose copy has BatchNorm statistics of its weights; see `recovery.dense_reference`.
+
+        Args:
+            model: See `Session`, as all others.
+            batches: Calibration batches.
+            loss: Loss.
+            seed: Seed.
+        """
+        session = cls(model, batches, loss=loss, seed=seed)
+        session.take_statistics(fresh_statistics(session.model, session.batches, session.loss))
+        return session
+
+    def take_statistics(self, statistics: Mapping[str, Tensor]) -> None:
+        """Give the copy BatchNorm statistics of its own, by the names of their buffers; before anything is computed."""
+        if statistics:
+            self.model = with_own_statistics(self.model, statistics)
+
+    def pruned(self, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> Session:
+        """Return the session of the network with some edits, on the same samples.
+
+        Args:
+            edits: Edits, in order.
+            tensors: Fitted tensors that the edits name.
+        """
+        network = share_copy(self.model)
+        apply_edits(network, edits, tensors)
+        return self.of(network)
+
+    def of(self, copied: nn.Module) -> Session:
+        """Return the session of another copy of the network, on the same samples.
+
+        Args:
+            copied: Copy, perhaps pruned; it is what is planned for, and not copied again.
+        """
+        other = copy.copy(self)
+        for name in ("first", "example", "output"):
+            vars(other).pop(name, None)
+        other.model, other._costs = copied, {}
+        return other
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the network."""
+        return device_of(self.model)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluate the network inside a `with` block, in ordinary arithmetic and uncompiled."""
+        with ordinary_arithmetic(), evaluating(self.model), uncompiled():
+            yield
+
+    @cached_property
+    def first(self) -> ModelInputs:
+        """First batch, without labels, on the device: latency is measured on it."""
+        with ordinary_arithmetic():
+            return self.inputs(self.batches[0])
+
+    @cached_property
+    def example(self) -> ModelInputs:
+        """First sample, which the network is known to take.
+
+        Raises:
+            ValueError: If the network does not take it.
+        """
+        with self.evaluating(), progress("running the dense network"):
+            sample = self.first.select(torch.tensor([0]))
+            check_call(self.model, sample, "batches")
+            return sample
+
+    @cached_property
+    def samples(self) -> CalibrationSet:
+        """Samples without labels, on the device; held-out ones judge what is fitted to the others."""
+        with ordinary_arithmetic():
+            return split_batches([without_labels(one, self.model) for one in self.batches], self.device, self.seed)
+
+    @cached_property
+    def output(self) -> PrunedOutput:
+        """Outputs of the dense network for held-out samples, which pruned copies are compared with."""
+        return judge_of(self.model, self.samples)
+
+    def inputs(self, batch: Any) -> ModelInputs:
+        """Return what the network is called with for a batch, on its device."""
+        return as_inputs(without_labels(batch, self.model)).to(self.device)
+
+    def cost(self, name: str) -> DenseCost:
+        """Return what the network costs.
+
+        Args:
+            name: "latency", measured on the first batch, or "macs" or "params", counted on the first sample.
+        """
+        if name not in self._costs:
+            example = self.first if name == "latency" else self.example
+            self._costs[name] = DenseCost(self.model, name, example, self.seed)
+        return self._costs[name]
